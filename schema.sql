@@ -1,0 +1,153 @@
+-- The Findings Task Service keeps everything in one SQLite file with this schema.
+--
+-- The script is idempotent: it makes what is missing and leaves what is there. Every index ends with the
+-- rowid, `seq`, by itself, and so also gives the order of creation. Only this file and the
+-- function that connects speak SQLite's own dialect (pragmas, STRICT, WITHOUT ROWID).
+--
+-- Times are ISO 8601 UTC text with milliseconds. `seq` is the order of creation and the internal key;
+-- `id` is the UUIDv7 that clients see. A severity is its rank, 5 critical … 1 info, so that an index sorts
+-- it. A missing target URL is '', because it counts as a value of a finding's identity.
+
+PRAGMA application_id = 0x46545356; -- "FTSV"
+PRAGMA user_version = 1;
+
+-- Who owns runs, tasks and project types. Clients never see each other.
+CREATE TABLE IF NOT EXISTS clients (
+    id          TEXT PRIMARY KEY,
+    created_at  TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- API keys. Only the SHA-256 of a key is kept.
+CREATE TABLE IF NOT EXISTS api_keys (
+    id            TEXT PRIMARY KEY,
+    client_id     TEXT NOT NULL REFERENCES clients (id),
+    name          TEXT NOT NULL,
+    level         TEXT NOT NULL CHECK (level IN ('read', 'agent', 'full')),
+    hash          TEXT NOT NULL UNIQUE,
+    created_at    TEXT NOT NULL,
+    expires_at    TEXT,
+    revoked_at    TEXT,
+    last_used_at  TEXT
+) STRICT, WITHOUT ROWID;
+
+-- Project types, with the JSON Schema of their tasks' extensions exactly as it was sent.
+CREATE TABLE IF NOT EXISTS project_types (
+    client_id         TEXT NOT NULL REFERENCES clients (id),
+    name              TEXT NOT NULL,
+    id                TEXT NOT NULL UNIQUE,
+    label             TEXT NOT NULL,
+    description       TEXT NOT NULL,
+    extension_schema  TEXT,
+    created_at        TEXT NOT NULL,
+    PRIMARY KEY (client_id, name)
+) STRICT, WITHOUT ROWID;
+
+-- Runs. `created` … `resolved` count what the run's submissions did.
+CREATE TABLE IF NOT EXISTS runs (
+    seq            INTEGER PRIMARY KEY,
+    client_id      TEXT NOT NULL,
+    id             TEXT NOT NULL,
+    project_type   TEXT NOT NULL,
+    target_url     TEXT NOT NULL DEFAULT '',
+    metadata       TEXT NOT NULL DEFAULT '{}',
+    status         TEXT NOT NULL CHECK (status IN ('running', 'completed', 'failed')),
+    status_reason  TEXT,
+    created_at     TEXT NOT NULL,
+    updated_at     TEXT NOT NULL,
+    finished_at    TEXT CHECK ((finished_at IS NULL) = (status = 'running')),
+    last_used_at   TEXT NOT NULL,
+    created        INTEGER NOT NULL DEFAULT 0,
+    updated        INTEGER NOT NULL DEFAULT 0,
+    reopened       INTEGER NOT NULL DEFAULT 0,
+    unchanged      INTEGER NOT NULL DEFAULT 0,
+    resolved       INTEGER NOT NULL DEFAULT 0,
+    FOREIGN KEY (client_id, project_type) REFERENCES project_types (client_id, name)
+) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS runs_by_id ON runs (client_id, id);
+CREATE UNIQUE INDEX IF NOT EXISTS runs_by_age ON runs (client_id, seq);
+CREATE INDEX IF NOT EXISTS runs_by_status ON runs (client_id, status);
+CREATE INDEX IF NOT EXISTS runs_by_type ON runs (client_id, project_type, status);
+CREATE INDEX IF NOT EXISTS runs_by_target ON runs (client_id, target_url, status);
+
+-- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
+-- or another sighting never rewrites a screenshot.
+CREATE TABLE IF NOT EXISTS tasks (
+    seq           INTEGER PRIMARY KEY,
+    client_id     TEXT NOT NULL,
+    id            TEXT NOT NULL,
+    project_type  TEXT NOT NULL,
+    target_url    TEXT NOT NULL DEFAULT '',
+    external_id   TEXT,
+    run_id        TEXT NOT NULL,
+    last_run_id   TEXT NOT NULL,
+    title         TEXT NOT NULL,
+    severity      INTEGER NOT NULL CHECK (severity BETWEEN 1 AND 5),
+    status        TEXT NOT NULL CHECK (status IN ('open', 'in_progress', 'resolved', 'dismissed')),
+    created_at    TEXT NOT NULL,
+    updated_at    TEXT NOT NULL,
+    last_seen_at  TEXT NOT NULL,
+    times_seen    INTEGER NOT NULL DEFAULT 1
+) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_id ON tasks (client_id, id);
+CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, project_type, target_url, external_id);
+CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_age ON tasks (client_id, seq);
+CREATE INDEX IF NOT EXISTS tasks_by_external_id ON tasks (client_id, external_id);
+CREATE INDEX IF NOT EXISTS tasks_by_status ON tasks (client_id, status, severity);
+CREATE INDEX IF NOT EXISTS tasks_by_type ON tasks (client_id, project_type, status, severity);
+CREATE INDEX IF NOT EXISTS tasks_by_target ON tasks (client_id, target_url, status, severity);
+
+-- The bulk of a task. Arrays and extensions are JSON text; NULL is an empty one.
+CREATE TABLE IF NOT EXISTS task_details (
+    task_seq          INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
+    description       TEXT,
+    evidence          TEXT,
+    remediation       TEXT,
+    success_criteria  TEXT,
+    extensions        TEXT
+) STRICT;
+
+-- Which run reported which task: once each, however often it was submitted.
+CREATE TABLE IF NOT EXISTS sightings (
+    client_id  TEXT NOT NULL,
+    run_seq    INTEGER NOT NULL,
+    task_seq   INTEGER NOT NULL,
+    PRIMARY KEY (client_id, run_seq, task_seq),
+    FOREIGN KEY (client_id, run_seq) REFERENCES runs (client_id, seq) ON DELETE CASCADE,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS sightings_by_task ON sightings (client_id, task_seq, run_seq);
+
+-- What happened to a task, and who did it. `changed` is a JSON array of field names.
+CREATE TABLE IF NOT EXISTS history (
+    seq          INTEGER PRIMARY KEY,
+    client_id    TEXT NOT NULL,
+    task_seq     INTEGER NOT NULL,
+    at           TEXT NOT NULL,
+    event        TEXT NOT NULL CHECK (event IN ('created', 'reported', 'status')),
+    key_name     TEXT NOT NULL,
+    run_id       TEXT,
+    from_status  TEXT,
+    to_status    TEXT,
+    comment      TEXT,
+    changed      TEXT,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);
+
+-- How many tasks (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
+-- 'tasks type:T target:U', 'tasks run:SEQ', and the same for 'runs'. `identified` is 1 for tasks with an external id.
+CREATE TABLE IF NOT EXISTS counters (
+    client_id   TEXT NOT NULL,
+    scope       TEXT NOT NULL,
+    status      TEXT NOT NULL,
+    severity    INTEGER NOT NULL,
+    identified  INTEGER NOT NULL,
+    n           INTEGER NOT NULL,
+    PRIMARY KEY (client_id, scope, status, severity, identified)
+) STRICT, WITHOUT ROWID;
+
+-- One row that the health check writes, to know that writing works.
+CREATE TABLE IF NOT EXISTS health (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    checked_at  TEXT NOT NULL
+) STRICT;
