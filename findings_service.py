@@ -1,0 +1,3944 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "flask>=3.1.3",
+#     "granian>=2.8,<3",
+#     "jsonschema>=4.26,<5",
+#     "msgspec>=0.20",
+#     "regex>=2024.11.6",
+#     "werkzeug>=3.1.6",
+# ]
+# ///
+"""The Findings Task Service: structured findings over HTTP/JSON, remembered from run to run in one SQLite file.
+
+Agents start a *run*, submit *tasks* (findings) to it and finish it; people and programs list, read and
+triage the tasks. `create_app` gives a WSGI application, `create_blueprint` a part of somebody else's Flask
+application, and `findings-service serve` the server. The module reads from top to bottom: each section uses
+only what stands above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import importlib.util
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import secrets
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+import time
+import types
+import typing
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import click
+import flask
+import jsonschema
+import msgspec
+import referencing
+import referencing.jsonschema
+import regex
+from jsonschema import validators
+from msgspec import Meta, Raw, Struct
+from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
+
+__version__ = "0.1.0"
+
+log = logging.getLogger("findings_service")
+
+# ---------------------------------------------------------------------------
+# Configuration
+# ---------------------------------------------------------------------------
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class ConfigurationError(Exception):
+    """A setting that cannot be used; the message names it and says what would do."""
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `text` means: a number, alone or with s, m, h or d.
+
+    :raises ValueError: when it means none.
+    """
+    match = regex.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text.strip())
+    if not match or float(match[1]) * UNITS[match[2]] > 100 * 365 * UNITS["d"]:
+        raise ValueError(f"{text!r} is no duration: give seconds, or a number with s, m, h or d, such as 90d")
+    return float(match[1]) * UNITS[match[2]]
+
+
+def parse_count(text: str) -> int:
+    """Return the whole number above zero that `text` is. :raises ValueError: when it is none."""
+    if not regex.fullmatch(r"[0-9]{1,15}", text.strip()) or int(text) < 1:
+        raise ValueError(f"{text!r} is no whole number above zero")
+    return int(text)
+
+
+def parse_synchronous(text: str) -> str:
+    """Return SQLite's word for how durable a commit is. :raises ValueError: for one that would lose committed data."""
+    if text.upper() not in ("FULL", "EXTRA", "NORMAL"):
+        raise ValueError(f"{text!r} is none of FULL, EXTRA and NORMAL")
+    return text.upper()
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes."""
+
+    db: str = "findings.db"
+    api_key: str = ""
+    max_body: int = 16 * 1024 * 1024
+    max_batch: int = 1000
+    busy_timeout: float = 10.0
+    run_timeout: float = 24 * 3600.0
+    schema_timeout: float = 2.0
+    body_timeout: float = 30.0
+    synchronous: str = "FULL"
+    checkpoints: bool = True
+
+    PARSERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
+        "db": str,
+        "api_key": str.strip,
+        "max_body": parse_count,
+        "max_batch": parse_count,
+        "busy_timeout": parse_duration,
+        "run_timeout": parse_duration,
+        "schema_timeout": parse_duration,
+        "body_timeout": parse_duration,
+        "synchronous": parse_synchronous,
+    }
+
+    @classmethod
+    def read(cls, **given: Any) -> Settings:
+        """Return the settings of the environment, with `given` ones before them; text is parsed like the environment's.
+
+        :raises ConfigurationError: for a setting that is unknown or makes no sense.
+        """
+        named = {name: os.environ.get(f"FINDINGS_{name.upper()}", "") for name in cls.PARSERS}
+        chosen = {name: value for name, value in named.items() if value} | given
+        return cls(**{name: cls._parsed(name, value) for name, value in chosen.items()})
+
+    @classmethod
+    def _parsed(cls, name: str, value: Any) -> Any:
+        if name not in cls.__struct_fields__:
+            raise ConfigurationError(f"unknown setting {name!r}; known: {', '.join(cls.PARSERS)}")
+        try:
+            return cls.PARSERS[name](str(value)) if name in cls.PARSERS else value
+        except ValueError as error:
+            raise ConfigurationError(f"FINDINGS_{name.upper()}: {error}") from None
+
+
+# ---------------------------------------------------------------------------
+# Errors
+# ---------------------------------------------------------------------------
+
+REPEATED_TEXT = 200  # characters of the caller's text that an error repeats
+LISTED_PROBLEMS = 100
+TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+def cut(text: str) -> str:
+    """Shorten the caller's text to what an error may repeat."""
+    return text if len(text) <= REPEATED_TEXT else text[: REPEATED_TEXT - 1] + "…"
+
+
+class Problem(Struct, omit_defaults=True):
+    """One thing that is wrong with a request: where (`pointer` into the body, RFC 6901, or `parameter`) and what."""
+
+    detail: str
+    pointer: str | None = None
+    parameter: str | None = None
+    value: Any = msgspec.UNSET
+
+    def below(self, prefix: str) -> Problem:
+        """Return the same problem, of something that stands at `prefix` in the body."""
+        return Problem(self.detail, f"{prefix}{self.pointer or ''}", self.parameter, self.value)
+
+
+class ServiceError(Exception):
+    """The root of what a request can be answered with besides success (RFC 9457)."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, detail: str, problems: Sequence[Problem] = (), headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.problems = problems
+        self.headers = dict(headers or {})
+
+
+class MalformedJSON(ServiceError):
+    """The body is not one UTF-8 JSON value."""
+
+    status, code = 400, "malformed_json"
+
+
+class InvalidParameter(ServiceError):
+    """A query parameter or header is unknown, repeated, malformed or out of range."""
+
+    status, code = 400, "invalid_parameter"
+
+    def __init__(self, parameter: str, detail: str) -> None:
+        super().__init__(f"{cut(parameter)}: {detail}", [Problem(detail, parameter=cut(parameter))])
+
+
+class Unauthorized(ServiceError):
+    """There is no key, or none that is good (any more)."""
+
+    status, code = 401, "unauthorized"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Forbidden(ServiceError):
+    """The key's level is too low."""
+
+    status, code = 403, "forbidden"
+
+
+class Missing(ServiceError):
+    """The path or id is unknown, or another client's."""
+
+    status, code = 404, "not_found"
+
+
+class WrongMethod(ServiceError):
+    """The path has other methods."""
+
+    status, code = 405, "method_not_allowed"
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        listed = ", ".join(sorted(allowed))
+        super().__init__(f"This path answers {listed}.", headers={"Allow": listed})
+
+
+class RunFinished(ServiceError):
+    """The run is completed or failed, and stays so."""
+
+    status, code = 409, "run_finished"
+
+
+class ProjectTypeExists(ServiceError):
+    """The name is taken by another definition."""
+
+    status, code = 409, "project_type_exists"
+
+
+class BodyTooLarge(ServiceError):
+    """The body is over the limit."""
+
+    status, code = 413, "body_too_large"
+
+
+class UnsupportedMediaType(ServiceError):
+    """The body is not declared as plain JSON."""
+
+    status, code = 415, "unsupported_media_type"
+
+
+class ValidationFailed(ServiceError):
+    """The body is JSON, but breaks rules; `problems` lists one at least for each bad task."""
+
+    status, code = 422, "validation_failed"
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        more = f"; the first {LISTED_PROBLEMS} are listed" if len(problems) > LISTED_PROBLEMS else ""
+        super().__init__(f"{count} in the request body{more}; nothing was stored.", problems[:LISTED_PROBLEMS])
+
+
+class UnknownProjectType(ServiceError):
+    """The run names a project type that is not registered."""
+
+    status, code = 422, "unknown_project_type"
+
+
+class ExtensionCheckTimeout(ServiceError):
+    """Checking the extensions, or a schema itself, took too long."""
+
+    status, code = 422, "extension_check_timeout"
+
+
+class Busy(ServiceError):
+    """The database stayed locked past the time-out."""
+
+    status, code = 503, "busy"
+
+    def __init__(self) -> None:
+        detail = "The database is locked by another process; nothing was stored. Try again."
+        super().__init__(detail, headers={"Retry-After": "1"})
+
+
+class StorageFull(ServiceError):
+    """The database file cannot be read or written now."""
+
+    status, code = 503, "storage_full"
+
+    def __init__(self, cause: str) -> None:
+        detail = f"The database file cannot be used now ({cause}); nothing was stored. Try again later."
+        super().__init__(detail, headers={"Retry-After": "10"})
+
+
+class InternalError(ServiceError):
+    """A bug: its traceback is in the log and nowhere else."""
+
+
+def storage_error(error: sqlite3.Error) -> ServiceError | None:
+    """Return what a caller is told of an error of the database, or None when it is a bug of ours.
+
+    https://www.sqlite.org/rescode.html: the low byte is the primary result code.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return None
+    if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Busy()
+    causes = {
+        sqlite3.SQLITE_FULL: "the disk is full",
+        sqlite3.SQLITE_IOERR: "reading or writing failed, or the disk or a quota is full",
+        sqlite3.SQLITE_READONLY: "it is read-only",
+        sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+        sqlite3.SQLITE_CORRUPT: "it is damaged",
+        sqlite3.SQLITE_NOTADB: "it is no database",
+    }
+    cause = causes.get(code & 0xFF)
+    return StorageFull(cause) if cause else None
+
+
+class ProblemDetails(Struct, kw_only=True):
+    """An error as `application/problem+json` (RFC 9457)."""
+
+    type: Literal["about:blank"] = "about:blank"
+    title: str
+    status: int
+    code: str
+    detail: str
+    errors: list[Problem] | msgspec.UnsetType = msgspec.UNSET
+
+
+def problem_details(error: ServiceError) -> ProblemDetails:
+    """Return the body that tells a caller of `error`."""
+    return ProblemDetails(
+        title=TITLES[error.status],
+        status=error.status,
+        code=error.code,
+        detail=error.detail,
+        errors=list(error.problems) or msgspec.UNSET,
+    )
+
+
+# ---------------------------------------------------------------------------
+# Models: what a request may hold, and what an answer holds
+# ---------------------------------------------------------------------------
+
+KIB = 1024
+NESTING = 100  # levels of arrays and objects in a body
+NO_NUL = {"pattern": "^[^\\u0000]*$"}
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
+NOT_BLANK = r"\S"
+
+# What a pattern is called in an error, and how ECMA 262 (and so OpenAPI) writes it.
+PATTERNS = {
+    NAME_PATTERN: (
+        "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
+        "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+    ),
+    NOT_BLANK: ("must not be blank", "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"),
+}
+
+Severity = Literal["critical", "high", "medium", "low", "info"]
+TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
+RunStatus = Literal["running", "completed", "failed"]
+Level = Literal["read", "agent", "full"]
+SEVERITIES: tuple[str, ...] = typing.get_args(Severity)
+TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
+UNFINISHED = ("open", "in_progress")
+RUN_STATUSES: tuple[str, ...] = typing.get_args(RunStatus)
+LEVELS: tuple[str, ...] = typing.get_args(Level)
+RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
+
+Text = Annotated[str, Meta(extra_json_schema=NO_NUL)]
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Title = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
+ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
+TargetUrl = Annotated[
+    str, Meta(max_length=2048, extra_json_schema={"pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[a-z0-9.-]*[a-z0-9](/[!-~]*)?$"})
+]
+EvidenceUrl = Annotated[
+    str, Meta(max_length=256 * KIB, extra_json_schema={"pattern": "^(https?|ftp|file):[!-~]{1,2000}$"})
+]
+JsonObject = Annotated[Raw, Meta(extra_json_schema={"type": "object", "additionalProperties": {"$ref": "JsonValue"}})]
+LongText = Annotated[str, Meta(max_length=64 * KIB, extra_json_schema=NO_NUL)]
+BulkText = Annotated[str, Meta(max_length=256 * KIB, extra_json_schema=NO_NUL)]
+
+
+class Model(Struct, rename="camel"):
+    """The base of all that is answered: camelCase outside, snake_case inside, fields in the order of the columns."""
+
+
+class Request(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
+    """The base of all that is sent: an unknown field is an error, because dropping it would lose data."""
+
+
+class Evidence(Request):
+    """One piece of evidence: an external file (`url`) or inline text (`content`), with a caption."""
+
+    type: Annotated[str, Meta(max_length=64, extra_json_schema=NO_NUL)] | None = None
+    label: Annotated[str, Meta(max_length=500, extra_json_schema=NO_NUL)] | None = None
+    url: EvidenceUrl | None = None
+    content: BulkText | None = None
+
+
+class RemediationStep(Request):
+    """One step of the fix, as reported; `step` is its position when left out."""
+
+    instruction: Text
+    step: Annotated[float, Meta(ge=1, le=10_000, multiple_of=1)] | None = None
+
+
+class StoredStep(Model):
+    """One step of the fix, in step order."""
+
+    step: int
+    instruction: str
+
+
+class SuccessCriterion(Request):
+    """What must be true after the fix, and whether a machine can check it (false when left out)."""
+
+    description: Text
+    automatable: bool | None = None
+
+
+SHOWS_SOMETHING = {
+    "anyOf": [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("label", "url", "content")]
+}
+
+
+class TaskReport(Request):
+    """One finding, as an agent reports it."""
+
+    title: Title
+    severity: Severity
+    status: TaskStatus | None = None
+    external_id: ExternalId | None = None
+    description: LongText | None = None
+    evidence: (
+        Annotated[list[Annotated[Evidence, Meta(extra_json_schema=SHOWS_SOMETHING)]], Meta(max_length=100)] | None
+    ) = None
+    remediation: Annotated[list[RemediationStep], Meta(max_length=100)] | None = None
+    success_criteria: Annotated[list[SuccessCriterion], Meta(max_length=100)] | None = None
+    extensions: JsonObject = msgspec.field(default_factory=Raw)
+
+
+class TaskBatch(Request):
+    """Several findings, stored all or none."""
+
+    tasks: Annotated[list[TaskReport], Meta(min_length=1)]
+
+
+class TaskUpdate(Request):
+    """A triage decision."""
+
+    status: TaskStatus
+    comment: Annotated[str, Meta(max_length=4000, extra_json_schema=NO_NUL)] | None = None
+
+
+class RunStart(Request):
+    """What an agent is about to examine."""
+
+    project_type: Annotated[str, Meta(max_length=100, extra_json_schema=NO_NUL)]
+    target_url: TargetUrl | None = None
+    metadata: JsonObject = msgspec.field(default_factory=Raw)
+
+
+class RunUpdate(Request):
+    """How a run ended; `resolveMissing` (with completed only) resolves what it did not report any more."""
+
+    status: Literal["completed", "failed"]
+    status_reason: Annotated[str, Meta(max_length=1000, extra_json_schema=NO_NUL)] | None = None
+    resolve_missing: bool | None = None
+
+
+class ProjectTypeUpdate(Request):
+    """A project type's definition; what is left out takes its default."""
+
+    name: Name | None = None
+    label: Annotated[str, Meta(max_length=200, extra_json_schema=NO_NUL)] | None = None
+    description: Annotated[str, Meta(max_length=10_000, extra_json_schema=NO_NUL)] | None = None
+    extension_schema: Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})] = msgspec.field(
+        default_factory=Raw
+    )
+
+
+class ProjectTypeDefinition(ProjectTypeUpdate):
+    """A new project type."""
+
+    name: Name
+
+
+class SeverityCounts(Model):
+    """Tasks by severity."""
+
+    critical: int = 0
+    high: int = 0
+    medium: int = 0
+    low: int = 0
+    info: int = 0
+
+
+class StatusCounts(Model):
+    """Tasks by status."""
+
+    open: int = 0
+    in_progress: int = msgspec.field(default=0, name="in_progress")
+    resolved: int = 0
+    dismissed: int = 0
+
+
+class Summary(Model):
+    """The tasks that a run reported, as they stand now."""
+
+    total: int
+    by_severity: SeverityCounts
+    by_status: StatusCounts
+
+
+class Submitted(Model):
+    """What a run's submissions did; `resolved` is what `resolveMissing` did."""
+
+    created: int
+    updated: int
+    reopened: int
+    unchanged: int
+    resolved: int
+
+
+class Run(Model):
+    """One execution of an agent."""
+
+    id: str
+    project_type: str
+    target_url: str | None
+    metadata: JsonObject
+    status: RunStatus
+    status_reason: str | None
+    created_at: str
+    updated_at: str
+    finished_at: str | None
+    submitted: Submitted
+
+
+class RunWithSummary(Run):
+    """One execution of an agent, with the state of what it reported."""
+
+    summary: Summary
+
+
+class TaskHead(Model):
+    """A stored finding, as lists show it."""
+
+    id: str
+    run_id: str
+    last_run_id: str
+    project_type: str
+    target_url: str | None
+    external_id: str | None
+    title: str
+    severity: Severity
+    status: TaskStatus
+    created_at: str
+    updated_at: str
+    last_seen_at: str
+    times_seen: int
+
+
+class Task(TaskHead):
+    """A stored finding."""
+
+    description: str | None
+    evidence: list[Evidence]
+    remediation: list[StoredStep]
+    success_criteria: list[SuccessCriterion]
+    extensions: JsonObject
+
+
+class TaskResult(Model):
+    """What became of one submitted task."""
+
+    id: str
+    status: TaskStatus
+    external_id: str | None
+    result: Literal["created", "updated", "reopened", "unchanged"]
+
+
+class Submission(Model):
+    """What a submission did, with its tasks in the order sent."""
+
+    created: int
+    updated: int
+    reopened: int
+    unchanged: int
+    tasks: list[TaskResult]
+
+
+class HistoryEntry(Model):
+    """One thing that happened to a task; `by` is the name of the key that did it."""
+
+    at: str
+    event: Literal["created", "reported", "status"]
+    by: str
+    run_id: str | None
+    from_: TaskStatus | None = msgspec.field(name="from")
+    to: TaskStatus | None
+    comment: str | None
+    changed: list[str]
+
+
+class History(Model):
+    """What happened to a task, oldest first."""
+
+    history: list[HistoryEntry]
+
+
+class ProjectType(Model):
+    """A project type, without its schema."""
+
+    id: str
+    name: str
+    label: str
+    description: str
+    created_at: str
+
+
+class ProjectTypeWithSchema(ProjectType):
+    """A project type; `extensionSchema` is null when extensions are not checked."""
+
+    extension_schema: Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+
+
+class ProjectTypes(Model):
+    """All project types of the client, by name."""
+
+    project_types: list[ProjectType]
+
+
+class Page(Model):
+    """One page of a list; `next` is the link to the following one, `page` null behind such a link."""
+
+    page: int | None
+    limit: int
+    total: int
+    next: str | None
+
+
+class RunPage(Page):
+    """One page of runs."""
+
+    runs: list[Run]
+
+
+class TaskPage(Page):
+    """One page of tasks, without their bulky fields."""
+
+    tasks: list[TaskHead]
+
+
+class FullTaskPage(Page):
+    """One page of whole tasks, with `view=full`."""
+
+    tasks: list[Task]
+
+
+class Health(Model):
+    """The service can read and write its database."""
+
+    status: Literal["ok"]
+    version: str
+    sqlite: str
+
+
+class NoQuery(Request):
+    """A request without query parameters."""
+
+
+class PageQuery(Request):
+    """Which page of a list."""
+
+    page: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    after: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+
+class RunQuery(PageQuery):
+    """Which runs; lists are separated by commas."""
+
+    project_type: list[Text] | None = None
+    status: list[RunStatus] | None = None
+    target_url: Text | None = None
+
+
+class TaskQuery(PageQuery):
+    """Which tasks, in which order; lists are separated by commas."""
+
+    status: list[TaskStatus] | None = None
+    severity: list[Severity] | None = None
+    run_id: list[Text] | None = None
+    project_type: list[Text] | None = None
+    target_url: Text | None = None
+    external_id: Text | None = None
+    missing_from: Text | None = None
+    sort: Literal["-createdAt", "createdAt", "severity"] = "-createdAt"
+    view: Literal["default", "full"] = "default"
+
+
+# ---------------------------------------------------------------------------
+# Database: one file, one connection, one way to write
+# ---------------------------------------------------------------------------
+
+APPLICATION_ID = 0x46545356
+SCHEMA_VERSION = 1
+OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
+BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
+
+
+class DatabaseUnusable(Exception):
+    """The file cannot be opened as this service's database; the message says why and what would help."""
+
+
+def schema_path() -> Path:
+    """Return where schema.sql is: in a checkout beside the module, in a wheel in a folder of our own.
+
+    Beside the module in site-packages another distribution's `schema.sql` might lie.
+    """
+    here = Path(__file__).resolve().parent
+    packaged = here / "findings_service_data" / "schema.sql"
+    return packaged if packaged.exists() else here / "schema.sql"
+
+
+def connect(settings: Settings) -> sqlite3.Connection:
+    """Open the file with the pragmas that the promises need.
+
+    Only one connection on a machine checkpoints by itself: SQLite before 3.51.3 can corrupt a file when two
+    connections write and checkpoint at the same instant (https://www.sqlite.org/wal.html#walresetbug).
+    """
+    connection = sqlite3.connect(settings.db, timeout=BUSY_SLICE, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {1000 if settings.checkpoints else 0}")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+    connection.execute("PRAGMA cache_size = -16384")
+    return connection
+
+
+def is_busy(error: BaseException) -> bool:
+    """Tell whether `error` is SQLite's word for a lock that somebody else holds."""
+    return isinstance(error, sqlite3.OperationalError) and isinstance(storage_error(error), Busy)
+
+
+def patiently(work: Callable[[], Any], patience: float) -> Any:
+    """Return what `work` returns, trying again while the database is locked, for `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return work()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(BUSY_SLICE)
+
+
+def claim_file(path: str) -> None:
+    """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def prepare_schema(connection: sqlite3.Connection, path: str) -> None:
+    """Create the schema in a new file, bring an older one up to date, and refuse what is not ours or newer.
+
+    :raises DatabaseUnusable: when it is refused.
+    """
+    ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if not ours and connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+        raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
+    if version > SCHEMA_VERSION:
+        raise DatabaseUnusable(
+            f"{path} has schema version {version}, newer than this program's {SCHEMA_VERSION}; update findings-service"
+        )
+    if version < SCHEMA_VERSION:
+        connection.executescript(f"BEGIN IMMEDIATE;\n{schema_path().read_text('utf-8')}\nCOMMIT;")
+
+
+def open_database(settings: Settings) -> sqlite3.Connection:
+    """Return a connection to the settings' database, which is created when it is missing.
+
+    :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
+    try:
+        claim_file(settings.db)
+        connection: sqlite3.Connection = patiently(partial(connect, settings), settings.busy_timeout)
+        patiently(partial(prepare_schema, connection, settings.db), settings.busy_timeout)
+    except OSError as error:
+        raise DatabaseUnusable(f"{settings.db} cannot be opened: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise DatabaseUnusable(f"{settings.db} cannot be used: {error}") from error
+    return connection
+
+
+class Database:
+    """The one connection of a process, and the one way to write through it.
+
+    Threads take turns: with SQLite underneath, more connections in one process are slower, not faster. After
+    a fork each process opens its own. `grouped` is true while the front door holds one transaction open for
+    several requests; each is then a savepoint in it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.lock = threading.RLock()
+        self.grouped = False
+        self.last_uses: dict[tuple[str, str | int], str] = {}
+        self._connection: sqlite3.Connection | None = None
+        self._process = 0
+
+    def connection(self) -> sqlite3.Connection:
+        """Return this process's connection. Hold the lock while you use it."""
+        if self._connection is None or self._process != os.getpid():
+            self._connection, self._process = open_database(self.settings), os.getpid()
+        return self._connection
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection to a reader."""
+        with self.lock:
+            yield self.connection()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection to a writer: all of its statements are stored, or none.
+
+        BEGIN IMMEDIATE, because a deferred transaction that turns from reading to writing fails at once when
+        another process has written in between (https://www.sqlite.org/isolation.html).
+
+        :raises Busy: when another process keeps the database locked.
+        """
+        with self.lock:  # only who holds the lock of a group may join it
+            if self.grouped:
+                with self._savepoint() as connection:
+                    yield connection
+                return
+        patiently(self.try_begin, self.settings.busy_timeout)
+        try:
+            yield self.connection()
+            self.commit()
+        except BaseException:
+            self.roll_back()
+            raise
+
+    def try_begin(self) -> None:
+        """Take the lock and open a transaction. :raises sqlite3.OperationalError: when another process has it."""
+        self.lock.acquire()
+        try:
+            self.connection().execute("BEGIN IMMEDIATE")
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def commit(self) -> None:
+        """Make the transaction durable and give the lock back. After an error, `roll_back` must follow."""
+        connection = self.connection()
+        write_last_uses(connection, self.last_uses)
+        connection.execute("COMMIT")
+        self.last_uses.clear()
+        self.lock.release()
+
+    def roll_back(self) -> None:
+        """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
+        try:
+            if self.connection().in_transaction:
+                self.connection().execute("ROLLBACK")
+        finally:
+            self.lock.release()
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[sqlite3.Connection]:
+        connection = self.connection()
+        connection.execute("SAVEPOINT request")
+        try:
+            yield connection
+            connection.execute("RELEASE request")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK TO request")
+                connection.execute("RELEASE request")
+            raise
+
+    @contextmanager
+    def grouping(self) -> Iterator[sqlite3.Connection]:
+        """Make every transaction of this thread a savepoint in the one that `try_begin` opened, and end that."""
+        self.grouped = True
+        try:
+            yield self.connection()
+            self.grouped = False
+            self.commit()
+        except BaseException:
+            self.grouped = False
+            self.roll_back()
+            raise
+
+    def use_later(self, table: str, key: str | int, at: str) -> None:
+        """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
+        with self.lock:
+            self.last_uses[table, key] = at
+
+    def close(self) -> None:
+        """Write what is left to write, and close the connection; SQLite then folds the WAL into the file."""
+        with self.lock:
+            if self._connection is None or self._process != os.getpid():
+                return
+            with suppress(sqlite3.Error):
+                if self.last_uses:
+                    with self.transaction():
+                        pass
+            self._connection.close()
+            self._connection = None
+
+
+def write_last_uses(connection: sqlite3.Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
+    """Store when keys and runs were last used."""
+    for (table, key), at in last_uses.items():
+        if table == "api_keys":
+            connection.execute("UPDATE api_keys SET last_used_at = ? WHERE id = ?", (at, key))
+        else:
+            connection.execute("UPDATE runs SET last_used_at = ? WHERE seq = ?", (at, key))
+
+
+# ---------------------------------------------------------------------------
+# Extension validation: schemas that clients write, under a deadline
+# ---------------------------------------------------------------------------
+
+TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
+EXTENSION_PROBLEMS = 10  # that one task can bring
+PATTERN_LENGTH = 2000  # characters; compiling cannot be interrupted
+DRAFTS = {
+    str(draft.META_SCHEMA.get("$id", draft.META_SCHEMA.get("id"))).rstrip("#"): draft
+    for draft in (
+        jsonschema.Draft202012Validator,
+        jsonschema.Draft201909Validator,
+        jsonschema.Draft7Validator,
+        jsonschema.Draft6Validator,
+        jsonschema.Draft4Validator,
+        jsonschema.Draft3Validator,
+    )
+}
+NEWEST_DRAFT = next(iter(DRAFTS))
+# Where a schema holds others: by name, or as one schema or a list of them.
+MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+HOLDERS_OF_SCHEMAS = (
+    *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "disallow", "else"),
+    *("extends", "if", "items", "not", "oneOf", "prefixItems", "propertyNames", "then", "type"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
+
+
+class OutOfTime(Exception):
+    """A check passed its deadline."""
+
+
+class Postponed(Exception):
+    """A check took longer than the event loop may be held up; the request is tried again in a thread."""
+
+
+class Clock(threading.local):
+    """The deadlines of what this thread is doing, in seconds of the monotonic clock.
+
+    `held_up` is when the event loop has waited long enough, where this thread runs one.
+    """
+
+    deadline: float = float("inf")
+    held_up: float = float("inf")
+
+
+CLOCK = Clock()
+
+
+def tick() -> None:
+    """Stop the check when its time is over. :raises OutOfTime: then."""
+    if time.monotonic() > CLOCK.deadline:
+        raise OutOfTime
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Run a check for so long. :raises OutOfTime: past it. :raises Postponed: when it must go on in a thread."""
+    CLOCK.deadline = min(time.monotonic() + seconds, CLOCK.held_up)
+    try:
+        yield
+    except OutOfTime:
+        if time.monotonic() > CLOCK.held_up:
+            raise Postponed from None
+        raise
+    finally:
+        CLOCK.deadline = float("inf")
+
+
+class TimedPatterns:
+    r"""What jsonschema's keywords call `re`, with a time-out and \p{…}: one regular expression can run for ever."""
+
+    @staticmethod
+    def search(pattern: str, text: str) -> Any:
+        """Search like `re.search`. :raises OutOfTime: past the deadline."""
+        left = min(CLOCK.deadline - time.monotonic(), 3600.0)
+        if left <= 0:
+            raise OutOfTime
+        try:
+            return compiled_pattern(pattern).search(text, timeout=left, concurrent=True)
+        except TimeoutError:
+            raise OutOfTime from None
+
+
+@lru_cache(maxsize=1024)
+def compiled_pattern(pattern: str) -> regex.Pattern[str]:
+    """Compile a client's pattern, once."""
+    return regex.compile(pattern)
+
+
+def frozen(value: Any) -> Any:
+    """Return something hashable that is equal for equal JSON values: 1 is 1.0 here, but not true."""
+    tick()
+    if isinstance(value, dict):
+        return ("object", frozenset((name, frozen(member)) for name, member in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(map(frozen, value)))
+    return ("boolean", value) if isinstance(value, bool) else value
+
+
+def all_differ(items: Iterable[Any]) -> bool:
+    """Tell whether no two items are equal, in linear time: jsonschema's own takes seconds for 2,000 objects."""
+    seen = set()
+    for item in items:
+        item = frozen(item)
+        if item in seen:
+            return False
+        seen.add(item)
+    return True
+
+
+def private_copy(name: str, **replacements: Any) -> types.ModuleType:
+    """Return another instance of a jsonschema module, in which some names mean ours.
+
+    Its keywords look `re` and their helpers up in their module. Patching the module itself would change
+    jsonschema for the application that embeds us, and writing six keywords of two drafts again would make us
+    the judge of what a schema means.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ImportError(name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for replaced, replacement in replacements.items():
+        if hasattr(module, replaced):
+            setattr(module, replaced, replacement)
+    return module
+
+
+def as_set(function: Callable[..., Iterable[Any]]) -> Callable[..., set[Any]]:
+    """Return `function` with its list as a set, in which looking one of 40,000 property names up costs nothing."""
+    return lambda *arguments: set(function(*arguments))
+
+
+@cache
+def keywords_by_module() -> dict[str, types.ModuleType]:
+    """Return jsonschema's modules of keywords, with our patterns, comparisons and deadline in them."""
+    helpers = vars(private_copy("jsonschema._utils", re=TimedPatterns, uniq=all_differ))
+    equal = helpers["equal"]
+
+    def timed_equal(one: Any, two: Any) -> bool:
+        tick()
+        return bool(equal(one, two))
+
+    helpers["equal"] = timed_equal
+    ours = {name: helpers[name] for name in ("equal", "uniq", "find_additional_properties")}
+    copies = {}
+    for module in ("jsonschema._keywords", "jsonschema._legacy_keywords"):
+        copy = private_copy(module, re=TimedPatterns, _utils=types.SimpleNamespace(**helpers), **ours)
+        for finder in ("find_evaluated_property_keys_by_schema", "find_evaluated_item_indexes_by_schema"):
+            own = vars(copy)[finder] if module.endswith("_legacy_keywords") else helpers[finder]
+            setattr(copy, finder, as_set(own))
+        copies[module] = copy
+    return copies
+
+
+def timed_evolve(self: Any, **changes: Any) -> Any:
+    """Return the validator of a subschema; every step into one comes by here, and so by the deadline.
+
+    jsonschema's own changes to the stock class where a subschema says `$schema`, and so loses the deadline.
+    """
+    tick()
+    for name in ("schema", "format_checker", "registry", "_resolver"):
+        attribute = "_registry" if name == "registry" else name
+        if name not in changes:
+            changes[name] = getattr(self, attribute)
+    return type(self)(**changes)
+
+
+@cache
+def guarded(stock: Any) -> Any:
+    """Return jsonschema's validator class for a draft, with every step under the deadline."""
+    copies = keywords_by_module()
+    keywords = {
+        keyword: getattr(copies[function.__module__], function.__name__)
+        for keyword, function in stock.VALIDATORS.items()
+    }
+    ours: Any = validators.extend(stock, keywords)  # type: ignore[no-untyped-call]
+    ours.evolve = timed_evolve
+    return ours
+
+
+def draft_of(schema: Mapping[str, Any]) -> Any:
+    """Return the stock validator class that `$schema` names, by default 2020-12, or None when none is known."""
+    named = schema.get("$schema", NEWEST_DRAFT)
+    return DRAFTS.get(named.rstrip("#")) if isinstance(named, str) else None
+
+
+def specification_of(draft: Any) -> referencing.Specification[Any]:
+    """Return how `referencing` finds anchors and ids in schemas of a draft."""
+    return referencing.jsonschema.specification_with(draft.ID_OF(draft.META_SCHEMA))
+
+
+def escaped(token: object) -> str:
+    """Write one step of a JSON pointer (RFC 6901, section 3)."""
+    return str(token).replace("~", "~0").replace("/", "~1")
+
+
+def joined(path: Iterable[object], prefix: str = "") -> str:
+    """Write a JSON pointer."""
+    return prefix + "".join(f"/{escaped(token)}" for token in path)
+
+
+@dataclass(frozen=True, slots=True)
+class Subschema:
+    """One schema inside a client's schema: where it stands, and what its references are relative to."""
+
+    schema: Mapping[str, Any]
+    pointer: str
+    resolver: Any
+
+    def children(self) -> Iterator[tuple[Any, str]]:
+        """Give what stands directly below, schemas or not, with the pointers."""
+        for keyword in MAPS_OF_SCHEMAS:
+            if isinstance(members := self.schema.get(keyword), dict):
+                yield from ((value, joined((keyword, name), self.pointer)) for name, value in members.items())
+        for keyword in HOLDERS_OF_SCHEMAS:
+            held = self.schema.get(keyword)
+            yield held, joined((keyword,), self.pointer)
+            if isinstance(held, list):
+                yield from ((item, joined((keyword, place), self.pointer)) for place, item in enumerate(held))
+
+    def references(self) -> Iterator[tuple[str, str]]:
+        """Give the references of this schema, with the keyword of each."""
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if isinstance(target := self.schema.get(keyword), str):
+                yield keyword, target
+
+    def patterns(self) -> Iterator[tuple[str, str]]:
+        """Give the patterns of this schema, with the pointer of each."""
+        if isinstance(pattern := self.schema.get("pattern"), str):
+            yield pattern, f"{self.pointer}/pattern"
+        if isinstance(members := self.schema.get("patternProperties"), dict):
+            yield from ((name, joined(("patternProperties", name), self.pointer)) for name in members)
+
+
+def pattern_problem(pattern: str, pointer: str) -> Problem | None:
+    """Tell what is wrong with a client's pattern, if anything is."""
+    if len(pattern) > PATTERN_LENGTH:
+        return Problem(f"a pattern may have at most {PATTERN_LENGTH:,} characters", pointer)
+    try:
+        compiled_pattern(pattern)
+    except (regex.error, RecursionError, OverflowError, ValueError) as error:
+        return Problem(f"is no regular expression: {cut(str(error))}", pointer, value=cut(pattern))
+    return None
+
+
+def walked(root: Subschema, specification: referencing.Specification[Any]) -> Iterator[Subschema | Problem]:
+    """Give every schema that a check can come to, itself first, and the references that lead nowhere."""
+    waiting, seen = deque([root]), set()
+    while waiting:
+        tick()
+        subschema = waiting.popleft()
+        if id(subschema.schema) in seen:
+            continue
+        seen.add(id(subschema.schema))
+        yield subschema
+        for value, pointer in subschema.children():
+            if isinstance(value, dict):
+                resolver = subschema.resolver.in_subresource(specification.create_resource(value))
+                waiting.append(Subschema(value, pointer, resolver))
+        for keyword, target in subschema.references():
+            pointer = joined((keyword,), subschema.pointer)
+            try:
+                found = subschema.resolver.lookup(target)
+            except (referencing.exceptions.Unresolvable, LookupError, AttributeError, TypeError, ValueError):
+                detail = "is not found inside this schema, and nothing is fetched from elsewhere"
+                yield Problem(detail, pointer, value=cut(target))
+            else:
+                if isinstance(found.contents, dict):
+                    waiting.append(Subschema(found.contents, pointer, found.resolver))
+
+
+def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
+    """Tell everything that is wrong with a client's schema, each with its pointer."""
+    draft = draft_of(schema)
+    if draft is None:
+        yield Problem(f"must be one of: {', '.join(DRAFTS)}", f"{pointer}/$schema", value=schema["$schema"])
+        return
+    judge = guarded(draft)(draft.META_SCHEMA, registry=referencing.Registry())
+    for fault in judge.iter_errors(schema):
+        yield Problem(cut(fault.message), joined(fault.absolute_path, pointer))
+    specification = specification_of(draft)
+    resolver = referencing.Registry().resolver_with_root(specification.create_resource(schema))
+    for found in walked(Subschema(schema, pointer, resolver), specification):
+        if isinstance(found, Problem):
+            yield found
+            continue
+        if draft_of(found.schema) is not draft and "$schema" in found.schema:
+            yield Problem("a schema has one draft, which its root names", f"{found.pointer}/$schema")
+        faults = (pattern_problem(pattern, place) for pattern, place in found.patterns())
+        yield from (fault for fault in faults if fault)
+
+
+def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
+    """Check a client's schema before it is stored.
+
+    :raises ValidationFailed: with every fault. :raises ExtensionCheckTimeout: when that takes too long.
+    """
+    try:
+        with time_limit(seconds):
+            problems = list(itertools.islice(schema_faults(schema, pointer), 10 * LISTED_PROBLEMS))
+    except OutOfTime:
+        raise ExtensionCheckTimeout(f"Checking the schema took more than {seconds:g} s; make it smaller.") from None
+    except RecursionError:
+        problems = [Problem("the schema refers to itself without an end", pointer)]
+    if problems:
+        raise ValidationFailed(problems)
+
+
+@lru_cache(maxsize=64)
+def compiled_schema(text: str) -> Any:
+    """Return the validator of a stored schema, compiled once for each text."""
+    schema = msgspec.json.decode(text)
+    return guarded(draft_of(schema))(schema, registry=referencing.Registry())
+
+
+def culprits(error: Any) -> list[str]:
+    """Return the members that a fault is about, where it is about members that are missing or unwanted."""
+    if error.validator in ("required", "dependentRequired", "dependencies"):
+        rule = error.validator_value
+        lists = rule.values() if isinstance(rule, dict) else [rule]
+        names = [name for names in lists if isinstance(names, list) for name in names]
+        return [name for name in names if error.message.startswith(repr(name))][:1]
+    if error.validator in ("additionalProperties", "unevaluatedProperties") and error.validator_value is False:
+        return [name for name in error.instance if repr(name) in error.message]
+    return []
+
+
+def extension_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
+    """Tell what is wrong with one task's extensions. :raises OutOfTime: past the deadline."""
+    try:
+        for error in itertools.islice(validator.iter_errors(value), EXTENSION_PROBLEMS):
+            for members in [[name] for name in culprits(error)] or [[]]:
+                yield Problem(cut(error.message), joined([*error.absolute_path, *members], pointer))
+    except OutOfTime:
+        raise
+    except RecursionError:
+        yield Problem("the project type's schema refers to itself without an end", pointer)
+    except Exception as error:  # a schema is its client's program, and so are its bugs
+        log.info("a client's schema failed: %r", error)
+        yield Problem(f"cannot be checked against the project type's schema: {cut(str(error))}", pointer)
+
+
+def check_extensions(schema: str, extensions: Iterable[tuple[Any, str]], seconds: float) -> list[Problem]:
+    """Return what is wrong with the extensions of several tasks, each given with its pointer.
+
+    :raises ExtensionCheckTimeout: when one task, or all together, took too long.
+    """
+    validator = compiled_schema(schema)
+    end = time.monotonic() + seconds
+    problems: list[Problem] = []
+    for value, pointer in extensions:
+        try:
+            with time_limit(min(seconds * TASK_SHARE, end - time.monotonic())):
+                problems.extend(extension_problems(validator, value, pointer))
+        except OutOfTime:
+            detail = "took too long to check; simplify the extensions, or the project type's schema"
+            message = (
+                f"Checking extensions took over {seconds:g} s for the request or {seconds * TASK_SHARE:g} s for a task."
+            )
+            raise ExtensionCheckTimeout(message, [Problem(detail, pointer)]) from None
+    return problems
+
+
+# ---------------------------------------------------------------------------
+# Store: SQL that SQLite and PostgreSQL share; the connection comes first
+# ---------------------------------------------------------------------------
+
+KEY_PREFIX = "fts_"
+NO_TARGET = ""
+MOST_ARMS = 100  # of one list query; SQLite allows 500
+LOOKUP_SIZE = 500  # external ids or seqs in one statement
+
+
+def timestamp(moment: datetime | None = None) -> str:
+    """Return `moment`, by default now, as the API writes it: 2026-11-21T02:15:30.123Z."""
+    return (moment or datetime.now(UTC)).isoformat(timespec="milliseconds")[:23] + "Z"
+
+
+class IdMaker:
+    """Makes UUIDv7s (RFC 9562, section 5.7) that rise, also within a millisecond and when the clock steps back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def __call__(self, count: int = 1) -> list[str]:
+        """Return that many new ids: 48 bits of time, 12 that count, 62 at random."""
+        with self._lock:
+            first = max((time.time_ns() // 1_000_000) << 12, self._last + 1)
+            self._last = first + count - 1
+        return [self._text(number) for number in range(first, first + count)]
+
+    @staticmethod
+    def _text(number: int) -> str:
+        randomness = secrets.randbits(62)
+        digits = f"{(number >> 12) << 80 | 7 << 76 | (number & 0xFFF) << 64 | 2 << 62 | randomness:032x}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+new_ids = IdMaker()
+
+
+def canonical(text: str | bytes) -> bytes:
+    """Return JSON without what does not count: key order and white space."""
+    return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
+
+
+def same_json(one: str | None, other: str | None) -> bool:
+    """Tell whether two JSON texts mean the same; 1 is not 1.0."""
+    if one == other:
+        return True
+    return one is not None and other is not None and canonical(one) == canonical(other)
+
+
+def in_lots(values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Cut values into lots of a few sizes, the last filled up by repeating, so that few statements serve all."""
+    for start in range(0, len(values), LOOKUP_SIZE):
+        lot = values[start : start + LOOKUP_SIZE]
+        size = min(LOOKUP_SIZE, 1 << (len(lot) - 1).bit_length())
+        yield (*lot, *itertools.repeat(lot[-1], size - len(lot)))
+
+
+def marks(values: Sequence[Any]) -> str:
+    """Return the placeholders of a list of values."""
+    return ", ".join("?" * len(values))
+
+
+# Keys and clients
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who makes a request: a key, its client and what it may do."""
+
+    key_id: str
+    client_id: str
+    name: str
+    level: str
+
+    def may(self, level: str) -> bool:
+        """Tell whether the key's level reaches `level`."""
+        return LEVELS.index(self.level) >= LEVELS.index(level)
+
+
+def hashed(key: str) -> str:
+    """Return what is stored of a key. It is random, so that a slow hash would protect nothing more."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def insert_client(connection: sqlite3.Connection, client_id: str) -> None:
+    """Make a client, unless it is there."""
+    connection.execute(
+        "INSERT INTO clients (id, created_at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", (client_id, timestamp())
+    )
+
+
+def insert_key(
+    connection: sqlite3.Connection, name: str, client_id: str, level: str, expires_at: str | None = None
+) -> str:
+    """Make a key and return it: the only time that it is seen."""
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    insert_client(connection, client_id)
+    connection.execute(
+        """INSERT INTO api_keys (id, client_id, name, level, hash, created_at, expires_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?)""",
+        (new_ids()[0], client_id, name, level, hashed(key), timestamp(), expires_at),
+    )
+    return key
+
+
+def select_principal(connection: sqlite3.Connection, key: str, now: str) -> tuple[Principal, str | None] | None:
+    """Return who `key` belongs to and when it was last used, or None when it is unknown, expired or revoked."""
+    row = connection.execute(
+        """SELECT id, client_id, name, level, last_used_at FROM api_keys
+           WHERE hash = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)""",
+        (hashed(key), now),
+    ).fetchone()
+    return (Principal(*row[:4]), row[4]) if row else None
+
+
+def select_keys(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    """Return all keys, without their secrets."""
+    return connection.execute(
+        """SELECT id, client_id, name, level, created_at, expires_at, last_used_at, revoked_at
+           FROM api_keys ORDER BY id"""
+    ).fetchall()
+
+
+def revoke_key(connection: sqlite3.Connection, key_id: str) -> bool:
+    """Revoke a key at once. Return whether there was one to revoke."""
+    return bool(
+        connection.execute(
+            "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (timestamp(), key_id)
+        ).rowcount
+    )
+
+
+# Counters
+
+
+class Counts:
+    """Changes to the counters, added up so that each counter is written once."""
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.changes: Counter[tuple[str, str, int, int]] = Counter()
+
+    def add(self, scopes: Iterable[str], status: str, severity: int, identified: bool, n: int) -> None:
+        """Count `n` more (or less) of one sort in every scope."""
+        for scope in scopes:
+            self.changes[scope, status, severity, int(identified)] += n
+
+    def store(self, connection: sqlite3.Connection) -> None:
+        """Write the changes."""
+        connection.executemany(
+            """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
+               ON CONFLICT (client_id, scope, status, severity, identified)
+               DO UPDATE SET n = counters.n + excluded.n""",
+            [(self.client_id, *sort, n) for sort, n in self.changes.items() if n],
+        )
+
+
+def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
+    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both."""
+    by_type = f" type:{project_type}" if project_type is not None else ""
+    by_target = f" target:{target_url}" if target_url is not None else ""
+    return kind + by_type + by_target
+
+
+def scopes(kind: str, project_type: str, target_url: str) -> tuple[str, ...]:
+    """Name all scopes that a task or run counts in, but for the runs that report it."""
+    return (
+        scope(kind),
+        scope(kind, project_type),
+        scope(kind, None, target_url),
+        scope(kind, project_type, target_url),
+    )
+
+
+def run_scope(run_seq: int) -> str:
+    """Name the scope of the tasks that a run reported."""
+    return f"tasks run:{run_seq}"
+
+
+def select_counts(
+    connection: sqlite3.Connection, client_id: str, names: Sequence[str]
+) -> list[tuple[str, int, int, int]]:
+    """Return the counters of some scopes: status, severity, identified, n."""
+    return connection.execute(
+        f"SELECT status, severity, identified, n FROM counters WHERE client_id = ? AND scope IN ({marks(names)})",
+        (client_id, *names),
+    ).fetchall()
+
+
+# Lists: one page of a merge of index ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One index range of a list: conditions that fix everything in the index but the order."""
+
+    conditions: tuple[str, ...]
+    values: tuple[Any, ...]
+    severity: int | None = None
+
+    def where(self, condition: str, *values: Any) -> Arm:
+        """Return the arm with one more condition."""
+        return Arm((*self.conditions, condition), (*self.values, *values), self.severity)
+
+    def fixed(self, column: str, value: Any) -> Arm:
+        """Return the part of the arm that has one value in a column."""
+        severity = value if column == "tasks.severity" else self.severity
+        return Arm((*self.conditions, f"{column} = ?"), (*self.values, value), severity)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a list: behind the row `seq`, in a list by severity also behind its rank."""
+
+    seq: int
+    severity: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list that a client may page through: what it holds and in which order."""
+
+    source: str
+    seq: str
+    arms: tuple[Arm, ...]
+    newest_first: bool = True
+    by_severity: bool = False
+
+    def behind(self, position: Position) -> tuple[Arm, ...]:
+        """Return the arms that go on behind a position."""
+        comparison = f"{self.seq} {'<' if self.newest_first else '>'} ?"
+        if not self.by_severity or position.severity is None:
+            return tuple(arm.where(comparison, position.seq) for arm in self.arms)
+        return tuple(
+            arm.where(comparison, position.seq) if arm.severity == position.severity else arm
+            for arm in self.arms
+            if arm.severity is not None and arm.severity <= position.severity
+        )
+
+    def page(self, limit: int, offset: int, position: Position | None) -> tuple[str, tuple[Any, ...]]:
+        """Return the statement for one page of (rank, seq), and its values.
+
+        Each arm is a range of an index in the list's order, and the database merges them: no sorting, and a
+        page far down costs what the first one costs.
+        """
+        arms = self.behind(position) if position else self.arms
+        direction = "DESC" if self.newest_first else "ASC"
+        selects = [
+            f"SELECT {arm.severity or 0} AS rank, {self.seq} AS seq FROM {self.source}"
+            f" WHERE {' AND '.join(arm.conditions)}"
+            for arm in arms
+        ]
+        order = f"rank DESC, seq {direction}" if self.by_severity and len(arms) > 1 else f"seq {direction}"
+        values = tuple(value for arm in arms for value in arm.values)
+        return f"{' UNION ALL '.join(selects)} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
+
+    def count(self, connection: sqlite3.Connection) -> int:
+        """Count the rows one by one, for the few filters that no counter covers."""
+        if not self.arms:
+            return 0
+        selects = [f"SELECT COUNT(*) AS n FROM {self.source} WHERE {' AND '.join(arm.conditions)}" for arm in self.arms]
+        values = tuple(value for arm in self.arms for value in arm.values)
+        row = connection.execute(f"SELECT SUM(n) FROM ({' UNION ALL '.join(selects)}) AS arms", values).fetchone()
+        return int(row[0] or 0)
+
+
+def spread(start: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Arm, ...]:
+    """Return an arm for every combination of values. Where those are too many, the first columns only filter."""
+    if math.prod(len(values) for _, values in ranges) > MOST_ARMS:
+        (column, values), *ranges = ranges
+        return spread(start.where(f"{column} IN ({marks(values)})", *values), ranges)
+    arms = [start]
+    for column, values in ranges:
+        arms = [arm.fixed(column, value) for arm in arms for value in values]
+    return tuple(arms)
+
+
+def select_page(
+    connection: sqlite3.Connection,
+    listing: Listing,
+    columns: str,
+    tables: str,
+    limit: int,
+    offset: int,
+    position: Position | None,
+) -> list[tuple[Any, ...]]:
+    """Return the rows of one page, each behind its rank and seq, and one more row if there is a further page."""
+    if not (listing.behind(position) if position else listing.arms):
+        return []
+    page, values = listing.page(limit + 1, offset, position)
+    rows = connection.execute(
+        f"SELECT page.rank, page.seq, {columns} FROM ({page}) AS page JOIN {tables}", values
+    ).fetchall()
+    rows.sort(key=lambda row: row[1], reverse=listing.newest_first)
+    if listing.by_severity:
+        rows.sort(key=lambda row: row[0], reverse=True)
+    return rows
+
+
+def select_position(connection: sqlite3.Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
+    """Return the seq behind which a walk goes on. What it stood at may have been pruned: then its neighbour serves."""
+    row = connection.execute(
+        f"SELECT seq, id FROM {table} WHERE client_id = ? AND id <= ? ORDER BY id DESC LIMIT 1", (client_id, id)
+    ).fetchone()
+    if row is None:
+        return 0
+    return int(row[0]) + (newest_first and row[1] != id)
+
+
+# Project types
+
+
+def select_project_type(connection: sqlite3.Connection, client_id: str, name: str) -> ProjectTypeWithSchema:
+    """Return a project type. :raises Missing: when the client has none of the name."""
+    row = connection.execute(
+        """SELECT id, name, label, description, created_at, extension_schema FROM project_types
+           WHERE client_id = ? AND name = ?""",
+        (client_id, name),
+    ).fetchone()
+    if row is None:
+        raise Missing(f"There is no project type {cut(name)!r}.")
+    return ProjectTypeWithSchema(*(*row[:-1], Raw(row[-1] or "null")))
+
+
+def select_project_types(connection: sqlite3.Connection, client_id: str) -> list[ProjectType]:
+    """Return all project types of a client, by name."""
+    rows = connection.execute(
+        "SELECT id, name, label, description, created_at FROM project_types WHERE client_id = ? ORDER BY name",
+        (client_id,),
+    )
+    return [ProjectType(*row) for row in rows]
+
+
+def select_extension_schema(connection: sqlite3.Connection, client_id: str, name: str) -> str | None:
+    """Return the schema that the extensions of a project type must match, or None."""
+    row = connection.execute(
+        "SELECT extension_schema FROM project_types WHERE client_id = ? AND name = ?", (client_id, name)
+    ).fetchone()
+    return row[0] if row else None
+
+
+def insert_project_type(
+    connection: sqlite3.Connection, client_id: str, name: str, label: str, description: str, schema: str | None
+) -> bool:
+    """Register a project type. Return False when the same definition is there already.
+
+    :raises ProjectTypeExists: when another definition has the name.
+    """
+    row = connection.execute(
+        "SELECT label, description, extension_schema FROM project_types WHERE client_id = ? AND name = ?",
+        (client_id, name),
+    ).fetchone()
+    if row is None:
+        connection.execute(
+            """INSERT INTO project_types (client_id, name, id, label, description, extension_schema, created_at)
+               VALUES (?, ?, ?, ?, ?, ?, ?)""",
+            (client_id, name, new_ids()[0], label, description, schema, timestamp()),
+        )
+        return True
+    if row[:2] != (label, description) or not same_json(row[2], schema):
+        raise ProjectTypeExists(
+            f"Project type {name!r} is registered with another definition;"
+            f" PUT /api/v1/project-types/{name} replaces it."
+        )
+    return False
+
+
+def update_project_type(
+    connection: sqlite3.Connection, client_id: str, name: str, label: str, description: str, schema: str | None
+) -> None:
+    """Replace a project type's definition. Stored tasks are not judged again."""
+    connection.execute(
+        """UPDATE project_types SET label = ?, description = ?, extension_schema = ?
+           WHERE client_id = ? AND name = ?""",
+        (label, description, schema, client_id, name),
+    )
+
+
+# Runs
+
+RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), runs.metadata, runs.status,
+    runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
+    runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """What the store needs to know of a run."""
+
+    seq: int
+    id: str
+    project_type: str
+    target_url: str
+    status: str
+
+
+def run_model(row: Sequence[Any]) -> Run:
+    """Return a run from a row of RUN_COLUMNS."""
+    return Run(*(*row[:3], Raw(row[3]), *row[4:9], Submitted(*row[9:])))
+
+
+def find_run(connection: sqlite3.Connection, client_id: str, run_id: str) -> RunKey | None:
+    """Return a run's key, or None when the client has no such run."""
+    row = connection.execute(
+        "SELECT seq, id, project_type, target_url, status FROM runs WHERE client_id = ? AND id = ?",
+        (client_id, run_id),
+    ).fetchone()
+    return RunKey(*row) if row else None
+
+
+def select_run_key(connection: sqlite3.Connection, client_id: str, run_id: str) -> RunKey:
+    """Return a run's key. :raises Missing: when the client has no such run."""
+    run = find_run(connection, client_id, run_id)
+    if run is None:
+        raise Missing(f"There is no run {cut(run_id)!r}.")
+    return run
+
+
+def select_run(connection: sqlite3.Connection, run: RunKey) -> Run:
+    """Return a run."""
+    return run_model(connection.execute(f"SELECT {RUN_COLUMNS} FROM runs WHERE seq = ?", (run.seq,)).fetchone())
+
+
+def select_run_with_summary(connection: sqlite3.Connection, client_id: str, run: RunKey) -> RunWithSummary:
+    """Return a run with the state of the tasks that it reported."""
+    fields = (*msgspec.structs.astuple(select_run(connection, run)), select_summary(connection, client_id, run))
+    return RunWithSummary(*fields)
+
+
+def select_summary(connection: sqlite3.Connection, client_id: str, run: RunKey) -> Summary:
+    """Return how many of a run's tasks there are of each severity and status."""
+    total, severities, statuses = 0, SeverityCounts(), StatusCounts()
+    for status, severity, _, n in select_counts(connection, client_id, [run_scope(run.seq)]):
+        name = SEVERITIES[-severity]
+        total += n
+        setattr(severities, name, getattr(severities, name) + n)
+        setattr(statuses, status, getattr(statuses, status) + n)
+    return Summary(total, severities, statuses)
+
+
+def insert_run(
+    connection: sqlite3.Connection, client_id: str, project_type: str, target_url: str, metadata: str
+) -> RunKey:
+    """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
+    known = [row.name for row in select_project_types(connection, client_id)]
+    if project_type not in known:
+        raise UnknownProjectType(
+            f"Project type {cut(project_type)!r} is not registered. Registered: {cut(', '.join(known)) or 'none yet'}."
+            " Register it first: POST /api/v1/project-types with its name.",
+            [Problem("is not registered", "/projectType", value=cut(project_type))],
+        )
+    now, run_id = timestamp(), new_ids()[0]
+    row = connection.execute(
+        """INSERT INTO runs (client_id, id, project_type, target_url, metadata, status,
+               created_at, updated_at, last_used_at)
+           VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?) RETURNING seq""",
+        (client_id, run_id, project_type, target_url, metadata, now, now, now),
+    ).fetchone()
+    counts = Counts(client_id)
+    counts.add(scopes("runs", project_type, target_url), "running", 0, False, 1)
+    counts.store(connection)
+    return RunKey(row[0], run_id, project_type, target_url, "running")
+
+
+def close_run(connection: sqlite3.Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
+    """Give a running run its final status."""
+    now = timestamp()
+    connection.execute(
+        "UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ? WHERE seq = ?",
+        (status, reason, now, now, run.seq),
+    )
+    counts = Counts(client_id)
+    names = scopes("runs", run.project_type, run.target_url)
+    counts.add(names, "running", 0, False, -1)
+    counts.add(names, status, 0, False, 1)
+    counts.store(connection)
+
+
+def fail_idle_runs(connection: sqlite3.Connection, idle_seconds: float) -> int:
+    """Fail every run that nobody has used for so long. Return how many those were."""
+    limit = timestamp(datetime.now(UTC) - timedelta(seconds=idle_seconds))
+    rows = connection.execute(
+        """SELECT runs.client_id, runs.seq, runs.id, runs.project_type, runs.target_url, runs.status
+           FROM clients JOIN runs ON runs.client_id = clients.id
+           WHERE runs.status = 'running' AND runs.last_used_at < ?""",
+        (limit,),
+    ).fetchall()
+    for client_id, *key in rows:
+        close_run(connection, client_id, RunKey(*key), "failed", "timeout")
+    return len(rows)
+
+
+def finish_run(
+    connection: sqlite3.Connection, who: Principal, run: RunKey, status: str, reason: str | None, resolve: bool
+) -> None:
+    """Complete or fail a run; the same status again changes nothing.
+
+    :raises RunFinished: when it ended the other way.
+    """
+    if run.status == status:
+        return
+    if run.status != "running":
+        raise RunFinished(f"The run is {run.status} already, and a finished run stays finished.")
+    if resolve:
+        resolve_missing(connection, who, run)
+    close_run(connection, who.client_id, run, status, reason)
+
+
+def resolve_missing(connection: sqlite3.Connection, who: Principal, run: RunKey) -> None:
+    """Resolve the unfinished findings of the run's type and target that it did not report any more."""
+    listing = Listing("tasks", "tasks.seq", missing_arms(who.client_id, run, UNFINISHED, RANKS.values()))
+    statement, values = listing.page(-1, 0, None)
+    seqs = [seq for _, seq in connection.execute(statement, values)]
+    tasks = select_states(connection, seqs)
+    set_status(connection, who, tasks, "resolved", run_id=run.id)
+    connection.execute("UPDATE runs SET resolved = resolved + ? WHERE seq = ?", (len(tasks), run.seq))
+
+
+def run_arms(client_id: str, query: RunQuery) -> tuple[Arm, ...]:
+    """Return the index ranges that hold the runs of a query."""
+    start = Arm(("runs.client_id = ?",), (client_id,))
+    types = list(dict.fromkeys(query.project_type or ()))
+    ranges: list[tuple[str, Sequence[Any]]] = []
+    if query.target_url is not None:
+        start = start.where("runs.target_url = ?", query.target_url)
+        if types:
+            start = start.where(f"runs.project_type IN ({marks(types)})", *types)
+    elif types:
+        ranges.append(("runs.project_type", types))
+    if start.values != (client_id,) or ranges or query.status:
+        ranges.append(("runs.status", list(dict.fromkeys(query.status or RUN_STATUSES))))
+    return spread(start, ranges)
+
+
+def select_runs(
+    connection: sqlite3.Connection, client_id: str, query: RunQuery, position: Position | None
+) -> list[tuple[int, Run]]:
+    """Return one page of runs, newest first, each with its rank (0), and one more if there is a further page."""
+    listing = Listing("runs", "runs.seq", run_arms(client_id, query))
+    offset = ((query.page or 1) - 1) * query.limit
+    rows = select_page(connection, listing, RUN_COLUMNS, "runs ON runs.seq = page.seq", query.limit, offset, position)
+    return [(row[0], run_model(row[2:])) for row in rows]
+
+
+def filtered_scopes(kind: str, types: Sequence[str] | None, target_url: str | None) -> list[str]:
+    """Name the scopes whose sum is what these filters leave."""
+    return [scope(kind, name, target_url) for name in dict.fromkeys(types or (None,))]
+
+
+def count_runs(connection: sqlite3.Connection, client_id: str, query: RunQuery) -> int:
+    """Return how many runs a query has, over all pages."""
+    names = filtered_scopes("runs", query.project_type, query.target_url)
+    statuses = query.status or RUN_STATUSES
+    return sum(n for status, _, _, n in select_counts(connection, client_id, names) if status in statuses)
+
+
+# Tasks: reading
+
+HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
+    tasks.external_id, tasks.title,
+    CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END,
+    tasks.status, tasks.created_at, tasks.updated_at, tasks.last_seen_at, tasks.times_seen"""
+DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
+    COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
+    COALESCE(task_details.extensions, '{}')"""
+DETAILS = "JOIN task_details ON task_details.task_seq = tasks.seq"
+
+
+def task_model(row: Sequence[Any]) -> Task:
+    """Return a task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. Stored JSON goes out as it is."""
+    return Task(*(*row[:-4], *map(Raw, row[-4:])))
+
+
+def select_task(connection: sqlite3.Connection, client_id: str, task_id: str) -> Task:
+    """Return a whole task. :raises Missing: when the client has no such task."""
+    row = connection.execute(
+        f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
+            WHERE tasks.client_id = ? AND tasks.id = ?""",
+        (client_id, task_id),
+    ).fetchone()
+    if row is None:
+        raise Missing(f"There is no task {cut(task_id)!r}.")
+    return task_model(row)
+
+
+def select_task_seq(connection: sqlite3.Connection, client_id: str, task_id: str) -> int:
+    """Return a task's seq. :raises Missing: when the client has no such task."""
+    row = connection.execute("SELECT seq FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)).fetchone()
+    if row is None:
+        raise Missing(f"There is no task {cut(task_id)!r}.")
+    return int(row[0])
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilter:
+    """What a query of tasks asks for, with its run ids looked up. `None` filters nothing."""
+
+    statuses: Sequence[str] | None
+    ranks: Sequence[int] | None
+    types: Sequence[str] | None
+    target_url: str | None
+    external_id: str | None
+    runs: Sequence[RunKey] | None
+    missing_from: RunKey | None
+
+    def accepts(self, status: str, severity: int) -> bool:
+        """Tell whether the filter lets tasks of a status and severity through."""
+        return (self.statuses is None or status in self.statuses) and (self.ranks is None or severity in self.ranks)
+
+    def accepts_surface(self, run: RunKey) -> bool:
+        """Tell whether tasks of a run's project type and target can pass."""
+        return (self.types is None or run.project_type in self.types) and self.target_url in (None, run.target_url)
+
+
+def read_task_filter(connection: sqlite3.Connection, client_id: str, query: TaskQuery) -> TaskFilter:
+    """Look up what a query names. :raises Missing: when `missingFrom` is no run of the client."""
+    runs = [find_run(connection, client_id, run_id) for run_id in dict.fromkeys(query.run_id or ())]
+    return TaskFilter(
+        statuses=query.status and list(dict.fromkeys(query.status)),
+        ranks=[RANKS[name] for name in dict.fromkeys(query.severity)] if query.severity else None,
+        types=query.project_type and list(dict.fromkeys(query.project_type)),
+        target_url=query.target_url,
+        external_id=query.external_id,
+        runs=None if query.run_id is None else [run for run in runs if run],
+        missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
+    )
+
+
+UNREPORTED = """NOT EXISTS (SELECT 1 FROM sightings AS reported WHERE reported.client_id = ?
+    AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
+
+
+def missing_arms(client_id: str, run: RunKey, statuses: Iterable[str], ranks: Iterable[int]) -> tuple[Arm, ...]:
+    """Return the index ranges with the findings of a run's type and target that it did not report."""
+    start = (
+        Arm(("tasks.client_id = ?", "tasks.target_url = ?"), (client_id, run.target_url))
+        .where("tasks.project_type = ?", run.project_type)
+        .where("tasks.external_id IS NOT NULL")
+        .where(UNREPORTED, client_id, run.seq)
+    )
+    unfinished = [status for status in UNFINISHED if status in statuses]
+    return spread(start, [("tasks.status", unfinished), ("tasks.severity", list(ranks))])
+
+
+def restricted(arm: Arm, wanted: TaskFilter, client_id: str, by_runs: bool) -> Arm:
+    """Return an arm with the filters that its index does not fix."""
+    if wanted.types is not None:
+        arm = arm.where(f"tasks.project_type IN ({marks(wanted.types)})", *wanted.types)
+    if wanted.target_url is not None:
+        arm = arm.where("tasks.target_url = ?", wanted.target_url)
+    if wanted.external_id is not None:
+        arm = arm.where("tasks.external_id = ?", wanted.external_id)
+    if by_runs and wanted.runs is not None:
+        seqs = [run.seq for run in wanted.runs]
+        arm = arm.where(
+            f"""EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
+                AND seen.task_seq = tasks.seq AND seen.run_seq IN ({marks(seqs)}))""",
+            *(client_id, *seqs),
+        )
+    return arm
+
+
+def task_arms(client_id: str, wanted: TaskFilter, by_severity: bool) -> tuple[Arm, ...]:
+    """Return the index ranges that hold a query's tasks, each in the order of creation."""
+    statuses, ranks = wanted.statuses or TASK_STATUSES, wanted.ranks or tuple(RANKS.values())
+    mixed = by_severity or wanted.statuses is not None or wanted.ranks is not None
+    ranges: list[tuple[str, Sequence[Any]]] = [("tasks.status", statuses), ("tasks.severity", ranks)]
+    start = Arm(("tasks.client_id = ?",), (client_id,))
+    if wanted.missing_from:
+        arms = missing_arms(client_id, wanted.missing_from, statuses, ranks)
+        return tuple(restricted(arm, wanted, client_id, by_runs=True) for arm in arms)
+    if wanted.runs is not None and len(wanted.runs) == 1:
+        start = Arm(("sightings.client_id = ?", "sightings.run_seq = ?"), (client_id, wanted.runs[0].seq))
+        return spread(restricted(start, wanted, client_id, by_runs=False), ranges if mixed else [])
+    if wanted.types is not None and wanted.target_url is None and wanted.external_id is None and wanted.runs is None:
+        return spread(start, [("tasks.project_type", wanted.types), *ranges])
+    start = restricted(start, wanted, client_id, by_runs=True)
+    return spread(start, ranges if mixed or wanted.target_url is not None else [])
+
+
+def task_listing(client_id: str, wanted: TaskFilter, sort: str) -> Listing:
+    """Return the list that a query asks for."""
+    by_severity = sort == "severity"
+    arms = () if wanted.runs == [] else task_arms(client_id, wanted, by_severity)
+    source, seq = "tasks", "tasks.seq"
+    if wanted.runs is not None and len(wanted.runs) == 1 and not wanted.missing_from:
+        source, seq = "sightings JOIN tasks ON tasks.seq = sightings.task_seq", "sightings.task_seq"
+    return Listing(source, seq, arms, newest_first=sort != "createdAt", by_severity=by_severity)
+
+
+def select_tasks(
+    connection: sqlite3.Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
+) -> list[tuple[int, TaskHead]]:
+    """Return one page of tasks, each with its severity's rank, and one more if there is a further page."""
+    listing = task_listing(client_id, wanted, query.sort)
+    offset = ((query.page or 1) - 1) * query.limit
+    full = query.view == "full"
+    columns = f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}" if full else HEAD_COLUMNS
+    tables = f"tasks ON tasks.seq = page.seq {DETAILS if full else ''}"
+    rows = select_page(connection, listing, columns, tables, query.limit, offset, position)
+    return [(row[0], task_model(row[2:]) if full else TaskHead(*row[2:])) for row in rows]
+
+
+def count_tasks(connection: sqlite3.Connection, client_id: str, wanted: TaskFilter) -> int:
+    """Return how many tasks a query has, over all pages; from counters wherever they cover the filters."""
+
+    def total(names: Sequence[str], statuses: Sequence[str] = TASK_STATUSES, identified: Sequence[int] = (0, 1)) -> int:
+        rows = select_counts(connection, client_id, names)
+        return sum(
+            n
+            for status, severity, has_id, n in rows
+            if status in statuses and has_id in identified and wanted.accepts(status, severity)
+        )
+
+    one_run = wanted.runs[0] if wanted.runs is not None and len(wanted.runs) == 1 else None
+    if wanted.external_id is not None or (wanted.runs is not None and (wanted.missing_from or not one_run)):
+        return task_listing(client_id, wanted, "-createdAt").count(connection)
+    if run := wanted.missing_from or one_run:
+        if not wanted.accepts_surface(run):
+            return 0
+        if one_run:
+            return total([run_scope(run.seq)])
+        surface = total([scope("tasks", run.project_type, run.target_url)], UNFINISHED, (1,))
+        return surface - total([run_scope(run.seq)], UNFINISHED, (1,))
+    return total(filtered_scopes("tasks", wanted.types, wanted.target_url))
+
+
+def select_history(connection: sqlite3.Connection, client_id: str, task_seq: int) -> list[HistoryEntry]:
+    """Return what happened to a task, oldest first."""
+    rows = connection.execute(
+        """SELECT at, event, key_name, run_id, from_status, to_status, comment, COALESCE(changed, '[]')
+           FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq""",
+        (client_id, task_seq),
+    )
+    return [HistoryEntry(*(*row[:-1], Raw(row[-1]))) for row in rows]
+
+
+# Tasks: writing
+
+
+@dataclass(slots=True)
+class Report:
+    """One submitted task, checked, in the form in which it is stored."""
+
+    external_id: str | None
+    status: TaskStatus | None
+    title: str
+    severity: int
+    description: str | None
+    evidence: str | None
+    remediation: str | None
+    success_criteria: str | None
+    extensions: str | None
+
+    @property
+    def details(self) -> tuple[str | None, ...]:
+        """The columns of task_details."""
+        return (self.description, self.evidence, self.remediation, self.success_criteria, self.extensions)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the counters and the history need to know of a stored task."""
+
+    seq: int
+    id: str
+    status: TaskStatus
+    severity: int
+    project_type: str
+    target_url: str
+    identified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A stored finding that is reported again."""
+
+    state: State
+    external_id: str
+    title: str
+    details: tuple[str | None, ...]
+    seen_by_run: bool
+
+    def changed(self, report: Report) -> list[str]:
+        """Name the fields that the report changes, as the API calls them."""
+        fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
+        same = itertools.starmap(same_json, zip(self.details[1:], report.details[1:], strict=True))
+        fields += [("description", self.details[0] == report.description)]
+        fields += zip(("evidence", "remediation", "successCriteria", "extensions"), same, strict=True)
+        return [name for name, equal in fields if not equal]
+
+    def next_status(self, report: Report) -> TaskStatus:
+        """Return the status that the finding has after the report: people's triage stays, what was fixed reopens."""
+        reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
+        return "open" if reopens else self.state.status
+
+
+STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.project_type, tasks.target_url,
+    tasks.external_id IS NOT NULL"""
+
+
+def select_states(connection: sqlite3.Connection, seqs: Sequence[int]) -> list[State]:
+    """Return the states of tasks, in the order of creation."""
+    states = []
+    for lot in in_lots(seqs):
+        rows = connection.execute(f"SELECT {STATE_COLUMNS} FROM tasks WHERE seq IN ({marks(lot)})", lot)
+        states += [State(*row) for row in rows]
+    return sorted(states, key=lambda state: state.seq)
+
+
+def select_known(
+    connection: sqlite3.Connection, client_id: str, run: RunKey, external_ids: Sequence[str]
+) -> dict[str, Known]:
+    """Return the stored findings of a run's type and target that have these external ids."""
+    known = {}
+    for lot in in_lots(external_ids):
+        rows = connection.execute(
+            f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
+                    task_details.description, task_details.evidence, task_details.remediation,
+                    task_details.success_criteria, task_details.extensions, sightings.run_seq IS NOT NULL
+                FROM tasks {DETAILS}
+                LEFT JOIN sightings ON sightings.client_id = tasks.client_id
+                    AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq
+                WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
+                    AND tasks.external_id IN ({marks(lot)})""",
+            (run.seq, client_id, run.project_type, run.target_url, *lot),
+        )
+        for row in rows:
+            known[row[7]] = Known(State(*row[:7]), row[7], row[8], row[9:14], bool(row[14]))
+    return known
+
+
+def count_states(
+    connection: sqlite3.Connection, client_id: str, changes: Iterable[tuple[State, str, int]], counts: Counts
+) -> None:
+    """Move stored tasks to another status and severity in all counters that they count in."""
+    moved = [change for change in changes if (change[0].status, change[0].severity) != change[1:]]
+    runs: dict[int, list[str]] = {}
+    for lot in in_lots([state.seq for state, _, _ in moved]):
+        rows = connection.execute(
+            f"SELECT task_seq, run_seq FROM sightings WHERE client_id = ? AND task_seq IN ({marks(lot)})",
+            (client_id, *lot),
+        )
+        for task_seq, run_seq in rows:
+            runs.setdefault(task_seq, []).append(run_scope(run_seq))
+    for state, status, severity in moved:
+        names = (*scopes("tasks", state.project_type, state.target_url), *runs.get(state.seq, ()))
+        counts.add(names, state.status, state.severity, state.identified, -1)
+        counts.add(names, status, severity, state.identified, 1)
+
+
+def insert_history(connection: sqlite3.Connection, entries: Iterable[Sequence[Any]]) -> None:
+    """Store history: client, task seq, time, event, key name, run id, from, to, comment, changed."""
+    connection.executemany(
+        """INSERT INTO history (client_id, task_seq, at, event, key_name, run_id, from_status, to_status,
+               comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        entries,
+    )
+
+
+def set_status(
+    connection: sqlite3.Connection,
+    who: Principal,
+    states: Sequence[State],
+    status: str,
+    comment: str | None = None,
+    run_id: str | None = None,
+) -> None:
+    """Give tasks a status; one that has it already changes nothing, and is in the history only with a comment."""
+    now = timestamp()
+    moved = [state for state in states if state.status != status]
+    connection.executemany(
+        "UPDATE tasks SET status = ?, updated_at = ? WHERE seq = ?", [(status, now, state.seq) for state in moved]
+    )
+    counts = Counts(who.client_id)
+    count_states(connection, who.client_id, [(state, status, state.severity) for state in moved], counts)
+    counts.store(connection)
+    insert_history(
+        connection,
+        [
+            (who.client_id, state.seq, now, "status", who.name, run_id, state.status, status, comment, None)
+            for state in (moved if comment is None else states)
+        ],
+    )
+
+
+def insert_sightings(connection: sqlite3.Connection, client_id: str, run_seq: int, task_seqs: Iterable[int]) -> None:
+    """Store that a run reported tasks."""
+    connection.executemany(
+        "INSERT INTO sightings (client_id, run_seq, task_seq) VALUES (?, ?, ?)",
+        [(client_id, run_seq, task_seq) for task_seq in task_seqs],
+    )
+
+
+def insert_tasks(
+    connection: sqlite3.Connection, who: Principal, run: RunKey, reports: Sequence[Report], now: str, counts: Counts
+) -> list[TaskResult]:
+    """Store new findings, and return what became of each report."""
+    first = connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
+    added: list[tuple[int, str, TaskStatus, Report]] = [
+        (seq, task_id, report.status or "open", report)
+        for seq, task_id, report in zip(itertools.count(first), new_ids(len(reports)), reports, strict=False)
+    ]
+    surface = (run.project_type, run.target_url)
+    connection.executemany(
+        """INSERT INTO tasks (seq, client_id, id, project_type, target_url, external_id, run_id, last_run_id,
+               title, severity, status, created_at, updated_at, last_seen_at)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        [
+            (seq, who.client_id, task_id, *surface, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
+            + (report.severity, status, now, now, now)
+            for seq, task_id, status, report in added
+        ],
+    )
+    connection.executemany(
+        """INSERT INTO task_details (task_seq, description, evidence, remediation, success_criteria, extensions)
+           VALUES (?, ?, ?, ?, ?, ?)""",
+        [(seq, *report.details) for seq, _, _, report in added],
+    )
+    insert_sightings(connection, who.client_id, run.seq, [seq for seq, *_ in added])
+    insert_history(
+        connection,
+        [
+            (who.client_id, seq, now, "created", who.name, run.id, None, status, None, None)
+            for seq, _, status, _ in added
+        ],
+    )
+    sorts = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
+    for sort, n in sorts.items():
+        counts.add((*scopes("tasks", *surface), run_scope(run.seq)), *sort, n)
+    return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A known finding with its newer report, and what that comes to."""
+
+    finding: Known
+    report: Report
+    changed: list[str]
+    status: TaskStatus
+
+    @property
+    def result(self) -> Literal["updated", "reopened", "unchanged"]:
+        """What the report did."""
+        if self.status != self.finding.state.status:
+            return "reopened"
+        return "updated" if self.changed else "unchanged"
+
+
+def update_tasks(
+    connection: sqlite3.Connection, who: Principal, run: RunKey, again: Sequence[Again], now: str, counts: Counts
+) -> list[TaskResult]:
+    """Store newer reports of known findings, and return what became of each."""
+    rewritten = [item for item in again if item.result != "unchanged"]
+    connection.executemany(
+        "UPDATE tasks SET title = ?, severity = ?, status = ?, updated_at = ? WHERE seq = ?",
+        [(item.report.title, item.report.severity, item.status, now, item.finding.state.seq) for item in rewritten],
+    )
+    connection.executemany(
+        """UPDATE task_details SET description = ?, evidence = ?, remediation = ?, success_criteria = ?, extensions = ?
+           WHERE task_seq = ?""",
+        [(*item.report.details, item.finding.state.seq) for item in rewritten if item.changed],
+    )
+    moves = [(item.finding.state, item.status, item.report.severity) for item in rewritten]
+    count_states(connection, who.client_id, moves, counts)
+    insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
+    see_again(connection, who.client_id, run, [item for item in again if not item.finding.seen_by_run], now, counts)
+    return [TaskResult(item.finding.state.id, item.status, item.finding.external_id, item.result) for item in again]
+
+
+def reported_entry(who: Principal, run: RunKey, item: Again, now: str) -> tuple[Any, ...]:
+    """Return the history entry of a report that changed something."""
+    moved = (item.finding.state.status, item.status) if item.result == "reopened" else (None, None)
+    changed = json.dumps(item.changed)
+    return (who.client_id, item.finding.state.seq, now, "reported", who.name, run.id, *moved, None, changed)
+
+
+def see_again(
+    connection: sqlite3.Connection, client_id: str, run: RunKey, again: Sequence[Again], now: str, counts: Counts
+) -> None:
+    """Store that a run reported findings that it had not reported before."""
+    seqs = [item.finding.state.seq for item in again]
+    for lot in in_lots(seqs):
+        connection.execute(
+            f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
+                WHERE seq IN ({marks(lot)})""",
+            (run.id, now, *lot),
+        )
+    insert_sightings(connection, client_id, run.seq, seqs)
+    for (status, severity), n in Counter((item.status, item.report.severity) for item in again).items():
+        counts.add([run_scope(run.seq)], status, severity, True, n)
+
+
+def submit_reports(
+    connection: sqlite3.Connection, who: Principal, run: RunKey, reports: Sequence[Report]
+) -> Submission:
+    """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
+
+    :raises RunFinished: when the run is not running any more.
+    """
+    if run.status != "running":
+        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
+    now, counts = timestamp(), Counts(who.client_id)
+    # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
+    keys = [report.external_id or place for place, report in enumerate(reports)]
+    unique = dict(zip(keys, reports, strict=True))
+    known = select_known(connection, who.client_id, run, sorted(key for key in unique if isinstance(key, str)))
+    new = {key: report for key, report in unique.items() if key not in known}
+    again = [
+        Again(finding, unique[key], finding.changed(unique[key]), finding.next_status(unique[key]))
+        for key, finding in known.items()
+    ]
+    results: dict[str | int, TaskResult] = {}
+    if new:
+        results.update(zip(new, insert_tasks(connection, who, run, list(new.values()), now, counts), strict=True))
+    if again:
+        results.update(zip(known, update_tasks(connection, who, run, again, now, counts), strict=True))
+    counts.store(connection)
+    tally = Counter(result.result for result in results.values())
+    done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
+    connection.execute(
+        """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
+               unchanged = unchanged + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",
+        (*done, now, now, run.seq),
+    )
+    return Submission(*done, [results[key] for key in keys])
+
+
+def check_health(connection: sqlite3.Connection) -> None:
+    """Write and read one row, so that trouble shows here before a client meets it."""
+    connection.execute(
+        """INSERT INTO health (id, checked_at) VALUES (1, ?)
+           ON CONFLICT (id) DO UPDATE SET checked_at = excluded.checked_at""",
+        (timestamp(),),
+    )
+    connection.execute("SELECT checked_at FROM health").fetchone()
+
+
+# ---------------------------------------------------------------------------
+# HTTP plumbing: from a request to a checked call, and from an outcome to an answer
+# ---------------------------------------------------------------------------
+
+# What the front door and the routes tell each other in the WSGI environment.
+TOO_LARGE = "findings_service.too_large"
+CUT_SHORT = "findings_service.cut_short"
+POSTPONED = "findings_service.postponed"
+
+NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', regex.DOTALL)
+NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+LEVEL_STEPS = [0] * 256
+for _opening, _closing in zip(b"[{", b"]}", strict=True):
+    LEVEL_STEPS[_opening], LEVEL_STEPS[_closing] = 1, -1
+
+# How msgspec says what is wrong, and how we say it.
+COMPLAINTS: tuple[tuple[str, Callable[[Any], str]], ...] = (
+    (r"Expected `\w+` of length <= (\d+)", lambda found: f"must be at most {int(found[1]):,} long"),
+    (r"Expected `\w+` of length >= 1", lambda _: "must not be empty"),
+    (r"Expected `\w+` of length >= (\d+)", lambda found: f"must be at least {found[1]} long"),
+    (r"Expected `\w+` >= ([\d.]+)", lambda found: f"must be at least {found[1].removesuffix('.0')}"),
+    (r"Expected `\w+` <= ([\d.]+)", lambda found: f"must be at most {found[1].removesuffix('.0')}"),
+    (r"Expected `\w+` that's a multiple of 1\.0", lambda _: "must be a whole number"),
+    (r"Expected `\w+` matching regex '(.+)'", lambda found: PATTERNS[found[1].replace("\\\\", "\\")][0]),
+    (r"Expected `(.+)`, got `(\w+)`", lambda found: f"must be {found[1].replace(' | ', ' or ')}, not {found[2]}"),
+    (r"Integer value out of range", lambda _: "has too many digits"),
+)
+
+
+def nesting(text: bytes) -> int:
+    """Return how many levels of arrays and objects a JSON text has, at most: linear, and mostly in C."""
+    brackets = JSON_STRING.sub(b"", text).translate(None, NOT_BRACKETS)
+    return max(itertools.accumulate(map(LEVEL_STEPS.__getitem__, brackets)), default=0)
+
+
+def require_json(text: bytes, levels: int = NESTING) -> Any:
+    """Return what a JSON text means. :raises MalformedJSON: when it is none. :raises msgspec.ValidationError: for
+    a number with too many digits.
+    """
+    try:
+        if text.count(b"[") + text.count(b"{") > levels and nesting(text) > levels:
+            raise MalformedJSON(f"The body has more than {NESTING} levels of arrays and objects.")
+        return msgspec.json.decode(text)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
+
+
+def nul_places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Give the places of all strings and member names with U+0000."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, str) and "\0" in value:
+        yield place
+    for name, item in items:
+        if isinstance(name, str) and "\0" in name:
+            yield (*place, name)
+        if isinstance(item, str):
+            if "\0" in item:
+                yield (*place, name)
+        elif isinstance(item, (dict, list)):
+            yield from nul_places(item, (*place, name))
+
+
+def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
+    """Tell where a body has U+0000, which other databases and C programs take for the end of a text."""
+    if not NUL_ESCAPE.search(text):
+        return []
+    document = require_json(text)
+    if isinstance(document, dict) and exempt:
+        document = {name: value for name, value in document.items() if name != exempt}
+    places = nul_places(document)
+    visible = (joined(str(token).replace("\0", "\\u0000") for token in place) for place in places)
+    return [Problem("must not contain U+0000", pointer) for pointer in visible]
+
+
+def value_at(document: Any, path: Sequence[str]) -> Any:
+    """Return the short value at a path of a document, cut, or UNSET when there is none to show."""
+    for token in path:
+        try:
+            document = document[int(token)] if isinstance(document, list) else document[token]
+        except (LookupError, TypeError, ValueError):
+            return msgspec.UNSET
+    if isinstance(document, str):
+        return cut(document)
+    short = isinstance(document, (bool, int, float)) and len(str(document)) <= REPEATED_TEXT
+    return document if short else msgspec.UNSET
+
+
+@cache
+def known_fields(model: Any) -> tuple[str, ...]:
+    """Return the names of a model's fields, as they are sent."""
+    return tuple(field.encode_name for field in msgspec.structs.fields(model))
+
+
+@cache
+def choices(model: Any, name: str) -> tuple[str, ...]:
+    """Return the values that a model's field may have."""
+    hints = typing.get_type_hints(model)
+    field = next(field for field in msgspec.structs.fields(model) if field.encode_name == name)
+
+    def literals(hint: Any) -> tuple[str, ...]:
+        if typing.get_origin(hint) is Literal:
+            return typing.get_args(hint)
+        return tuple(value for part in typing.get_args(hint) for value in literals(part))
+
+    return literals(hints[field.name])
+
+
+def problem_of(error: msgspec.ValidationError, model: Any, document: Any) -> Problem:
+    """Say what msgspec says, with a pointer and in words that help to mend it."""
+    said, _, path = str(error).partition(" - at `$")
+    tokens = [name or index for name, index in regex.findall(r"\.(\w+)|\[(\d+)\]", path)]
+    if match := regex.fullmatch(r"Object missing required field `(.+)`", said):
+        return Problem("is required", joined((*tokens, match[1])))
+    if match := regex.fullmatch(r"Object contains unknown field `(.*)`", said, regex.DOTALL):
+        known = f"; known here: {', '.join(known_fields(model))}" if not tokens else ""
+        return Problem(f"is not a known field{known}", joined((*tokens, cut(match[1]))))
+    detail = said
+    if said.startswith("Invalid enum value"):
+        name = next(token for token in reversed(tokens) if not token.isdecimal())
+        detail = f"must be one of: {', '.join(choices(model, name))}"
+    for pattern, words in COMPLAINTS:
+        if match := regex.fullmatch(pattern, said):
+            detail = words(match)
+    return Problem(detail, joined(tokens), value=value_at(document, tokens))
+
+
+@cache
+def decoder(model: Any) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of a model, made once."""
+    return msgspec.json.Decoder(model)
+
+
+Checked = TypeVar("Checked", bound=Struct)
+
+
+def decode(model: type[Checked], text: bytes) -> Checked:
+    """Return a body as its model. :raises MalformedJSON: first. :raises ValidationFailed: then."""
+    try:
+        return typing.cast(Checked, decoder(model).decode(text))
+    except msgspec.ValidationError as error:
+        try:
+            document = require_json(text)
+        except msgspec.ValidationError:
+            document = None
+        raise ValidationFailed([problem_of(error, model, document)]) from None
+    except (msgspec.DecodeError, RecursionError):
+        require_json(text)
+        raise
+
+
+class Envelope(Struct):
+    """Just enough of a submission to tell its two forms apart."""
+
+    tasks: Raw = msgspec.field(default_factory=Raw)
+
+
+class RawBatch(Request):
+    """A batch whose tasks are looked at one by one, because one at least is bad."""
+
+    tasks: Annotated[list[Raw], Meta(min_length=1)]
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The tasks of a submission: as they will be stored, and their extensions with the pointers, to be checked."""
+
+    reports: list[Report] = field(default_factory=list)
+    extensions: list[tuple[Any, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, task: TaskReport, pointer: str, levels: int) -> None:
+        """Take one task that its model has accepted, or note what rules it breaks."""
+        problems = [problem.below(pointer) for problem in rule_problems(task)]
+        place = f"{pointer}/extensions"
+        try:
+            extensions, value = read_object(task.extensions, place, 256 * KIB, NESTING - levels)
+        except ValidationFailed as error:
+            problems += error.problems
+        if problems:
+            self.problems += problems
+            return
+        self.extensions.append((value, place))
+        self.reports.append(
+            Report(
+                task.external_id,
+                task.status,
+                task.title,
+                RANKS[task.severity],
+                task.description,
+                stored(task.evidence),
+                stored(stored_steps(task.remediation or ())),
+                stored(stored_criteria(task.success_criteria or ())),
+                extensions,
+            )
+        )
+
+
+def stored(items: Sequence[Any] | None) -> str | None:
+    """Return the JSON text of a task's array, None for an empty one."""
+    return msgspec.json.encode(items).decode() if items else None
+
+
+def stored_steps(steps: Iterable[RemediationStep]) -> list[StoredStep]:
+    """Return the steps in their order; one without a number has that of its place."""
+    numbered = [StoredStep(int(step.step or place), step.instruction) for place, step in enumerate(steps, start=1)]
+    return sorted(numbered, key=lambda step: step.step)
+
+
+def stored_criteria(criteria: Iterable[SuccessCriterion]) -> list[SuccessCriterion]:
+    """Return the criteria, each saying whether a machine can check it."""
+    return [SuccessCriterion(description=item.description, automatable=bool(item.automatable)) for item in criteria]
+
+
+def over(text: str | None, limit: int) -> bool:
+    """Tell whether a text has more bytes in UTF-8 than a limit."""
+    return text is not None and len(text) * 4 > limit and len(text.encode()) > limit
+
+
+def rule_problems(task: TaskReport) -> Iterator[Problem]:
+    """Tell which rules a task breaks that its model cannot express."""
+    if over(task.description, 64 * KIB):
+        yield Problem("must be at most 64 KiB of UTF-8", "/description")
+    for place, item in enumerate(task.evidence or ()):
+        if item.url is None and item.content is None and item.label is None:
+            yield Problem("must have a label, a url or a content", f"/evidence/{place}")
+        if over(item.content, 256 * KIB):
+            yield Problem("must be at most 256 KiB of UTF-8", f"/evidence/{place}/content")
+        if item.url is not None and (complaint := evidence_url_complaint(item.url)):
+            yield Problem(complaint, f"/evidence/{place}/url", value=cut(item.url))
+    taken = set()
+    for place, step in enumerate(task.remediation or ()):
+        number = int(step.step or place + 1)
+        if number in taken:
+            yield Problem(f"step {number} is there already; steps must differ", f"/remediation/{place}/step")
+        taken.add(number)
+
+
+def is_plain_url(url: str) -> bool:
+    r"""Tell whether a URL is free of spaces and control characters, which browsers drop: `java\tscript:` runs."""
+    return all(character > " " and character != "\x7f" for character in url)
+
+
+def evidence_url_complaint(url: str) -> str | None:
+    """Say what is wrong with the URL of an evidence item, if anything is."""
+    scheme = regex.match(r"([A-Za-z][A-Za-z0-9+.-]*):.", url)
+    if not scheme or not is_plain_url(url):
+        return "must be an absolute URL with a scheme, without spaces"
+    if scheme[1].lower() in ("javascript", "vbscript"):
+        return f"must not be a {scheme[1].lower()}: URL"
+    if scheme[1].lower() == "data":
+        if not url[5:].lower().startswith("image/"):
+            return "must hold an image, as a data: URL"
+        return "must be at most 256 KiB, as a data: URL" if over(url, 256 * KIB) else None
+    return "must be at most 2,048 characters long" if len(url) > 2048 else None
+
+
+def target_url_complaint(url: str) -> str | None:
+    """Say what is wrong with the target of a run, if anything is."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    return None if good and is_plain_url(url) else "must be an absolute http or https URL, without spaces"
+
+
+def read_object(raw: Raw, pointer: str, limit: int | None, levels: int) -> tuple[str | None, Any]:
+    """Return a free-form object as its text exactly as sent (None when left out) and as what it means ({} then).
+
+    :raises MalformedJSON: when msgspec skipped something that is no JSON. :raises ValidationFailed: when it is
+    no object or too large.
+    """
+    text = bytes(raw)
+    if text in (b"", b"null"):
+        return None, {}
+    try:
+        value = require_json(text, levels)
+    except msgspec.ValidationError:
+        raise ValidationFailed([Problem("has a number with too many digits", pointer)]) from None
+    if not isinstance(value, dict):
+        raise ValidationFailed([Problem("must be an object", pointer)])
+    if limit and len(text) > limit and len(msgspec.json.format(text, indent=-1)) > limit:
+        raise ValidationFailed([Problem(f"must be at most {limit // KIB} KiB as compact JSON", pointer)])
+    return text.decode(), value
+
+
+def parse_submission(text: bytes, settings: Settings) -> Parsed:
+    """Read a submission of either form, and note one problem at least for each bad task."""
+    try:
+        single = not bytes(decoder(Envelope).decode(text).tasks)
+    except (msgspec.DecodeError, RecursionError):
+        single = True
+    parsed = Parsed()
+    if single:
+        parsed.add(decode(TaskReport, text), "", levels=1)
+    else:
+        for place, task in enumerate(read_batch(text, settings, parsed)):
+            if task is not None:
+                parsed.add(task, f"/tasks/{place}", levels=3)
+    parsed.problems += nul_problems(text)
+    return parsed
+
+
+def read_batch(text: bytes, settings: Settings, parsed: Parsed) -> Sequence[TaskReport | None]:
+    """Return the tasks of a batch, None in place of each that its model refuses."""
+    tasks: Sequence[TaskReport | None]
+    try:
+        tasks = decoder(TaskBatch).decode(text).tasks
+    except msgspec.ValidationError:
+        require_digits(text)
+        tasks = [read_one(item, f"/tasks/{place}", parsed) for place, item in enumerate(decode(RawBatch, text).tasks)]
+    except (msgspec.DecodeError, RecursionError):
+        require_json(text)
+        raise
+    if len(tasks) > settings.max_batch:
+        detail = f"must have at most {settings.max_batch:,} tasks, and has {len(tasks):,}; send them in parts"
+        raise ValidationFailed([Problem(detail, "/tasks")])
+    return tasks
+
+
+def require_digits(text: bytes, levels: int = NESTING) -> None:
+    """Check that a text is JSON, numbers of any size included. :raises MalformedJSON: when it is not."""
+    with suppress(msgspec.ValidationError):
+        require_json(text, levels)
+
+
+def read_one(item: Raw, pointer: str, parsed: Parsed) -> TaskReport | None:
+    """Return one task of a batch, or note what its model says against it."""
+    try:
+        return decode(TaskReport, bytes(item))
+    except ValidationFailed as error:
+        parsed.problems += [problem.below(pointer) for problem in error.problems]
+        return None
+
+
+def parse_model(model: type[Checked], exempt: str | None, text: bytes, _: Settings) -> Checked:
+    """Read a body that is one model; one of its fields may be exempt from the rule about U+0000.
+
+    :raises ValidationFailed: with everything against it.
+    """
+    value = decode(model, text)
+    for raw in msgspec.structs.astuple(value):
+        if isinstance(raw, Raw) and bytes(raw):
+            require_digits(bytes(raw), NESTING - 1)
+    if problems := nul_problems(text, exempt):
+        raise ValidationFailed(problems)
+    return value
+
+
+@cache
+def parameter_kinds(model: Any) -> dict[str, type]:
+    """Tell of each query parameter whether it is a number, a list or a text."""
+    hints = typing.get_type_hints(model)
+    kinds: dict[str, type] = {}
+    for each in msgspec.structs.fields(model):
+        parts = (hints[each.name], *typing.get_args(hints[each.name]))
+        is_list = any(typing.get_origin(part) is list for part in parts)
+        kinds[each.encode_name] = list if is_list else int if int in parts else str
+    return kinds
+
+
+Query = TypeVar("Query", bound=Struct)
+
+
+def read_query(model: type[Query], text: str) -> Query:
+    """Return the query parameters of a request as their model. :raises InvalidParameter: for the first bad one."""
+    if not text:
+        return model()
+    try:
+        pairs = parse_qsl(text.encode("latin-1").decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError:
+        raise InvalidParameter("query string", "must be percent-encoded UTF-8 with at most 100 parameters") from None
+    kinds, values = parameter_kinds(model), dict[str, Any]()
+    for name, value in pairs:
+        if name not in kinds:
+            raise InvalidParameter(name, f"is not a known parameter; known here: {', '.join(kinds) or 'none'}")
+        if name in values:
+            raise InvalidParameter(name, "is given more than once; separate several values by commas")
+        values[name] = parameter_value(name, value, kinds[name])
+    try:
+        return msgspec.convert(values, model)
+    except msgspec.ValidationError as error:
+        problem = problem_of(error, model, values)
+        raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
+
+
+def parameter_value(name: str, text: str, kind: type) -> Any:
+    """Return the value of one query parameter. :raises InvalidParameter: when it is none of its kind."""
+    if "\0" in text:
+        raise InvalidParameter(name, "must not contain U+0000")
+    if kind is int:
+        if not regex.fullmatch("[0-9]{1,15}", text):
+            raise InvalidParameter(name, "must be a whole number, in the digits 0 to 9")
+        return int(text)
+    if kind is list and not all(parts := text.split(",")):
+        raise InvalidParameter(name, "must not be empty, nor have an empty part")
+    if not text:
+        raise InvalidParameter(name, "must not be empty")
+    return parts if kind is list else text
+
+
+class Service:
+    """What the routes of one blueprint share: the settings and the database."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.database = Database(settings)
+        self._given_key = hashed(settings.api_key) if settings.api_key else ""
+
+    def authenticate(self, header: str) -> Principal:
+        """Return who sends an Authorization header. :raises Unauthorized: when it is nobody."""
+        scheme, _, key = header.partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
+        if self._given_key and hmac.compare_digest(hashed(key), self._given_key):
+            return Principal("environment", "default", "FINDINGS_API_KEY", "full")
+        now = timestamp()
+        with self.database.reading() as connection:
+            found = select_principal(connection, key, now)
+        if found is None:
+            raise Unauthorized("This API key is unknown, expired or revoked.")
+        principal, last_used_at = found
+        if (last_used_at or "")[:16] != now[:16]:
+            self.database.use_later("api_keys", principal.key_id, now)
+        return principal
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path: what it takes, what it answers, and who may call it. OpenAPI is made from these."""
+
+    method: str
+    path: str
+    handler: Callable[..., flask.Response]
+    level: str | None
+    body: Any
+    parse: Callable[[bytes, Settings], Any] | None
+    query: Any
+    answers: Mapping[int, Any]
+    refusals: tuple[type[ServiceError], ...]
+
+    @property
+    def rule(self) -> str:
+        """The path as Flask writes it."""
+        return regex.sub(r"\{(\w+)\}", r"<\1>", self.path)
+
+    def matches(self, path: str) -> bool:
+        """Tell whether a request's path is this operation's."""
+        return regex.fullmatch(regex.sub(r"\{\w+\}", "[^/]+", self.path), path) is not None
+
+
+OPERATIONS: list[Operation] = []
+API = "/api/v1"
+
+
+def operation(
+    method: str,
+    path: str,
+    level: str | None,
+    answers: Mapping[int, Any],
+    *,
+    body: Any = None,
+    parse: Callable[[bytes, Settings], Any] | None = None,
+    query: Any = NoQuery,
+    refusals: tuple[type[ServiceError], ...] = (),
+) -> Callable[[Callable[..., flask.Response]], Callable[..., flask.Response]]:
+    """Declare a route. The handler is given a `Call` and the parts of the path."""
+    if body is not None and parse is None:
+        parse = partial(parse_model, body, None)
+
+    def declare(handler: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
+        OPERATIONS.append(Operation(method, path, handler, level, body, parse, query, answers, refusals))
+        return handler
+
+    return declare
+
+
+class Call:
+    """One request on its way through a route: who, with which parameters and which body."""
+
+    __slots__ = ("_body", "operation", "principal", "query", "service")
+
+    def __init__(self, service: Service, operation: Operation) -> None:
+        """Check all that does not depend on what is stored, in the contract's order."""
+        environ = flask.request.environ
+        self.service, self.operation = service, operation
+        self._body: Any = None
+        if operation.level is not None:
+            self.principal = service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
+            if not self.principal.may(operation.level):
+                raise Forbidden(
+                    f"This needs a key of level {operation.level}; yours is of level {self.principal.level}."
+                )
+        if operation.parse is not None:
+            try:
+                self._body = operation.parse(read_body(service.settings), service.settings)
+            except ValidationFailed as error:
+                self._body = error
+        self.query: Any = read_query(operation.query, environ.get("QUERY_STRING", ""))
+
+    @property
+    def body(self) -> Any:
+        """The checked body. :raises ValidationFailed: only now, because an unknown id comes first."""
+        if isinstance(self._body, ValidationFailed):
+            raise self._body
+        return self._body
+
+    @property
+    def client_id(self) -> str:
+        """Whose data this is about."""
+        return self.principal.client_id
+
+    @property
+    def database(self) -> Database:
+        """Where the data is."""
+        return self.service.database
+
+    @property
+    def path(self) -> str:
+        """The path of the request, with the prefix that the service is mounted under."""
+        return str(flask.request.root_path.rstrip("/") + flask.request.path)
+
+
+def read_body(settings: Settings) -> bytes:
+    """Return the body of a JSON request. :raises BodyTooLarge: over the limit, before any of it is parsed."""
+    request, limit = flask.request, settings.max_body
+    if request.environ.get(TOO_LARGE) or (request.content_length or 0) > limit:
+        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.", headers={"Connection": "close"})
+    declared = request.headers.get("Content-Encoding", "identity").lower()
+    if declared != "identity":
+        raise UnsupportedMediaType("Send the body without a Content-Encoding.")
+    try:
+        text = request.stream.read(limit + 1)
+    except ClientDisconnected:
+        text = b""
+    if len(text) > limit:
+        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.", headers={"Connection": "close"})
+    if text and request.mimetype != "application/json":
+        raise UnsupportedMediaType("Send the body as Content-Type: application/json.")
+    if len(text) < (request.content_length or 0) or request.environ.get(CUT_SHORT):
+        raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
+    if not text:
+        raise MalformedJSON("The body is empty; send a JSON object.")
+    return text
+
+
+def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
+    """Return a JSON answer."""
+    response = flask.Response(msgspec.json.encode(model), status, content_type="application/json")
+    if location:
+        response.headers["Location"] = location
+    return response
+
+
+def problem_answer(error: ServiceError) -> flask.Response:
+    """Return the answer that tells of an error."""
+    body = msgspec.json.encode(problem_details(error))
+    return flask.Response(body, error.status, error.headers, content_type="application/problem+json")
+
+
+def as_service_error(error: Exception) -> ServiceError:
+    """Return what a caller is told of any exception; a bug is logged here."""
+    known: ServiceError | None = None
+    if isinstance(error, ServiceError):
+        known = error
+    elif isinstance(error, sqlite3.Error):
+        known = storage_error(error)
+    elif isinstance(error, DatabaseUnusable):
+        known = StorageFull(str(error))
+    elif isinstance(error, HTTPException) and error.code == 413:
+        known = BodyTooLarge("The body is over the limit of the application; send it in parts.")
+    elif isinstance(error, HTTPException) and (error.code or 500) < 500:
+        known = InvalidParameter("request", str(error.description))
+    if known is None:
+        log.error("bug in %s %s", flask.request.method, flask.request.path, exc_info=error)
+        known = InternalError("The service has a bug here; it is in its log. Nothing was stored.")
+    return known
+
+
+def refuse(error: Exception) -> flask.Response:
+    """Answer any exception of a route."""
+    if isinstance(error, Postponed):
+        flask.request.environ[POSTPONED] = True
+    return problem_answer(Busy() if isinstance(error, Postponed) else as_service_error(error))
+
+
+def refuse_path(path: str) -> NoReturn:
+    """Refuse a request that no route takes. :raises WrongMethod: when another method would do."""
+    methods = {operation.method for operation in OPERATIONS if operation.matches(path)}
+    if methods:
+        raise WrongMethod(methods | {"HEAD"} if "GET" in methods else methods)
+    raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+
+
+# ---------------------------------------------------------------------------
+# Routes
+# ---------------------------------------------------------------------------
+
+
+CURSOR = regex.compile(rf"(?:({'|'.join(SEVERITIES)})\.)?([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})")
+
+
+def page_position(
+    call: Call, connection: sqlite3.Connection, table: str, newest_first: bool, by_severity: bool
+) -> Position | None:
+    """Return where the `after` of a list request points, None without one. :raises InvalidParameter: when nowhere."""
+    query: PageQuery = call.query
+    if query.after is None:
+        return None
+    if query.page is not None:
+        raise InvalidParameter("after", "goes without page; follow the next link as it is")
+    match = CURSOR.fullmatch(query.after)
+    if match is None or (match[1] is not None) != by_severity:
+        raise InvalidParameter("after", "is no place in this list; follow the next link as it is")
+    seq = select_position(connection, table, call.client_id, match[2], newest_first)
+    return Position(seq, RANKS[match[1]] if by_severity else None)
+
+
+def next_link(call: Call, rank: int, item_id: str) -> str:
+    """Return the link to the page behind an item."""
+    given = parse_qsl(flask.request.environ["QUERY_STRING"])
+    kept = [(name, value) for name, value in given if name not in ("page", "limit", "after")]
+    after = f"{SEVERITIES[-rank]}.{item_id}" if rank and call.query.sort == "severity" else item_id
+    return f"{call.path}?{urlencode([*kept, ('limit', call.query.limit), ('after', after)])}"
+
+
+Item = TypeVar("Item", Run, TaskHead)
+
+
+def page_of(
+    call: Call, rows: list[tuple[int, Item]], total: int
+) -> tuple[int | None, int, int, str | None, list[Item]]:
+    """Return the fields of a page, from its rows and one more if there is a further page."""
+    limit = call.query.limit
+    more = len(rows) > limit
+    rows = rows[:limit]
+    link = next_link(call, rows[-1][0], rows[-1][1].id) if more else None
+    page = None if call.query.after is not None else call.query.page or 1
+    return page, limit, total, link, [item for _, item in rows]
+
+
+@operation("POST", "/api/v1/runs", "agent", {201: Run}, body=RunStart, refusals=(UnknownProjectType,))
+def post_runs(call: Call) -> flask.Response:
+    """Start a run."""
+    body: RunStart = call.body
+    metadata, _ = read_object(body.metadata, "/metadata", 64 * KIB, NESTING - 1)
+    if body.target_url is not None and (complaint := target_url_complaint(body.target_url)):
+        raise ValidationFailed([Problem(complaint, "/targetUrl", value=cut(body.target_url))])
+    with call.database.transaction() as connection:
+        fail_idle_runs(connection, call.service.settings.run_timeout)
+        run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata or "{}")
+        return answer(201, select_run(connection, run), f"{call.path}/{run.id}")
+
+
+@operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery)
+def get_runs(call: Call) -> flask.Response:
+    """List runs, newest first."""
+    with call.database.reading() as connection:
+        position = page_position(call, connection, "runs", True, False)
+        rows = select_runs(connection, call.client_id, call.query, position)
+        total = count_runs(connection, call.client_id, call.query)
+    return answer(200, RunPage(*page_of(call, rows, total)))
+
+
+@operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
+def get_run(call: Call, run_id: str) -> flask.Response:
+    """Get a run, with a summary of the tasks that it reported."""
+    with call.database.reading() as connection:
+        run = select_run_key(connection, call.client_id, run_id)
+        if run.status == "running":
+            call.database.use_later("runs", run.seq, timestamp())
+        return answer(200, select_run_with_summary(connection, call.client_id, run))
+
+
+@operation("PATCH", "/api/v1/runs/{run_id}", "agent", {200: RunWithSummary}, body=RunUpdate, refusals=(RunFinished,))
+def patch_run(call: Call, run_id: str) -> flask.Response:
+    """Finish a run, and resolve what it did not report any more if asked to."""
+    with call.database.transaction() as connection:
+        run = select_run_key(connection, call.client_id, run_id)
+        body: RunUpdate = call.body
+        if body.resolve_missing and body.status != "completed":
+            raise ValidationFailed([Problem("goes with the status completed only", "/resolveMissing", value=True)])
+        finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
+        return answer(200, select_run_with_summary(connection, call.client_id, run))
+
+
+def task_place(problem: Problem) -> int:
+    """Return the place of the task that a problem is about, -1 for the whole body."""
+    match = regex.match(r"/tasks/(\d+)", problem.pointer or "")
+    return int(match[1]) if match else -1
+
+
+@operation(
+    "POST",
+    "/api/v1/runs/{run_id}/tasks",
+    "agent",
+    {201: Submission, 200: Submission},
+    body=(TaskBatch, TaskReport),
+    parse=parse_submission,
+    refusals=(RunFinished, ExtensionCheckTimeout),
+)
+def post_tasks(call: Call, run_id: str) -> flask.Response:
+    """Submit one task, or a batch of which all are stored or none."""
+    with call.database.reading() as connection:
+        run = select_run_key(connection, call.client_id, run_id)
+        schema = select_extension_schema(connection, call.client_id, run.project_type)
+    parsed: Parsed = call.body
+    if schema is not None:
+        parsed.problems += check_extensions(schema, parsed.extensions, call.service.settings.schema_timeout)
+    if parsed.problems:
+        raise ValidationFailed(sorted(parsed.problems, key=task_place))
+    with call.database.transaction() as connection:
+        run = select_run_key(connection, call.client_id, run_id)
+        submission = submit_reports(connection, call.principal, run, parsed.reports)
+    return answer(201 if submission.created else 200, submission)
+
+
+@operation("GET", "/api/v1/tasks", "read", {200: (TaskPage, FullTaskPage)}, query=TaskQuery)
+def get_tasks(call: Call) -> flask.Response:
+    """List tasks, newest first or by severity."""
+    query: TaskQuery = call.query
+    with call.database.reading() as connection:
+        position = page_position(
+            call, connection, "tasks", query.sort != "createdAt", by_severity=query.sort == "severity"
+        )
+        wanted = read_task_filter(connection, call.client_id, query)
+        rows = select_tasks(connection, call.client_id, wanted, query, position)
+        total = count_tasks(connection, call.client_id, wanted)
+    page: Any = FullTaskPage if query.view == "full" else TaskPage
+    return answer(200, page(*page_of(call, rows, total)))
+
+
+@operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task})
+def get_task(call: Call, task_id: str) -> flask.Response:
+    """Get a whole task."""
+    with call.database.reading() as connection:
+        return answer(200, select_task(connection, call.client_id, task_id))
+
+
+@operation("PATCH", "/api/v1/tasks/{task_id}", "full", {200: Task}, body=TaskUpdate)
+def patch_task(call: Call, task_id: str) -> flask.Response:
+    """Triage a task: give it a status, and say why."""
+    with call.database.transaction() as connection:
+        seq = select_task_seq(connection, call.client_id, task_id)
+        body: TaskUpdate = call.body
+        set_status(connection, call.principal, select_states(connection, [seq]), body.status, body.comment)
+        return answer(200, select_task(connection, call.client_id, task_id))
+
+
+@operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History})
+def get_task_history(call: Call, task_id: str) -> flask.Response:
+    """Get what happened to a task, oldest first."""
+    with call.database.reading() as connection:
+        seq = select_task_seq(connection, call.client_id, task_id)
+        return answer(200, History(select_history(connection, call.client_id, seq)))
+
+
+def read_definition(call: Call, name: str) -> tuple[str, str, str | None]:
+    """Return label, description and extension schema of a request, the schema checked and as it was sent."""
+    body: ProjectTypeUpdate = call.body
+    text, schema = read_object(body.extension_schema, "/extensionSchema", None, NESTING - 1)
+    if text is not None:
+        check_schema(schema, "/extensionSchema", call.service.settings.schema_timeout / 2)
+    return name if body.label is None else body.label, body.description or "", text
+
+
+@operation("GET", "/api/v1/project-types", "read", {200: ProjectTypes})
+def get_project_types(call: Call) -> flask.Response:
+    """List all project types, by name and without their schemas."""
+    with call.database.reading() as connection:
+        return answer(200, ProjectTypes(select_project_types(connection, call.client_id)))
+
+
+@operation(
+    "POST",
+    "/api/v1/project-types",
+    "agent",
+    {201: ProjectTypeWithSchema, 200: ProjectTypeWithSchema},
+    body=ProjectTypeDefinition,
+    parse=partial(parse_model, ProjectTypeDefinition, "extensionSchema"),
+    refusals=(ProjectTypeExists, ExtensionCheckTimeout),
+)
+def post_project_types(call: Call) -> flask.Response:
+    """Register a project type; the same definition again changes nothing."""
+    body: ProjectTypeDefinition = call.body
+    definition = read_definition(call, body.name)
+    with call.database.transaction() as connection:
+        created = insert_project_type(connection, call.client_id, body.name, *definition)
+        stored_type = select_project_type(connection, call.client_id, body.name)
+    return answer(201 if created else 200, stored_type, f"{call.path}/{body.name}" if created else None)
+
+
+@operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
+def get_project_type(call: Call, name: str) -> flask.Response:
+    """Get a project type with its schema."""
+    with call.database.reading() as connection:
+        return answer(200, select_project_type(connection, call.client_id, name))
+
+
+@operation(
+    "PUT",
+    "/api/v1/project-types/{name}",
+    "full",
+    {200: ProjectTypeWithSchema},
+    body=ProjectTypeUpdate,
+    parse=partial(parse_model, ProjectTypeUpdate, "extensionSchema"),
+    refusals=(ExtensionCheckTimeout,),
+)
+def put_project_type(call: Call, name: str) -> flask.Response:
+    """Replace a project type's label, description and schema; stored tasks are not judged again."""
+    with call.database.reading() as connection:
+        select_project_type(connection, call.client_id, name)
+    body: ProjectTypeUpdate = call.body
+    if body.name not in (None, name):
+        raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
+    definition = read_definition(call, name)
+    with call.database.transaction() as connection:
+        update_project_type(connection, call.client_id, name, *definition)
+        return answer(200, select_project_type(connection, call.client_id, name))
+
+
+@operation("GET", "/healthz", None, {200: Health})
+def get_health(call: Call) -> flask.Response:
+    """Tell whether the database can be read and written."""
+    with call.database.transaction() as connection:
+        check_health(connection)
+    return answer(200, Health("ok", __version__, sqlite3.sqlite_version))
+
+
+# ---------------------------------------------------------------------------
+# OpenAPI: made from the same models and operations that serve the requests
+# ---------------------------------------------------------------------------
+
+COMPONENTS = "#/components/schemas/"
+ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
+PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
+JSON_VALUE = {
+    "description": "Any JSON value without U+0000.",
+    "anyOf": [
+        {"type": ["null", "boolean", "number"]},
+        {"type": "string", **NO_NUL},
+        {"type": "array", "items": {"$ref": f"{COMPONENTS}JsonValue"}},
+        {"type": "object", "propertyNames": NO_NUL, "additionalProperties": {"$ref": f"{COMPONENTS}JsonValue"}},
+    ],
+}
+
+
+def corrected(schema: Any) -> Any:
+    """Return a generated schema with ECMA 262 patterns and whole references."""
+    if isinstance(schema, list):
+        return [corrected(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: corrected(value) for name, value in schema.items()}
+    if schema.get("pattern") in PATTERNS:
+        schema["pattern"] = PATTERNS[schema["pattern"]][1]
+    if schema.get("$ref") == "JsonValue":
+        schema["$ref"] = f"{COMPONENTS}JsonValue"
+    return schema
+
+
+def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """Return the reference to each model, and the components that they refer to."""
+    listed = list(models)
+    references, components = msgspec.json.schema_components(listed, ref_template=COMPONENTS + "{name}")
+    return dict(zip(listed, references, strict=True)), corrected(components) | {"JsonValue": JSON_VALUE}
+
+
+def reference_to(models: Any, references: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the schema of a body: a model, one of several, or any object."""
+    if isinstance(models, tuple):
+        return {"anyOf": [references[model] for model in models]}
+    return dict(references.get(models, {"type": "object"}))
+
+
+def refusals_of(each: Operation) -> list[type[ServiceError]]:
+    """Return all errors that an operation can be answered with."""
+    errors: list[type[ServiceError]] = [*ERRORS_OF_ALL, *each.refusals, InvalidParameter]
+    if each.level is not None:
+        errors += [Unauthorized, Forbidden]
+    if each.body is not None:
+        errors += [BodyTooLarge, UnsupportedMediaType, MalformedJSON, ValidationFailed]
+    if "{" in each.path or each.query is TaskQuery:
+        errors.append(Missing)
+    return errors
+
+
+def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the `responses` of an operation."""
+    described: dict[str, Any] = {}
+    for status, model in each.answers.items():
+        schema = reference_to(model, references)
+        described[str(status)] = {
+            "description": "Created." if status == 201 else "Done.",
+            "content": {"application/json": {"schema": schema}},
+        }
+        if status == 201 and model is not Submission:
+            described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
+    by_status: dict[int, list[type[ServiceError]]] = {}
+    for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):
+        by_status.setdefault(error.status, []).append(error)
+    for status, errors in by_status.items():
+        described[str(status)] = described_refusal(status, errors, references)
+    return described
+
+
+def described_refusal(
+    status: int, errors: Sequence[type[ServiceError]], references: Mapping[Any, Any]
+) -> dict[str, Any]:
+    """Return the description of one status that an operation refuses requests with."""
+    meanings = " ".join(f"`{error.code}`: {(error.__doc__ or '').splitlines()[0]}" for error in errors)
+    headers = {401: "WWW-Authenticate", 503: "Retry-After"}
+    described: dict[str, Any] = {
+        "description": meanings,
+        "content": {"application/problem+json": {"schema": references[ProblemDetails]}},
+    }
+    if status in headers:
+        described["headers"] = {headers[status]: {"schema": {"type": "string"}, "required": True}}
+    return described
+
+
+def described_parameters(each: Operation) -> list[dict[str, Any]]:
+    """Return the `parameters` of an operation."""
+    parameters: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": PARAMETERS_IN_PATHS[name],
+            "schema": {"type": "string", "minLength": 1},
+        }
+        for name in regex.findall(r"\{(\w+)\}", each.path)
+    ]
+    schema = corrected(msgspec.json.schema(each.query, ref_template=COMPONENTS + "{name}"))
+    fields = schema["$defs"][each.query.__name__]["properties"] if "$defs" in schema else {}
+    for name, field_schema in fields.items():
+        alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
+        parameter = {"name": name, "in": "query", "schema": alternatives[0]}
+        if alternatives[0].get("type") == "array":
+            alternatives[0]["minItems"] = 1
+            parameter |= {"style": "form", "explode": False}
+        parameters.append(parameter)
+    return parameters
+
+
+def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return one operation of the document."""
+    described: dict[str, Any] = {
+        "operationId": each.handler.__name__,
+        "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
+        "parameters": described_parameters(each),
+        "responses": described_answers(each, references),
+    }
+    if each.level is None:
+        described["security"] = []
+    else:
+        described["description"] = f"Needs a key of level `{each.level}` or higher."
+    if each.body is not None:
+        content = {"application/json": {"schema": reference_to(each.body, references)}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    """Return the description of the service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
+    bodies = [body for each in OPERATIONS for body in (*each.answers.values(), each.body)]
+    models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
+    references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict}, key=str))
+    paths: dict[str, dict[str, Any]] = {}
+    for each in OPERATIONS:
+        paths.setdefault(each.path, {})[each.method.lower()] = described_operation(each, references)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Findings Task Service",
+            "version": __version__,
+            "description": (__doc__ or "").splitlines()[0],
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: fts_…"}},
+        },
+    }
+
+
+@operation("GET", "/api/v1/openapi.json", None, {200: dict})
+def get_openapi(_: Call) -> flask.Response:
+    """Get this description."""
+    document = openapi_document() | {"servers": [{"url": flask.request.root_path or "/"}]}
+    return answer(200, document)
+
+
+# ---------------------------------------------------------------------------
+# Application
+# ---------------------------------------------------------------------------
+
+ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+
+
+class FindingsBlueprint(flask.Blueprint):
+    """The service as a part of a Flask application; `service` is what its routes share."""
+
+    def __init__(self, name: str, service: Service) -> None:
+        super().__init__(name, __name__)
+        self.service = service
+
+
+def create_blueprint(settings: Settings | None = None, name: str = "findings") -> FindingsBlueprint:
+    """Return the service as a blueprint, to be registered in any Flask application under any prefix.
+
+    It leaves the application's error pages, JSON provider and configuration alone. Without `settings`, those
+    of the environment hold.
+
+    :raises DatabaseUnusable: when the database file cannot be opened.
+    """
+    service = Service(settings or Settings.read())
+    blueprint = FindingsBlueprint(name, service)
+    with service.database.reading():
+        pass  # a file that cannot be used is reported here, not to the first client
+    with service.database.transaction() as connection:
+        fail_idle_runs(connection, service.settings.run_timeout)
+
+    def view_of(each: Operation) -> Callable[..., flask.Response]:
+        return lambda **parts: each.handler(Call(service, each), **parts)
+
+    def no_route(rest: str = "") -> NoReturn:
+        refuse_path(f"{API}/{rest}" if rest else "/healthz")
+
+    for each in OPERATIONS:
+        blueprint.add_url_rule(
+            each.rule, each.handler.__name__, view_of(each), methods=[each.method], provide_automatic_options=False
+        )
+    for rule in (f"{API}/<path:rest>", "/healthz"):
+        blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
+    blueprint.register_error_handler(Exception, refuse)
+    return blueprint
+
+
+def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
+    """Return the service as a WSGI application of its own.
+
+    :param given: settings by name, such as `db="findings.db"`, before those of the environment.
+    :raises ConfigurationError: for a setting that makes no sense.
+    :raises DatabaseUnusable: when the database file cannot be opened.
+    """
+    app = flask.Flask(__name__, static_folder=None)
+    app.url_map.merge_slashes = False
+    blueprint = create_blueprint(settings or Settings.read(**given))
+    app.register_blueprint(blueprint)
+    app.extensions["findings"] = blueprint.service
+
+    def refuse_unrouted(error: Exception) -> flask.Response:
+        if isinstance(error, (NotFound, MethodNotAllowed)):
+            try:
+                refuse_path(flask.request.path)
+            except ServiceError as refusal:
+                error = refusal
+        return refuse(error)
+
+    app.register_error_handler(Exception, refuse_unrouted)
+    return app
+
+
+# ---------------------------------------------------------------------------
+# Front door: granian's RSGI before Flask, on one thread
+# ---------------------------------------------------------------------------
+
+HELD_UP = 0.05  # seconds that one extension check may hold up the event loop
+GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
+ENVIRON = {
+    "SCRIPT_NAME": "",
+    "SERVER_PROTOCOL": "HTTP/1.1",
+    "wsgi.version": (1, 0),
+    "wsgi.multithread": False,
+    "wsgi.multiprocess": False,
+    "wsgi.run_once": False,
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a WSGI application answered."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@lru_cache(maxsize=256)
+def environ_name(header: str) -> str:
+    """Return what WSGI calls a header (PEP 3333)."""
+    name = header.upper().replace("-", "_")
+    return name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
+
+
+def environ_of(scope: Any, body: bytes) -> dict[str, Any]:
+    """Return the WSGI environment of a request whose body is here.
+
+    The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse.
+    """
+    host, _, port = scope.server.rpartition(":")
+    environ = {
+        **ENVIRON,
+        "REQUEST_METHOD": scope.method,
+        "PATH_INFO": scope.path.encode().decode("latin-1"),
+        "QUERY_STRING": scope.query_string,
+        "SERVER_NAME": host,
+        "SERVER_PORT": port,
+        "REMOTE_ADDR": scope.client.rpartition(":")[0],
+        "wsgi.url_scheme": scope.scheme,
+        "wsgi.input": io.BytesIO(body),
+        "wsgi.errors": sys.stderr,
+    }
+    for header, value in scope.headers.items():
+        name = environ_name(header)
+        environ[name] = f"{environ[name]},{value}" if name in environ else value
+    environ.pop("HTTP_HOST", None)
+    environ["CONTENT_LENGTH"] = str(len(body)) if body else ""
+    return environ
+
+
+def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
+    """Return what a WSGI application answers."""
+    begun: list[Any] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], _: Any = None) -> Callable[[bytes], object]:
+        begun[:] = (int(status[:3]), headers)
+        return len  # PEP 3333 wants a `write`; no application of ours calls it
+
+    parts = app(environ, start_response)
+    try:
+        body = b"".join(parts)
+    finally:
+        if hasattr(parts, "close"):
+            parts.close()
+    return Answer(begun[0], begun[1], body)
+
+
+def refused(error: Exception) -> Answer:
+    """Return the answer to a write whose transaction failed."""
+    known = storage_error(error) if isinstance(error, sqlite3.Error) else None
+    if isinstance(error, ServiceError):
+        known = error
+    if known is None:
+        log.error("a transaction failed", exc_info=error)
+        known = (
+            StorageFull(str(error)) if isinstance(error, DatabaseUnusable) else InternalError("The service has a bug.")
+        )
+    headers = [("Content-Type", "application/problem+json"), *known.headers.items()]
+    return Answer(known.status, headers, msgspec.json.encode(problem_details(known)))
+
+
+class WriteQueue:
+    """Runs the writes that are ready in one turn of the event loop in one transaction, each in a savepoint.
+
+    They share one fsync, and are answered when the COMMIT is through; when it fails, all of them have failed.
+    """
+
+    def __init__(self, app: Any, database: Database) -> None:
+        self.app = app
+        self.database = database
+        self._waiting: deque[tuple[dict[str, Any], asyncio.Future[Answer], float]] = deque()
+        self._scheduled = False
+
+    async def run(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a write once it is durable, or refused."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((environ, future, time.monotonic() + self.database.settings.busy_timeout))
+        self._schedule(0)
+        return await future
+
+    def _schedule(self, delay: float) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(delay, self._commit_group)
+
+    def _commit_group(self) -> None:
+        self._scheduled = False
+        try:
+            self.database.try_begin()
+        except Exception as error:
+            self._refuse_waiting(error)
+            return
+        for future, answer in self._run_group():
+            if not future.done():
+                future.set_result(answer)
+        if self._waiting:
+            self._schedule(0)
+
+    def _refuse_waiting(self, error: Exception) -> None:
+        """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
+        waits = is_busy(error)
+        while self._waiting and (not waits or time.monotonic() > self._waiting[0][2]):
+            _, future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_result(refused(error))
+        if self._waiting:
+            self._schedule(BUSY_SLICE)
+
+    def _run_group(self) -> list[tuple[asyncio.Future[Answer], Answer]]:
+        """Run writes until they are all done or their time is over, commit, and return the answers."""
+        answered: list[tuple[asyncio.Future[Answer], Answer]] = []
+        database, end = self.database, time.monotonic() + GROUP_TIME
+        try:
+            with database.grouping() as connection:
+                while self._waiting and connection.in_transaction and time.monotonic() < end:
+                    environ, future, _ = self._waiting.popleft()
+                    answered.append((future, run_held_up(self.app, environ)))
+                if not connection.in_transaction:
+                    raise StorageFull("writing failed, or the disk is full")
+        except Exception as error:
+            return [(future, refused(error)) for future, _ in answered]
+        return answered
+
+
+def run_held_up(app: Any, environ: dict[str, Any]) -> Answer:
+    """Return what a WSGI application answers, on the event loop's thread: long checks are given up there."""
+    CLOCK.held_up = time.monotonic() + HELD_UP
+    try:
+        return run_wsgi(app, environ)
+    finally:
+        CLOCK.held_up = float("inf")
+
+
+class FrontDoor:
+    """Takes requests from granian and calls a WSGI application on the event loop's thread, one at a time.
+
+    Bodies are read asynchronously before that, so that a slow client costs nobody anything. Without a database
+    the application is called for writes as for reads. What takes long, checking extensions, is done again in a
+    thread, one request at a time for each key.
+    """
+
+    def __init__(self, app: Any, settings: Settings, database: Database | None = None) -> None:
+        self.app = app
+        self.settings = settings
+        self.writes = WriteQueue(app, database) if database else None
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
+        """Answer one request."""
+        environ = await self._receive(scope, protocol)
+        reads = scope.method in ("GET", "HEAD") and scope.path != "/healthz"
+        if reads or self.writes is None:
+            answer = run_held_up(self.app, environ)
+        else:
+            answer = await self.writes.run(environ)
+        if environ.get(POSTPONED):
+            answer = await self._run_aside(environ)
+        if scope.method == "HEAD":
+            protocol.response_empty(answer.status, answer.headers)
+        else:  # granian counts the body itself
+            headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
+            protocol.response_bytes(answer.status, headers, answer.body)
+
+    async def _receive(self, scope: Any, protocol: Any) -> dict[str, Any]:
+        """Return the WSGI environment of a request, with what was wrong with its body noted in it."""
+        length = scope.headers.get("content-length")
+        if length is None and "transfer-encoding" not in scope.headers:
+            return environ_of(scope, b"")
+        body, flags = bytearray(), dict[str, Any]()
+        try:
+            async with asyncio.timeout(self.settings.body_timeout):
+                await self._fill(body, int(length or 0), protocol)
+        except Exception:  # the time was over, the client broke off, or the chunks made no sense
+            flags[CUT_SHORT] = True
+        if max(len(body), int(length or 0)) > self.settings.max_body:
+            return {**environ_of(scope, b""), TOO_LARGE: True}
+        if len(body) < int(length or 0):
+            flags[CUT_SHORT] = True
+        return {**environ_of(scope, bytes(body)), **flags}
+
+    async def _fill(self, body: bytearray, length: int, protocol: Any) -> None:
+        """Read a body, up to where it is over the limit."""
+        if length > self.settings.max_body:
+            return
+        async for chunk in protocol:
+            body += chunk
+            if len(body) > self.settings.max_body:
+                return
+
+    async def _run_aside(self, environ: dict[str, Any]) -> Answer:
+        """Run a request again in a thread, where its checks may take their time."""
+        turn = self._turns.setdefault(environ["HTTP_AUTHORIZATION"], asyncio.Lock())
+        fresh = {name: value for name, value in environ.items() if not name.startswith("werkzeug.")}
+        fresh["wsgi.input"].seek(0)
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(None, run_wsgi, self.app, fresh)
+
+
+async def announce(host: str, port: int, message: str) -> None:
+    """Say that the service runs, as soon as it answers."""
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            if answer.startswith(b"HTTP/1.1 200"):
+                click.echo(message, err=True)
+                return
+        except OSError:
+            pass
+        await asyncio.sleep(0.01)
+
+
+def free_port(host: str, port: int) -> int:
+    """Return the port to listen on, a free one for 0. :raises OSError: when another program listens there.
+
+    granian opens its sockets so that several may share a port, and so would share it with anybody in silence.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
+
+
+def reachable(host: str) -> str:
+    """Return the address by which this machine reaches a host that it listens on."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a service."""
+    name = reachable(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+async def serve_until_stopped(app: Any, host: str, port: int, message: str, parent: int | None = None) -> None:
+    """Serve an RSGI application until SIGTERM or SIGINT, and finish what is under way.
+
+    :param parent: a pipe that closes when the process that watches over this one is gone.
+    """
+    from granian.constants import Interfaces
+    from granian.log import LogLevels
+    from granian.server.embed import Server
+
+    # granian's defaults stall under 300 half-open connections.
+    server = Server(
+        app,
+        host,
+        port,
+        interface=Interfaces.RSGI,
+        websockets=False,
+        backlog=2048,
+        backpressure=2048,
+        log_level=LogLevels.error,
+    )
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, server.stop)
+    if parent is not None:
+        loop.add_reader(parent, server.stop)
+    saying = loop.create_task(announce(reachable(host), port, message)) if message else None
+    await server.serve()
+    if saying is not None:
+        saying.cancel()
+
+
+def run_worker(settings: Settings, host: str, port: int, message: str, parent: int | None = None) -> None:
+    """Serve with one process: one thread, one connection."""
+    app = create_app(settings)
+    database: Database = app.extensions["findings"].database
+    asyncio.run(serve_until_stopped(FrontDoor(app, settings, database), host, port, message, parent))
+    database.close()
+
+
+def run_workers(settings: Settings, host: str, port: int, message: str, count: int) -> None:
+    """Serve with several processes, only the first of which checkpoints. When one dies, all stop.
+
+    :raises ChildProcessError: when a worker died by itself.
+    """
+    watched, held = os.pipe()
+    children = {}
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            os.close(held)
+            ours = msgspec.structs.replace(settings, checkpoints=number == 0)
+            run_worker(ours, host, port, message if number == 0 else "", watched)
+            os._exit(0)
+        children[child] = number
+    os.close(watched)
+
+    def stop(*_: object) -> None:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, stop)
+    failed = False
+    while children:
+        child, status = os.wait()
+        del children[child]
+        if status != 0:
+            failed = True
+            stop()
+    if failed:
+        raise ChildProcessError("a worker died, and so all were stopped")
+
+
+# ---------------------------------------------------------------------------
+# Command line
+# ---------------------------------------------------------------------------
+
+database_option = click.option("--db", envvar="FINDINGS_DB", default="findings.db", show_default=True, help="The file.")
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A duration on the command line, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn what can go wrong with a set-up into one line and exit code 1."""
+    try:
+        yield
+    except (ConfigurationError, DatabaseUnusable, ChildProcessError) as error:
+        raise click.ClickException(str(error)) from None
+    except sqlite3.Error as error:
+        raise click.ClickException(f"the database cannot be used: {error}") from None
+
+
+@contextmanager
+def opened(db: str) -> Iterator[sqlite3.Connection]:
+    """Give a command its own transaction on the database, beside a service that may be running."""
+    with readable_errors():
+        database = Database(Settings.read(db=db, checkpoints=False))
+        try:
+            with database.transaction() as connection:
+                yield connection
+        finally:
+            database.close()
+
+
+@click.group()
+@click.version_option(__version__, prog_name="findings-service")
+def main() -> None:
+    """Keep the findings of agents in one SQLite file, and serve them over HTTP."""
+
+
+@main.command()
+@database_option
+@click.option(
+    "--host", envvar="FINDINGS_HOST", default="127.0.0.1", show_default=True, help="The address to listen on."
+)
+@click.option(
+    "--port",
+    envvar="FINDINGS_PORT",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="The port; 0 for any free one.",
+)
+@click.option(
+    "--workers",
+    envvar="FINDINGS_WORKERS",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Processes. One is the fastest for most; see the README.",
+)
+def serve(db: str, host: str, port: int, workers: int) -> None:
+    """Serve the API until SIGTERM or Ctrl-C."""
+    with readable_errors():
+        settings = Settings.read(db=db)
+        try:
+            port = free_port(host, port)
+        except OSError as error:
+            raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        key = first_key(settings)
+        warn_of_exposure(host)
+        message = f"Findings Task Service {__version__} on {url_of(host, port)}, data in {Path(db).resolve()}"
+        if key:
+            message += first_steps(key, url_of(host, port))
+        if workers == 1:
+            run_worker(settings, host, port, message)
+        else:
+            run_workers(settings, host, port, message, workers)
+
+
+def first_key(settings: Settings) -> str | None:
+    """Make the first key of a new database and return it; None where there is a key already."""
+    database = Database(settings)
+    try:
+        with database.transaction() as connection:
+            insert_client(connection, "default")
+            if settings.api_key or select_keys(connection):
+                return None
+            return insert_key(connection, "first", "default", "full")
+    finally:
+        database.close()
+
+
+def first_steps(key: str, url: str) -> str:
+    """Return what a first start says: the key, once, and what to try."""
+    return f"""
+
+This is the first API key, of client "default" and level "full". It is shown this once:
+
+    export FINDINGS_KEY={key}
+
+Try it:
+
+    curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
+"""
+
+
+def warn_of_exposure(host: str) -> None:
+    """Say so when others can reach the service: keys would cross the network in the clear."""
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        click.echo(
+            f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.",
+            err=True,
+        )
+
+
+@main.group()
+def keys() -> None:
+    """Issue, list and revoke API keys."""
+
+
+@keys.command("create")
+@click.argument("name")
+@click.option("--client", default="default", show_default=True, help="Whose data the key opens.")
+@click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True, help="What the key may do.")
+@click.option("--expires", type=Seconds(), metavar="DURATION", help="How long the key is good, such as 90d.")
+@database_option
+def create_key(name: str, client: str, level: str, expires: float | None, db: str) -> None:
+    """Make a key called NAME and print it, this once."""
+    for text in (name, client):
+        if not regex.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", text) or not text.strip():
+            raise click.UsageError("A name is 1 to 100 characters, and not blank.")
+    expires_at = timestamp(datetime.now(UTC) + timedelta(seconds=expires)) if expires is not None else None
+    with opened(db) as connection:
+        key = insert_key(connection, name, client, level, expires_at)
+    until = f" until {expires_at}" if expires_at else ""
+    click.echo(f"Key {name!r} for client {client!r}, level {level}{until}. It is shown this once:", err=True)
+    click.echo(key)
+
+
+@keys.command("list")
+@database_option
+def list_keys(db: str) -> None:
+    """List all keys, without their secrets."""
+    with opened(db) as connection:
+        rows = select_keys(connection)
+    titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
+    table = [titles, *(tuple(value or "-" for value in row) for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
+    for row in table:
+        click.echo("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+
+
+@keys.command("revoke")
+@click.argument("key_id")
+@database_option
+def revoke(key_id: str, db: str) -> None:
+    """Revoke the key KEY_ID at once, also in a service that is running."""
+    with opened(db) as connection:
+        if not revoke_key(connection, key_id):
+            raise click.ClickException(f"there is no live key {key_id!r}; see: findings-service keys list")
+    click.echo(f"Key {key_id} is revoked.", err=True)
+
+
+if __name__ == "__main__":
+    main()
