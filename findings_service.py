@@ -1,8 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
+#     "click>=8.1.3",
 #     "flask>=3.1.3",
-#     "granian>=2.8,<3",
+#     "granian>=2.7,<3",
 #     "jsonschema>=4.26,<5",
 #     "msgspec>=0.20",
 #     "regex>=2024.11.6",
@@ -41,12 +42,13 @@ import typing
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import astuple, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import click
 import flask
@@ -99,6 +101,13 @@ def parse_synchronous(text: str) -> str:
     return text.upper()
 
 
+def parse_switch(text: str) -> bool:
+    """Return whether `text` is on. :raises ValueError: when it is neither on nor off."""
+    if text.lower() not in ("on", "off", "true", "false"):
+        raise ValueError(f"{text!r} is neither on nor off")
+    return text.lower() in ("on", "true")
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes."""
 
@@ -123,6 +132,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "schema_timeout": parse_duration,
         "body_timeout": parse_duration,
         "synchronous": parse_synchronous,
+        "checkpoints": parse_switch,
     }
 
     @classmethod
@@ -169,6 +179,14 @@ TITLES = {
 def cut(text: str) -> str:
     """Shorten the caller's text to what an error may repeat."""
     return text if len(text) <= REPEATED_TEXT else text[: REPEATED_TEXT - 1] + "…"
+
+
+def short(value: Any) -> Any:
+    """Return a value as an error may show it: text cut, what is long or no scalar left out."""
+    if isinstance(value, str):
+        return cut(value)
+    scalar = isinstance(value, (bool, int, float)) and len(str(value)) <= REPEATED_TEXT
+    return value if scalar else msgspec.UNSET
 
 
 class Problem(Struct, omit_defaults=True):
@@ -255,6 +273,12 @@ class ProjectTypeExists(ServiceError):
     status, code = 409, "project_type_exists"
 
 
+class IdempotencyConflict(ServiceError):
+    """The Idempotency-Key was used for another body."""
+
+    status, code = 409, "idempotency_conflict"
+
+
 class BodyTooLarge(ServiceError):
     """The body is over the limit."""
 
@@ -275,7 +299,7 @@ class ValidationFailed(ServiceError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         more = f"; the first {LISTED_PROBLEMS} are listed" if len(problems) > LISTED_PROBLEMS else ""
-        super().__init__(f"{count} in the request body{more}; nothing was stored.", problems[:LISTED_PROBLEMS])
+        super().__init__(f"{count} in the request body{more}; nothing was stored.", problems)
 
 
 class UnknownProjectType(ServiceError):
@@ -354,7 +378,7 @@ def problem_details(error: ServiceError) -> ProblemDetails:
         status=error.status,
         code=error.code,
         detail=error.detail,
-        errors=list(error.problems) or msgspec.UNSET,
+        errors=list(error.problems[:LISTED_PROBLEMS]) or msgspec.UNSET,
     )
 
 
@@ -367,12 +391,27 @@ NESTING = 100  # levels of arrays and objects in a body
 NO_NUL = {"pattern": "^[^\\u0000]*$"}
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
 NOT_BLANK = r"\S"
+# Without spaces and control characters: browsers drop them, and so would run `java\tscript:`.
+PRINTABLE = r"[^\x00-\x20\x7f]"
+ABSOLUTE_URL = rf"^[A-Za-z][A-Za-z0-9+.-]*:{PRINTABLE}+\Z"
+HTTP_URL = (
+    r"^[Hh][Tt][Tt][Pp][Ss]?://([^\x00-\x20\x7f/?#@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f/?#@:\[\]\\]+)"
+    rf"(:[0-9]{{1,5}})?([/?#]{PRINTABLE}*)?\Z"
+)
 
 # What a pattern is called in an error, and how ECMA 262 (and so OpenAPI) writes it.
 PATTERNS = {
     NAME_PATTERN: (
         "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
         "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+    ),
+    ABSOLUTE_URL: (
+        "must be an absolute URL with a scheme, without spaces",
+        ABSOLUTE_URL.replace(r"\Z", "$").replace(r"\x", r"\u00"),
+    ),
+    HTTP_URL: (
+        "must be an absolute http or https URL, without spaces",
+        HTTP_URL.replace(r"\Z", "$").replace(r"\x", r"\u00"),
     ),
     NOT_BLANK: ("must not be blank", "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"),
 }
@@ -392,12 +431,8 @@ Text = Annotated[str, Meta(extra_json_schema=NO_NUL)]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Title = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
 ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
-TargetUrl = Annotated[
-    str, Meta(max_length=2048, extra_json_schema={"pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[a-z0-9.-]*[a-z0-9](/[!-~]*)?$"})
-]
-EvidenceUrl = Annotated[
-    str, Meta(max_length=256 * KIB, extra_json_schema={"pattern": "^(https?|ftp|file):[!-~]{1,2000}$"})
-]
+TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
+EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
 JsonObject = Annotated[Raw, Meta(extra_json_schema={"type": "object", "additionalProperties": {"$ref": "JsonValue"}})]
 LongText = Annotated[str, Meta(max_length=64 * KIB, extra_json_schema=NO_NUL)]
 BulkText = Annotated[str, Meta(max_length=256 * KIB, extra_json_schema=NO_NUL)]
@@ -728,8 +763,12 @@ class TaskQuery(PageQuery):
 # ---------------------------------------------------------------------------
 
 APPLICATION_ID = 0x46545356
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
+# What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: changes to
+# tables that are there, by the version that they lead to.
+MIGRATIONS: Mapping[int, str] = {}
+LARGE_WAL = 8 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -758,7 +797,7 @@ def connect(settings: Settings) -> sqlite3.Connection:
     connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA wal_autocheckpoint = {1000 if settings.checkpoints else 0}")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
+    connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
     connection.execute("PRAGMA cache_size = -16384")
     return connection
 
@@ -786,13 +825,18 @@ def claim_file(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
+def user_version(connection: sqlite3.Connection) -> int:
+    """Return the schema version of the file."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
 def prepare_schema(connection: sqlite3.Connection, path: str) -> None:
     """Create the schema in a new file, bring an older one up to date, and refuse what is not ours or newer.
 
     :raises DatabaseUnusable: when it is refused.
     """
     ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version = user_version(connection)
     if not ours and connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
     if version > SCHEMA_VERSION:
@@ -800,7 +844,8 @@ def prepare_schema(connection: sqlite3.Connection, path: str) -> None:
             f"{path} has schema version {version}, newer than this program's {SCHEMA_VERSION}; update findings-service"
         )
     if version < SCHEMA_VERSION:
-        connection.executescript(f"BEGIN IMMEDIATE;\n{schema_path().read_text('utf-8')}\nCOMMIT;")
+        steps = "\n".join(MIGRATIONS.get(step, "") for step in range(version + 1, SCHEMA_VERSION + 1) if version)
+        connection.executescript(f"BEGIN IMMEDIATE;\n{steps}\n{schema_path().read_text('utf-8')}\nCOMMIT;")
 
 
 def open_database(settings: Settings) -> sqlite3.Connection:
@@ -834,6 +879,7 @@ class Database:
         self.lock = threading.RLock()
         self.grouped = False
         self.last_uses: dict[tuple[str, str | int], str] = {}
+        self._written_uses = self.last_uses
         self._connection: sqlite3.Connection | None = None
         self._process = 0
 
@@ -848,6 +894,17 @@ class Database:
         """Give the connection to a reader."""
         with self.lock:
             yield self.connection()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection to a reader whose statements must all see the same moment."""
+        with self.lock:
+            connection = self.connection()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -876,23 +933,23 @@ class Database:
         self.lock.acquire()
         try:
             self.connection().execute("BEGIN IMMEDIATE")
+            self._written_uses, self.last_uses = self.last_uses, {}
+            write_last_uses(self.connection(), self._written_uses)
         except BaseException:
-            self.lock.release()
+            self.roll_back()
             raise
 
     def commit(self) -> None:
         """Make the transaction durable and give the lock back. After an error, `roll_back` must follow."""
-        connection = self.connection()
-        write_last_uses(connection, self.last_uses)
-        connection.execute("COMMIT")
-        self.last_uses.clear()
+        self.connection().execute("COMMIT")
         self.lock.release()
 
     def roll_back(self) -> None:
         """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
         try:
-            if self.connection().in_transaction:
-                self.connection().execute("ROLLBACK")
+            self.last_uses = {**self._written_uses, **self.last_uses}
+            if self._connection is not None and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
         finally:
             self.lock.release()
 
@@ -927,6 +984,16 @@ class Database:
         with self.lock:
             self.last_uses[table, key] = at
 
+    def keep_house(self) -> None:
+        """Write what readers left to write, and fold a WAL that others' commits made large into the file."""
+        with self.lock, suppress(sqlite3.Error, OSError):
+            if self.last_uses:
+                self.try_begin()
+                with self.grouping():
+                    pass
+            if self.settings.checkpoints and Path(f"{self.settings.db}-wal").stat().st_size > LARGE_WAL:
+                self.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Write what is left to write, and close the connection; SQLite then folds the WAL into the file."""
         with self.lock:
@@ -938,6 +1005,46 @@ class Database:
                         pass
             self._connection.close()
             self._connection = None
+
+
+def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
+    """Tell whether SQLite can corrupt a file that two connections write and checkpoint at the same instant.
+
+    It could from 3.7.0 on, and was mended in 3.51.3, 3.50.7 and 3.44.6 (https://www.sqlite.org/wal.html#walresetbug).
+    """
+    mended = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
+    return version >= (3, 7, 0) and not mended
+
+
+def file_faults(connection: sqlite3.Connection) -> Iterator[str]:
+    """Tell what SQLite itself finds wrong with the file."""
+    for (fault,) in connection.execute("PRAGMA integrity_check"):
+        if fault != "ok":
+            yield f"integrity: {fault}"
+    for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
+        yield f"foreign key: row {row} of {table} has no parent in {parent}"
+    if user_version(connection) != SCHEMA_VERSION:
+        yield f"schema version {user_version(connection)}, not {SCHEMA_VERSION}"
+
+
+def copy_database(
+    source: sqlite3.Connection, path: str, progress: Callable[[int, int, int], object] | None = None
+) -> list[str]:
+    """Copy a database that is in use into a new file as it is at one moment, and return what is wrong with the copy.
+
+    The read transaction keeps that moment; without it the copy would start again at every write of another
+    process (https://www.sqlite.org/backup.html).
+    """
+    claim_file(path)
+    copy = sqlite3.connect(path, isolation_level=None)
+    source.execute("BEGIN")
+    try:
+        source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        source.backup(copy, pages=1000, progress=progress)
+        return list(file_faults(copy))
+    finally:
+        source.execute("ROLLBACK")
+        copy.close()
 
 
 def write_last_uses(connection: sqlite3.Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -954,6 +1061,7 @@ def write_last_uses(connection: sqlite3.Connection, last_uses: Mapping[tuple[str
 # ---------------------------------------------------------------------------
 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
+SCHEMA_SHARE = 1 / 4  # of it that the check of a schema may take, when it is registered
 EXTENSION_PROBLEMS = 10  # that one task can bring
 PATTERN_LENGTH = 2000  # characters; compiling cannot be interrupted
 DRAFTS = {
@@ -1143,8 +1251,8 @@ def specification_of(draft: Any) -> referencing.Specification[Any]:
 
 
 def escaped(token: object) -> str:
-    """Write one step of a JSON pointer (RFC 6901, section 3)."""
-    return str(token).replace("~", "~0").replace("/", "~1")
+    """Write one step of a JSON pointer (RFC 6901, section 3), cut like all text of the caller's."""
+    return cut(str(token)).replace("~", "~0").replace("/", "~1")
 
 
 def joined(path: Iterable[object], prefix: str = "") -> str:
@@ -1226,7 +1334,7 @@ def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
     """Tell everything that is wrong with a client's schema, each with its pointer."""
     draft = draft_of(schema)
     if draft is None:
-        yield Problem(f"must be one of: {', '.join(DRAFTS)}", f"{pointer}/$schema", value=schema["$schema"])
+        yield Problem(f"must be one of: {', '.join(DRAFTS)}", f"{pointer}/$schema", value=short(schema["$schema"]))
         return
     judge = guarded(draft)(draft.META_SCHEMA, registry=referencing.Registry())
     for fault in judge.iter_errors(schema):
@@ -1324,9 +1432,16 @@ MOST_ARMS = 100  # of one list query; SQLite allows 500
 LOOKUP_SIZE = 500  # external ids or seqs in one statement
 
 
-def timestamp(moment: datetime | None = None) -> str:
-    """Return `moment`, by default now, as the API writes it: 2026-11-21T02:15:30.123Z."""
-    return (moment or datetime.now(UTC)).isoformat(timespec="milliseconds")[:23] + "Z"
+@lru_cache(maxsize=8)
+def second_text(second: int) -> str:
+    """Return the text of a second since 1970; formatting it anew costs more than a query."""
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def timestamp(ago: float = 0) -> str:
+    """Return the time some seconds ago, by default now, as the API writes it: 2026-11-21T02:15:30.123Z."""
+    second, rest = divmod(time.time_ns() - int(ago * 1e9), 1_000_000_000)
+    return f"{second_text(second)}.{rest // 1_000_000:03d}Z"
 
 
 class IdMaker:
@@ -1514,16 +1629,10 @@ class Arm:
 
     conditions: tuple[str, ...]
     values: tuple[Any, ...]
-    severity: int | None = None
 
     def where(self, condition: str, *values: Any) -> Arm:
         """Return the arm with one more condition."""
-        return Arm((*self.conditions, condition), (*self.values, *values), self.severity)
-
-    def fixed(self, column: str, value: Any) -> Arm:
-        """Return the part of the arm that has one value in a column."""
-        severity = value if column == "tasks.severity" else self.severity
-        return Arm((*self.conditions, f"{column} = ?"), (*self.values, value), severity)
+        return Arm((*self.conditions, condition), (*self.values, *values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -1531,55 +1640,61 @@ class Position:
     """A place in a list: behind the row `seq`, in a list by severity also behind its rank."""
 
     seq: int
-    severity: int | None = None
+    severity: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list that a client may page through: what it holds and in which order."""
+    """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each."""
 
-    source: str
-    seq: str
+    table: str
     arms: tuple[Arm, ...]
     newest_first: bool = True
-    by_severity: bool = False
+    severity: int = 0
+    by_run: bool = False
 
-    def behind(self, position: Position) -> tuple[Arm, ...]:
-        """Return the arms that go on behind a position."""
+    @property
+    def source(self) -> str:
+        """The tables that hold the ranges."""
+        return "sightings JOIN tasks ON tasks.seq = sightings.task_seq" if self.by_run else self.table
+
+    @property
+    def seq(self) -> str:
+        """The column that holds the order in the ranges' index."""
+        return "sightings.task_seq" if self.by_run else f"{self.table}.seq"
+
+    def behind(self, seq: int) -> Listing:
+        """Return the rows that come behind one."""
         comparison = f"{self.seq} {'<' if self.newest_first else '>'} ?"
-        if not self.by_severity or position.severity is None:
-            return tuple(arm.where(comparison, position.seq) for arm in self.arms)
-        return tuple(
-            arm.where(comparison, position.seq) if arm.severity == position.severity else arm
-            for arm in self.arms
-            if arm.severity is not None and arm.severity <= position.severity
-        )
+        return replace(self, arms=tuple(arm.where(comparison, seq) for arm in self.arms))
 
-    def page(self, limit: int, offset: int, position: Position | None) -> tuple[str, tuple[Any, ...]]:
-        """Return the statement for one page of (rank, seq), and its values.
+    def select(
+        self, connection: sqlite3.Connection, columns: str, joined: str, limit: int, offset: int
+    ) -> list[tuple[Any, ...]]:
+        """Return some rows, each behind its seq.
 
-        Each arm is a range of an index in the list's order, and the database merges them: no sorting, and a
-        page far down costs what the first one costs.
+        The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
+        costs; only the rows of the page are looked up in their table. One range alone needs no merge.
         """
-        arms = self.behind(position) if position else self.arms
-        direction = "DESC" if self.newest_first else "ASC"
-        selects = [
-            f"SELECT {arm.severity or 0} AS rank, {self.seq} AS seq FROM {self.source}"
-            f" WHERE {' AND '.join(arm.conditions)}"
-            for arm in arms
-        ]
-        order = f"rank DESC, seq {direction}" if self.by_severity and len(arms) > 1 else f"seq {direction}"
-        values = tuple(value for arm in arms for value in arm.values)
-        return f"{' UNION ALL '.join(selects)} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
+        if not self.arms:
+            return []
+        order = f"ORDER BY seq {'DESC' if self.newest_first else 'ASC'} LIMIT ? OFFSET ?"
+        ranges = [f"FROM {self.source}{{}} WHERE {' AND '.join(arm.conditions)}" for arm in self.arms]
+        if len(ranges) == 1:
+            statement = f"SELECT {self.seq} AS seq, {columns} {ranges[0].format(f' {joined}')} {order}"
+        else:
+            merged = " UNION ALL ".join(f"SELECT {self.seq} AS seq {each.format('')}" for each in ranges)
+            statement = f"""SELECT page.seq, {columns} FROM ({merged} {order}) AS page
+                JOIN {self.table} ON {self.table}.seq = page.seq {joined}"""
+        values = (*(value for arm in self.arms for value in arm.values), limit, offset)
+        rows = connection.execute(statement, values).fetchall()
+        return rows if len(ranges) == 1 else sorted(rows, key=itemgetter(0), reverse=self.newest_first)
 
     def count(self, connection: sqlite3.Connection) -> int:
-        """Count the rows one by one, for the few filters that no counter covers."""
-        if not self.arms:
-            return 0
-        selects = [f"SELECT COUNT(*) AS n FROM {self.source} WHERE {' AND '.join(arm.conditions)}" for arm in self.arms]
-        values = tuple(value for arm in self.arms for value in arm.values)
-        row = connection.execute(f"SELECT SUM(n) FROM ({' UNION ALL '.join(selects)}) AS arms", values).fetchone()
-        return int(row[0] or 0)
+        """Count the rows one by one, where no counter covers the filters."""
+        statements = [f"SELECT COUNT(*) FROM {self.source} WHERE {' AND '.join(arm.conditions)}" for arm in self.arms]
+        counts = map(connection.execute, statements, (arm.values for arm in self.arms))
+        return sum(int(count.fetchone()[0]) for count in counts)
 
 
 def spread(start: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Arm, ...]:
@@ -1589,29 +1704,29 @@ def spread(start: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Arm
         return spread(start.where(f"{column} IN ({marks(values)})", *values), ranges)
     arms = [start]
     for column, values in ranges:
-        arms = [arm.fixed(column, value) for arm in arms for value in values]
+        arms = [arm.where(f"{column} = ?", value) for arm in arms for value in values]
     return tuple(arms)
 
 
 def select_page(
     connection: sqlite3.Connection,
-    listing: Listing,
+    listings: Sequence[Listing],
     columns: str,
-    tables: str,
-    limit: int,
-    offset: int,
+    joined: str,
+    query: PageQuery,
     position: Position | None,
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of one page, each behind its rank and seq, and one more row if there is a further page."""
-    if not (listing.behind(position) if position else listing.arms):
-        return []
-    page, values = listing.page(limit + 1, offset, position)
-    rows = connection.execute(
-        f"SELECT page.rank, page.seq, {columns} FROM ({page}) AS page JOIN {tables}", values
-    ).fetchall()
-    rows.sort(key=lambda row: row[1], reverse=listing.newest_first)
-    if listing.by_severity:
-        rows.sort(key=lambda row: row[0], reverse=True)
+    """Return the rows of one page, each behind its severity and seq, and one more row if there is a further page."""
+    rows: list[tuple[Any, ...]] = []
+    offset = ((query.page or 1) - 1) * query.limit
+    for listing in listings:
+        if len(rows) > query.limit or (position and listing.severity > position.severity):
+            continue
+        part = listing.behind(position.seq) if position and listing.severity == position.severity else listing
+        found = part.select(connection, columns, joined, query.limit + 1 - len(rows), offset)
+        rows += [(listing.severity, *row) for row in found]
+        if offset:
+            offset = 0 if found else max(0, offset - part.count(connection))
     return rows
 
 
@@ -1796,7 +1911,7 @@ def close_run(connection: sqlite3.Connection, client_id: str, run: RunKey, statu
 
 def fail_idle_runs(connection: sqlite3.Connection, idle_seconds: float) -> int:
     """Fail every run that nobody has used for so long. Return how many those were."""
-    limit = timestamp(datetime.now(UTC) - timedelta(seconds=idle_seconds))
+    limit = timestamp(ago=idle_seconds)
     rows = connection.execute(
         """SELECT runs.client_id, runs.seq, runs.id, runs.project_type, runs.target_url, runs.status
            FROM clients JOIN runs ON runs.client_id = clients.id
@@ -1826,10 +1941,8 @@ def finish_run(
 
 def resolve_missing(connection: sqlite3.Connection, who: Principal, run: RunKey) -> None:
     """Resolve the unfinished findings of the run's type and target that it did not report any more."""
-    listing = Listing("tasks", "tasks.seq", missing_arms(who.client_id, run, UNFINISHED, RANKS.values()))
-    statement, values = listing.page(-1, 0, None)
-    seqs = [seq for _, seq in connection.execute(statement, values)]
-    tasks = select_states(connection, seqs)
+    listing = Listing("tasks", missing_arms(who.client_id, run, UNFINISHED, tuple(RANKS.values())))
+    tasks = select_states(connection, [row[0] for row in listing.select(connection, "tasks.id", "", -1, 0)])
     set_status(connection, who, tasks, "resolved", run_id=run.id)
     connection.execute("UPDATE runs SET resolved = resolved + ? WHERE seq = ?", (len(tasks), run.seq))
 
@@ -1854,9 +1967,7 @@ def select_runs(
     connection: sqlite3.Connection, client_id: str, query: RunQuery, position: Position | None
 ) -> list[tuple[int, Run]]:
     """Return one page of runs, newest first, each with its rank (0), and one more if there is a further page."""
-    listing = Listing("runs", "runs.seq", run_arms(client_id, query))
-    offset = ((query.page or 1) - 1) * query.limit
-    rows = select_page(connection, listing, RUN_COLUMNS, "runs ON runs.seq = page.seq", query.limit, offset, position)
+    rows = select_page(connection, [Listing("runs", run_arms(client_id, query))], RUN_COLUMNS, "", query, position)
     return [(row[0], run_model(row[2:])) for row in rows]
 
 
@@ -1901,14 +2012,6 @@ def select_task(connection: sqlite3.Connection, client_id: str, task_id: str) ->
     return task_model(row)
 
 
-def select_task_seq(connection: sqlite3.Connection, client_id: str, task_id: str) -> int:
-    """Return a task's seq. :raises Missing: when the client has no such task."""
-    row = connection.execute("SELECT seq FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)).fetchone()
-    if row is None:
-        raise Missing(f"There is no task {cut(task_id)!r}.")
-    return int(row[0])
-
-
 @dataclass(frozen=True, slots=True)
 class TaskFilter:
     """What a query of tasks asks for, with its run ids looked up. `None` filters nothing."""
@@ -1920,6 +2023,11 @@ class TaskFilter:
     external_id: str | None
     runs: Sequence[RunKey] | None
     missing_from: RunKey | None
+
+    @property
+    def one_run(self) -> RunKey | None:
+        """The run that is asked for, where it is one."""
+        return self.runs[0] if self.runs is not None and len(self.runs) == 1 else None
 
     def accepts(self, status: str, severity: int) -> bool:
         """Tell whether the filter lets tasks of a status and severity through."""
@@ -1948,7 +2056,7 @@ UNREPORTED = """NOT EXISTS (SELECT 1 FROM sightings AS reported WHERE reported.c
     AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
 
 
-def missing_arms(client_id: str, run: RunKey, statuses: Iterable[str], ranks: Iterable[int]) -> tuple[Arm, ...]:
+def missing_arms(client_id: str, run: RunKey, statuses: Sequence[str], ranks: Sequence[int]) -> tuple[Arm, ...]:
     """Return the index ranges with the findings of a run's type and target that it did not report."""
     start = (
         Arm(("tasks.client_id = ?", "tasks.target_url = ?"), (client_id, run.target_url))
@@ -1957,7 +2065,7 @@ def missing_arms(client_id: str, run: RunKey, statuses: Iterable[str], ranks: It
         .where(UNREPORTED, client_id, run.seq)
     )
     unfinished = [status for status in UNFINISHED if status in statuses]
-    return spread(start, [("tasks.status", unfinished), ("tasks.severity", list(ranks))])
+    return spread(start, [("tasks.status", unfinished), ("tasks.severity", ranks)])
 
 
 def restricted(arm: Arm, wanted: TaskFilter, client_id: str, by_runs: bool) -> Arm:
@@ -1978,17 +2086,17 @@ def restricted(arm: Arm, wanted: TaskFilter, client_id: str, by_runs: bool) -> A
     return arm
 
 
-def task_arms(client_id: str, wanted: TaskFilter, by_severity: bool) -> tuple[Arm, ...]:
+def task_arms(client_id: str, wanted: TaskFilter) -> tuple[Arm, ...]:
     """Return the index ranges that hold a query's tasks, each in the order of creation."""
     statuses, ranks = wanted.statuses or TASK_STATUSES, wanted.ranks or tuple(RANKS.values())
-    mixed = by_severity or wanted.statuses is not None or wanted.ranks is not None
+    mixed = wanted.statuses is not None or wanted.ranks is not None
     ranges: list[tuple[str, Sequence[Any]]] = [("tasks.status", statuses), ("tasks.severity", ranks)]
     start = Arm(("tasks.client_id = ?",), (client_id,))
     if wanted.missing_from:
         arms = missing_arms(client_id, wanted.missing_from, statuses, ranks)
         return tuple(restricted(arm, wanted, client_id, by_runs=True) for arm in arms)
-    if wanted.runs is not None and len(wanted.runs) == 1:
-        start = Arm(("sightings.client_id = ?", "sightings.run_seq = ?"), (client_id, wanted.runs[0].seq))
+    if wanted.one_run:
+        start = Arm(("sightings.client_id = ?", "sightings.run_seq = ?"), (client_id, wanted.one_run.seq))
         return spread(restricted(start, wanted, client_id, by_runs=False), ranges if mixed else [])
     if wanted.types is not None and wanted.target_url is None and wanted.external_id is None and wanted.runs is None:
         return spread(start, [("tasks.project_type", wanted.types), *ranges])
@@ -1996,27 +2104,29 @@ def task_arms(client_id: str, wanted: TaskFilter, by_severity: bool) -> tuple[Ar
     return spread(start, ranges if mixed or wanted.target_url is not None else [])
 
 
-def task_listing(client_id: str, wanted: TaskFilter, sort: str) -> Listing:
-    """Return the list that a query asks for."""
-    by_severity = sort == "severity"
-    arms = () if wanted.runs == [] else task_arms(client_id, wanted, by_severity)
-    source, seq = "tasks", "tasks.seq"
-    if wanted.runs is not None and len(wanted.runs) == 1 and not wanted.missing_from:
-        source, seq = "sightings JOIN tasks ON tasks.seq = sightings.task_seq", "sightings.task_seq"
-    return Listing(source, seq, arms, newest_first=sort != "createdAt", by_severity=by_severity)
+def task_listings(client_id: str, wanted: TaskFilter, sort: str) -> list[Listing]:
+    """Return the list that a query asks for: in the order of creation, or for each severity, the worst first."""
+    if wanted.runs == []:
+        return []
+    by_run = wanted.one_run is not None and wanted.missing_from is None
+    if sort != "severity":
+        return [Listing("tasks", task_arms(client_id, wanted), sort == "-createdAt", by_run=by_run)]
+    return [
+        Listing("tasks", task_arms(client_id, replace(wanted, ranks=[rank])), severity=rank, by_run=by_run)
+        for rank in sorted(wanted.ranks or RANKS.values(), reverse=True)
+    ]
 
 
 def select_tasks(
     connection: sqlite3.Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
 ) -> list[tuple[int, TaskHead]]:
-    """Return one page of tasks, each with its severity's rank, and one more if there is a further page."""
-    listing = task_listing(client_id, wanted, query.sort)
-    offset = ((query.page or 1) - 1) * query.limit
-    full = query.view == "full"
-    columns = f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}" if full else HEAD_COLUMNS
-    tables = f"tasks ON tasks.seq = page.seq {DETAILS if full else ''}"
-    rows = select_page(connection, listing, columns, tables, query.limit, offset, position)
-    return [(row[0], task_model(row[2:]) if full else TaskHead(*row[2:])) for row in rows]
+    """Return one page of tasks, each behind its rank in a list by severity, and one more if there is a further page."""
+    listings = task_listings(client_id, wanted, query.sort)
+    if query.view == "full":
+        rows = select_page(connection, listings, f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS, query, position)
+        return [(row[0], task_model(row[2:])) for row in rows]
+    rows = select_page(connection, listings, HEAD_COLUMNS, "", query, position)
+    return [(row[0], TaskHead(*row[2:])) for row in rows]
 
 
 def count_tasks(connection: sqlite3.Connection, client_id: str, wanted: TaskFilter) -> int:
@@ -2030,13 +2140,12 @@ def count_tasks(connection: sqlite3.Connection, client_id: str, wanted: TaskFilt
             if status in statuses and has_id in identified and wanted.accepts(status, severity)
         )
 
-    one_run = wanted.runs[0] if wanted.runs is not None and len(wanted.runs) == 1 else None
-    if wanted.external_id is not None or (wanted.runs is not None and (wanted.missing_from or not one_run)):
-        return task_listing(client_id, wanted, "-createdAt").count(connection)
-    if run := wanted.missing_from or one_run:
+    if wanted.external_id is not None or (wanted.runs is not None and (wanted.missing_from or not wanted.one_run)):
+        return sum(listing.count(connection) for listing in task_listings(client_id, wanted, "-createdAt"))
+    if run := wanted.missing_from or wanted.one_run:
         if not wanted.accepts_surface(run):
             return 0
-        if one_run:
+        if not wanted.missing_from:
             return total([run_scope(run.seq)])
         surface = total([scope("tasks", run.project_type, run.target_url)], UNFINISHED, (1,))
         return surface - total([run_scope(run.seq)], UNFINISHED, (1,))
@@ -2115,6 +2224,16 @@ class Known:
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.project_type, tasks.target_url,
     tasks.external_id IS NOT NULL"""
+
+
+def select_state(connection: sqlite3.Connection, client_id: str, task_id: str) -> State:
+    """Return a task's state. :raises Missing: when the client has no such task."""
+    row = connection.execute(
+        f"SELECT {STATE_COLUMNS} FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)
+    ).fetchone()
+    if row is None:
+        raise Missing(f"There is no task {cut(task_id)!r}.")
+    return State(*row)
 
 
 def select_states(connection: sqlite3.Connection, seqs: Sequence[int]) -> list[State]:
@@ -2345,6 +2464,170 @@ def submit_reports(
     return Submission(*done, [results[key] for key in keys])
 
 
+# Answers kept for requests that come again
+
+ANSWER_KEPT = 24 * 3600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """What makes two requests the same: who sent them where, under which Idempotency-Key."""
+
+    client_id: str
+    key_id: str
+    method: str
+    path: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer to a request with an Idempotency-Key."""
+
+    body_hash: str
+    status: int
+    location: str | None
+    body: str
+
+
+def select_answer(connection: sqlite3.Connection, request: RequestKey, body_hash: str) -> KeptAnswer | None:
+    """Return the answer that a request got before. :raises IdempotencyConflict: when it had another body then."""
+    row = connection.execute(
+        """SELECT body_hash, status, location, body FROM idempotent_answers
+           WHERE client_id = ? AND key_id = ? AND method = ? AND path = ? AND idempotency_key = ? AND created_at > ?""",
+        (*astuple(request), timestamp(ago=ANSWER_KEPT)),
+    ).fetchone()
+    if row is not None and row[0] != body_hash:
+        raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
+    return KeptAnswer(*row) if row else None
+
+
+def insert_answer(connection: sqlite3.Connection, request: RequestKey, answer: KeptAnswer) -> None:
+    """Keep an answer, and drop the client's expired ones in passing."""
+    connection.execute(
+        "DELETE FROM idempotent_answers WHERE client_id = ? AND created_at <= ?",
+        (request.client_id, timestamp(ago=ANSWER_KEPT)),
+    )
+    connection.execute(
+        """INSERT INTO idempotent_answers (client_id, key_id, method, path, idempotency_key,
+               body_hash, status, location, body, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (*astuple(request), *astuple(answer), timestamp()),
+    )
+
+
+# Growing old: what is wrong, and what can go
+
+
+def recounted(connection: sqlite3.Connection) -> Counter[tuple[str, str, str, int, int]]:
+    """Count everything that the counters count, one by one."""
+    counts: Counter[tuple[str, str, str, int, int]] = Counter()
+    sorts = "status, severity, external_id IS NOT NULL"
+    for client, project_type, target_url, status, severity, identified, n in connection.execute(
+        f"""SELECT client_id, project_type, target_url, {sorts}, COUNT(*) FROM tasks
+            GROUP BY client_id, project_type, target_url, {sorts}"""
+    ):
+        for name in scopes("tasks", project_type, target_url):
+            counts[client, name, status, severity, identified] += n
+    for client, project_type, target_url, status, n in connection.execute(
+        """SELECT client_id, project_type, target_url, status, COUNT(*) FROM runs
+           GROUP BY client_id, project_type, target_url, status"""
+    ):
+        for name in scopes("runs", project_type, target_url):
+            counts[client, name, status, 0, 0] += n
+    for client, run_seq, status, severity, identified, n in connection.execute(
+        f"""SELECT sightings.client_id, run_seq, {sorts}, COUNT(*)
+            FROM sightings JOIN tasks ON tasks.seq = sightings.task_seq
+            GROUP BY sightings.client_id, run_seq, {sorts}"""
+    ):
+        counts[client, run_scope(run_seq), status, severity, identified] += n
+    return counts
+
+
+# Each names the ids of what breaks a rule that the schema cannot hold.
+AUDITS = {
+    "task {} is reported by a run of another client, project type or target": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN tasks ON tasks.seq = sightings.task_seq JOIN runs ON runs.seq = sightings.run_seq
+        WHERE tasks.client_id <> runs.client_id OR tasks.project_type <> runs.project_type
+            OR tasks.target_url <> runs.target_url""",
+    "task {} is reported by no run": """
+        SELECT tasks.id FROM tasks WHERE NOT EXISTS (
+            SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
+    "task {} was seen by more runs than it says": """
+        SELECT tasks.id FROM tasks WHERE times_seen < (
+            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
+    "task {} has no details": """
+        SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
+    "task {} has another status than its history": """
+        SELECT tasks.id FROM tasks WHERE status <> COALESCE((
+            SELECT to_status FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
+            ORDER BY history.seq DESC LIMIT 1), '')""",
+}
+
+
+def faults(connection: sqlite3.Connection) -> Iterator[str]:
+    """Tell everything that is wrong with a database: the file, the counters, the sightings and the history."""
+    yield from file_faults(connection)
+    expected = recounted(connection)
+    for client, name, status, severity, identified, n in connection.execute(
+        "SELECT client_id, scope, status, severity, identified, n FROM counters"
+    ):
+        right = expected.pop((client, name, status, severity, identified), 0)
+        if n != right:
+            yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
+    for (client, name, status, severity, _), n in expected.items():
+        yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
+    for complaint, statement in AUDITS.items():
+        yield from (complaint.format(row[0]) for row in connection.execute(statement))
+
+
+ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other JOIN runs ON runs.seq = other.run_seq
+    WHERE other.client_id = sightings.client_id AND other.task_seq = sightings.task_seq AND {})"""
+
+
+def select_old_runs(connection: sqlite3.Connection, before: str) -> list[tuple[str, RunKey]]:
+    """Return the runs, with their clients, that finished before a time."""
+    rows = connection.execute(
+        """SELECT client_id, seq, id, project_type, target_url, status FROM runs
+           WHERE finished_at < ? ORDER BY seq""",
+        (before,),
+    )
+    return [(client_id, RunKey(*key)) for client_id, *key in rows]
+
+
+def count_orphans(connection: sqlite3.Connection, before: str) -> int:
+    """Return how many tasks only runs report that finished before a time."""
+    kept = ONLY_SIGHTING.format("(runs.finished_at IS NULL OR runs.finished_at >= ?)")
+    row = connection.execute(
+        f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
+            JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
+            WHERE old.finished_at < ? AND {kept}""",
+        (before, before),
+    ).fetchone()
+    return int(row[0])
+
+
+def delete_run(connection: sqlite3.Connection, client_id: str, run: RunKey) -> int:
+    """Remove a run and the tasks that no other run reports. Return how many those were."""
+    orphans = connection.execute(
+        f"""SELECT task_seq FROM sightings
+            WHERE client_id = ? AND run_seq = ? AND {ONLY_SIGHTING.format("runs.seq <> ?")}""",
+        (client_id, run.seq, run.seq),
+    ).fetchall()
+    states = select_states(connection, [seq for (seq,) in orphans])
+    counts = Counts(client_id)
+    for state in states:
+        names = scopes("tasks", state.project_type, state.target_url)
+        counts.add(names, state.status, state.severity, state.identified, -1)
+    counts.add(scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
+    counts.store(connection)
+    connection.executemany("DELETE FROM tasks WHERE seq = ?", [(state.seq,) for state in states])
+    connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
+    connection.execute("DELETE FROM counters WHERE client_id = ? AND scope = ?", (client_id, run_scope(run.seq)))
+    return len(states)
+
+
 def check_health(connection: sqlite3.Connection) -> None:
     """Write and read one row, so that trouble shows here before a client meets it."""
     connection.execute(
@@ -2363,6 +2646,7 @@ def check_health(connection: sqlite3.Connection) -> None:
 TOO_LARGE = "findings_service.too_large"
 CUT_SHORT = "findings_service.cut_short"
 POSTPONED = "findings_service.postponed"
+BODY = "findings_service.body"
 
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', regex.DOTALL)
@@ -2370,6 +2654,9 @@ NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 LEVEL_STEPS = [0] * 256
 for _opening, _closing in zip(b"[{", b"]}", strict=True):
     LEVEL_STEPS[_opening], LEVEL_STEPS[_closing] = 1, -1
+
+# What msgspec raises for a text that is no JSON, or may be none.
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # How msgspec says what is wrong, and how we say it.
 COMPLAINTS: tuple[tuple[str, Callable[[Any], str]], ...] = (
@@ -2399,9 +2686,11 @@ def require_json(text: bytes, levels: int = NESTING) -> Any:
         if text.count(b"[") + text.count(b"{") > levels and nesting(text) > levels:
             raise MalformedJSON(f"The body has more than {NESTING} levels of arrays and objects.")
         return msgspec.json.decode(text)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError as error:
+    except msgspec.ValidationError as error:
+        if str(error).startswith("Integer"):  # of so many digits that Python would take its time
+            raise
+        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
 
 
@@ -2439,10 +2728,7 @@ def value_at(document: Any, path: Sequence[str]) -> Any:
             document = document[int(token)] if isinstance(document, list) else document[token]
         except (LookupError, TypeError, ValueError):
             return msgspec.UNSET
-    if isinstance(document, str):
-        return cut(document)
-    short = isinstance(document, (bool, int, float)) and len(str(document)) <= REPEATED_TEXT
-    return document if short else msgspec.UNSET
+    return short(document)
 
 
 @cache
@@ -2503,7 +2789,7 @@ def decode(model: type[Checked], text: bytes) -> Checked:
         except msgspec.ValidationError:
             document = None
         raise ValidationFailed([problem_of(error, model, document)]) from None
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         require_json(text)
         raise
 
@@ -2595,33 +2881,16 @@ def rule_problems(task: TaskReport) -> Iterator[Problem]:
         taken.add(number)
 
 
-def is_plain_url(url: str) -> bool:
-    r"""Tell whether a URL is free of spaces and control characters, which browsers drop: `java\tscript:` runs."""
-    return all(character > " " and character != "\x7f" for character in url)
-
-
 def evidence_url_complaint(url: str) -> str | None:
     """Say what is wrong with the URL of an evidence item, if anything is."""
-    scheme = regex.match(r"([A-Za-z][A-Za-z0-9+.-]*):.", url)
-    if not scheme or not is_plain_url(url):
-        return "must be an absolute URL with a scheme, without spaces"
-    if scheme[1].lower() in ("javascript", "vbscript"):
-        return f"must not be a {scheme[1].lower()}: URL"
-    if scheme[1].lower() == "data":
+    scheme = url.partition(":")[0].lower()
+    if scheme in ("javascript", "vbscript"):
+        return f"must not be a {scheme}: URL"
+    if scheme == "data":
         if not url[5:].lower().startswith("image/"):
             return "must hold an image, as a data: URL"
         return "must be at most 256 KiB, as a data: URL" if over(url, 256 * KIB) else None
     return "must be at most 2,048 characters long" if len(url) > 2048 else None
-
-
-def target_url_complaint(url: str) -> str | None:
-    """Say what is wrong with the target of a run, if anything is."""
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        good = False
-    return None if good and is_plain_url(url) else "must be an absolute http or https URL, without spaces"
 
 
 def read_object(raw: Raw, pointer: str, limit: int | None, levels: int) -> tuple[str | None, Any]:
@@ -2648,7 +2917,7 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed:
     """Read a submission of either form, and note one problem at least for each bad task."""
     try:
         single = not bytes(decoder(Envelope).decode(text).tasks)
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         single = True
     parsed = Parsed()
     if single:
@@ -2669,7 +2938,7 @@ def read_batch(text: bytes, settings: Settings, parsed: Parsed) -> Sequence[Task
     except msgspec.ValidationError:
         require_digits(text)
         tasks = [read_one(item, f"/tasks/{place}", parsed) for place, item in enumerate(decode(RawBatch, text).tasks)]
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         require_json(text)
         raise
     if len(tasks) > settings.max_batch:
@@ -2838,13 +3107,14 @@ def operation(
 class Call:
     """One request on its way through a route: who, with which parameters and which body."""
 
-    __slots__ = ("_body", "operation", "principal", "query", "service")
+    __slots__ = ("_body", "body_hash", "operation", "principal", "query", "request_key", "service")
 
     def __init__(self, service: Service, operation: Operation) -> None:
         """Check all that does not depend on what is stored, in the contract's order."""
         environ = flask.request.environ
         self.service, self.operation = service, operation
         self._body: Any = None
+        self.request_key: RequestKey | None = None
         if operation.level is not None:
             self.principal = service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
             if not self.principal.may(operation.level):
@@ -2852,11 +3122,17 @@ class Call:
                     f"This needs a key of level {operation.level}; yours is of level {self.principal.level}."
                 )
         if operation.parse is not None:
+            text = read_body(service.settings)
             try:
-                self._body = operation.parse(read_body(service.settings), service.settings)
+                self._body = operation.parse(text, service.settings)
             except ValidationFailed as error:
                 self._body = error
         self.query: Any = read_query(operation.query, environ.get("QUERY_STRING", ""))
+        if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
+            if not 1 <= len(key) <= 255:
+                raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
+            self.request_key = RequestKey(self.client_id, self.principal.key_id, "POST", self.path, key)
+            self.body_hash = hashlib.sha256(text).hexdigest()
 
     @property
     def body(self) -> Any:
@@ -2875,6 +3151,28 @@ class Call:
         """Where the data is."""
         return self.service.database
 
+    def perform(self, parts: Mapping[str, str]) -> flask.Response:
+        """Return the answer to the request: the one it got before, if it is a repeated one."""
+        if self.request_key is not None:
+            with self.database.reading() as connection:
+                if kept := select_answer(connection, self.request_key, self.body_hash):
+                    return kept_answer(kept)
+        return self.operation.handler(self, **parts)
+
+    def write_once(self, write: Callable[[sqlite3.Connection], flask.Response]) -> flask.Response:
+        """Return what `write` answers, in one transaction with keeping the answer for the request's key."""
+        with self.database.transaction() as connection:
+            if self.request_key is None:
+                return write(connection)
+            if kept := select_answer(connection, self.request_key, self.body_hash):
+                return kept_answer(kept)
+            response = write(connection)
+            location, body = response.headers.get("Location"), response.get_data(as_text=True)
+            insert_answer(
+                connection, self.request_key, KeptAnswer(self.body_hash, response.status_code, location, body)
+            )
+            return response
+
     @property
     def path(self) -> str:
         """The path of the request, with the prefix that the service is mounted under."""
@@ -2883,25 +3181,30 @@ class Call:
 
 def read_body(settings: Settings) -> bytes:
     """Return the body of a JSON request. :raises BodyTooLarge: over the limit, before any of it is parsed."""
-    request, limit = flask.request, settings.max_body
-    if request.environ.get(TOO_LARGE) or (request.content_length or 0) > limit:
+    environ, limit = flask.request.environ, settings.max_body
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
+    if text is None or len(text) > limit:
         raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.", headers={"Connection": "close"})
-    declared = request.headers.get("Content-Encoding", "identity").lower()
-    if declared != "identity":
+    if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
-    try:
-        text = request.stream.read(limit + 1)
-    except ClientDisconnected:
-        text = b""
-    if len(text) > limit:
-        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.", headers={"Connection": "close"})
-    if text and request.mimetype != "application/json":
+    if (text or length) and environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType("Send the body as Content-Type: application/json.")
-    if len(text) < (request.content_length or 0) or request.environ.get(CUT_SHORT):
+    if len(text) < length or environ.get(CUT_SHORT):
         raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
     if not text:
         raise MalformedJSON("The body is empty; send a JSON object.")
     return text
+
+
+def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
+    """Return what has come of a body, a byte over the limit at most: from the front door, or another WSGI server."""
+    if BODY in environ:
+        return typing.cast(bytes, environ[BODY])
+    try:
+        return flask.request.stream.read(limit + 1)
+    except ClientDisconnected:
+        return b""
 
 
 def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
@@ -2909,6 +3212,14 @@ def answer(status: int, model: Any, location: str | None = None) -> flask.Respon
     response = flask.Response(msgspec.json.encode(model), status, content_type="application/json")
     if location:
         response.headers["Location"] = location
+    return response
+
+
+def kept_answer(kept: KeptAnswer) -> flask.Response:
+    """Return an answer again."""
+    response = flask.Response(kept.body, kept.status, content_type="application/json")
+    if kept.location:
+        response.headers["Location"] = kept.location
     return response
 
 
@@ -2973,14 +3284,14 @@ def page_position(
     if match is None or (match[1] is not None) != by_severity:
         raise InvalidParameter("after", "is no place in this list; follow the next link as it is")
     seq = select_position(connection, table, call.client_id, match[2], newest_first)
-    return Position(seq, RANKS[match[1]] if by_severity else None)
+    return Position(seq, RANKS[match[1]] if by_severity else 0)
 
 
 def next_link(call: Call, rank: int, item_id: str) -> str:
     """Return the link to the page behind an item."""
     given = parse_qsl(flask.request.environ["QUERY_STRING"])
     kept = [(name, value) for name, value in given if name not in ("page", "limit", "after")]
-    after = f"{SEVERITIES[-rank]}.{item_id}" if rank and call.query.sort == "severity" else item_id
+    after = f"{SEVERITIES[-rank]}.{item_id}" if rank else item_id
     return f"{call.path}?{urlencode([*kept, ('limit', call.query.limit), ('after', after)])}"
 
 
@@ -3004,12 +3315,13 @@ def post_runs(call: Call) -> flask.Response:
     """Start a run."""
     body: RunStart = call.body
     metadata, _ = read_object(body.metadata, "/metadata", 64 * KIB, NESTING - 1)
-    if body.target_url is not None and (complaint := target_url_complaint(body.target_url)):
-        raise ValidationFailed([Problem(complaint, "/targetUrl", value=cut(body.target_url))])
-    with call.database.transaction() as connection:
+
+    def start(connection: sqlite3.Connection) -> flask.Response:
         fail_idle_runs(connection, call.service.settings.run_timeout)
         run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata or "{}")
         return answer(201, select_run(connection, run), f"{call.path}/{run.id}")
+
+    return call.write_once(start)
 
 
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery)
@@ -3044,10 +3356,20 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
         return answer(200, select_run_with_summary(connection, call.client_id, run))
 
 
-def task_place(problem: Problem) -> int:
+def task_of(problem: Problem) -> int:
     """Return the place of the task that a problem is about, -1 for the whole body."""
     match = regex.match(r"/tasks/(\d+)", problem.pointer or "")
     return int(match[1]) if match else -1
+
+
+def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort problems so that the first ones hold one of each bad task, in the tasks' order."""
+    ordered = sorted(problems, key=task_of)
+    firsts = {task_of(problem): problem for problem in reversed(ordered)}.values()
+    if len(ordered) <= LISTED_PROBLEMS:
+        return ordered
+    first_ids = {id(problem) for problem in firsts}
+    return sorted(ordered, key=lambda problem: id(problem) not in first_ids)
 
 
 @operation(
@@ -3068,11 +3390,14 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     if schema is not None:
         parsed.problems += check_extensions(schema, parsed.extensions, call.service.settings.schema_timeout)
     if parsed.problems:
-        raise ValidationFailed(sorted(parsed.problems, key=task_place))
-    with call.database.transaction() as connection:
+        raise ValidationFailed(every_task_first(parsed.problems))
+
+    def submit(connection: sqlite3.Connection) -> flask.Response:
         run = select_run_key(connection, call.client_id, run_id)
         submission = submit_reports(connection, call.principal, run, parsed.reports)
-    return answer(201 if submission.created else 200, submission)
+        return answer(201 if submission.created else 200, submission)
+
+    return call.write_once(submit)
 
 
 @operation("GET", "/api/v1/tasks", "read", {200: (TaskPage, FullTaskPage)}, query=TaskQuery)
@@ -3101,9 +3426,9 @@ def get_task(call: Call, task_id: str) -> flask.Response:
 def patch_task(call: Call, task_id: str) -> flask.Response:
     """Triage a task: give it a status, and say why."""
     with call.database.transaction() as connection:
-        seq = select_task_seq(connection, call.client_id, task_id)
+        state = select_state(connection, call.client_id, task_id)
         body: TaskUpdate = call.body
-        set_status(connection, call.principal, select_states(connection, [seq]), body.status, body.comment)
+        set_status(connection, call.principal, [state], body.status, body.comment)
         return answer(200, select_task(connection, call.client_id, task_id))
 
 
@@ -3111,8 +3436,8 @@ def patch_task(call: Call, task_id: str) -> flask.Response:
 def get_task_history(call: Call, task_id: str) -> flask.Response:
     """Get what happened to a task, oldest first."""
     with call.database.reading() as connection:
-        seq = select_task_seq(connection, call.client_id, task_id)
-        return answer(200, History(select_history(connection, call.client_id, seq)))
+        state = select_state(connection, call.client_id, task_id)
+        return answer(200, History(select_history(connection, call.client_id, state.seq)))
 
 
 def read_definition(call: Call, name: str) -> tuple[str, str, str | None]:
@@ -3120,7 +3445,7 @@ def read_definition(call: Call, name: str) -> tuple[str, str, str | None]:
     body: ProjectTypeUpdate = call.body
     text, schema = read_object(body.extension_schema, "/extensionSchema", None, NESTING - 1)
     if text is not None:
-        check_schema(schema, "/extensionSchema", call.service.settings.schema_timeout / 2)
+        check_schema(schema, "/extensionSchema", call.service.settings.schema_timeout * SCHEMA_SHARE)
     return name if body.label is None else body.label, body.description or "", text
 
 
@@ -3144,10 +3469,13 @@ def post_project_types(call: Call) -> flask.Response:
     """Register a project type; the same definition again changes nothing."""
     body: ProjectTypeDefinition = call.body
     definition = read_definition(call, body.name)
-    with call.database.transaction() as connection:
+
+    def register(connection: sqlite3.Connection) -> flask.Response:
         created = insert_project_type(connection, call.client_id, body.name, *definition)
-        stored_type = select_project_type(connection, call.client_id, body.name)
-    return answer(201 if created else 200, stored_type, f"{call.path}/{body.name}" if created else None)
+        registered = select_project_type(connection, call.client_id, body.name)
+        return answer(201 if created else 200, registered, f"{call.path}/{body.name}" if created else None)
+
+    return call.write_once(register)
 
 
 @operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
@@ -3238,6 +3566,8 @@ def refusals_of(each: Operation) -> list[type[ServiceError]]:
     errors: list[type[ServiceError]] = [*ERRORS_OF_ALL, *each.refusals, InvalidParameter]
     if each.level is not None:
         errors += [Unauthorized, Forbidden]
+    if each.method == "POST":
+        errors.append(IdempotencyConflict)
     if each.body is not None:
         errors += [BodyTooLarge, UnsupportedMediaType, MalformedJSON, ValidationFailed]
     if "{" in each.path or each.query is TaskQuery:
@@ -3291,6 +3621,9 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
         }
         for name in regex.findall(r"\{(\w+)\}", each.path)
     ]
+    if each.method == "POST":
+        length = {"type": "string", "minLength": 1, "maxLength": 255}
+        parameters.append({"name": "Idempotency-Key", "in": "header", "schema": length})
     schema = corrected(msgspec.json.schema(each.query, ref_template=COMPONENTS + "{name}"))
     fields = schema["$defs"][each.query.__name__]["properties"] if "$defs" in schema else {}
     for name, field_schema in fields.items():
@@ -3380,13 +3713,14 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     """
     service = Service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, service)
-    with service.database.reading():
-        pass  # a file that cannot be used is reported here, not to the first client
-    with service.database.transaction() as connection:
-        fail_idle_runs(connection, service.settings.run_timeout)
+    try:
+        with service.database.transaction() as connection:
+            fail_idle_runs(connection, service.settings.run_timeout)
+    except sqlite3.Error as error:  # reported here, not to the first client
+        raise DatabaseUnusable(f"{service.settings.db} cannot be used: {error}") from error
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
-        return lambda **parts: each.handler(Call(service, each), **parts)
+        return lambda **parts: Call(service, each).perform(parts)
 
     def no_route(rest: str = "") -> NoReturn:
         refuse_path(f"{API}/{rest}" if rest else "/healthz")
@@ -3431,6 +3765,9 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 # ---------------------------------------------------------------------------
 
 HELD_UP = 0.05  # seconds that one extension check may hold up the event loop
+LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
+HEADER_TIMEOUT = 10  # seconds
+HOUSEKEEPING = 5.0  # seconds between two turns of it
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 ENVIRON = {
     "SCRIPT_NAME": "",
@@ -3475,6 +3812,7 @@ def environ_of(scope: Any, body: bytes) -> dict[str, Any]:
         "wsgi.url_scheme": scope.scheme,
         "wsgi.input": io.BytesIO(body),
         "wsgi.errors": sys.stderr,
+        BODY: body,
     }
     for header, value in scope.headers.items():
         name = environ_name(header)
@@ -3600,6 +3938,19 @@ class FrontDoor:
         self.settings = settings
         self.writes = WriteQueue(app, database) if database else None
         self._turns: dict[str, asyncio.Lock] = {}
+        self._arriving: set[asyncio.Timeout] = set()
+
+    def hurry(self) -> None:
+        """Give the bodies that are on their way a last moment, because the service is to stop."""
+        last = asyncio.get_running_loop().time() + LAST_MOMENT
+        for timeout in self._arriving:
+            timeout.reschedule(min(timeout.when() or last, last))
+
+    def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Keep house from time to time."""
+        if self.writes is not None:
+            self.writes.database.keep_house()
+            loop.call_later(HOUSEKEEPING, self.__rsgi_init__, loop)
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
@@ -3624,10 +3975,13 @@ class FrontDoor:
             return environ_of(scope, b"")
         body, flags = bytearray(), dict[str, Any]()
         try:
-            async with asyncio.timeout(self.settings.body_timeout):
+            async with asyncio.timeout(self.settings.body_timeout) as timeout:
+                self._arriving.add(timeout)
                 await self._fill(body, int(length or 0), protocol)
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             flags[CUT_SHORT] = True
+        finally:
+            self._arriving.discard(timeout)
         if max(len(body), int(length or 0)) > self.settings.max_body:
             return {**environ_of(scope, b""), TOO_LARGE: True}
         if len(body) < int(length or 0):
@@ -3691,12 +4045,13 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-async def serve_until_stopped(app: Any, host: str, port: int, message: str, parent: int | None = None) -> None:
-    """Serve an RSGI application until SIGTERM or SIGINT, and finish what is under way.
+async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str, parent: int | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, and finish what is under way.
 
     :param parent: a pipe that closes when the process that watches over this one is gone.
     """
     from granian.constants import Interfaces
+    from granian.http import HTTP1Settings
     from granian.log import LogLevels
     from granian.server.embed import Server
 
@@ -3709,13 +4064,19 @@ async def serve_until_stopped(app: Any, host: str, port: int, message: str, pare
         websockets=False,
         backlog=2048,
         backpressure=2048,
+        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT * 1000),
         log_level=LogLevels.error,
     )
+
+    def stop() -> None:
+        app.hurry()
+        server.stop()  # type: ignore[no-untyped-call]
+
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, server.stop)
+        loop.add_signal_handler(name, stop)
     if parent is not None:
-        loop.add_reader(parent, server.stop)
+        loop.add_reader(parent, stop)
     saying = loop.create_task(announce(reachable(host), port, message)) if message else None
     await server.serve()
     if saying is not None:
@@ -3726,6 +4087,7 @@ def run_worker(settings: Settings, host: str, port: int, message: str, parent: i
     """Serve with one process: one thread, one connection."""
     app = create_app(settings)
     database: Database = app.extensions["findings"].database
+    sys.setswitchinterval(0.001)  # so that a check in a thread holds the event loop up for less
     asyncio.run(serve_until_stopped(FrontDoor(app, settings, database), host, port, message, parent))
     database.close()
 
@@ -3792,20 +4154,21 @@ def readable_errors() -> Iterator[None]:
     """Turn what can go wrong with a set-up into one line and exit code 1."""
     try:
         yield
-    except (ConfigurationError, DatabaseUnusable, ChildProcessError) as error:
+    except (ConfigurationError, DatabaseUnusable, ChildProcessError, OSError) as error:
         raise click.ClickException(str(error)) from None
     except sqlite3.Error as error:
         raise click.ClickException(f"the database cannot be used: {error}") from None
 
 
 @contextmanager
-def opened(db: str) -> Iterator[sqlite3.Connection]:
-    """Give a command its own transaction on the database, beside a service that may be running."""
+def opened(db: str, *, new: bool = False) -> Iterator[Database]:
+    """Give a command the database, beside a service that may be running."""
     with readable_errors():
+        if not new and not Path(db).exists():
+            raise DatabaseUnusable(f"there is no file {db}")
         database = Database(Settings.read(db=db, checkpoints=False))
         try:
-            with database.transaction() as connection:
-                yield connection
+            yield database
         finally:
             database.close()
 
@@ -3856,6 +4219,16 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
             run_workers(settings, host, port, message, workers)
 
 
+def processes_using(path: str) -> int:
+    """Return how many other processes have a file open; 0 where the system does not tell (/proc is Linux's)."""
+    wanted, found = Path(path).resolve(), set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.readlink() == wanted:
+                found.add(link.parts[2])
+    return len(found - {str(os.getpid())})
+
+
 def first_key(settings: Settings) -> str | None:
     """Make the first key of a new database and return it; None where there is a key already."""
     database = Database(settings)
@@ -3892,6 +4265,82 @@ def warn_of_exposure(host: str) -> None:
         )
 
 
+@main.command()
+@database_option
+def check(db: str) -> None:
+    """Audit a database, also one in use: exit code 1 and one line for each fault."""
+    found = 0
+    with opened(db) as database, database.snapshot() as connection:
+        for fault in faults(connection):
+            found += 1
+            click.echo(fault)
+    users = processes_using(db)
+    if has_wal_reset_bug() and users > 1:
+        click.echo(
+            f"Warning: SQLite {sqlite3.sqlite_version} can corrupt a file that two connections write and checkpoint at"
+            f" once, and {users} processes have this one open. Workers of `serve` are safe: only one checkpoints. For"
+            " others set FINDINGS_CHECKPOINTS=off in all but one, or update SQLite to 3.51.3.",
+            err=True,
+        )
+    if found:
+        raise click.ClickException(f"{found} fault{'s' if found > 1 else ''} in {db}")
+    click.echo(f"{db} is sound: schema version {SCHEMA_VERSION}, SQLite {sqlite3.sqlite_version}.", err=True)
+
+
+@main.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--replace", is_flag=True, help="Replace FILE once the new backup is verified.")
+@database_option
+def backup(file: str, replace: bool, db: str) -> None:
+    """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
+    if Path(file).exists() and (not replace or Path(file).samefile(db)):
+        raise click.ClickException(f"{file} is there already; name another file, or say --replace")
+    partial_file = Path(f"{file}.partial")
+    partial_file.unlink(missing_ok=True)
+    with opened(db) as database, database.reading() as source:
+        try:
+            wrong = copy_database(source, str(partial_file), Progress())
+            if wrong:
+                raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
+            partial_file.replace(file)
+        finally:
+            partial_file.unlink(missing_ok=True)
+    click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
+
+
+class Progress:
+    """Shows on a terminal how far a backup is."""
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty()
+
+    def __call__(self, _: int, remaining: int, total: int) -> None:
+        """Show the share of the pages that are copied."""
+        if self.shown:
+            done = 100 if not total else 100 * (total - remaining) // total
+            click.echo(f"\r{done:3d} %", nl=remaining == 0, err=True)
+
+
+@main.command()
+@click.option("--finished-before", type=Seconds(), required=True, metavar="DURATION", help="Such as 90d.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@database_option
+def prune(finished_before: float, dry_run: bool, db: str) -> None:
+    """Remove runs that finished longer ago than DURATION, and the tasks that no other run reports."""
+    before = timestamp(ago=finished_before)
+    with opened(db) as database:
+        with database.snapshot() as connection:
+            runs, tasks = select_old_runs(connection, before), count_orphans(connection, before)
+        if dry_run:
+            click.echo(f"Would remove {len(runs)} runs and {tasks} tasks.")
+            return
+        tasks = 0
+        for client_id, run in runs:  # a transaction each, so that a service that is running goes on
+            with database.transaction() as connection:
+                tasks += delete_run(connection, client_id, run)
+    click.echo(f"Removed {len(runs)} runs and {tasks} tasks.")
+
+
 @main.group()
 def keys() -> None:
     """Issue, list and revoke API keys."""
@@ -3908,8 +4357,8 @@ def create_key(name: str, client: str, level: str, expires: float | None, db: st
     for text in (name, client):
         if not regex.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", text) or not text.strip():
             raise click.UsageError("A name is 1 to 100 characters, and not blank.")
-    expires_at = timestamp(datetime.now(UTC) + timedelta(seconds=expires)) if expires is not None else None
-    with opened(db) as connection:
+    expires_at = timestamp(ago=-expires) if expires is not None else None
+    with opened(db, new=True) as database, database.transaction() as connection:
         key = insert_key(connection, name, client, level, expires_at)
     until = f" until {expires_at}" if expires_at else ""
     click.echo(f"Key {name!r} for client {client!r}, level {level}{until}. It is shown this once:", err=True)
@@ -3920,7 +4369,7 @@ def create_key(name: str, client: str, level: str, expires: float | None, db: st
 @database_option
 def list_keys(db: str) -> None:
     """List all keys, without their secrets."""
-    with opened(db) as connection:
+    with opened(db) as database, database.reading() as connection:
         rows = select_keys(connection)
     titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
     table = [titles, *(tuple(value or "-" for value in row) for row in rows)]
@@ -3934,7 +4383,7 @@ def list_keys(db: str) -> None:
 @database_option
 def revoke(key_id: str, db: str) -> None:
     """Revoke the key KEY_ID at once, also in a service that is running."""
-    with opened(db) as connection:
+    with opened(db) as database, database.transaction() as connection:
         if not revoke_key(connection, key_id):
             raise click.ClickException(f"there is no live key {key_id!r}; see: findings-service keys list")
     click.echo(f"Key {key_id} is revoked.", err=True)

@@ -9,7 +9,7 @@
 -- it. A missing target URL is '', because it counts as a value of a finding's identity.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -145,6 +145,22 @@ CREATE TABLE IF NOT EXISTS counters (
     n           INTEGER NOT NULL,
     PRIMARY KEY (client_id, scope, status, severity, identified)
 ) STRICT, WITHOUT ROWID;
+
+-- Answers to requests with an Idempotency-Key, kept for a day so that a repeated request gets its answer again.
+CREATE TABLE IF NOT EXISTS idempotent_answers (
+    client_id        TEXT NOT NULL,
+    key_id           TEXT NOT NULL,
+    method           TEXT NOT NULL,
+    path             TEXT NOT NULL,
+    idempotency_key  TEXT NOT NULL,
+    body_hash        TEXT NOT NULL,
+    status           INTEGER NOT NULL,
+    location         TEXT,
+    body             TEXT NOT NULL,
+    created_at       TEXT NOT NULL,
+    PRIMARY KEY (client_id, key_id, method, path, idempotency_key)
+) STRICT;
+CREATE INDEX IF NOT EXISTS idempotent_answers_by_age ON idempotent_answers (client_id, created_at);
 
 -- One row that the health check writes, to know that writing works.
 CREATE TABLE IF NOT EXISTS health (
