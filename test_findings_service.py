@@ -1,0 +1,3447 @@
+"""What the service promises, test by test, in the order of its module: requests first, the command line last.
+
+Most tests talk to the application in this process; those that need a server start a real one on a free port.
+Every answer that the in-process client gets is also held against the service's own OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import flask
+import flask.json.provider
+import jsonschema
+import openapi_spec_validator
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.datastructures import Headers
+
+import findings_service
+from findings_service import OPERATIONS, Settings, create_app, create_blueprint
+
+HERE = Path(__file__).resolve().parent
+MODULE = HERE / "findings_service.py"
+API = "/api/v1"
+UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+KEY = re.compile(r"fts_[A-Za-z0-9_-]{43}")
+SEVERITIES = ("critical", "high", "medium", "low", "info")
+STATUSES = ("open", "in_progress", "resolved", "dismissed")
+KIB = 1024
+IMAGE = "data:image/png;base64,"
+TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+RUN_FIELDS = {
+    *("id", "projectType", "targetUrl", "metadata", "status", "statusReason"),
+    *("createdAt", "updatedAt", "finishedAt", "submitted"),
+}
+HEAD_FIELDS = {
+    *("id", "runId", "lastRunId", "projectType", "targetUrl", "externalId", "title", "severity", "status"),
+    *("createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
+}
+BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
+TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
+WCAG_SCHEMA = {
+    "type": "object",
+    "properties": {"wcag": {"type": "string", "pattern": r"^\d\.\d\.\d$"}, "pages": {"items": {"type": "integer"}}},
+    "required": ["wcag"],
+    "additionalProperties": False,
+}
+
+
+# ---------------------------------------------------------------------------
+# Helpers and fixtures
+# ---------------------------------------------------------------------------
+
+
+def cases(**named: Any) -> list[Any]:
+    """Return the rows of a parametrized table, each with its name."""
+    return [pytest.param(*(row if isinstance(row, tuple) else (row,)), id=name) for name, row in named.items()]
+
+
+def task(**fields: Any) -> dict[str, Any]:
+    """Return a task to submit; a field that is `...` is left out."""
+    whole = {"title": "Image without alt text", "severity": "high"} | fields
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
+def nested(levels: int) -> Any:
+    """Return an object with that many levels."""
+    value: Any = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
+def assert_problem(response: Any, status: int, code: str, pointer: str | None = None) -> dict[str, Any]:
+    """Check an error's shape (RFC 9457), and that one problem is at `pointer`, or about a parameter of that name."""
+    problem = response.json
+    assert (response.status_code, problem.get("code")) == (status, code), problem
+    assert response.content_type == "application/problem+json"
+    assert (problem["type"], problem["title"], problem["status"]) == ("about:blank", TITLES[status], status)
+    assert problem["detail"]
+    for error in problem.get("errors", ()):
+        assert error["detail"]
+        assert ("pointer" in error) != ("parameter" in error)
+    if pointer is not None:
+        places = [error.get("pointer", error.get("parameter")) for error in problem.get("errors", ())]
+        assert pointer in places, problem
+    return dict(problem)
+
+
+@cache
+def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
+    """Return what checks an answer against the OpenAPI document."""
+    document = findings_service.openapi_document()
+    responses = document["paths"][path][method.lower()]["responses"]
+    assert str(status) in responses, f"{method} {path} does not document {status}"
+    schema = responses[str(status)]["content"][content_type]["schema"]
+    return jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+
+
+def assert_documented(response: Any) -> None:
+    """Check that OpenAPI tells of this answer: its status and, unless it is long, its body."""
+    method, path = response.request.method, response.request.path
+    for operation in OPERATIONS:
+        if operation.method == method and operation.matches(path):
+            validator = validator_of(method, operation.path, response.status_code, response.content_type)
+            if len(response.data) < 10_000:
+                validator.validate(response.json)
+
+
+class Client(FlaskClient):
+    """A test client that sends a key with every request."""
+
+    key = ""
+
+    def open(self, *args: Any, **kwargs: Any) -> Any:
+        headers = Headers(kwargs.pop("headers", None))
+        if self.key:
+            headers.setdefault("Authorization", f"Bearer {self.key}")
+        response = super().open(*args, headers=headers, **kwargs)
+        assert_documented(response)
+        return response
+
+    def send(self, method: str, path: str, body: bytes | str) -> Any:
+        """Send a body as it is, said to be JSON."""
+        return self.open(path, method=method, data=body, content_type="application/json")
+
+    def register(self, name: str, schema: Any = None) -> dict[str, Any]:
+        """Register a project type."""
+        response = self.post(f"{API}/project-types", json={"name": name, "extensionSchema": schema})
+        assert response.status_code in (200, 201), response.json
+        return response.json
+
+    def start(self, project_type: str = "web", **fields: Any) -> str:
+        """Start a run and return its id."""
+        response = self.post(f"{API}/runs", json={"projectType": project_type, **fields})
+        assert response.status_code == 201, response.json
+        return response.json["id"]
+
+    def finish(self, run_id: str, status: str = "completed", **fields: Any) -> dict[str, Any]:
+        """Finish a run."""
+        response = self.patch(f"{API}/runs/{run_id}", json={"status": status, **fields})
+        assert response.status_code == 200, response.json
+        return response.json
+
+    def submit(self, run_id: str, *tasks: dict[str, Any]) -> dict[str, Any]:
+        """Submit a batch and return what it did."""
+        response = self.post(f"{API}/runs/{run_id}/tasks", json={"tasks": tasks})
+        assert response.status_code in (200, 201), response.json
+        return response.json
+
+    def add(self, run_id: str, **fields: Any) -> str:
+        """Submit one task and return its id."""
+        return self.submit(run_id, task(**fields))["tasks"][0]["id"]
+
+    def triage(self, task_id: str, status: str, **fields: Any) -> dict[str, Any]:
+        """Give a task a status."""
+        response = self.patch(f"{API}/tasks/{task_id}", json={"status": status, **fields})
+        assert response.status_code == 200, response.json
+        return response.json
+
+    def read(self, path: str, **query: Any) -> Any:
+        """Get a path below the API's and return the JSON."""
+        response = self.get(path if path.startswith("/") else f"{API}/{path}", query_string=query or None)
+        assert response.status_code == 200, response.json
+        return response.json
+
+    def history(self, task_id: str) -> list[dict[str, Any]]:
+        """Return what happened to a task."""
+        return self.read(f"tasks/{task_id}/history")["history"]
+
+    def walk(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
+        """Give every page of a list, by its next links."""
+        page = self.read(path, **query)
+        yield page
+        while page["next"]:
+            page = self.read(page["next"])
+            yield page
+
+
+def database_of(app: flask.Flask) -> Any:
+    """Return the database of an application."""
+    return app.extensions["findings"].database
+
+
+def make_key(app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full") -> str:
+    """Make a key, as the command line does."""
+    with database_of(app).transaction() as connection:
+        return findings_service.insert_key(connection, name, client, level)
+
+
+def client_of(app: flask.Flask, level: str = "full", client: str = "default", name: str = "tests") -> Client:
+    """Return a client with a key of its own."""
+    app.test_client_class = Client
+    client_with_key = app.test_client()
+    assert isinstance(client_with_key, Client)
+    client_with_key.key = make_key(app, name, client, level)
+    return client_with_key
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FINDINGS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def make_app(tmp_path: Path) -> Iterator[Callable[..., flask.Flask]]:
+    """Make applications with settings, on one file and without waiting for the disk unless those say otherwise."""
+    made = []
+
+    def make(**settings: Any) -> flask.Flask:
+        made.append(create_app(**{"db": str(tmp_path / "findings.db"), "synchronous": "NORMAL", **settings}))
+        return made[-1]
+
+    yield make
+    for app in made:
+        database_of(app).close()
+
+
+@pytest.fixture
+def app(make_app: Callable[..., flask.Flask]) -> flask.Flask:
+    return make_app()
+
+
+@pytest.fixture
+def client(app: flask.Flask) -> Client:
+    return client_of(app)
+
+
+@pytest.fixture
+def run(client: Client) -> str:
+    """The id of a running run, of a project type without a schema."""
+    client.register("web")
+    return client.start("web", targetUrl="https://example.com/")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a real server answered."""
+
+    status_code: int
+    headers: http.client.HTTPMessage
+    data: bytes
+
+    @property
+    def content_type(self) -> str | None:
+        return self.headers["Content-Type"]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+
+@dataclass
+class Server:
+    """A real process that serves."""
+
+    process: subprocess.Popen[bytes]
+    db: Path
+    said: str
+
+    @property
+    def port(self) -> int:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.said)
+        assert found
+        return int(found[1])
+
+    @property
+    def key(self) -> str:
+        return KEY.findall(self.said)[0]
+
+    def request(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> Answer:
+        """Send one request, with the first key unless another is given."""
+        sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"} | headers
+        raw = json.dumps(body) if isinstance(body, dict) else body
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+
+    def start_run(self, schema: Any = None) -> str:
+        """Start a run of a project type and return its id."""
+        self.request("POST", f"{API}/project-types", {"name": "web", "extensionSchema": schema})
+        return self.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+
+    def head_of(self, path: str, length: int) -> bytes:
+        """Return the head of a POST request, to be written to a socket."""
+        lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self.key}")
+        return "\r\n".join((*lines, "Content-Type: application/json", f"Content-Length: {length}\r\n\r\n")).encode()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Stop the process and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        try:
+            return self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(15)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a command: ours, without settings of the service but for the given ones."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FINDINGS_")} | more
+
+
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the service to its end."""
+    line = [sys.executable, str(MODULE), *arguments]
+    return subprocess.run(line, capture_output=True, text=True, env=environment(**env), timeout=30, check=False)
+
+
+def start_process(line: list[str], db: Path, until: str, cwd: Path = HERE, **env: str) -> Server:
+    """Start a server and return when it has said what `until` matches."""
+    log = db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
+    with log.open("wb") as sink:
+        process = subprocess.Popen(line, stderr=sink, stdout=sink, cwd=cwd, env=environment(**env))
+    deadline = time.monotonic() + 20
+    while not re.search(until, said := log.read_text("utf-8")):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            pytest.fail(f"the server did not start: {said}")
+        time.sleep(0.02)
+    return Server(process, db, said)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start servers, on one file unless FINDINGS_DB says otherwise, and stop them in the end."""
+    started = []
+
+    def start(*options: str, until: str = r"curl .*\n", **env: str) -> Server:
+        db = Path(env.pop("FINDINGS_DB", str(tmp_path / "served.db")))
+        line = [sys.executable, "findings_service.py", "serve", "--port", "0", "--db", str(db), *options]
+        started.append(start_process(line, db, until, **env))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def server(serve: Callable[..., Server]) -> Server:
+    return serve()
+
+
+# ---------------------------------------------------------------------------
+# Conventions
+# ---------------------------------------------------------------------------
+
+STRINGS = (
+    "plain",
+    "  spaces stay  ",
+    "e\u0301 is not \u00e9",
+    "\U0001f600 \U0010ffff",
+    "\ufffe \uffff \ufdd0",
+    "\ufeffmark \u2028 \u2029 \u200f",
+    "\x01\x1f\x7f\t\n\r",
+    '\\u0000 " / \\',
+    "<script>&amp;</script>",
+)
+
+
+@pytest.mark.parametrize("escaped", [True, False], ids=["escaped", "plain"])
+@pytest.mark.parametrize("text", STRINGS)
+def test_strings_come_back_exactly_as_sent(client: Client, run: str, text: str, escaped: bool) -> None:
+    sent = task(title=text, description=text, externalId=text, evidence=[{"label": text}], extensions={text: [text]})
+    body = json.dumps(sent, ensure_ascii=escaped).encode()
+    task_id = client.send("POST", f"{API}/runs/{run}/tasks", body).json["tasks"][0]["id"]
+    stored = client.read(f"tasks/{task_id}")
+    assert {name: stored[name] for name in ("title", "description", "externalId")} == dict.fromkeys(
+        ("title", "description", "externalId"), text
+    )
+    assert (stored["evidence"][0]["label"], stored["extensions"]) == (text, {text: [text]})
+    assert client.read("tasks", externalId=text)["total"] == 1
+
+
+def test_answers_are_utf8_json(client: Client, run: str) -> None:
+    client.add(run, title="für 😀")
+    response = client.get(f"{API}/tasks")
+    assert response.content_type == "application/json"
+    assert "für 😀".encode() in response.data
+
+
+def test_times_are_utc_with_milliseconds(client: Client, run: str) -> None:
+    stored = client.read(f"tasks/{client.add(run)}")
+    finished = client.finish(run)
+    times = [stored[name] for name in ("createdAt", "updatedAt", "lastSeenAt")]
+    times += [finished[name] for name in ("createdAt", "updatedAt", "finishedAt")]
+    times += [client.history(stored["id"])[0]["at"], client.read("project-types/web")["createdAt"]]
+    assert all(TIME.fullmatch(text) for text in times), times
+
+
+def test_ids_are_uuid7_and_sort_by_creation(client: Client, run: str) -> None:
+    ids = [item["id"] for item in client.submit(run, *[task()] * 50)["tasks"]] + [client.add(run), client.add(run)]
+    assert ids == sorted(set(ids))
+    assert all(UUID7.fullmatch(text) for text in (*ids, run, client.read("project-types/web")["id"]))
+    assert len({text[-12:] for text in ids}) == len(ids)
+
+
+UNKNOWN_FIELDS = cases(
+    run_start=("POST", "runs", {"projectType": "web", "sevrity": 1}, "/sevrity"),
+    run_start_read_only=("POST", "runs", {"projectType": "web", "createdAt": "x"}, "/createdAt"),
+    run_start_status=("POST", "runs", {"projectType": "web", "status": "running"}, "/status"),
+    run_update=("PATCH", "runs/RUN", {"status": "completed", "metadata": {}}, "/metadata"),
+    task=("POST", "runs/RUN/tasks", task(sevrity="high"), "/sevrity"),
+    task_id=("POST", "runs/RUN/tasks", task(id="x"), "/id"),
+    task_in_batch=("POST", "runs/RUN/tasks", {"tasks": [task(), task(runId="x")]}, "/tasks/1/runId"),
+    batch=("POST", "runs/RUN/tasks", {"tasks": [task()], "dryRun": True}, "/dryRun"),
+    evidence=("POST", "runs/RUN/tasks", task(evidence=[{"label": "x", "lable": "y"}]), "/evidence/0/lable"),
+    remediation=("POST", "runs/RUN/tasks", task(remediation=[{"instruction": "x", "n": 1}]), "/remediation/0/n"),
+    criterion=("POST", "runs/RUN/tasks", task(successCriteria=[{"description": "x", "a/b~": 1}]), None),
+    task_update=("PATCH", "tasks/TASK", {"status": "open", "title": "x"}, "/title"),
+    project_type=("POST", "project-types", {"name": "a", "schema": {}}, "/schema"),
+    project_type_id=("POST", "project-types", {"name": "a", "id": "x"}, "/id"),
+    project_type_update=("PUT", "project-types/web", {"createdAt": "x"}, "/createdAt"),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "pointer"), UNKNOWN_FIELDS)
+def test_unknown_fields_are_refused_by_name(
+    client: Client, run: str, method: str, path: str, body: Any, pointer: str | None
+) -> None:
+    path = path.replace("RUN", run).replace("TASK", client.add(run))
+    pointer = pointer or "/successCriteria/0/a~1b~0"
+    assert_problem(client.open(f"{API}/{path}", method=method, json=body), 422, "validation_failed", pointer)
+
+
+@pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in OPERATIONS])
+def test_unknown_query_parameters_are_refused_by_name(client: Client, run: str, method: str, path: str) -> None:
+    path = path.format(run_id=run, task_id=client.add(run), name="web")
+    body = {} if method != "GET" else None
+    response = client.open(path, method=method, json=body, query_string={"stauts": "open"})
+    assert_problem(response, 400, "invalid_parameter", "stauts")
+
+
+def test_a_whole_number_may_be_written_with_a_point(client: Client, run: str) -> None:
+    task_id = client.add(run, remediation=[{"step": 2.0, "instruction": "b"}, {"step": 1e0, "instruction": "a"}])
+    response = client.get(f"{API}/tasks/{task_id}")
+    assert b'"step":1,' in response.data
+    assert [step["step"] for step in response.json["remediation"]] == [1, 2]
+
+
+def test_null_means_left_out_in_a_task(client: Client, run: str) -> None:
+    names = ("status", "externalId", "description", "evidence", "remediation", "successCriteria", "extensions")
+    bare, nulls = client.add(run), client.add(run, **dict.fromkeys(names))
+    ours = {"id", "createdAt", "updatedAt", "lastSeenAt"}
+    one, other = ({k: v for k, v in client.read(f"tasks/{i}").items() if k not in ours} for i in (bare, nulls))
+    assert one == other
+    assert [one[name] for name in names] == ["open", None, None, [], [], [], {}]
+
+
+def test_null_means_left_out_in_the_parts_of_a_task(client: Client, run: str) -> None:
+    parts = {
+        "evidence": [{"type": None, "label": "x", "url": None, "content": None}],
+        "remediation": [{"step": None, "instruction": "x"}],
+        "successCriteria": [{"description": "x", "automatable": None}],
+    }
+    stored = client.read(f"tasks/{client.add(run, **parts)}")
+    assert stored["evidence"][0]["label"] == "x"
+    assert stored["remediation"] == [{"step": 1, "instruction": "x"}]
+    assert stored["successCriteria"] == [{"description": "x", "automatable": False}]
+
+
+def test_null_means_left_out_in_runs_project_types_and_updates(client: Client, run: str) -> None:
+    started = client.post(f"{API}/runs", json={"projectType": "web", "targetUrl": None, "metadata": None}).json
+    assert (started["targetUrl"], started["metadata"]) == (None, {})
+    assert client.finish(run, statusReason=None, resolveMissing=None)["statusReason"] is None
+    body = {"name": "nulls", "label": None, "description": None, "extensionSchema": None}
+    made = client.post(f"{API}/project-types", json=body).json
+    assert (made["label"], made["description"], made["extensionSchema"]) == ("nulls", "", None)
+    assert client.put(f"{API}/project-types/nulls", json=body | {"name": None}).status_code == 200
+    assert client.triage(client.add(started["id"]), "open", comment=None)["status"] == "open"
+
+
+REQUIRED = cases(
+    run=("POST", "runs", {}, "/projectType"),
+    run_null=("POST", "runs", {"projectType": None}, "/projectType"),
+    run_update=("PATCH", "runs/RUN", {}, "/status"),
+    run_update_null=("PATCH", "runs/RUN", {"status": None}, "/status"),
+    task_update=("PATCH", "tasks/TASK", {"comment": "x"}, "/status"),
+    task_update_null=("PATCH", "tasks/TASK", {"status": None}, "/status"),
+    project_type=("POST", "project-types", {"label": "x"}, "/name"),
+    project_type_null=("POST", "project-types", {"name": None}, "/name"),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "pointer"), REQUIRED)
+def test_required_fields_are_asked_for(
+    client: Client, run: str, method: str, path: str, body: Any, pointer: str
+) -> None:
+    path = path.replace("RUN", run).replace("TASK", client.add(run))
+    assert_problem(client.open(f"{API}/{path}", method=method, json=body), 422, "validation_failed", pointer)
+
+
+NULS = cases(
+    metadata=("POST", "runs", {"projectType": "web", "metadata": {"a": ["\0"]}}, "/metadata/a/0"),
+    project_type_of_run=("POST", "runs", {"projectType": "w\0"}, "/projectType"),
+    status_reason=("PATCH", "runs/RUN", {"status": "failed", "statusReason": "a\0b"}, "/statusReason"),
+    title=("POST", "runs/RUN/tasks", task(title="a\0b"), "/title"),
+    external_id=("POST", "runs/RUN/tasks", task(externalId="\0"), "/externalId"),
+    description=("POST", "runs/RUN/tasks", {"tasks": [task(), task(description="\0")]}, "/tasks/1/description"),
+    evidence_type=("POST", "runs/RUN/tasks", task(evidence=[{"type": "\0", "label": "x"}]), "/evidence/0/type"),
+    evidence_label=("POST", "runs/RUN/tasks", task(evidence=[{"label": "\0"}]), "/evidence/0/label"),
+    content=("POST", "runs/RUN/tasks", task(evidence=[{"content": "\0"}]), "/evidence/0/content"),
+    instruction=("POST", "runs/RUN/tasks", task(remediation=[{"instruction": "\0"}]), "/remediation/0/instruction"),
+    criterion=(
+        "POST",
+        "runs/RUN/tasks",
+        task(successCriteria=[{"description": "\0"}]),
+        "/successCriteria/0/description",
+    ),
+    extensions=("POST", "runs/RUN/tasks", task(extensions={"a": {"b": "\0"}}), "/extensions/a/b"),
+    comment=("PATCH", "tasks/TASK", {"status": "open", "comment": "\0"}, "/comment"),
+    label=("POST", "project-types", {"name": "a", "label": "\0"}, "/label"),
+    type_description=("PUT", "project-types/web", {"description": "\0"}, "/description"),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "pointer"), NULS)
+def test_nul_is_refused_where_it_stands(
+    client: Client, run: str, method: str, path: str, body: Any, pointer: str
+) -> None:
+    path = path.replace("RUN", run).replace("TASK", client.add(run))
+    assert_problem(client.open(f"{API}/{path}", method=method, json=body), 422, "validation_failed", pointer)
+
+
+def test_nul_is_refused_in_a_member_name(client: Client, run: str) -> None:
+    response = client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"a\0b": 1}))
+    problem = assert_problem(response, 422, "validation_failed")
+    assert problem["errors"][0]["pointer"].startswith("/extensions/a")
+
+
+def test_nul_may_stand_in_an_extension_schema(client: Client) -> None:
+    schema = {"properties": {"a": {"enum": ["\0"]}}}
+    assert client.register("nul", schema)["extensionSchema"] == schema
+    assert client.put(f"{API}/project-types/nul", json={"extensionSchema": schema}).status_code == 200
+
+
+def test_of_doubled_keys_the_last_counts(client: Client, run: str) -> None:
+    body = '{"title": "first", "severity": "low", "title": "last", "extensions": {"a": 1}, "extensions": {"a": 2}}'
+    task_id = client.send("POST", f"{API}/runs/{run}/tasks", body).json["tasks"][0]["id"]
+    stored = client.read(f"tasks/{task_id}")
+    assert (stored["title"], stored["extensions"]) == ("last", {"a": 2})
+
+
+def test_of_doubled_keys_in_extensions_the_last_is_checked(client: Client) -> None:
+    client.register("wcag", WCAG_SCHEMA)
+    path = f"{API}/runs/{client.start('wcag')}/tasks"
+    body = '{"title": "x", "severity": "low", "extensions": {"wcag": "%s", "wcag": "%s"}}'
+    assert client.send("POST", path, body % ("bad", "1.1.1")).status_code == 201
+    assert_problem(client.send("POST", path, body % ("1.1.1", "bad")), 422, "validation_failed", "/extensions/wcag")
+
+
+OTHERS = cases(
+    get_run=("GET", "runs/RUN", None),
+    patch_run=("PATCH", "runs/RUN", {"status": "completed"}),
+    post_tasks=("POST", "runs/RUN/tasks", task()),
+    get_task=("GET", "tasks/TASK", None),
+    patch_task=("PATCH", "tasks/TASK", {"status": "open"}),
+    get_history=("GET", "tasks/TASK/history", None),
+    get_project_type=("GET", "project-types/web", None),
+    put_project_type=("PUT", "project-types/web", {}),
+    missing_from=("GET", "tasks?missingFrom=RUN", None),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), OTHERS)
+def test_another_clients_id_is_answered_like_an_unknown_one(
+    app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any
+) -> None:
+    ids = {"RUN": run, "TASK": client.add(run), "web": "web"}
+    name = next(name for name in ids if name in path)
+    stranger = client_of(app, client="other")
+    theirs, unknown = (
+        stranger.open(f"{API}/{path.replace(name, value)}", method=method, json=body)
+        for value in (ids[name], "no-such-thing")
+    )
+    assert_problem(theirs, 404, "not_found")
+    assert theirs.text.replace(ids[name], "no-such-thing") == unknown.text
+    assert list(theirs.headers.keys()) == list(unknown.headers.keys())
+
+
+def test_lists_show_nothing_of_another_client(app: flask.Flask, client: Client, run: str) -> None:
+    client.add(run, externalId="x")
+    stranger = client_of(app, client="other")
+    assert stranger.read("project-types") == {"projectTypes": []}
+    for path, query in [("runs", {}), ("tasks", {}), ("tasks", {"runId": run}), ("tasks", {"externalId": "x"})]:
+        assert stranger.read(path, **query)["total"] == 0
+
+
+def test_the_order_of_checks_for_a_submission(make_app: Callable[..., flask.Flask]) -> None:
+    app = make_app(max_body="1000")
+    agent, reader = client_of(app, "agent"), client_of(app, "read")
+    agent.register("web")
+    finished = agent.start()
+    agent.finish(finished)
+    nowhere, here = f"{API}/runs/{UNKNOWN_ID}/tasks", f"{API}/runs/{finished}/tasks"
+    json_type, bad = "application/json", '{"sevrity": 1}'
+    nobody = app.test_client()
+    steps = [
+        (nobody.post(f"{API}/rums?x=1", data="x" * 2000), 404, "not_found"),
+        (nobody.delete(f"{nowhere}?x=1", data="x" * 2000), 405, "method_not_allowed"),
+        (nobody.post(f"{nowhere}?x=1", data="x" * 2000, headers={"Authorization": "Bearer no"}), 401, "unauthorized"),
+        (reader.post(f"{nowhere}?x=1", data="x" * 2000), 403, "forbidden"),
+        (agent.post(f"{nowhere}?x=1", data="x" * 2000), 413, "body_too_large"),
+        (agent.post(f"{nowhere}?x=1", data="x"), 415, "unsupported_media_type"),
+        (agent.post(f"{nowhere}?x=1", data="x", content_type=json_type), 400, "malformed_json"),
+        (agent.post(f"{nowhere}?x=1", data=bad, content_type=json_type), 400, "invalid_parameter"),
+        (agent.post(nowhere, data=bad, content_type=json_type), 404, "not_found"),
+        (agent.post(here, data=bad, content_type=json_type), 422, "validation_failed"),
+        (agent.post(here, json=task()), 409, "run_finished"),
+    ]
+    for response, status, code in steps:
+        assert_problem(response, status, code)
+
+
+LATER_CHECKS = cases(
+    patch_run=("PATCH", f"{API}/runs/{UNKNOWN_ID}", "read"),
+    patch_task=("PATCH", f"{API}/tasks/{UNKNOWN_ID}", "agent"),
+    put_project_type=("PUT", f"{API}/project-types/unknown", "agent"),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "level"), LATER_CHECKS)
+def test_the_order_of_checks_for_an_update(
+    app: flask.Flask, client: Client, method: str, path: str, level: str
+) -> None:
+    steps = [
+        (client_of(app, level).open(f"{path}?x=1", method=method, data="x"), 403, "forbidden"),
+        (client.open(f"{path}?x=1", method=method, data="x"), 415, "unsupported_media_type"),
+        (client.send(method, f"{path}?x=1", "x"), 400, "malformed_json"),
+        (client.send(method, f"{path}?x=1", '{"sevrity": 1}'), 400, "invalid_parameter"),
+        (client.send(method, path, '{"sevrity": 1}'), 404, "not_found"),
+        (client.send(method, path, '{"comment": "\\u0000"}'), 404, "not_found"),
+    ]
+    for response, status, code in steps:
+        assert_problem(response, status, code)
+
+
+def test_a_bad_schema_comes_after_an_unknown_project_type(client: Client) -> None:
+    response = client.put(f"{API}/project-types/unknown", json={"extensionSchema": {"type": "strnig"}})
+    assert_problem(response, 404, "not_found")
+
+
+def test_a_bad_update_of_a_finished_run_is_422_before_409(client: Client, run: str) -> None:
+    client.finish(run)
+    response = client.patch(f"{API}/runs/{run}", json={"status": "failed", "resolveMissing": True})
+    assert_problem(response, 422, "validation_failed", "/resolveMissing")
+
+
+# ---------------------------------------------------------------------------
+# Errors
+# ---------------------------------------------------------------------------
+
+MALFORMED = cases(
+    empty=b"",
+    blank=b"  ",
+    truncated=b'{"a": ',
+    single_quotes=b"{'a': 1}",
+    nan=b'{"a": NaN}',
+    infinity=b'{"a": -Infinity}',
+    too_large_a_number=b'{"a": 1e999}',
+    lone_surrogate=b'{"a": "\\ud800"}',
+    lone_surrogate_in_a_name=b'{"\\udc00": 1}',
+    byte_order_mark=b'\xef\xbb\xbf{"a": 1}',
+    trailing_text=b'{"a": 1} x',
+    two_values=b"{} {}",
+    trailing_comma=b'{"a": 1,}',
+    leading_zero=b'{"a": 01}',
+    comment=b'{"a": 1 /* one */}',
+    bad_utf8=b'{"a": "\xff"}',
+    encoded_surrogate=b'{"a": "\xed\xa0\x80"}',
+    utf16='{"a": 1}'.encode("utf-16"),
+    raw_control_character=b'{"a": "\n"}',
+    levels=b"[" * 101 + b"]" * 101,
+    many_levels=b"[" * 100_000 + b"]" * 100_000,
+    unclosed_levels=b"[" * 100_000,
+)
+PATHS_WITH_BODIES = [("POST", "runs"), ("POST", "project-types"), ("PATCH", "runs/x"), ("POST", "runs/x/tasks")]
+
+
+@pytest.mark.parametrize("body", MALFORMED)
+def test_what_is_not_one_json_value_is_malformed(client: Client, body: bytes) -> None:
+    for method, path in [*PATHS_WITH_BODIES, ("PATCH", "tasks/x"), ("PUT", "project-types/x")]:
+        assert_problem(client.send(method, f"{API}/{path}", body), 400, "malformed_json")
+
+
+NESTED_IN = cases(
+    metadata=("POST", "runs", '{"projectType": "web", "metadata": %s}'),
+    extensions=("POST", "runs/RUN/tasks", '{"title": "x", "severity": "low", "extensions": %s}'),
+    batch=("POST", "runs/RUN/tasks", '{"tasks": [{"title": "x", "severity": "low", "extensions": %s}]}'),
+    bad_batch=("POST", "runs/RUN/tasks", '{"tasks": [{"severity": 1}, {"title": "x", "extensions": %s}]}'),
+    schema=("POST", "project-types", '{"name": "a", "extensionSchema": %s}'),
+    schema_update=("PUT", "project-types/web", '{"extensionSchema": %s}'),
+    unknown_field=("POST", "runs", '{"projectType": "web", "unknown": %s}'),
+)
+BROKEN_VALUES = cases(
+    nan=b'{"a": NaN}',
+    too_large_a_number=b'{"a": 1e999}',
+    lone_surrogate=b'{"a": "\\ud83d"}',
+    bad_utf8=b'{"a": "\xff"}',
+    levels=b'{"a":' * 110 + b"1" + b"}" * 110,
+    leading_zero=b'{"a": -01}',
+    bad_escape=b'{"a": "\\x"}',
+)
+
+
+@pytest.mark.parametrize("value", BROKEN_VALUES)
+@pytest.mark.parametrize(("method", "path", "body"), NESTED_IN)
+def test_a_free_form_value_must_be_json_too(
+    client: Client, run: str, method: str, path: str, body: str, value: bytes
+) -> None:
+    raw = body.encode().replace(b"%s", value)
+    assert_problem(client.send(method, f"{API}/{path.replace('RUN', run)}", raw), 400, "malformed_json")
+
+
+LEVELS_LEFT = cases(
+    metadata=("runs", {"projectType": "web"}, "metadata", 99),
+    extensions=("runs/RUN/tasks", task(), "extensions", 99),
+    schema=("project-types", {"name": "deep"}, "extensionSchema", 99),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "field", "levels"), LEVELS_LEFT)
+def test_a_body_may_have_a_hundred_levels(
+    client: Client, run: str, path: str, body: dict[str, Any], field: str, levels: int
+) -> None:
+    path = f"{API}/{path.replace('RUN', run)}"
+    assert client.post(path, json=body | {field: nested(levels)}).status_code == 201
+    assert_problem(client.post(path, json=body | {field: nested(levels + 1)}), 400, "malformed_json")
+
+
+def test_a_batch_may_have_a_hundred_levels(client: Client, run: str) -> None:
+    path = f"{API}/runs/{run}/tasks"
+    assert client.post(path, json={"tasks": [task(extensions=nested(97))]}).status_code == 201
+    assert_problem(client.post(path, json={"tasks": [task(extensions=nested(98))]}), 400, "malformed_json")
+
+
+def test_brackets_in_strings_are_no_levels(client: Client, run: str) -> None:
+    text = '[{"\\' * 200
+    assert client.read(f"tasks/{client.add(run, title=text[:500], description=text)}")["description"] == text
+
+
+@pytest.mark.parametrize("body", ["[]", '"text"', "1", "true", "null"])
+def test_a_body_that_is_no_object_is_refused(client: Client, run: str, body: str) -> None:
+    for method, path in [("POST", "runs"), ("POST", f"runs/{run}/tasks"), ("POST", "project-types")]:
+        assert_problem(client.send(method, f"{API}/{path}", body), 422, "validation_failed")
+
+
+def test_a_body_shorter_than_its_content_length_is_malformed(client: Client, run: str) -> None:
+    body = json.dumps({"tasks": [task()]}).encode()
+    response = client.post(
+        f"{API}/runs/{run}/tasks",
+        data=body,
+        content_type="application/json",
+        environ_overrides={"CONTENT_LENGTH": str(len(body) + 1)},
+    )
+    assert_problem(response, 400, "malformed_json")
+
+
+MEDIA = cases(
+    none=({}, 415),
+    text=({"Content-Type": "text/plain"}, 415),
+    form=({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    problem_json=({"Content-Type": "application/problem+json"}, 415),
+    gzip=({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
+    unknown_encoding=({"Content-Type": "application/json", "Content-Encoding": "aws-chunked"}, 415),
+    parameters=({"Content-Type": "application/json; charset=utf-8"}, 201),
+    capitals=({"Content-Type": "Application/JSON"}, 201),
+)
+
+
+@pytest.mark.parametrize(("headers", "status"), MEDIA)
+def test_a_body_must_be_declared_as_json(client: Client, run: str, headers: dict[str, str], status: int) -> None:
+    response = client.post(f"{API}/runs/{run}/tasks", data=json.dumps(task()), headers=headers)
+    assert response.status_code == status
+    if status == 415:
+        assert_problem(response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("path", ["/", "/api", API, f"{API}/", f"{API}/task", f"{API}/tasks/", "/api/v2/tasks", "/é"])
+def test_unknown_paths_are_problems_too(app: flask.Flask, client: Client, path: str) -> None:
+    for method in ("GET", "POST", "DELETE", "OPTIONS"):
+        assert_problem(client.open(path, method=method), 404, "not_found")
+        assert_problem(app.test_client().open(path, method=method), 404, "not_found")
+
+
+@pytest.mark.parametrize("task_id", ["x", UNKNOWN_ID, "%00", "%FF", "é", "a" * 5000])
+def test_unknown_ids_are_not_found(client: Client, task_id: str) -> None:
+    assert_problem(client.get(f"{API}/tasks/{task_id}"), 404, "not_found")
+    assert_problem(client.get(f"{API}/runs/{task_id}"), 404, "not_found")
+    assert_problem(client.get(f"{API}/project-types/{task_id}"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", sorted({each.path for each in OPERATIONS}))
+def test_other_methods_are_refused_with_those_allowed(client: Client, path: str) -> None:
+    known = {each.method for each in OPERATIONS if each.path == path}
+    for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} - known:
+        response = client.open(path, method=method)
+        assert_problem(response, 405, "method_not_allowed")
+        allowed = {name.strip() for name in response.headers["Allow"].split(",")}
+        assert allowed - {"HEAD"} == known
+        assert ("HEAD" in allowed) == ("GET" in known)
+
+
+def test_the_methods_of_each_path_are_the_contracts() -> None:
+    assert {(each.method, each.path.split("{")[0] + each.path.partition("}")[2]) for each in OPERATIONS} == {
+        ("POST", f"{API}/runs"),
+        ("GET", f"{API}/runs"),
+        ("GET", f"{API}/runs/"),
+        ("PATCH", f"{API}/runs/"),
+        ("POST", f"{API}/runs//tasks"),
+        ("GET", f"{API}/tasks"),
+        ("GET", f"{API}/tasks/"),
+        ("PATCH", f"{API}/tasks/"),
+        ("GET", f"{API}/tasks//history"),
+        ("GET", f"{API}/project-types"),
+        ("POST", f"{API}/project-types"),
+        ("GET", f"{API}/project-types/"),
+        ("PUT", f"{API}/project-types/"),
+        ("GET", f"{API}/openapi.json"),
+        ("GET", "/healthz"),
+    }
+
+
+def offending_batch() -> list[dict[str, Any]]:
+    """Return ten tasks, of which seven are wrong, each in its own way."""
+    good = {"wcag": "1.1.1"}
+    return [
+        task(extensions=good),
+        task(severity="hgh", extensions=good),
+        task(title="a\0b", extensions=good),
+        task(extensions={"wcag": "1.1"}),
+        task(evidence=[{}], extensions=good),
+        task(extensions=good),
+        task(sevrity=1, extensions=good),
+        task(extensions=[1]),
+        task(),
+        task(extensions=good),
+    ]
+
+
+def test_all_offending_tasks_are_listed_at_once(client: Client) -> None:
+    client.register("wcag", WCAG_SCHEMA)
+    run = client.start("wcag")
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": offending_batch()})
+    problem = assert_problem(response, 422, "validation_failed", "/tasks/3/extensions/wcag")
+    places = {int(error["pointer"].split("/")[2]) for error in problem["errors"]}
+    assert places == {1, 2, 3, 4, 6, 7, 8}
+    assert problem["detail"].startswith(f"{len(problem['errors'])} problem")
+    assert client.read("tasks")["total"] == 0
+
+
+def test_the_value_that_was_wrong_is_repeated(client: Client, run: str) -> None:
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [task(), task(severity="hgh")]})
+    problem = assert_problem(response, 422, "validation_failed", "/tasks/1/severity")
+    assert problem["errors"][0]["value"] == "hgh"
+    assert all(name in problem["errors"][0]["detail"] for name in SEVERITIES)
+
+
+def test_a_hundred_problems_are_listed_and_all_counted(client: Client, run: str) -> None:
+    bad = [task(severity="hgh")] * 150
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [task(), *bad]})
+    problem = assert_problem(response, 422, "validation_failed", "/tasks/1/severity")
+    assert len(problem["errors"]) == 100
+    assert re.search(r"\b150\b", problem["detail"])
+
+
+def test_a_task_with_many_problems_does_not_crowd_out_others(client: Client) -> None:
+    client.register("strict", {"properties": {f"p{n}": {"type": "integer"} for n in range(10)}})
+    run = client.start("strict")
+    bad = task(extensions={f"p{n}": "text" for n in range(10)})
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [bad] * 40})
+    problem = assert_problem(response, 422, "validation_failed")
+    assert len(problem["errors"]) <= 100
+    assert {int(error["pointer"].split("/")[2]) for error in problem["errors"]} == set(range(40))
+
+
+LONG = "y" * 5000
+LONG_TEXTS = cases(
+    value=("POST", "runs/RUN/tasks", task(severity=LONG), 422),
+    field_name=("POST", "runs/RUN/tasks", task(**{LONG: 1}), 422),
+    url=("POST", "runs/RUN/tasks", task(evidence=[{"url": LONG}]), 422),
+    project_type=("POST", "runs", {"projectType": LONG[:100]}, 422),
+    target_url=("POST", "runs", {"projectType": "web", "targetUrl": LONG}, 422),
+    run_id=("GET", f"runs/{LONG}", None, 404),
+    path=("GET", LONG, None, 404),
+    parameter=("GET", f"tasks?{LONG}=1", None, 400),
+    parameter_value=("GET", f"tasks?status={LONG}", None, 400),
+    cursor=("GET", f"tasks?after={LONG}", None, 400),
+    schema_type=("POST", "project-types", {"name": "a", "extensionSchema": {"type": LONG}}, 422),
+    schema_ref=("POST", "project-types", {"name": "a", "extensionSchema": {"$ref": f"#/{LONG}"}}, 422),
+    schema_draft=("POST", "project-types", {"name": "a", "extensionSchema": {"$schema": LONG}}, 422),
+    schema_pattern=("POST", "project-types", {"name": "a", "extensionSchema": {"pattern": f"({LONG[:1000]}"}}, 422),
+    type_name=("POST", "project-types", {"name": LONG}, 422),
+    extension_value=("POST", "runs/STRICT/tasks", task(extensions={"wcag": LONG}), 422),
+    extension_name=("POST", "runs/STRICT/tasks", task(extensions={"wcag": "1.1.1", LONG: 1}), 422),
+    nul_name=("POST", "runs/RUN/tasks", task(extensions={LONG + "\0": 1}), 422),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), LONG_TEXTS)
+def test_repeated_text_is_cut_at_200_characters(
+    client: Client, run: str, method: str, path: str, body: Any, status: int
+) -> None:
+    client.register("wcag", WCAG_SCHEMA)
+    path = path.replace("RUN", run).replace("STRICT", client.start("wcag"))
+    response = client.open(f"{API}/{path}", method=method, json=body)
+    assert response.status_code == status
+    assert "y" * 201 not in response.text
+
+
+def test_a_bug_is_logged_and_never_shown(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(findings_service, "select_project_types", broken)
+    response = client.get(f"{API}/project-types")
+    assert_problem(response, 500, "internal_error")
+    assert "secret" not in response.text
+    assert "secret detail" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the write lock of a database, as another process might."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+def test_a_locked_database_is_busy_and_stores_nothing(make_app: Callable[..., flask.Flask], tmp_path: Path) -> None:
+    client = client_of(make_app(busy_timeout="0.1"))
+    client.register("web")
+    run = client.start()
+    with locked(tmp_path / "findings.db"):
+        response = client.post(f"{API}/runs/{run}/tasks", json=task())
+        assert_problem(response, 503, "busy")
+        assert int(response.headers["Retry-After"]) > 0
+        assert client.read("tasks")["total"] == 0
+    assert client.post(f"{API}/runs/{run}/tasks", json=task()).status_code == 201
+
+
+def test_a_write_waits_for_the_lock(make_app: Callable[..., flask.Flask], tmp_path: Path) -> None:
+    client = client_of(make_app(busy_timeout="5"))
+    client.register("web")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path / "findings.db"):
+            waiting = pool.submit(client.post, f"{API}/runs", json={"projectType": "web"})
+            time.sleep(0.15)
+            assert not waiting.done()
+        assert waiting.result(4).status_code == 201
+
+
+def test_a_full_disk_is_told_and_stores_nothing(app: flask.Flask, client: Client, run: str) -> None:
+    connection = database_of(app).connection()
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 1}")
+    response = client.post(f"{API}/runs/{run}/tasks", json=task(description="x" * 60_000))
+    assert_problem(response, 503, "storage_full")
+    assert int(response.headers["Retry-After"]) > 0
+    assert client.read("tasks")["total"] == 0
+    connection.execute("PRAGMA max_page_count = 1000000")
+    assert client.post(f"{API}/runs/{run}/tasks", json=task(description="x" * 60_000)).status_code == 201
+
+
+# ---------------------------------------------------------------------------
+# Lists
+# ---------------------------------------------------------------------------
+
+TYPES = ("web", "cli", "docs")
+TARGETS = (None, "https://example.com/", "https://example.com/shop?q=a,b")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A service with many findings, and what its lists must show: the recount by hand."""
+
+    app: flask.Flask
+    client: Client
+    runs: list[dict[str, Any]]
+    tasks: list[dict[str, Any]]
+    reported: dict[str, set[str]]
+
+    def run(self, run_id: str) -> dict[str, Any] | None:
+        """Return a run, or None for an unknown id."""
+        return next((run for run in self.runs if run["id"] == run_id), None)
+
+    def expected_runs(self, query: dict[str, str]) -> list[str]:
+        """Return the ids that a list of runs must have, in order."""
+        found = [run for run in self.runs if all(matches(run, name, value) for name, value in query.items())]
+        return [run["id"] for run in reversed(found)]
+
+    def is_missing_from(self, item: dict[str, Any], run_id: str) -> bool:
+        """Tell whether a task is one that a run did not report, though it might have."""
+        run = self.run(run_id)
+        surface = ("projectType", "targetUrl")
+        return bool(
+            run
+            and item["externalId"]
+            and item["status"] in ("open", "in_progress")
+            and all(item[name] == run[name] for name in surface)
+            and item["id"] not in self.reported[run_id]
+        )
+
+    def accepts(self, item: dict[str, Any], name: str, value: str) -> bool:
+        """Tell whether a filter lets a task through."""
+        if name == "runId":
+            return any(item["id"] in self.reported.get(run_id, ()) for run_id in value.split(","))
+        if name == "missingFrom":
+            return self.is_missing_from(item, value)
+        return name == "sort" or matches(item, name, value)
+
+    def expected_tasks(self, query: dict[str, str]) -> list[str]:
+        """Return the ids that a list of tasks must have, in order."""
+        found = [item for item in self.tasks if all(self.accepts(item, *pair) for pair in query.items())]
+        found.sort(key=lambda item: item["id"], reverse=query.get("sort") != "createdAt")
+        if query.get("sort") == "severity":
+            found.sort(key=lambda item: SEVERITIES.index(item["severity"]))
+        return [item["id"] for item in found]
+
+
+def matches(item: dict[str, Any], name: str, value: str) -> bool:
+    """Tell whether a run or task has one of a filter's values."""
+    exact = name in ("targetUrl", "externalId")
+    return item[name] == value if exact else item[name] in value.split(",")
+
+
+def random_task(dice: random.Random) -> dict[str, Any]:
+    """Return a task as an agent might report it."""
+    fields: dict[str, Any] = {"title": f"Finding {dice.random()}", "severity": dice.choice(SEVERITIES)}
+    if dice.random() < 0.6:
+        fields["externalId"] = f"f-{dice.randrange(12)}"
+    if dice.random() < 0.4:
+        fields["status"] = dice.choice(STATUSES)
+    return fields
+
+
+def surveyed(app: flask.Flask, seed: int) -> Survey:
+    """Fill a service at random, and recount by reading every run and task by its id."""
+    dice, client, reported = random.Random(seed), client_of(app), {}
+    stranger = client_of(app, client="stranger")
+    for owner, rounds in ((client, 14), (stranger, 2)):
+        for name in TYPES:
+            owner.register(name)
+        for number in range(rounds):
+            fields = {"targetUrl": TARGETS[number // 3 % 3]}
+            run = owner.start(TYPES[number % 3] if number < 9 else dice.choice(TYPES), **fields)
+            done = [owner.submit(run, *[random_task(dice) for _ in range(7)]) for _ in range(2)]
+            ids = {item["id"] for batch in done for item in batch["tasks"]}
+            if owner is client:
+                reported[run] = ids
+            for task_id in dice.sample(sorted(ids), 3):
+                owner.triage(task_id, dice.choice(STATUSES))
+            if dice.random() < 0.6:
+                owner.finish(run, dice.choice(("completed", "failed")))
+    ids = sorted({task_id for run_ids in reported.values() for task_id in run_ids})
+    tasks = [client.read(f"tasks/{task_id}") for task_id in ids]
+    return Survey(app, client, [client.read(f"runs/{run}") for run in reported], tasks, reported)
+
+
+@pytest.fixture(scope="module")
+def survey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survey]:
+    app = create_app(Settings(db=str(tmp_path_factory.mktemp("survey") / "findings.db")))
+    yield surveyed(app, seed=1)
+    database_of(app).close()
+
+
+def every_combination(options: dict[str, tuple[str | None, ...]]) -> list[dict[str, str]]:
+    """Return a query for each combination of options; None leaves a parameter out."""
+    return [
+        {name: value for name, value in zip(options, values, strict=True) if value is not None}
+        for values in itertools.product(*options.values())
+    ]
+
+
+def task_options(survey: Survey) -> dict[str, tuple[str | None, ...]]:
+    """Return values to try for each parameter of a list of tasks."""
+    first, second, third = (survey.runs[place]["id"] for place in (3, 4, 12))
+    return {
+        "status": (None, "open", "in_progress,open", "dismissed,resolved,dismissed"),
+        "severity": (None, "high", "info,critical"),
+        "runId": (None, first, UNKNOWN_ID, f"{UNKNOWN_ID},{third}", f"{first},{second}"),
+        "projectType": (None, "web", "unknown", "cli,web"),
+        "targetUrl": (None, TARGETS[1]),
+        "externalId": (None, "f-3"),
+        "missingFrom": (None, third),
+        "sort": (None, "createdAt", "severity"),
+    }
+
+
+def task_queries(survey: Survey) -> list[dict[str, str]]:
+    """Return the queries of tasks to try: all filters in all combinations."""
+    return every_combination(task_options(survey))
+
+
+def run_queries() -> list[dict[str, str]]:
+    """Return the queries of runs to try."""
+    return every_combination(
+        {
+            "projectType": (None, "web", "cli,web", "unknown", "web,web"),
+            "status": (None, "running", "completed,failed"),
+            "targetUrl": (None, TARGETS[1], TARGETS[2], "https://example.com"),
+        }
+    )
+
+
+def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(survey: Survey) -> None:
+    found_something = 0
+    for query in random.Random(2).sample(task_queries(survey), 900):
+        page = survey.client.read("tasks", limit=200, **query)
+        expected = survey.expected_tasks(query)
+        assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected, len(expected)), query
+        found_something += bool(expected)
+    assert found_something > 100
+
+
+@pytest.mark.parametrize(
+    "name", ["status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom"]
+)
+def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey, name: str) -> None:
+    values = {
+        **{field: sorted({str(item[field]) for item in survey.tasks if item[field]}) for field in HEAD_FIELDS},
+        **{field: [run["id"] for run in survey.runs] for field in ("runId", "missingFrom")},
+    }[name]
+    for value, sort in itertools.product(values, ("-createdAt", "createdAt", "severity")):
+        query = {name: value, "sort": sort}
+        page = survey.client.read("tasks", limit=200, **query)
+        expected = survey.expected_tasks(query)
+        assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected, len(expected)), query
+
+
+def test_every_combination_of_run_filters_finds_and_counts_the_right_runs(survey: Survey) -> None:
+    for query in run_queries():
+        page = survey.client.read("runs", limit=200, **query)
+        expected = survey.expected_runs(query)
+        assert ([item["id"] for item in page["runs"]], page["total"]) == (expected, len(expected)), query
+
+
+def test_pages_and_links_cut_a_list_the_same_way(survey: Survey) -> None:
+    for query in random.Random(3).sample(task_queries(survey), 60):
+        expected = survey.expected_tasks(query)
+        walked = [item["id"] for page in survey.client.walk("tasks", limit=4, **query) for item in page["tasks"]]
+        assert walked == expected, query
+        jumped = survey.client.read("tasks", limit=4, page=2, **query)
+        assert [item["id"] for item in jumped["tasks"]] == expected[4:8], query
+        assert bool(jumped["next"]) == (len(expected) > 8)
+
+
+def traced_selects(survey: Survey, path: str, queries: list[dict[str, str]]) -> dict[str, str]:
+    """Return the statements that lists run, by their shape without values."""
+    traced: list[str] = []
+    connection = database_of(survey.app).connection()
+    connection.set_trace_callback(traced.append)
+    try:
+        for query in queries:
+            page = survey.client.get(f"{API}/{path}", query_string={"limit": 1, **query}).json
+            if page.get("next"):
+                survey.client.get(page["next"])
+    finally:
+        connection.set_trace_callback(None)
+    selects = [statement for statement in traced if statement.lstrip().startswith("SELECT")]
+    return {re.sub(r"'[^']*'|\b\d+\b", "?", statement): statement for statement in selects}
+
+
+def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
+    """Return the steps of a query plan that read a whole table or sort."""
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    named = re.findall(r"(?:FROM|JOIN)\s+(\w+)(?:\s+AS\s+(\w+))?", statement)
+    real = tables | {alias for table, alias in named if table in tables}
+    steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
+    scans = [step for step in steps if step.startswith("SCAN") and step.split()[1] in real]
+    return scans + [step for step in steps if "TEMP B-TREE" in step]
+
+
+def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
+    options = {name: tuple(dict.fromkeys((*values[:2], values[-1]))) for name, values in task_options(survey).items()}
+    statements = traced_selects(survey, "tasks", every_combination(options))
+    assert len(statements) > 100
+    connection = database_of(survey.app).connection()
+    for statement in statements.values():
+        assert not scanned_tables(connection, statement), statement
+
+
+def test_no_list_of_runs_scans_a_table_or_sorts(survey: Survey) -> None:
+    connection = database_of(survey.app).connection()
+    for statement in traced_selects(survey, "runs", run_queries()).values():
+        assert not scanned_tables(connection, statement), statement
+
+
+def test_a_list_has_its_page_limit_total_and_next(client: Client, run: str) -> None:
+    client.submit(run, *[task()] * 60)
+    page = client.read("tasks")
+    assert set(page) == {"tasks", "page", "limit", "total", "next"}
+    assert (page["page"], page["limit"], page["total"], len(page["tasks"])) == (1, 50, 60, 50)
+    assert page["next"].startswith(f"{API}/tasks?")
+    following = client.read(page["next"])
+    assert (following["page"], following["limit"], following["total"], following["next"]) == (None, 50, 60, None)
+    assert len(following["tasks"]) == 10
+
+
+def test_a_list_of_runs_has_its_page_limit_total_and_next(client: Client, run: str) -> None:
+    runs = [run, *[client.start() for _ in range(2)]]
+    first, second = client.walk("runs", limit=2)
+    assert set(first) == {"runs", "page", "limit", "total", "next"}
+    assert [item["id"] for item in first["runs"] + second["runs"]] == runs[::-1]
+    assert (first["page"], second["page"], second["total"], second["next"]) == (1, None, 3, None)
+    assert all(set(item) == RUN_FIELDS for item in first["runs"])
+
+
+def test_a_page_that_is_just_full_has_no_next(client: Client, run: str) -> None:
+    client.submit(run, *[task()] * 4)
+    assert client.read("tasks", limit=4)["next"] is None
+    assert [page["next"] is None for page in client.walk("tasks", limit=2)] == [False, True]
+
+
+def test_a_page_beyond_the_end_is_empty(client: Client, run: str) -> None:
+    client.add(run)
+    page = client.read("tasks", page=999_999)
+    assert (page["tasks"], page["total"], page["page"], page["next"]) == ([], 1, 999_999, None)
+
+
+def test_next_keeps_the_filters_the_limit_the_sort_and_the_view(client: Client, run: str) -> None:
+    client.submit(run, *[task(status="open"), task(status="in_progress"), task(status="resolved")] * 3)
+    query = {"status": "open,in_progress", "sort": "severity", "view": "full", "targetUrl": "https://example.com/"}
+    pages = list(client.walk("tasks", limit=4, **query))
+    assert [len(page["tasks"]) for page in pages] == [4, 2]
+    assert {item["status"] for page in pages for item in page["tasks"]} == {"open", "in_progress"}
+    assert all(set(item) == HEAD_FIELDS | BULK_FIELDS for page in pages for item in page["tasks"])
+
+
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+def test_a_walk_sees_every_row_once_while_others_write(client: Client, run: str, sort: str) -> None:
+    before = {item["id"] for item in client.submit(run, *[task(severity=s) for s in SEVERITIES * 5])["tasks"]}
+    seen: list[str] = []
+    for number, page in enumerate(client.walk("tasks", limit=4, sort=sort)):
+        seen += [item["id"] for item in page["tasks"]]
+        if number < 5:
+            client.submit(run, *[task(severity=s) for s in SEVERITIES])
+    assert len(seen) == len(set(seen))
+    assert before <= set(seen)
+
+
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+def test_a_walk_goes_on_behind_rows_that_left_the_list(client: Client, run: str, sort: str) -> None:
+    before = {item["id"] for item in client.submit(run, *[task(severity=s) for s in SEVERITIES * 3])["tasks"]}
+    seen: list[str] = []
+    for page in client.walk("tasks", limit=4, sort=sort, status="open"):
+        seen += [item["id"] for item in page["tasks"]]
+        for item in page["tasks"]:
+            client.triage(item["id"], "resolved")
+    assert sorted(seen) == sorted(before)
+
+
+BAD_PARAMETERS = cases(
+    page_zero=("tasks", "page=0", "page"),
+    page_negative=("tasks", "page=-1", "page"),
+    page_fraction=("tasks", "page=1.0", "page"),
+    page_exponent=("tasks", "page=1e0", "page"),
+    page_signed=("tasks", "page=%2B1", "page"),
+    page_arabic=("tasks", "page=%D9%A3", "page"),
+    page_space=("tasks", "page=%201", "page"),
+    page_underscore=("tasks", "page=1_0", "page"),
+    page_empty=("tasks", "page=", "page"),
+    page_huge=("tasks", f"page={10**30}", "page"),
+    page_word=("runs", "page=last", "page"),
+    limit_zero=("tasks", "limit=0", "limit"),
+    limit_over=("tasks", "limit=201", "limit"),
+    limit_over_for_runs=("runs", "limit=201", "limit"),
+    limit_negative=("runs", "limit=-1", "limit"),
+    limit_empty=("runs", "limit=", "limit"),
+    limit_repeated=("tasks", "limit=1&limit=1", "limit"),
+    status_empty=("tasks", "status=", "status"),
+    status_without_a_value=("tasks", "status", "status"),
+    status_empty_part=("tasks", "status=open,", "status"),
+    status_double_comma=("tasks", "status=open,,resolved", "status"),
+    status_unknown=("tasks", "status=opened", "status"),
+    status_capital=("tasks", "status=Open", "status"),
+    status_of_a_run=("tasks", "status=running", "status"),
+    status_of_a_task=("runs", "status=open", "status"),
+    status_spaces=("tasks", "status=open,%20resolved", "status"),
+    status_repeated=("tasks", "status=open&status=resolved", "status"),
+    severity_unknown=("tasks", "severity=hgh", "severity"),
+    severity_empty=("tasks", "severity=", "severity"),
+    run_empty=("tasks", "runId=", "runId"),
+    target_empty=("tasks", "targetUrl=", "targetUrl"),
+    external_id_empty=("tasks", "externalId=", "externalId"),
+    type_empty=("runs", "projectType=", "projectType"),
+    missing_from_empty=("tasks", "missingFrom=", "missingFrom"),
+    sort_unknown=("tasks", "sort=title", "sort"),
+    sort_empty=("tasks", "sort=", "sort"),
+    view_unknown=("tasks", "view=all", "view"),
+    sort_of_runs=("runs", "sort=createdAt", "sort"),
+    capital_name=("tasks", "Status=open", "Status"),
+    after_empty=("tasks", "after=", "after"),
+    after_garbage=("tasks", "after=garbage", "after"),
+    after_garbage_runs=("runs", "after=%00", "after"),
+    after_too_short=("tasks", f"after={UNKNOWN_ID[:-1]}", "after"),
+    after_of_another_sort=("tasks", f"after=critical.{UNKNOWN_ID}", "after"),
+    after_without_severity=("tasks", f"sort=severity&after={UNKNOWN_ID}", "after"),
+    after_repeated=("tasks", f"after={UNKNOWN_ID}&after={UNKNOWN_ID}", "after"),
+)
+
+
+@pytest.mark.parametrize(("path", "query", "parameter"), BAD_PARAMETERS)
+def test_bad_parameters_are_refused_by_name(client: Client, path: str, query: str, parameter: str) -> None:
+    assert_problem(client.get(f"{API}/{path}?{query}"), 400, "invalid_parameter", parameter)
+
+
+def test_a_query_that_is_no_utf8_is_refused(client: Client) -> None:
+    assert_problem(client.get(f"{API}/tasks?externalId=%FF"), 400, "invalid_parameter")
+
+
+def test_the_bounds_of_page_and_limit_are_good(client: Client, run: str) -> None:
+    client.submit(run, *[task()] * 201)
+    assert len(client.read("tasks", limit=200)["tasks"]) == 200
+    assert len(client.read("tasks", limit=1, page=201)["tasks"]) == 1
+    assert client.read("runs", limit=200)["limit"] == 200
+
+
+def test_an_unknown_run_filters_everything_away_but_is_not_found_as_missing_from(client: Client, run: str) -> None:
+    client.add(run, externalId="x")
+    page = client.read("tasks", runId=UNKNOWN_ID)
+    assert (page["tasks"], page["total"], page["next"]) == ([], 0, None)
+    assert client.read("tasks", runId=f"x,{run}")["total"] == 1
+    assert_problem(client.get(f"{API}/tasks?missingFrom={UNKNOWN_ID}"), 404, "not_found")
+
+
+def test_target_and_external_id_are_matched_exactly(client: Client, run: str) -> None:
+    client.add(run, externalId="a,b")
+    client.add(run, externalId="a")
+    assert client.read("tasks", externalId="a,b")["total"] == 1
+    assert client.read("tasks", externalId="A")["total"] == 0
+    assert client.read("tasks", targetUrl="https://example.com/")["total"] == 2
+    assert client.read("tasks", targetUrl="https://example.com")["total"] == 0
+
+
+def test_list_items_leave_the_bulk_out_unless_asked_for(client: Client, run: str) -> None:
+    bulk = {"description": "d", "evidence": [{"label": "x"}], "extensions": {"a": 1}}
+    task_id = client.add(run, **bulk)
+    assert set(client.read("tasks")["tasks"][0]) == HEAD_FIELDS
+    assert client.read("tasks", view="full")["tasks"][0] == client.read(f"tasks/{task_id}")
+
+
+def test_severity_sorts_critical_first_and_newest_first_within(client: Client, run: str) -> None:
+    order = ("low", "critical", "info", "high", "critical", "medium", "low")
+    ids = [item["id"] for item in client.submit(run, *[task(severity=s) for s in order])["tasks"]]
+    listed = [item["id"] for item in client.read("tasks", sort="severity")["tasks"]]
+    assert listed == [ids[place] for place in (4, 1, 3, 5, 6, 0, 2)]
+
+
+def test_many_values_in_a_filter_are_taken(client: Client, run: str) -> None:
+    client.add(run)
+    many = ",".join(f"type-{n}" for n in range(400))
+    for sort in ("createdAt", "severity"):
+        query = {"projectType": f"{many},web", "sort": sort, "status": ",".join(STATUSES)}
+        assert client.read("tasks", **query)["total"] == 1
+        assert client.read("tasks", runId=f"{many},{run}", sort=sort)["total"] == 1
+    assert client.read("runs", projectType=f"{many},web")["total"] == 1
+
+
+# ---------------------------------------------------------------------------
+# Keys and clients
+# ---------------------------------------------------------------------------
+
+NO_KEYS = cases(
+    none=None,
+    empty="",
+    scheme_alone="Bearer",
+    blank="Bearer  ",
+    basic="Basic Zm9vOmJhcg==",
+    key_alone="KEY",
+    unknown="Bearer fts_" + "x" * 43,
+    other_prefix="Bearer abc",
+    not_ascii="Bearer fts_\xe9",
+    cut_short="Bearer KEY-1",
+    too_long="Bearer KEYx",
+    quoted='Bearer "KEY"',
+    two="Bearer KEY KEY",
+)
+
+
+@pytest.mark.parametrize("header", NO_KEYS)
+def test_a_bad_key_is_unauthorized(app: flask.Flask, header: str | None) -> None:
+    key = make_key(app)
+    value = None if header is None else header.replace("KEY-1", key[:-1]).replace("KEY", key)
+    headers = {} if value is None else {"Authorization": value}
+    response = app.test_client().get(f"{API}/tasks", headers=headers)
+    assert_problem(response, 401, "unauthorized")
+    assert response.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize("operation", [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS])
+def test_everything_but_health_and_openapi_needs_a_key(app: flask.Flask, operation: Any) -> None:
+    response = app.test_client().open(operation.path, method=operation.method)
+    open_to_all = operation.path in ("/healthz", f"{API}/openapi.json")
+    assert response.status_code == (200 if open_to_all else 401)
+
+
+LEVELS = cases(
+    start_run=("POST", "runs", {"projectType": "web"}, "agent"),
+    finish_run=("PATCH", "runs/RUN", {"status": "completed"}, "agent"),
+    submit=("POST", "runs/RUN/tasks", task(), "agent"),
+    register=("POST", "project-types", {"name": "new"}, "agent"),
+    triage=("PATCH", "tasks/TASK", {"status": "open"}, "full"),
+    replace_type=("PUT", "project-types/web", {}, "full"),
+    list_runs=("GET", "runs", None, "read"),
+    get_run=("GET", "runs/RUN", None, "read"),
+    list_tasks=("GET", "tasks", None, "read"),
+    get_task=("GET", "tasks/TASK", None, "read"),
+    history=("GET", "tasks/TASK/history", None, "read"),
+    list_types=("GET", "project-types", None, "read"),
+    get_type=("GET", "project-types/web", None, "read"),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "needed"), LEVELS)
+def test_a_key_may_do_what_its_level_says(
+    app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any, needed: str
+) -> None:
+    levels = ("read", "agent", "full")
+    path = path.replace("RUN", run).replace("TASK", client.add(run))
+    for level in levels:
+        response = client_of(app, level).open(f"{API}/{path}", method=method, json=body)
+        if levels.index(level) < levels.index(needed):
+            assert_problem(response, 403, "forbidden")
+        else:
+            assert response.status_code in (200, 201)
+
+
+def test_an_expired_key_is_unauthorized(app: flask.Flask) -> None:
+    client = app.test_client()
+    for expires, status in (("2001-01-01T00:00:00.000Z", 401), ("2999-01-01T00:00:00.000Z", 200)):
+        with database_of(app).transaction() as connection:
+            key = findings_service.insert_key(connection, "x", "default", "full", expires)
+        response = client.get(f"{API}/tasks", headers={"Authorization": f"Bearer {key}"})
+        assert response.status_code == status
+
+
+def test_a_revoked_key_is_unauthorized_at_once_and_others_stay(app: flask.Flask) -> None:
+    old, new = client_of(app), client_of(app)
+    assert (old.get(f"{API}/tasks").status_code, new.get(f"{API}/tasks").status_code) == (200, 200)
+    with database_of(app).transaction() as connection:
+        connection.execute(
+            "UPDATE api_keys SET revoked_at = created_at WHERE hash = ?",
+            (hashlib.sha256(old.key.encode()).hexdigest(),),
+        )
+    assert_problem(old.get(f"{API}/tasks"), 401, "unauthorized")
+    assert new.get(f"{API}/tasks").status_code == 200
+
+
+def test_only_the_hash_of_a_key_is_stored(app: flask.Flask, tmp_path: Path) -> None:
+    key = make_key(app)
+    assert KEY.fullmatch(key)
+    database_of(app).close()
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("findings.db*"))
+    assert key.encode() not in stored
+    assert hashlib.sha256(key.encode()).hexdigest().encode() in stored
+
+
+def test_the_key_of_the_environment_is_a_full_key_of_default(
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINDINGS_API_KEY", "from-the-environment")
+    app = make_app()
+    client = client_of(app)
+    client.register("web")
+    task_id = client.add(client.start())
+    client.key = "from-the-environment"
+    assert client.triage(task_id, "dismissed")["status"] == "dismissed"
+    client.key = "from-the-environment2"
+    assert_problem(client.get(f"{API}/tasks"), 401, "unauthorized")
+
+
+def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -> None:
+    reader = client_of(app, "read", name="reader")
+    reader.read("tasks")
+    client.register("web")
+    rows = database_of(app).connection().execute("SELECT name, last_used_at FROM api_keys").fetchall()
+    assert all(TIME.fullmatch(last_used_at) for _, last_used_at in rows), rows
+
+
+# ---------------------------------------------------------------------------
+# Runs
+# ---------------------------------------------------------------------------
+
+NOTHING_SUBMITTED = {"created": 0, "updated": 0, "reopened": 0, "unchanged": 0, "resolved": 0}
+
+
+def test_starting_a_run_answers_the_whole_run(client: Client) -> None:
+    client.register("web")
+    body = {"projectType": "web", "targetUrl": "https://example.com/", "metadata": {"commit": "abc"}}
+    response = client.post(f"{API}/runs", json=body)
+    run = response.json
+    assert response.status_code == 201
+    assert response.headers["Location"] == f"{API}/runs/{run['id']}"
+    assert set(run) >= RUN_FIELDS
+    assert {name: run[name] for name in body} == body
+    assert (run["status"], run["statusReason"], run["finishedAt"]) == ("running", None, None)
+    assert (run["submitted"], run["createdAt"]) == (NOTHING_SUBMITTED, run["updatedAt"])
+    assert client.get(response.headers["Location"]).json == {
+        **run,
+        "summary": client.read(f"runs/{run['id']}")["summary"],
+    }
+
+
+def test_a_run_needs_no_target_and_no_metadata(client: Client) -> None:
+    client.register("web")
+    run = client.read(f"runs/{client.start()}")
+    assert (run["targetUrl"], run["metadata"]) == (None, {})
+
+
+def test_an_unknown_project_type_is_refused_with_the_known_ones(app: flask.Flask, client: Client) -> None:
+    client_of(app, client="other").register("theirs")
+    client.register("web")
+    client.register("cli")
+    for name in ("wbe", "theirs", "WEB", ""):
+        problem = assert_problem(
+            client.post(f"{API}/runs", json={"projectType": name}), 422, "unknown_project_type", "/projectType"
+        )
+        assert "web" in problem["detail"]
+        assert "cli" in problem["detail"]
+        assert f"POST {API}/project-types" in problem["detail"]
+        assert "theirs" not in problem["detail"].replace("'theirs'", "")
+
+
+METADATA = (
+    '{"z": 1, "a": {"10": 1.0, "9": 1e2}}',
+    '{"big": 123456789012345678901234567890, "small": 0.1000, "minus": -0.0}',
+    '{ "spaces" :  [ 1 ,2 ] }',
+    '{"escaped": "\\u00e9\\/\\ud83d\\ude00", "plain": "é/😀"}',
+    '{"": {}, "a~/b": null}',
+)
+
+
+@pytest.mark.parametrize("text", METADATA)
+def test_metadata_extensions_and_schemas_come_back_exactly_as_sent(client: Client, run: str, text: str) -> None:
+    raw = text.encode()
+    started = client.send("POST", f"{API}/runs", b'{"projectType": "web", "metadata": %s}' % raw)
+    body = b'{"title": "x", "severity": "low", "extensions": %s}' % raw
+    submitted = client.send("POST", f"{API}/runs/{run}/tasks", body)
+    task_id = submitted.json["tasks"][0]["id"]
+    registered = client.send("POST", f"{API}/project-types", b'{"name": "a", "extensionSchema": %s}' % raw)
+    for response in (started, client.get(f"{API}/runs"), client.get(f"{API}/tasks/{task_id}"), registered):
+        assert raw in response.data
+    assert raw in client.get(f"{API}/tasks?view=full").data
+
+
+def test_numbers_of_any_size_come_back_exactly_as_sent(client: Client, run: str) -> None:
+    raw = b'{"n": %s, "f": 0.12345678901234567890123456789}' % (b"9" * 400)
+    response = client.send("POST", f"{API}/runs", b'{"projectType": "web", "metadata": %s}' % raw)
+    assert response.status_code == 201
+    assert raw in response.data
+
+
+RUN_REJECTIONS = cases(
+    type_number=({"projectType": 1}, "/projectType"),
+    target_number=({"targetUrl": 1}, "/targetUrl"),
+    target_empty=({"targetUrl": ""}, "/targetUrl"),
+    target_relative=({"targetUrl": "/shop"}, "/targetUrl"),
+    target_without_scheme=({"targetUrl": "example.com"}, "/targetUrl"),
+    target_without_host=({"targetUrl": "https://"}, "/targetUrl"),
+    target_path_only=({"targetUrl": "https:///shop"}, "/targetUrl"),
+    target_one_slash=({"targetUrl": "https:/example.com"}, "/targetUrl"),
+    target_ftp=({"targetUrl": "ftp://example.com/"}, "/targetUrl"),
+    target_javascript=({"targetUrl": "javascript:alert(1)"}, "/targetUrl"),
+    target_file=({"targetUrl": "file:///etc"}, "/targetUrl"),
+    target_long=({"targetUrl": "https://example.com/" + "x" * 2029}, "/targetUrl"),
+    metadata_list=({"metadata": []}, "/metadata"),
+    metadata_text=({"metadata": "x"}, "/metadata"),
+    metadata_number=({"metadata": 1}, "/metadata"),
+    metadata_large=({"metadata": {"a": "x" * (64 * KIB - 7)}}, "/metadata"),
+    metadata_large_in_bytes=({"metadata": {"a": "é" * (32 * KIB)}}, "/metadata"),
+)
+
+
+@pytest.mark.parametrize(("change", "pointer"), RUN_REJECTIONS)
+def test_a_bad_run_is_refused(client: Client, run: str, change: dict[str, Any], pointer: str) -> None:
+    body = json.dumps({"projectType": "web"} | change, ensure_ascii=False).encode()
+    assert_problem(client.send("POST", f"{API}/runs", body), 422, "validation_failed", pointer)
+    assert client.read("runs")["total"] == 1
+
+
+RUN_BOUNDS = cases(
+    target_long={"targetUrl": "https://example.com/" + "x" * 2028},
+    target_http={"targetUrl": "http://localhost:8080"},
+    target_capitals={"targetUrl": "HTTPS://Example.com/A?b=c#d"},
+    target_ipv6={"targetUrl": "http://[::1]:80/"},
+    target_repository={"targetUrl": "https://git.example.com/a/b.git"},
+    metadata_large={"metadata": {"a": "x" * (64 * KIB - 8)}},
+    metadata_large_in_bytes={"metadata": {"a": "é" * (32 * KIB - 4)}},
+)
+
+
+@pytest.mark.parametrize("change", RUN_BOUNDS)
+def test_a_run_at_the_bounds_is_taken(client: Client, run: str, change: dict[str, Any]) -> None:
+    body = json.dumps({"projectType": "web"} | change, ensure_ascii=False).encode()
+    response = client.send("POST", f"{API}/runs", body)
+    assert response.status_code == 201
+    assert {name: response.json[name] for name in change} == change
+
+
+def test_white_space_does_not_count_in_the_size_of_metadata(client: Client, run: str) -> None:
+    body = b'{"projectType": "web", "metadata": {"a": 1%s}}' % (b" " * 70_000)
+    assert client.send("POST", f"{API}/runs", body).status_code == 201
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_finishing_a_run_keeps_how_and_when_it_ended(client: Client, run: str, status: str) -> None:
+    time.sleep(0.002)
+    finished = client.finish(run, status, statusReason="because")
+    assert (finished["status"], finished["statusReason"]) == (status, "because")
+    assert finished["createdAt"] < finished["finishedAt"] == finished["updatedAt"]
+    stored = client.read(f"runs/{run}")
+    assert {name: stored[name] for name in RUN_FIELDS} == {name: finished[name] for name in RUN_FIELDS}
+
+
+def test_finishing_the_same_way_again_changes_nothing(client: Client, run: str) -> None:
+    first = client.start(targetUrl="https://example.com/")
+    task_id = client.add(first, externalId="old")
+    before = client.finish(run, statusReason="first")
+    time.sleep(0.002)
+    again = client.finish(run, statusReason="second", resolveMissing=True)
+    assert {name: again[name] for name in RUN_FIELDS} == {name: before[name] for name in RUN_FIELDS}
+    assert client.read(f"tasks/{task_id}")["status"] == "open"
+
+
+@pytest.mark.parametrize(("first", "second"), [("completed", "failed"), ("failed", "completed")])
+def test_a_finished_run_stays_finished(client: Client, run: str, first: str, second: str) -> None:
+    client.finish(run, first)
+    assert_problem(client.patch(f"{API}/runs/{run}", json={"status": second}), 409, "run_finished")
+    assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), 409, "run_finished")
+    assert client.read(f"runs/{run}")["status"] == first
+    assert client.read("tasks")["total"] == 0
+
+
+RUN_UPDATE_REJECTIONS = cases(
+    running=({"status": "running"}, "/status"),
+    unknown=({"status": "done"}, "/status"),
+    number=({"status": 1}, "/status"),
+    reason_long=({"status": "failed", "statusReason": "x" * 1001}, "/statusReason"),
+    reason_number=({"status": "failed", "statusReason": 1}, "/statusReason"),
+    resolve_text=({"status": "completed", "resolveMissing": "yes"}, "/resolveMissing"),
+    resolve_number=({"status": "completed", "resolveMissing": 1}, "/resolveMissing"),
+    resolve_failed=({"status": "failed", "resolveMissing": True}, "/resolveMissing"),
+)
+
+
+@pytest.mark.parametrize(("body", "pointer"), RUN_UPDATE_REJECTIONS)
+def test_a_bad_end_of_a_run_is_refused(client: Client, run: str, body: dict[str, Any], pointer: str) -> None:
+    assert_problem(client.patch(f"{API}/runs/{run}", json=body), 422, "validation_failed", pointer)
+    assert client.read(f"runs/{run}")["status"] == "running"
+
+
+def test_the_reason_of_a_run_may_have_a_thousand_characters(client: Client, run: str) -> None:
+    assert client.finish(run, "failed", statusReason="é" * 1000, resolveMissing=False)["statusReason"] == "é" * 1000
+
+
+def test_a_run_counts_what_was_submitted_to_it(client: Client, run: str) -> None:
+    client.submit(run, task(externalId="a"), task(externalId="b"), task(), task(externalId="b", title="wins"))
+    client.submit(run, task(externalId="a"), task(externalId="b", title="changed"))
+    second = client.start(targetUrl="https://example.com/")
+    client.triage(client.add(second, externalId="a"), "resolved")
+    client.submit(second, task(externalId="a"), task(externalId="c"))
+    assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | {"created": 3, "unchanged": 1, "updated": 1}
+    expected = NOTHING_SUBMITTED | {"created": 1, "unchanged": 1, "reopened": 1}
+    assert client.read(f"runs/{second}")["submitted"] == expected
+
+
+def test_a_summary_has_every_severity_and_status(client: Client, run: str) -> None:
+    nothing = {"total": 0, "bySeverity": dict.fromkeys(SEVERITIES, 0), "byStatus": dict.fromkeys(STATUSES, 0)}
+    assert client.read(f"runs/{run}")["summary"] == nothing
+    client.submit(run, task(severity="critical"), task(severity="low", status="in_progress"), task(severity="low"))
+    summary = client.read(f"runs/{run}")["summary"]
+    assert summary["total"] == 3
+    assert summary["bySeverity"] == dict.fromkeys(SEVERITIES, 0) | {"critical": 1, "low": 2}
+    assert summary["byStatus"] == dict.fromkeys(STATUSES, 0) | {"open": 2, "in_progress": 1}
+
+
+def test_a_summary_shows_the_tasks_as_they_stand_now(client: Client, run: str) -> None:
+    client.triage(client.add(run, externalId="a", severity="low"), "dismissed")
+    second = client.start(targetUrl="https://example.com/")
+    client.add(second, externalId="a", severity="critical")
+    for run_id in (run, second):
+        summary = client.read(f"runs/{run_id}")["summary"]
+        assert (summary["total"], summary["bySeverity"]["critical"], summary["byStatus"]["dismissed"]) == (1, 1, 1)
+
+
+def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, run: str) -> None:
+    names = ("reported", "missing", "in-progress", "dismissed", "resolved")
+    ids = {name: client.add(run, externalId=name) for name in names}
+    for name, status in (("in-progress", "in_progress"), ("dismissed", "dismissed"), ("resolved", "resolved")):
+        client.triage(ids[name], status)
+    ids["no-external-id"] = client.add(run)
+    second = client.start(targetUrl="https://example.com/")
+    client.add(second, externalId="reported")
+    assert client.finish(second, resolveMissing=True)["submitted"]["resolved"] == 2
+    statuses = {name: client.read(f"tasks/{task_id}")["status"] for name, task_id in ids.items()}
+    assert statuses == {
+        "reported": "open",
+        "missing": "resolved",
+        "in-progress": "resolved",
+        "dismissed": "dismissed",
+        "resolved": "resolved",
+        "no-external-id": "open",
+    }
+    entry = client.history(ids["in-progress"])[-1]
+    assert (entry["event"], entry["from"], entry["to"], entry["runId"]) == ("status", "in_progress", "resolved", second)
+    assert len(client.history(ids["resolved"])) == 2
+
+
+def test_resolve_missing_leaves_other_types_targets_and_clients_alone(app: flask.Flask, client: Client) -> None:
+    stranger = client_of(app, client="other")
+    for owner in (client, stranger):
+        owner.register("web")
+        owner.register("cli")
+    others = [
+        (client, client.add(client.start("cli"), externalId="x")),
+        (client, client.add(client.start("web", targetUrl="https://example.com/"), externalId="x")),
+        (stranger, stranger.add(stranger.start("web"), externalId="x")),
+    ]
+    ours = client.add(client.start("web"), externalId="x")
+    client.finish(client.start("web"), resolveMissing=True)
+    assert client.read(f"tasks/{ours}")["status"] == "resolved"
+    assert {owner.read(f"tasks/{task_id}")["status"] for owner, task_id in others} == {"open"}
+
+
+def test_without_resolve_missing_a_missing_task_is_only_a_hint(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    second = client.start(targetUrl="https://example.com/")
+    client.finish(second, resolveMissing=False)
+    assert client.read(f"tasks/{task_id}")["status"] == "open"
+    assert [item["id"] for item in client.read("tasks", missingFrom=second)["tasks"]] == [task_id]
+
+
+def assert_timed_out(run: dict[str, Any]) -> None:
+    """Check that a run was failed because nobody used it."""
+    assert (run["status"], run["statusReason"]) == ("failed", "timeout")
+    assert TIME.fullmatch(run["finishedAt"])
+
+
+def test_an_idle_run_fails_when_another_one_starts(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(run_timeout="0.1"))
+    client.register("web")
+    idle = client.start()
+    time.sleep(0.15)
+    fresh = client.start()
+    assert [item["id"] for item in client.read("runs", status="running")["runs"]] == [fresh]
+    assert client.read("runs", status="failed")["total"] == 1
+    assert_timed_out(client.read(f"runs/{idle}"))
+    assert_problem(client.post(f"{API}/runs/{idle}/tasks", json=task()), 409, "run_finished")
+
+
+def test_an_idle_run_fails_at_start_up(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app())
+    client.register("web")
+    idle = client.start()
+    time.sleep(0.15)
+    assert_timed_out(client_of(make_app(run_timeout="0.1")).read(f"runs/{idle}"))
+
+
+USES = cases(
+    submitting=lambda client, run: client.add(run),
+    submitting_the_same=lambda client, run: client.submit(run, task(externalId="x")),
+    reading=lambda client, run: client.read(f"runs/{run}"),
+)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_request_keeps_a_run_alive(make_app: Callable[..., flask.Flask], use: Callable[..., Any]) -> None:
+    client = client_of(make_app(run_timeout="0.4"))
+    client.register("web")
+    run = client.start()
+    for _ in range(3):
+        time.sleep(0.2)
+        use(client, run)
+    client.start()
+    assert client.read(f"runs/{run}")["status"] == "running"
+
+
+# ---------------------------------------------------------------------------
+# Tasks
+# ---------------------------------------------------------------------------
+
+WHOLE_TASK = {
+    "externalId": "img-alt-1",
+    "title": "Image without alt text",
+    "severity": "high",
+    "status": "in_progress",
+    "description": "The logo has none.",
+    "evidence": [
+        {"type": "screenshot", "label": "Home page", "url": "https://example.com/home.png"},
+        {"type": "code", "label": "Line 3", "content": "<img>"},
+    ],
+    "remediation": [{"step": 1, "instruction": "Write one."}, {"step": 2, "instruction": "Look again."}],
+    "successCriteria": [{"description": "It has one.", "automatable": True}],
+    "extensions": {"wcag": "1.1.1"},
+}
+
+
+def test_a_task_comes_back_whole(client: Client, run: str) -> None:
+    stored = client.read(f"tasks/{client.submit(run, WHOLE_TASK)['tasks'][0]['id']}")
+    assert set(stored) == HEAD_FIELDS | BULK_FIELDS
+    evidence = [{k: v for k, v in item.items() if v is not None} for item in stored["evidence"]]
+    assert {name: stored[name] for name in WHOLE_TASK} | {"evidence": evidence} == WHOLE_TASK
+    assert (stored["runId"], stored["lastRunId"], stored["timesSeen"]) == (run, run, 1)
+    assert (stored["projectType"], stored["targetUrl"]) == ("web", "https://example.com/")
+    assert stored["createdAt"] == stored["updatedAt"] == stored["lastSeenAt"]
+
+
+def test_a_bare_task_and_a_batch_are_answered_alike(client: Client, run: str) -> None:
+    bare = client.post(f"{API}/runs/{run}/tasks", json=task(externalId="a"))
+    batch = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [task(externalId="b")]})
+    for response, name in ((bare, "a"), (batch, "b")):
+        assert response.status_code == 201
+        item = {"status": "open", "externalId": name, "result": "created"}
+        assert response.json["tasks"] == [{"id": response.json["tasks"][0]["id"], **item}]
+        assert {k: v for k, v in response.json.items() if k != "tasks"} == {
+            "created": 1,
+            "updated": 0,
+            "reopened": 0,
+            "unchanged": 0,
+        }
+
+
+def test_a_submission_tells_what_became_of_each_task_in_the_order_sent(client: Client, run: str) -> None:
+    same, changed, fixed = (client.add(run, externalId=name) for name in ("same", "changed", "fixed"))
+    client.triage(fixed, "resolved")
+    tasks = [task(externalId="fixed"), task(), task(externalId="changed", title="x"), task(externalId="same"), task()]
+    done = client.submit(run, *tasks)
+    assert [item["result"] for item in done["tasks"]] == ["reopened", "created", "updated", "unchanged", "created"]
+    assert [item["externalId"] for item in done["tasks"]] == ["fixed", None, "changed", "same", None]
+    assert [done["tasks"][place]["id"] for place in (0, 2, 3)] == [fixed, changed, same]
+    assert [done[name] for name in ("created", "updated", "reopened", "unchanged")] == [2, 1, 1, 1]
+    assert {item["status"] for item in done["tasks"]} == {"open"}
+
+
+def test_a_submission_that_creates_nothing_is_200(client: Client, run: str) -> None:
+    path = f"{API}/runs/{run}/tasks"
+    assert client.post(path, json=task(externalId="a")).status_code == 201
+    assert client.post(path, json=task(externalId="a")).status_code == 200
+    assert client.post(path, json=task(externalId="a", title="new")).status_code == 200
+    assert client.post(path, json={"tasks": [task(externalId="a"), task(externalId="b")]}).status_code == 201
+
+
+def test_one_bad_task_stores_nothing_of_the_batch(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="known")
+    batch = {"tasks": [task(), task(externalId="known", title="changed"), task(title=...)]}
+    assert_problem(client.post(f"{API}/runs/{run}/tasks", json=batch), 422, "validation_failed", "/tasks/2/title")
+    assert client.read("tasks")["total"] == 1
+    assert client.read(f"tasks/{task_id}")["title"] == task()["title"]
+    assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | {"created": 1}
+
+
+TASK_REJECTIONS = cases(
+    title_missing=({"title": ...}, "/title"),
+    title_null=({"title": None}, "/title"),
+    title_empty=({"title": ""}, "/title"),
+    title_blank=({"title": " \t\n\u2003"}, "/title"),
+    title_long=({"title": "x" * 501}, "/title"),
+    title_number=({"title": 1}, "/title"),
+    severity_missing=({"severity": ...}, "/severity"),
+    severity_null=({"severity": None}, "/severity"),
+    severity_unknown=({"severity": "hgh"}, "/severity"),
+    severity_capital=({"severity": "High"}, "/severity"),
+    severity_number=({"severity": 3}, "/severity"),
+    status_unknown=({"status": "closed"}, "/status"),
+    status_empty=({"status": ""}, "/status"),
+    status_number=({"status": 0}, "/status"),
+    external_id_empty=({"externalId": ""}, "/externalId"),
+    external_id_long=({"externalId": "x" * 257}, "/externalId"),
+    external_id_number=({"externalId": 7}, "/externalId"),
+    description_large=({"description": "x" * (64 * KIB + 1)}, "/description"),
+    description_large_in_bytes=({"description": "é" * (32 * KIB) + "x"}, "/description"),
+    description_list=({"description": ["x"]}, "/description"),
+    evidence_object=({"evidence": {"label": "x"}}, "/evidence"),
+    evidence_many=({"evidence": [{"label": "x"}] * 101}, "/evidence"),
+    evidence_text=({"evidence": ["x"]}, "/evidence/0"),
+    evidence_null=({"evidence": [None]}, "/evidence/0"),
+    evidence_empty=({"evidence": [{"label": "x"}, {}]}, "/evidence/1"),
+    evidence_type_only=({"evidence": [{"type": "code"}]}, "/evidence/0"),
+    evidence_nulls=({"evidence": [{"label": None, "url": None, "content": None}]}, "/evidence/0"),
+    evidence_type_long=({"evidence": [{"type": "x" * 65, "label": "x"}]}, "/evidence/0/type"),
+    evidence_type_number=({"evidence": [{"type": 1, "label": "x"}]}, "/evidence/0/type"),
+    evidence_label_long=({"evidence": [{"label": "x" * 501}]}, "/evidence/0/label"),
+    evidence_content_large=({"evidence": [{"content": "x" * (256 * KIB + 1)}]}, "/evidence/0/content"),
+    evidence_content_bytes=({"evidence": [{"content": "é" * (128 * KIB) + "x"}]}, "/evidence/0/content"),
+    url_relative=({"evidence": [{"url": "/home.png"}]}, "/evidence/0/url"),
+    url_without_scheme=({"evidence": [{"url": "//example.com/home.png"}]}, "/evidence/0/url"),
+    url_empty=({"evidence": [{"url": ""}]}, "/evidence/0/url"),
+    url_scheme_only=({"evidence": [{"url": "https:"}]}, "/evidence/0/url"),
+    url_number=({"evidence": [{"url": 1}]}, "/evidence/0/url"),
+    url_long=({"evidence": [{"url": "https://example.com/" + "x" * 2029}]}, "/evidence/0/url"),
+    url_javascript=({"evidence": [{"url": "javascript:alert(1)"}]}, "/evidence/0/url"),
+    url_javascript_capitals=({"evidence": [{"url": "JavaScript:alert(1)"}]}, "/evidence/0/url"),
+    url_javascript_space=({"evidence": [{"url": " javascript:alert(1)"}]}, "/evidence/0/url"),
+    url_javascript_control=({"evidence": [{"url": "\x01javascript:alert(1)"}]}, "/evidence/0/url"),
+    url_javascript_tab=({"evidence": [{"url": "java\tscript:alert(1)"}]}, "/evidence/0/url"),
+    url_javascript_newline=({"evidence": [{"url": "javascript\n:alert(1)"}]}, "/evidence/0/url"),
+    url_vbscript=({"evidence": [{"url": "VBScript:x"}]}, "/evidence/0/url"),
+    url_data_html=({"evidence": [{"url": "data:text/html,<b>"}]}, "/evidence/0/url"),
+    url_data_plain=({"evidence": [{"url": "data:,x"}]}, "/evidence/0/url"),
+    url_data_capitals=({"evidence": [{"url": "DATA:text/html,<b>"}]}, "/evidence/0/url"),
+    url_data_large=({"evidence": [{"url": IMAGE.ljust(256 * KIB + 1, "A")}]}, "/evidence/0/url"),
+    remediation_text=({"remediation": "Fix it."}, "/remediation"),
+    remediation_many=({"remediation": [{"instruction": "x"}] * 101}, "/remediation"),
+    instruction_missing=({"remediation": [{"step": 1}]}, "/remediation/0/instruction"),
+    instruction_null=({"remediation": [{"instruction": None}]}, "/remediation/0/instruction"),
+    instruction_number=({"remediation": [{"instruction": 1}]}, "/remediation/0/instruction"),
+    step_zero=({"remediation": [{"step": 0, "instruction": "x"}]}, "/remediation/0/step"),
+    step_negative=({"remediation": [{"step": -1, "instruction": "x"}]}, "/remediation/0/step"),
+    step_large=({"remediation": [{"step": 10_001, "instruction": "x"}]}, "/remediation/0/step"),
+    step_fraction=({"remediation": [{"step": 1.5, "instruction": "x"}]}, "/remediation/0/step"),
+    step_text=({"remediation": [{"step": "1", "instruction": "x"}]}, "/remediation/0/step"),
+    step_true=({"remediation": [{"step": True, "instruction": "x"}]}, "/remediation/0/step"),
+    step_huge=({"remediation": [{"step": 10**400, "instruction": "x"}]}, "/remediation/0/step"),
+    steps_equal=({"remediation": [{"step": 3, "instruction": "x"}] * 2}, "/remediation/1/step"),
+    step_of_another_place=(
+        {"remediation": [{"step": 2, "instruction": "x"}, {"instruction": "y"}]},
+        "/remediation/1/step",
+    ),
+    criteria_object=({"successCriteria": {}}, "/successCriteria"),
+    criteria_many=({"successCriteria": [{"description": "x"}] * 101}, "/successCriteria"),
+    criterion_missing=({"successCriteria": [{"automatable": True}]}, "/successCriteria/0/description"),
+    criterion_number=({"successCriteria": [{"description": 1}]}, "/successCriteria/0/description"),
+    automatable_text=(
+        {"successCriteria": [{"description": "x", "automatable": "yes"}]},
+        "/successCriteria/0/automatable",
+    ),
+    automatable_number=(
+        {"successCriteria": [{"description": "x", "automatable": 1}]},
+        "/successCriteria/0/automatable",
+    ),
+    extensions_list=({"extensions": []}, "/extensions"),
+    extensions_text=({"extensions": "x"}, "/extensions"),
+    extensions_large=({"extensions": {"a": "x" * (256 * KIB - 7)}}, "/extensions"),
+    extensions_bytes=({"extensions": {"a": "é" * (128 * KIB)}}, "/extensions"),
+)
+
+
+@pytest.mark.parametrize(("change", "pointer"), TASK_REJECTIONS)
+def test_a_bad_task_is_refused(client: Client, run: str, change: dict[str, Any], pointer: str) -> None:
+    bad = task(**change)
+    for body, prefix in ((bad, ""), ({"tasks": [task(), bad]}, "/tasks/1")):
+        raw = json.dumps(body, ensure_ascii=False).encode()
+        response = client.send("POST", f"{API}/runs/{run}/tasks", raw)
+        assert_problem(response, 422, "validation_failed", prefix + pointer)
+    assert client.read("tasks")["total"] == 0
+
+
+TASK_BOUNDS = cases(
+    title_short={"title": "x"},
+    title_long={"title": "😀" * 500},
+    external_id_long={"externalId": "😀" * 256},
+    description_empty={"description": ""},
+    description_large={"description": "x" * (64 * KIB)},
+    description_large_in_bytes={"description": "é" * (32 * KIB)},
+    evidence_many={"evidence": [{"label": "x"}] * 100},
+    evidence_label_only={"evidence": [{"label": "x" * 500}]},
+    evidence_type_unknown={"evidence": [{"type": "x" * 64, "label": "x"}]},
+    evidence_content_large={"evidence": [{"content": "x" * (256 * KIB)}]},
+    evidence_content_bytes={"evidence": [{"content": "é" * (128 * KIB)}]},
+    url_long={"evidence": [{"url": "https://example.com/" + "x" * 2028}]},
+    url_other_schemes={"evidence": [{"url": url} for url in ("file:///a.log", "ftp://h/x", "s3://b/k", "mailto:a@b")]},
+    url_data_large={"evidence": [{"url": IMAGE.ljust(256 * KIB, "A")}]},
+    url_data_svg={"evidence": [{"url": "data:image/svg+xml,%3Csvg/%3E"}]},
+    remediation_many={"remediation": [{"step": n + 1, "instruction": "x"} for n in range(100)]},
+    step_large={"remediation": [{"step": 1, "instruction": "x"}, {"step": 10_000, "instruction": "y"}]},
+    criteria_many={"successCriteria": [{"description": "x", "automatable": False}] * 100},
+    extensions_large={"extensions": {"a": "x" * (256 * KIB - 8)}},
+    extensions_bytes={"extensions": {"a": "é" * (128 * KIB - 4)}},
+)
+
+
+@pytest.mark.parametrize("change", TASK_BOUNDS)
+def test_a_task_at_the_bounds_is_taken(client: Client, run: str, change: dict[str, Any]) -> None:
+    response = client.send("POST", f"{API}/runs/{run}/tasks", json.dumps(task(**change), ensure_ascii=False).encode())
+    assert response.status_code == 201, response.json
+    stored = client.read(f"tasks/{response.json['tasks'][0]['id']}")
+    stored["evidence"] = [{k: v for k, v in item.items() if v is not None} for item in stored["evidence"]]
+    assert {name: stored[name] for name in change} == change
+
+
+BATCH_REJECTIONS = cases(
+    empty=({"tasks": []}, "/tasks"),
+    many=({"tasks": [{"title": "x", "severity": "low"}] * 1001}, "/tasks"),
+    object=({"tasks": {}}, "/tasks"),
+    text=({"tasks": "x"}, "/tasks"),
+    null_task=({"tasks": [None]}, "/tasks/0"),
+    text_task=({"tasks": ["x"]}, "/tasks/0"),
+    neither=({}, "/title"),
+)
+
+
+@pytest.mark.parametrize(("body", "pointer"), BATCH_REJECTIONS)
+def test_a_bad_batch_is_refused(client: Client, run: str, body: dict[str, Any], pointer: str) -> None:
+    assert_problem(client.post(f"{API}/runs/{run}/tasks", json=body), 422, "validation_failed", pointer)
+
+
+def test_a_batch_may_have_a_thousand_tasks(client: Client, run: str) -> None:
+    done = client.submit(run, *[task(externalId=f"f-{n}" if n % 2 else None) for n in range(1000)])
+    ids = [item["id"] for item in done["tasks"]]
+    assert (done["created"], ids) == (1000, sorted(set(ids)))
+
+
+def test_steps_are_kept_in_their_order_and_numbered_by_place(client: Client, run: str) -> None:
+    texts = ["first", "second", "third"]
+    placed = client.add(run, remediation=[{"instruction": text} for text in texts])
+    numbered = client.add(run, remediation=[{"step": 9 - n, "instruction": text} for n, text in enumerate(texts)])
+    assert client.read(f"tasks/{placed}")["remediation"] == [
+        {"step": n, "instruction": text} for n, text in enumerate(texts, 1)
+    ]
+    assert [step["instruction"] for step in client.read(f"tasks/{numbered}")["remediation"]] == texts[::-1]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_new_task_may_have_any_status(client: Client, run: str, status: str) -> None:
+    item = client.submit(run, task(status=status))["tasks"][0]
+    assert item["status"] == client.read(f"tasks/{item['id']}")["status"] == status
+
+
+def test_an_external_id_is_one_finding_for_a_type_and_target(app: flask.Flask, client: Client) -> None:
+    stranger = client_of(app, client="other")
+    for owner in (client, stranger):
+        owner.register("web")
+        owner.register("cli")
+    surfaces = [("web", None), ("web", "https://example.com/"), ("web", "https://example.com"), ("cli", None)]
+    runs = [(client, client.start(name, targetUrl=target)) for name, target in surfaces] + [
+        (stranger, stranger.start("web"))
+    ]
+    ids = [owner.add(run, externalId="x") for owner, run in runs]
+    assert len(set(ids)) == 5
+    again = [(client, client.start(name, targetUrl=target)) for name, target in surfaces]
+    assert [owner.add(run, externalId="x") for owner, run in again] == ids[:4]
+
+
+def test_identity_is_the_external_id_alone(client: Client, run: str) -> None:
+    assert client.add(run, externalId="x", title="One") == client.add(run, externalId="x", title="Other")
+    assert client.add(run, title="Same") != client.add(run, title="Same")
+    spellings = ["a", "A", "a ", "\u00e9", "e\u0301"]
+    assert len({client.add(run, externalId=text) for text in spellings}) == len(spellings)
+
+
+def test_runs_and_tasks_are_many_to_many(client: Client, run: str) -> None:
+    second = client.start(targetUrl="https://example.com/")
+    shared = client.add(run, externalId="x")
+    client.add(second, externalId="x")
+    own = client.add(second)
+    assert [item["id"] for item in client.read("tasks", runId=run)["tasks"]] == [shared]
+    assert [item["id"] for item in client.read("tasks", runId=second)["tasks"]] == [own, shared]
+
+
+def test_a_newer_report_replaces_the_agents_fields(client: Client, run: str) -> None:
+    task_id = client.submit(run, WHOLE_TASK)["tasks"][0]["id"]
+    client.add(run, externalId="img-alt-1", title="Reworded", severity="low")
+    stored = client.read(f"tasks/{task_id}")
+    assert (stored["title"], stored["severity"], stored["status"]) == ("Reworded", "low", "in_progress")
+    assert [stored[name] for name in sorted(BULK_FIELDS)] == [None, [], {}, [], []]
+
+
+REPORTED_AGAIN = [
+    *[
+        (stored, said, stored, "unchanged")
+        for stored in ("open", "in_progress", "dismissed")
+        for said in (..., *STATUSES)
+    ],
+    *[("resolved", said, "open", "reopened") for said in (..., "open", "in_progress")],
+    *[("resolved", said, "resolved", "unchanged") for said in ("resolved", "dismissed")],
+]
+
+
+@pytest.mark.parametrize(("stored", "said", "status", "result"), REPORTED_AGAIN)
+def test_a_report_keeps_peoples_triage_and_reopens_what_was_fixed(
+    client: Client, run: str, stored: str, said: Any, status: str, result: str
+) -> None:
+    task_id = client.add(run, externalId="x")
+    client.triage(task_id, stored)
+    done = client.submit(run, task(externalId="x", status=said))
+    assert done["tasks"] == [{"id": task_id, "status": status, "externalId": "x", "result": result}]
+    assert client.read(f"tasks/{task_id}")["status"] == status
+
+
+CHANGES = cases(
+    title={"title": "Other"},
+    severity={"severity": "low"},
+    description={"description": "other"},
+    description_left_out={"description": None},
+    evidence={"evidence": [{"label": "x"}]},
+    remediation={"remediation": [{"instruction": "x"}]},
+    successCriteria={"successCriteria": []},
+    extensions={"extensions": {"a": 1.0, "b": [1, 2]}},
+    extensions_order_of_items={"extensions": {"a": 1, "b": [2, 1]}},
+)
+FULL_REPORT = {
+    "externalId": "x",
+    "description": "text",
+    "evidence": [{"label": "y", "type": "log"}],
+    "remediation": [{"step": 1, "instruction": "do"}],
+    "successCriteria": [{"description": "z"}],
+    "extensions": {"a": 1, "b": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_report_names_what_it_changed(client: Client, run: str, change: dict[str, Any]) -> None:
+    task_id = client.add(run, **FULL_REPORT)
+    time.sleep(0.002)
+    assert client.submit(run, task(**FULL_REPORT | change))["updated"] == 1
+    entry = client.history(task_id)[-1]
+    assert (entry["event"], entry["changed"], entry["from"], entry["to"]) == ("reported", list(change), None, None)
+    stored = client.read(f"tasks/{task_id}")
+    assert stored["createdAt"] < stored["updatedAt"] == entry["at"]
+
+
+def test_key_order_and_white_space_change_nothing(client: Client, run: str) -> None:
+    task_id = client.add(run, **FULL_REPORT)
+    before = client.read(f"tasks/{task_id}")
+    body = {"severity": "high", "title": task()["title"], **FULL_REPORT, "extensions": {"b": [1, 2], "a": 1}}
+    body["evidence"] = [{"type": "log", "url": None, "label": "y"}]
+    body["successCriteria"] = [{"automatable": False, "description": "z"}]
+    body["remediation"] = [{"instruction": "do"}]
+    response = client.send("POST", f"{API}/runs/{run}/tasks", json.dumps(body, indent=3))
+    assert response.json["unchanged"] == 1
+    assert client.read(f"tasks/{task_id}") == before
+    assert len(client.history(task_id)) == 1
+
+
+def test_a_run_that_reports_a_task_again_moves_its_last_seen_once(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    first = client.read(f"tasks/{task_id}")
+    second = client.start(targetUrl="https://example.com/")
+    seen = []
+    for run_id in (run, second, second, run):
+        time.sleep(0.002)
+        client.add(run_id, externalId="x")
+        seen.append(client.read(f"tasks/{task_id}"))
+    assert seen[0] == first
+    assert seen[1] == seen[2] == seen[3]
+    assert (seen[1]["runId"], seen[1]["lastRunId"], seen[1]["timesSeen"]) == (run, second, 2)
+    assert seen[1]["lastSeenAt"] > first["lastSeenAt"]
+    assert seen[1]["updatedAt"] == first["updatedAt"]
+
+
+def test_of_one_external_id_twice_in_a_batch_the_last_wins(client: Client, run: str) -> None:
+    tasks = [task(externalId="x", title="first"), task(), task(externalId="x", title="last")]
+    done = client.submit(run, *tasks)
+    assert (done["created"], len(done["tasks"]), done["tasks"][0]) == (2, 3, done["tasks"][2])
+    stored = client.read(f"tasks/{done['tasks'][0]['id']}")
+    assert (stored["title"], stored["timesSeen"]) == ("last", 1)
+    again = client.submit(run, task(externalId="x", title="new"), task(externalId="x", title="last"))
+    assert (again["unchanged"], again["updated"], [item["result"] for item in again["tasks"]]) == (
+        *(1, 0),
+        ["unchanged"] * 2,
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(STATUSES, STATUSES)))
+def test_every_move_between_statuses_is_allowed(client: Client, run: str, before: str, after: str) -> None:
+    task_id = client.add(run, status=before)
+    updated = client.triage(task_id, after)
+    assert updated["status"] == after
+    assert updated == client.read(f"tasks/{task_id}")
+    assert len(client.history(task_id)) == (1 if before == after else 2)
+
+
+def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    person = client_of(app, name="Ada")
+    time.sleep(0.002)
+    updated = person.triage(task_id, "dismissed", comment="Decorative.")
+    entry = client.history(task_id)[-1]
+    assert TIME.fullmatch(entry.pop("at"))
+    assert entry == {
+        "event": "status",
+        "by": "Ada",
+        "runId": None,
+        "from": "open",
+        "to": "dismissed",
+        "comment": "Decorative.",
+        "changed": [],
+    }
+    assert updated["createdAt"] == updated["lastSeenAt"] < updated["updatedAt"]
+
+
+def test_the_same_status_again_changes_nothing(client: Client, run: str) -> None:
+    task_id = client.add(run)
+    before = client.read(f"tasks/{task_id}")
+    time.sleep(0.002)
+    assert client.triage(task_id, "open") == before
+    assert len(client.history(task_id)) == 1
+    assert client.triage(task_id, "open", comment="Still there.") == before
+    assert [entry["comment"] for entry in client.history(task_id)] == [None, "Still there."]
+
+
+TASK_UPDATE_REJECTIONS = cases(
+    unknown=({"status": "closed"}, "/status"),
+    number=({"status": 1}, "/status"),
+    comment_long=({"status": "open", "comment": "x" * 4001}, "/comment"),
+    comment_number=({"status": "open", "comment": 1}, "/comment"),
+    severity=({"status": "open", "severity": "low"}, "/severity"),
+    title=({"title": "x"}, None),
+    extensions=({"status": "open", "extensions": {}}, "/extensions"),
+)
+
+
+@pytest.mark.parametrize(("body", "pointer"), TASK_UPDATE_REJECTIONS)
+def test_a_bad_update_of_a_task_is_refused(client: Client, run: str, body: dict[str, Any], pointer: str | None) -> None:
+    task_id = client.add(run)
+    before = client.read(f"tasks/{task_id}")
+    assert_problem(client.patch(f"{API}/tasks/{task_id}", json=body), 422, "validation_failed", pointer)
+    assert client.read(f"tasks/{task_id}") == before
+
+
+def test_a_comment_may_have_four_thousand_characters(client: Client, run: str) -> None:
+    task_id = client.add(run)
+    client.triage(task_id, "resolved", comment="é" * 4000)
+    assert client.history(task_id)[-1]["comment"] == "é" * 4000
+
+
+def test_history_tells_all_that_happened_oldest_first(app: flask.Flask, client: Client, run: str) -> None:
+    agent = client_of(app, "agent", name="agent")
+    task_id = agent.add(run, externalId="x")
+    client.triage(task_id, "resolved")
+    second = agent.start(targetUrl="https://example.com/")
+    agent.add(second, externalId="x", title="Reworded")
+    agent.add(second, externalId="x", title="Reworded")
+    fields = ("event", "by", "runId", "from", "to", "changed")
+    assert [tuple(entry[name] for name in fields) for entry in client.history(task_id)] == [
+        ("created", "agent", run, None, "open", []),
+        ("status", "tests", None, "open", "resolved", []),
+        ("reported", "agent", second, "resolved", "open", ["title"]),
+    ]
+    assert set(client.history(task_id)[0]) == {*fields, "at", "comment"}
+
+
+def test_counters_equal_a_recount_after_anything(client: Client) -> None:
+    dice = random.Random(4)
+    for name in TYPES:
+        client.register(name)
+    runs: list[str] = []
+    for _ in range(150):
+        change_something(client, dice, runs)
+    tasks = [item for page in client.walk("tasks", limit=200) for item in page["tasks"]]
+    assert len(tasks) > 100
+    for names in (("status",), ("severity",), ("status", "severity"), ("projectType", "status"), ("projectType",)):
+        recount = Counter(tuple(item[name] for name in names) for item in tasks)
+        for values, number in recount.items():
+            assert client.read("tasks", limit=1, **dict(zip(names, values, strict=True)))["total"] == number
+    for run in runs:
+        assert_summary_is_a_recount(client, run)
+
+
+def change_something(client: Client, dice: random.Random, runs: list[str]) -> None:
+    """Start a run, submit to one, resubmit, triage a task or finish a run."""
+    running = [item["id"] for item in client.read("runs", status="running")["runs"]]
+    action = dice.choice(("start", "submit", "submit", "submit", "triage", "triage", "finish"))
+    if action == "start" or len(running) < 2:
+        runs.append(client.start(dice.choice(TYPES), targetUrl=dice.choice(TARGETS)))
+    elif action == "submit":
+        client.submit(dice.choice(running), *[random_task(dice) for _ in range(dice.randrange(1, 8))])
+    elif action == "finish":
+        client.finish(dice.choice(running), resolveMissing=dice.random() < 0.7)
+    else:
+        for item in dice.sample(client.read("tasks", limit=200)["tasks"], k=min(3, client.read("tasks")["total"])):
+            client.triage(item["id"], dice.choice(STATUSES))
+
+
+def assert_summary_is_a_recount(client: Client, run: str) -> None:
+    """Check a run's summary and missing tasks against the tasks themselves."""
+    tasks = [item for page in client.walk("tasks", limit=200, runId=run) for item in page["tasks"]]
+    whole = client.read(f"runs/{run}")
+    severities, statuses = (Counter(item[name] for item in tasks) for name in ("severity", "status"))
+    assert whole["summary"] == {
+        "total": len(tasks),
+        "bySeverity": {name: severities[name] for name in SEVERITIES},
+        "byStatus": {name: statuses[name] for name in STATUSES},
+    }
+    missing = [item for page in client.walk("tasks", limit=200, missingFrom=run) for item in page["tasks"]]
+    assert client.read("tasks", missingFrom=run, limit=1)["total"] == len(missing)
+    assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
+
+
+# ---------------------------------------------------------------------------
+# Extensions
+# ---------------------------------------------------------------------------
+
+
+def judge(client: Client, schema: Any, extensions: Any = ...) -> Any:
+    """Register a schema under a name of its own and submit one task with extensions."""
+    name = f"type-{time.monotonic_ns()}"
+    client.register(name, schema)
+    return client.post(f"{API}/runs/{client.start(name)}/tasks", json=task(extensions=extensions))
+
+
+EXTENSION_FAULTS = cases(
+    pattern=({"wcag": "1.1"}, "/extensions/wcag"),
+    type=({"wcag": 1}, "/extensions/wcag"),
+    required=({}, "/extensions/wcag"),
+    left_out=(..., "/extensions/wcag"),
+    null=(None, "/extensions/wcag"),
+    unwanted=({"wcag": "1.1.1", "a/b~": 1}, "/extensions/a~1b~0"),
+    item=({"wcag": "1.1.1", "pages": [1, "2"]}, "/extensions/pages/1"),
+)
+
+
+@pytest.mark.parametrize(("extensions", "pointer"), EXTENSION_FAULTS)
+def test_extensions_that_break_the_schema_are_refused(client: Client, extensions: Any, pointer: str) -> None:
+    assert_problem(judge(client, WCAG_SCHEMA, extensions), 422, "validation_failed", pointer)
+    assert client.read("tasks")["total"] == 0
+
+
+def test_extensions_that_keep_the_schema_are_taken(client: Client) -> None:
+    response = judge(client, WCAG_SCHEMA, {"wcag": "1.1.1", "pages": [1, 2.0]})
+    stored = client.read(f"tasks/{response.json['tasks'][0]['id']}")
+    assert stored["extensions"] == {"wcag": "1.1.1", "pages": [1, 2.0]}
+
+
+def test_without_a_schema_any_extensions_are_taken(client: Client) -> None:
+    assert judge(client, None, {"anything": [None, {"goes": True}]}).status_code == 201
+    assert judge(client, {}, {"anything": [None, {"goes": True}]}).status_code == 201
+    assert judge(client, WCAG_SCHEMA | {"required": []}).status_code == 201
+
+
+JSON_SCHEMA = "json-schema.org"
+DRAFTS = cases(
+    by_default=(None, {"prefixItems": [{"type": "string"}]}, ["x"], [1]),
+    draft_2020_12=(f"https://{JSON_SCHEMA}/draft/2020-12/schema", {"prefixItems": [{"type": "string"}]}, ["x"], [1]),
+    draft_2019_09=(f"https://{JSON_SCHEMA}/draft/2019-09/schema", {"items": [{"type": "string"}]}, ["x"], [1]),
+    draft_7=(f"http://{JSON_SCHEMA}/draft-07/schema#", {"if": {"type": "string"}, "then": {"minLength": 2}}, "xy", "x"),
+    draft_7_without_fragment=(f"http://{JSON_SCHEMA}/draft-07/schema", {"items": [{"type": "string"}]}, ["x"], [1]),
+    draft_6=(f"http://{JSON_SCHEMA}/draft-06/schema#", {"const": 1}, 1, 2),
+    draft_4=(f"http://{JSON_SCHEMA}/draft-04/schema#", {"minimum": 1, "exclusiveMinimum": True}, 2, 1),
+    draft_3=(f"http://{JSON_SCHEMA}/draft-03/schema#", {"divisibleBy": 3}, 9, 10),
+)
+
+
+@pytest.mark.parametrize(("draft", "rule", "good", "bad"), DRAFTS)
+def test_a_schema_is_judged_by_its_draft(client: Client, draft: str | None, rule: Any, good: Any, bad: Any) -> None:
+    schema = {"properties": {"a": rule}} | ({"$schema": draft} if draft else {})
+    assert judge(client, schema, {"a": good}).status_code == 201
+    problem = assert_problem(judge(client, schema, {"a": bad}), 422, "validation_failed")
+    assert problem["errors"][0]["pointer"].startswith("/extensions/a")
+
+
+def in_a(rule: Any) -> dict[str, Any]:
+    """Return a schema with a rule for the member `a`."""
+    return {"properties": {"a": rule}}
+
+
+SCHEMA_FAULTS = cases(
+    list=([], ""),
+    boolean=(True, ""),
+    text=("x", ""),
+    number=(1, ""),
+    type=({"type": "strnig"}, "/type"),
+    nested=(in_a({"minLength": -1}), "/properties/a/minLength"),
+    in_a_list=({"allOf": [{}, {"required": "a"}]}, "/allOf/1/required"),
+    in_definitions=({"$defs": {"a/b": {"type": 1}}}, "/$defs/a~1b/type"),
+    pattern=(in_a({"pattern": "("}), "/properties/a/pattern"),
+    pattern_in_definitions=({"$defs": {"x": {"pattern": "[z-a]"}}}, "/$defs/x/pattern"),
+    pattern_of_names=({"patternProperties": {"(": {}}}, "/patternProperties/("),
+    pattern_behind_a_reference=({"custom": {"x": {"pattern": "*"}}, "$ref": "#/custom/x"}, "/$ref/pattern"),
+    draft=({"$schema": "https://example.com/schema"}, "/$schema"),
+    draft_number=({"$schema": 7}, "/$schema"),
+    reference_lost=(in_a({"$ref": "#/$defs/nope"}), "/properties/a/$ref"),
+    reference_anchor=(in_a({"$ref": "#nope"}), "/properties/a/$ref"),
+    reference_http=(in_a({"$ref": "http://127.0.0.1:9/x.json"}), "/properties/a/$ref"),
+    reference_file=(in_a({"$ref": "file:///etc/passwd"}), "/properties/a/$ref"),
+    reference_relative=(in_a({"$ref": "other.json#/a"}), "/properties/a/$ref"),
+    reference_under_an_id=({"$id": "http://127.0.0.1:9/", "not": {"$ref": "x.json"}}, "/not/$ref"),
+    reference_in_then=({"if": {}, "then": {"items": {"$ref": "x.json"}}}, "/then/items/$ref"),
+    reference_dynamic=(in_a({"$dynamicRef": "http://127.0.0.1:9/#x"}), "/properties/a/$dynamicRef"),
+    reference_draft_7=(
+        {"$schema": f"http://{JSON_SCHEMA}/draft-07/schema#", "items": [{}, {"$ref": "#/definitions/no"}]},
+        "/items/1/$ref",
+    ),
+)
+
+
+@pytest.mark.parametrize(("schema", "pointer"), SCHEMA_FAULTS)
+def test_a_faulty_schema_is_refused_where_it_is_wrong(client: Client, schema: Any, pointer: str) -> None:
+    client.register("web")
+    for method, path, body in (("POST", "project-types", {"name": "a"}), ("PUT", "project-types/web", {})):
+        response = client.open(f"{API}/{path}", method=method, json=body | {"extensionSchema": schema})
+        assert_problem(response, 422, "validation_failed", f"/extensionSchema{pointer}")
+    assert client.get(f"{API}/project-types/a").status_code == 404
+
+
+def test_all_faults_of_a_schema_are_told_at_once(client: Client) -> None:
+    schema = {"properties": {"a": {"pattern": "("}, "b": {"$ref": "#/no"}, "c": {"type": "no"}, "d": {"maxLength": -1}}}
+    response = client.post(f"{API}/project-types", json={"name": "a", "extensionSchema": schema})
+    problem = assert_problem(response, 422, "validation_failed")
+    places = {error["pointer"].split("/")[3] for error in problem["errors"]}
+    assert places == {"a", "b", "c", "d"}
+
+
+def test_nothing_is_fetched_for_a_reference(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.1)
+        schema = in_a({"$ref": f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"})
+        response = client.post(f"{API}/project-types", json={"name": "a", "extensionSchema": schema})
+        assert_problem(response, 422, "validation_failed", "/extensionSchema/properties/a/$ref")
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+LOCAL_REFERENCES = cases(
+    definitions={"$defs": {"n": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/n"}}},
+    anchor={"$defs": {"n": {"$anchor": "n", "type": "integer"}}, "properties": {"a": {"$ref": "#n"}}},
+    id={"$defs": {"n": {"$id": "urn:x:n", "type": "integer"}}, "properties": {"a": {"$ref": "urn:x:n"}}},
+    relative_id={
+        "$id": "https://example.com/root.json",
+        "$defs": {"n": {"$id": "n.json", "type": "integer"}},
+        "properties": {"a": {"$ref": "n.json"}},
+    },
+    dynamic={
+        "$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}},
+        "properties": {"a": {"$dynamicRef": "#n"}},
+    },
+    escaped={"$defs": {"a/b~c d": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/a~1b~0c%20d"}}},
+    recursive={"properties": {"a": {"type": "integer"}, "next": {"$ref": "#"}}},
+)
+
+
+@pytest.mark.parametrize("schema", LOCAL_REFERENCES)
+def test_references_inside_a_schema_are_followed(client: Client, schema: Any) -> None:
+    assert judge(client, schema, {"a": 1, "next": {"next": {}}}).status_code == 201
+    assert_problem(judge(client, schema, {"a": "x"}), 422, "validation_failed", "/extensions/a")
+
+
+PATTERNS = cases(
+    property=(r"^\p{Lu}\p{Ll}+$", "Élan", "élan"),
+    script=(r"^\p{Script=Greek}+$", "αβγ", "abc"),
+    long_name=(r"^\p{Letter}+$", "äß", "1"),
+    unanchored=("b", "abc", "ac"),
+    look_around=(r"^(?!.*--)[a-z-]+$", "a-b", "a--b"),
+)
+
+
+@pytest.mark.parametrize(("pattern", "good", "bad"), PATTERNS)
+def test_patterns_know_unicode_properties(client: Client, pattern: str, good: str, bad: str) -> None:
+    for schema, wrap in ((in_a({"pattern": pattern}), str), (in_a({"items": {"pattern": pattern}}), lambda s: [s])):
+        assert judge(client, schema, {"a": wrap(good)}).status_code == 201
+        assert judge(client, schema, {"a": wrap(bad)}).status_code == 422
+
+
+def test_format_is_an_annotation(client: Client) -> None:
+    assert judge(client, in_a({"format": "email"}), {"a": "no address"}).status_code == 201
+
+
+def doubling(levels: int, **more: Any) -> dict[str, Any]:
+    """Return a schema whose references double at each level."""
+    definitions: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2, **more} for n in range(levels)
+    }
+    return {"$defs": definitions | {f"d{levels}": {"type": "object"}}, "$ref": "#/$defs/d0"}
+
+
+NESTED_DRAFT = {"$schema": f"https://{JSON_SCHEMA}/draft/2020-12/schema"}
+ENDLESS = {"a": "a" * 60 + "!"}
+TIMED_OUT = cases(
+    pattern=(in_a({"pattern": "^(a|a)*$"}), ENDLESS),
+    pattern_of_names=({"patternProperties": {"^(a|aa)+$": {}}}, {"a" * 60 + "!": 1}),
+    pattern_of_property_names=({"propertyNames": {"pattern": "^(a|aa)+$"}}, {"a" * 60 + "!": 1}),
+    pattern_under_additional=(
+        {"additionalProperties": False, "patternProperties": {"^(a|aa)+$": {}}},
+        {"a" * 60 + "!": 1},
+    ),
+    doubling=(doubling(30), {}),
+    doubling_with_nested_draft=(doubling(30, **NESTED_DRAFT), {}),
+    nested_draft=(in_a(NESTED_DRAFT | {"pattern": "^(a|aa)+$"}), ENDLESS),
+    draft_7=({"$schema": f"http://{JSON_SCHEMA}/draft-07/schema#", **in_a({"pattern": "^(a|aa)+$"})}, ENDLESS),
+    draft_4=({"$schema": f"http://{JSON_SCHEMA}/draft-04/schema#", **in_a({"pattern": "^(a|aa)+$"})}, ENDLESS),
+    draft_3=({"$schema": f"http://{JSON_SCHEMA}/draft-03/schema#", **in_a({"pattern": "^(a|aa)+$"})}, ENDLESS),
+    any_of=(
+        {"anyOf": [{"not": doubling(30) | {"$ref": "#/anyOf/0/not/$defs/d0"}}], "$defs": doubling(30)["$defs"]},
+        {},
+    ),
+    unevaluated=(doubling(30) | {"unevaluatedProperties": False}, {"a": 1}),
+)
+
+
+@pytest.mark.parametrize(("schema", "extensions"), TIMED_OUT)
+def test_a_check_that_takes_too_long_is_given_up(client: Client, schema: Any, extensions: Any) -> None:
+    began = time.monotonic()
+    response = judge(client, schema, extensions)
+    assert_problem(response, 422, "extension_check_timeout", "/extensions")
+    assert time.monotonic() - began < 1.5
+    assert client.read("tasks")["total"] == 0
+
+
+BOUNDED = cases(
+    recursion=({"$ref": "#"}, {}),
+    mutual_recursion=({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, {}),
+    dynamic_recursion=({"$dynamicAnchor": "x", "$dynamicRef": "#x"}, {}),
+    unique_items=(in_a({"uniqueItems": True}), {"a": [{"n": n, "m": {"x": [n]}} for n in range(4000)]}),
+    huge_multiple=(in_a({"multipleOf": 0.1}), {"a": 10**400}),
+    huge_divisor=(in_a({"multipleOf": 10**400}), {"a": 1.5}),
+    tiny_divisor=(in_a({"multipleOf": 5e-324}), {"a": 1e300}),
+    enumeration=(in_a({"items": {"enum": [[[n]] for n in range(1000)]}}), {"a": [[[-1]]] * 1000}),
+    wide=({"additionalProperties": False}, {f"p{n}": n for n in range(20_000)}),
+    evaluated=(
+        {"patternProperties": {f"^p{n}$": {} for n in range(200)}, "unevaluatedProperties": False},
+        {f"p{n}": n for n in range(4000)},
+    ),
+    contains=(in_a({"contains": {"const": -1}, "minContains": 1}), {"a": list(range(20_000))}),
+    deep=(in_a({"$ref": "#"}) | {"type": "object"}, nested(95)),
+)
+
+
+@pytest.mark.parametrize(("schema", "extensions"), BOUNDED)
+def test_a_hostile_schema_costs_an_error_in_bounded_time(client: Client, schema: Any, extensions: Any) -> None:
+    name = f"type-{time.monotonic_ns()}"
+    began = time.monotonic()
+    response = client.post(f"{API}/project-types", json={"name": name, "extensionSchema": schema})
+    if response.status_code == 201:
+        response = client.post(f"{API}/runs/{client.start(name)}/tasks", json=task(extensions=extensions))
+    assert response.status_code in (201, 422), response.json
+    assert time.monotonic() - began < 1.5
+    assert client.get("/healthz").status_code == 200
+
+
+HOSTILE_SCHEMAS = cases(
+    repetition=in_a({"pattern": "((a{200}){100}){100}"}),
+    repetitions={"patternProperties": {f"(a{{1000}}){{{500 + n}}}": {} for n in range(8)}},
+    doubling=doubling(40),
+    references={"$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{m}"} for m in range(100)]} for n in range(100)}},
+    wide={"properties": {f"p{n}": {"pattern": f"^{n}$"} for n in range(20_000)}},
+    required={"required": [f"p{n}" for n in range(20_000)]},
+    deep_pattern=in_a({"pattern": "(" * 900 + ")" * 900}),
+)
+
+
+@pytest.mark.parametrize("schema", HOSTILE_SCHEMAS)
+def test_registering_a_hostile_schema_takes_bounded_time(client: Client, schema: Any) -> None:
+    began = time.monotonic()
+    response = client.post(f"{API}/project-types", json={"name": "a", "extensionSchema": schema})
+    assert response.status_code in (201, 422)
+    assert time.monotonic() - began < 2.5
+
+
+def test_the_time_of_a_request_is_shared_by_its_tasks(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(schema_timeout="0.4"))
+    client.register("slow", in_a({"pattern": "^(a|aa)+$"}))
+    run = client.start("slow")
+    tasks = [task(extensions={"a": "a" * 22 + "!"})] * 200
+    began = time.monotonic()
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": tasks})
+    assert_problem(response, 422, "extension_check_timeout")
+    assert time.monotonic() - began < 1.2
+
+
+def test_a_wide_schema_is_checked_against_each_task_quickly(client: Client) -> None:
+    client.register("wide", {"properties": {f"p{n}": {"type": "integer"} for n in range(400)}})
+    run = client.start("wide")
+    began = time.monotonic()
+    assert client.submit(run, *[task(extensions={"p1": 1})] * 300)["created"] == 300
+    assert time.monotonic() - began < 2
+
+
+# ---------------------------------------------------------------------------
+# Project types
+# ---------------------------------------------------------------------------
+
+DEFINITION = {"name": "web-a11y", "label": "Web", "description": "Sites.", "extensionSchema": WCAG_SCHEMA}
+
+
+def test_registering_a_project_type_answers_the_whole_type(client: Client) -> None:
+    response = client.post(f"{API}/project-types", json=DEFINITION)
+    made = response.json
+    assert response.status_code == 201
+    assert set(made) == TYPE_FIELDS | {"extensionSchema"}
+    assert {name: made[name] for name in DEFINITION} == DEFINITION
+    assert response.headers["Location"] == f"{API}/project-types/web-a11y"
+    assert client.read("project-types/web-a11y") == made
+
+
+def test_a_project_type_needs_only_a_name(client: Client) -> None:
+    made = client.post(f"{API}/project-types", json={"name": "web"}).json
+    assert (made["label"], made["description"], made["extensionSchema"]) == ("web", "", None)
+
+
+def test_the_same_definition_again_changes_nothing(client: Client) -> None:
+    first = client.post(f"{API}/project-types", json=DEFINITION).json
+    shuffled = json.dumps(dict(reversed(DEFINITION.items())), sort_keys=True, indent=2)
+    again = client.send("POST", f"{API}/project-types", shuffled)
+    assert (again.status_code, again.json) == (200, first)
+    client.register("bare")
+    bare = {"name": "bare", "label": "bare", "description": "", "extensionSchema": None}
+    assert client.post(f"{API}/project-types", json=bare).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change", cases(label={"label": "x"}, description={"description": ""}, schema={"extensionSchema": {}})
+)
+def test_another_definition_under_a_name_is_a_conflict(client: Client, change: dict[str, Any]) -> None:
+    first = client.post(f"{API}/project-types", json=DEFINITION).json
+    assert_problem(client.post(f"{API}/project-types", json=DEFINITION | change), 409, "project_type_exists")
+    assert client.read("project-types/web-a11y") == first
+
+
+def test_names_are_unique_for_each_client_only(app: flask.Flask, client: Client) -> None:
+    stranger = client_of(app, client="other")
+    ours, theirs = client.register("web"), stranger.register("web", WCAG_SCHEMA)
+    assert ours["id"] != theirs["id"]
+    assert client.read("project-types/web")["extensionSchema"] is None
+    assert client.submit(client.start(), task())["created"] == 1
+
+
+def test_project_types_are_listed_by_name_without_schemas(client: Client) -> None:
+    names = [f"t{n:03}" for n in range(120)]
+    for name in random.Random(5).sample(names, len(names)):
+        client.register(name, WCAG_SCHEMA)
+    listed = client.read("project-types")
+    assert set(listed) == {"projectTypes"}
+    assert [item["name"] for item in listed["projectTypes"]] == names
+    assert all(set(item) == TYPE_FIELDS for item in listed["projectTypes"])
+    assert_problem(client.get(f"{API}/project-types?page=1"), 400, "invalid_parameter", "page")
+
+
+TYPE_REJECTIONS = cases(
+    name_empty=({"name": ""}, "/name"),
+    name_long=({"name": "x" * 101}, "/name"),
+    name_dot_first=({"name": ".web"}, "/name"),
+    name_dash_first=({"name": "-web"}, "/name"),
+    name_space=({"name": "a b"}, "/name"),
+    name_slash=({"name": "a/b"}, "/name"),
+    name_comma=({"name": "a,b"}, "/name"),
+    name_umlaut=({"name": "ä"}, "/name"),
+    name_newline=({"name": "web\n"}, "/name"),
+    name_arabic_digit=({"name": "a٣"}, "/name"),
+    name_number=({"name": 1}, "/name"),
+    label_long=({"label": "x" * 201}, "/label"),
+    label_number=({"label": 1}, "/label"),
+    description_long=({"description": "x" * 10_001}, "/description"),
+    description_list=({"description": []}, "/description"),
+)
+
+
+@pytest.mark.parametrize(("change", "pointer"), TYPE_REJECTIONS)
+def test_a_bad_project_type_is_refused(client: Client, change: dict[str, Any], pointer: str) -> None:
+    response = client.post(f"{API}/project-types", json={"name": "web"} | change)
+    assert_problem(response, 422, "validation_failed", pointer)
+    client.register("web")
+    response = client.put(f"{API}/project-types/web", json=change)
+    assert_problem(response, 422, "validation_failed", pointer)
+
+
+@pytest.mark.parametrize("name", ["a", "9", "A.b_c-d", "x" * 100])
+def test_a_project_type_at_the_bounds_is_taken(client: Client, name: str) -> None:
+    body = {"name": name, "label": "é" * 200, "description": "é" * 10_000}
+    response = client.post(f"{API}/project-types", json=body)
+    assert response.status_code == 201
+    assert {field: client.read(f"project-types/{name}")[field] for field in body} == body
+    assert client.read("runs", projectType=name)["total"] == 0
+
+
+def test_replacing_a_project_type_takes_defaults_for_what_is_left_out(client: Client) -> None:
+    first = client.post(f"{API}/project-types", json=DEFINITION).json
+    replaced = client.put(f"{API}/project-types/web-a11y", json={"description": "New.", "name": "web-a11y"}).json
+    assert replaced == first | {"label": "web-a11y", "description": "New.", "extensionSchema": None}
+    assert client.read("project-types/web-a11y") == replaced
+    whole = client.put(f"{API}/project-types/web-a11y", json={k: v for k, v in DEFINITION.items() if k != "name"}).json
+    assert whole == first
+
+
+def test_replacing_needs_the_same_name_and_a_known_one(client: Client) -> None:
+    client.register("web")
+    response = client.put(f"{API}/project-types/web", json={"name": "cli"})
+    assert_problem(response, 422, "validation_failed", "/name")
+    assert_problem(client.put(f"{API}/project-types/cli", json={"name": "cli"}), 404, "not_found")
+
+
+def test_a_new_schema_judges_new_tasks_but_not_stored_ones(client: Client, run: str) -> None:
+    task_id = client.add(run, extensions={"wcag": 1})
+    assert client.put(f"{API}/project-types/web", json={"extensionSchema": WCAG_SCHEMA}).status_code == 200
+    assert client.read(f"tasks/{task_id}")["extensions"] == {"wcag": 1}
+    assert client.triage(task_id, "dismissed")["extensions"] == {"wcag": 1}
+    response = client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"wcag": 1}))
+    assert_problem(response, 422, "validation_failed", "/extensions/wcag")
+
+
+# ---------------------------------------------------------------------------
+# Limits and settings
+# ---------------------------------------------------------------------------
+
+
+def test_the_default_limits_are_the_documented_ones() -> None:
+    settings = Settings.read()
+    assert (settings.max_body, settings.max_batch) == (16 * 1024 * KIB, 1000)
+    assert (settings.busy_timeout, settings.run_timeout, settings.schema_timeout) == (10, 24 * 3600, 2)
+
+
+SETTINGS = cases(
+    max_body=("FINDINGS_MAX_BODY", "1000", "max_body", 1000),
+    max_batch=("FINDINGS_MAX_BATCH", "3", "max_batch", 3),
+    busy_timeout=("FINDINGS_BUSY_TIMEOUT", "2.5", "busy_timeout", 2.5),
+    seconds=("FINDINGS_SCHEMA_TIMEOUT", "4s", "schema_timeout", 4),
+    minutes=("FINDINGS_RUN_TIMEOUT", "5m", "run_timeout", 300),
+    hours=("FINDINGS_RUN_TIMEOUT", "2h", "run_timeout", 7200),
+    days=("FINDINGS_RUN_TIMEOUT", "7d", "run_timeout", 7 * 86400),
+    file=("FINDINGS_DB", "/x/y.db", "db", "/x/y.db"),
+)
+
+
+@pytest.mark.parametrize(("variable", "text", "name", "value"), SETTINGS)
+def test_settings_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: Any
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(Settings.read(), name) == value
+
+
+BAD_SETTINGS = cases(
+    body_word=("FINDINGS_MAX_BODY", "big"),
+    body_zero=("FINDINGS_MAX_BODY", "0"),
+    batch_fraction=("FINDINGS_MAX_BATCH", "1.5"),
+    duration_unit=("FINDINGS_RUN_TIMEOUT", "3w"),
+    duration_negative=("FINDINGS_BUSY_TIMEOUT", "-1"),
+    duration_endless=("FINDINGS_SCHEMA_TIMEOUT", "inf"),
+)
+
+
+@pytest.mark.parametrize(("variable", "text"), BAD_SETTINGS)
+def test_a_bad_setting_stops_the_start_with_one_line(tmp_path: Path, variable: str, text: str) -> None:
+    done = command("serve", "--db", str(tmp_path / "x.db"), "--port", "0", **{variable: text})
+    assert done.returncode == 1
+    assert variable in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_body_over_the_limit_is_too_large(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(max_body="1000"))
+    client.register("web")
+    run = client.start()
+    body = json.dumps(task(description=""))
+    exact = json.dumps(task(description="x" * (1000 - len(body))))
+    assert client.send("POST", f"{API}/runs/{run}/tasks", exact).status_code == 201
+    assert_problem(client.send("POST", f"{API}/runs/{run}/tasks", exact + " "), 413, "body_too_large")
+    assert client.read("tasks")["total"] == 1
+
+
+def test_a_batch_over_the_limit_is_refused(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(max_batch="2"))
+    client.register("web")
+    run = client.start()
+    assert client.submit(run, task(), task())["created"] == 2
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [task()] * 3})
+    assert_problem(response, 422, "validation_failed", "/tasks")
+
+
+def test_the_time_for_schemas_can_be_set(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(schema_timeout="80s"))
+    slow = in_a({"pattern": "^(a|aa)+$"}), {"a": "a" * 27 + "!"}
+    assert_problem(judge(client, *slow), 422, "validation_failed", "/extensions/a")
+    assert_problem(judge(client_of(make_app(schema_timeout="0.1")), *slow), 422, "extension_check_timeout")
+
+
+def test_commits_are_durable_by_default(tmp_path: Path) -> None:
+    app = create_app(db=str(tmp_path / "default.db"))
+    connection = database_of(app).connection()
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    database_of(app).close()
+
+
+# ---------------------------------------------------------------------------
+# Health and OpenAPI
+# ---------------------------------------------------------------------------
+
+
+def test_health_needs_no_key_and_tells_the_versions(app: flask.Flask) -> None:
+    response = app.test_client().get("/healthz")
+    assert (response.status_code, response.json["status"]) == (200, "ok")
+    assert response.json["sqlite"] == sqlite3.sqlite_version
+    assert response.json["version"] == findings_service.__version__
+
+
+def test_health_fails_while_the_database_is_locked(make_app: Callable[..., flask.Flask], tmp_path: Path) -> None:
+    client = make_app(busy_timeout="0.1").test_client()
+    with locked(tmp_path / "findings.db"):
+        assert_problem(client.get("/healthz"), 503, "busy")
+    assert client.get("/healthz").status_code == 200
+
+
+def test_health_fails_when_the_database_cannot_be_written(app: flask.Flask) -> None:
+    connection = database_of(app).connection()
+    connection.execute("PRAGMA query_only = ON")
+    response = app.test_client().get("/healthz")
+    assert_problem(response, 503, "storage_full")
+    assert "Retry-After" in response.headers
+
+
+@pytest.fixture
+def document(app: flask.Flask) -> dict[str, Any]:
+    """The OpenAPI document, as anybody gets it."""
+    response = app.test_client().get(f"{API}/openapi.json")
+    assert (response.status_code, response.content_type) == (200, "application/json")
+    return response.json
+
+
+def test_the_openapi_document_is_valid(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    assert document["info"]["version"] == findings_service.__version__
+    openapi_spec_validator.validate(document)
+
+
+def test_every_route_is_in_openapi(app: flask.Flask, document: dict[str, Any]) -> None:
+    routed = {
+        (method, re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule))
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        if not rule.endpoint.endswith(".no_route")
+    }
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == routed == {(each.method, each.path) for each in OPERATIONS}
+
+
+STATUSES_OF = cases(
+    start_run=("POST", "/api/v1/runs", {201, 400, 401, 403, 413, 415, 422, 500, 503}),
+    list_runs=("GET", "/api/v1/runs", {200, 400, 401, 500, 503}),
+    get_run=("GET", "/api/v1/runs/{run_id}", {200, 400, 401, 404, 500, 503}),
+    finish_run=("PATCH", "/api/v1/runs/{run_id}", {200, 400, 401, 403, 404, 409, 413, 415, 422, 500, 503}),
+    submit=("POST", "/api/v1/runs/{run_id}/tasks", {200, 201, 400, 401, 403, 404, 409, 413, 415, 422, 500, 503}),
+    list_tasks=("GET", "/api/v1/tasks", {200, 400, 401, 404, 500, 503}),
+    get_task=("GET", "/api/v1/tasks/{task_id}", {200, 400, 401, 404, 500, 503}),
+    triage=("PATCH", "/api/v1/tasks/{task_id}", {200, 400, 401, 403, 404, 413, 415, 422, 500, 503}),
+    history=("GET", "/api/v1/tasks/{task_id}/history", {200, 400, 401, 404, 500, 503}),
+    list_types=("GET", "/api/v1/project-types", {200, 400, 401, 500, 503}),
+    register=("POST", "/api/v1/project-types", {200, 201, 400, 401, 403, 409, 413, 415, 422, 500, 503}),
+    get_type=("GET", "/api/v1/project-types/{name}", {200, 400, 401, 404, 500, 503}),
+    replace_type=("PUT", "/api/v1/project-types/{name}", {200, 400, 401, 403, 404, 413, 415, 422, 500, 503}),
+    health=("GET", "/healthz", {200, 400, 500, 503}),
+    openapi=("GET", "/api/v1/openapi.json", {200, 400, 500}),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "statuses"), STATUSES_OF)
+def test_every_status_of_a_route_is_in_openapi(
+    document: dict[str, Any], method: str, path: str, statuses: set[int]
+) -> None:
+    responses = document["paths"][path][method.lower()]["responses"]
+    assert {str(status) for status in statuses} <= set(responses)
+    for status, response in responses.items():
+        kind = "application/json" if int(status) < 300 else "application/problem+json"
+        assert list(response["content"]) == [kind]
+
+
+CODES = (
+    *("malformed_json", "invalid_parameter", "unauthorized", "forbidden", "not_found"),
+    *("run_finished", "project_type_exists", "body_too_large", "unsupported_media_type", "validation_failed"),
+    *("unknown_project_type", "extension_check_timeout", "busy", "storage_full", "internal_error"),
+)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_code_is_in_openapi(document: dict[str, Any], code: str) -> None:
+    assert f"`{code}`" in json.dumps(document["paths"])
+
+
+def test_openapi_names_the_key_and_what_needs_none(document: dict[str, Any]) -> None:
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    open_to_all = {
+        path
+        for path, methods in document["paths"].items()
+        for each in methods.values()
+        if each.get("security", document["security"]) == []
+    }
+    assert open_to_all == {"/healthz", f"{API}/openapi.json"}
+
+
+SENT = cases(
+    run=("RunStart", {"projectType": "web", "metadata": {"a": [1]}}, {"projectType": "web", "sevrity": 1}),
+    task=("TaskReport", WHOLE_TASK, task(severity="hgh")),
+    step=("RemediationStep", {"instruction": "x", "step": 1.0}, {"instruction": "x", "step": 1.5}),
+    batch=("TaskBatch", {"tasks": [task()]}, {"tasks": []}),
+    triage=("TaskUpdate", {"status": "open"}, {"status": "closed"}),
+    type=("ProjectTypeDefinition", DEFINITION, {"name": "-"}),
+)
+
+
+@pytest.mark.parametrize(("model", "good", "bad"), SENT)
+def test_the_schemas_of_openapi_judge_like_the_service(
+    document: dict[str, Any], model: str, good: Any, bad: Any
+) -> None:
+    schema = {"$ref": f"#/components/schemas/{model}", "components": document["components"]}
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(good)
+    assert not validator.is_valid(bad)
+
+
+# ---------------------------------------------------------------------------
+# Documents and metadata
+# ---------------------------------------------------------------------------
+
+
+def readme() -> str:
+    """Return the text of README.md."""
+    return (HERE / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in OPERATIONS])
+def test_every_route_is_in_the_readme(method: str, path: str) -> None:
+    lines = [line for line in readme().splitlines() if f"{path}`" in line or f"{path}?" in line]
+    assert any(method in line for line in lines)
+
+
+def commands(group: click.Command, prefix: str = "findings-service") -> Iterator[tuple[str, click.Command]]:
+    """Give every command of the command line with its name."""
+    if not isinstance(group, click.Group):
+        yield prefix, group
+        return
+    for name, child in group.commands.items():
+        yield from commands(child, f"{prefix} {name}")
+
+
+COMMANDS = list(commands(findings_service.main))
+
+
+@pytest.mark.parametrize("name", [name for name, _ in COMMANDS])
+def test_every_command_is_in_the_readme(name: str) -> None:
+    assert name in readme()
+
+
+def settings_variables() -> list[str]:
+    """Return the names of all environment variables that the service reads."""
+    options = [option for _, each in COMMANDS for option in each.params]
+    named = {str(option.envvar) for option in options if getattr(option, "envvar", None)}
+    return sorted(named | {f"FINDINGS_{name.upper()}" for name in Settings.PARSERS})
+
+
+@pytest.mark.parametrize("name", settings_variables())
+def test_every_setting_is_in_the_readme(name: str) -> None:
+    assert name in readme()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_code_is_in_the_readme(code: str) -> None:
+    assert f"`{code}`" in readme()
+
+
+def test_the_limits_of_the_contract_can_be_set() -> None:
+    limits = {f"FINDINGS_{name}" for name in ("MAX_BODY", "MAX_BATCH", "BUSY_TIMEOUT", "RUN_TIMEOUT", "SCHEMA_TIMEOUT")}
+    around = {"FINDINGS_DB", "FINDINGS_HOST", "FINDINGS_PORT", "FINDINGS_WORKERS", "FINDINGS_API_KEY"}
+    assert limits | around <= set(settings_variables())
+
+
+def test_the_script_metadata_equals_the_projects() -> None:
+    block = re.search(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$", MODULE.read_text("utf-8"))
+    assert block
+    script = tomllib.loads("".join(line[2:] for line in block["content"].splitlines(keepends=True)))
+    project = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
+    assert script["requires-python"] == project["requires-python"]
+    assert sorted(script["dependencies"]) == sorted(project["dependencies"])
+
+
+# ---------------------------------------------------------------------------
+# Embedding
+# ---------------------------------------------------------------------------
+
+
+class HostJSON(flask.json.provider.DefaultJSONProvider):
+    """What a host application might use for its own answers."""
+
+    mimetype = "application/vnd.host+json"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[flask.Flask]:
+    """An application with pages of its own, and the service under /findings."""
+    app = flask.Flask("host")
+    app.json = HostJSON(app)
+    app.config.update(MAX_CONTENT_LENGTH=123_456_789, HOST_SETTING="host")
+    for status in (404, 405, 500):
+        app.register_error_handler(status, lambda _, status=status: (f"host's {status}", status))
+    app.add_url_rule("/page", "page", lambda: {"host": True}, methods=["GET"])
+    app.add_url_rule("/broken", "broken", lambda: 1 // 0)
+    blueprint = create_blueprint(Settings(db=str(tmp_path / "embedded.db")))
+    app.register_blueprint(blueprint, url_prefix="/findings")
+    app.extensions["findings"] = blueprint.service
+    yield app
+    blueprint.service.database.close()
+
+
+@pytest.fixture
+def guest(host: flask.Flask) -> FlaskClient:
+    """A client of the host application, with a full key of the service."""
+    client = host.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {make_key(host)}"
+    return client
+
+
+def test_an_embedding_application_keeps_its_own_pages(host: flask.Flask, guest: FlaskClient) -> None:
+    host.config["PROPAGATE_EXCEPTIONS"] = False
+    answers = [guest.get("/nothing"), guest.post("/page"), guest.get("/broken")]
+    assert [(each.status_code, each.text) for each in answers] == [
+        (404, "host's 404"),
+        (405, "host's 405"),
+        (500, "host's 500"),
+    ]
+    assert guest.get("/page").content_type == "application/vnd.host+json"
+
+
+def test_an_embedding_application_keeps_its_configuration(tmp_path: Path) -> None:
+    app = flask.Flask("host")
+    provider = app.json = HostJSON(app)
+    before, handlers = dict(app.config), str(app.error_handler_spec[None])
+    blueprint = create_blueprint(Settings(db=str(tmp_path / "embedded.db")))
+    app.register_blueprint(blueprint, url_prefix="/findings")
+    blueprint.service.database.close()
+    assert (dict(app.config), str(app.error_handler_spec[None])) == (before, handlers)
+    assert app.json is provider
+    assert jsonschema.validators.validator_for({}) is jsonschema.Draft202012Validator
+
+
+def test_the_errors_of_an_embedded_service_are_its_own(guest: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_problem(guest.get("/findings/api/v1/nothing"), 404, "not_found")
+    assert_problem(guest.delete("/findings/api/v1/tasks"), 405, "method_not_allowed")
+    assert_problem(guest.get("/findings/api/v1/tasks/x"), 404, "not_found")
+    assert_problem(
+        guest.post("/findings/api/v1/runs", data="x", content_type="application/json"), 400, "malformed_json"
+    )
+    assert_problem(guest.get("/findings/api/v1/tasks", headers={"Authorization": ""}), 401, "unauthorized")
+    monkeypatch.setattr(findings_service, "select_project_types", lambda *_: 1 // 0)
+    assert_problem(guest.get("/findings/api/v1/project-types"), 500, "internal_error")
+
+
+def fill(client: FlaskClient, prefix: str) -> Any:
+    """Start a run with three tasks and return the answer to its start."""
+    client.post(f"{prefix}/project-types", json={"name": "web"})
+    started = client.post(f"{prefix}/runs", json={"projectType": "web"})
+    client.post(f"{prefix}/runs/{started.json['id']}/tasks", json={"tasks": [task()] * 3})
+    return started
+
+
+def test_links_carry_the_prefix(guest: FlaskClient) -> None:
+    started = fill(guest, "/findings/api/v1")
+    assert started.headers["Location"] == f"/findings/api/v1/runs/{started.json['id']}"
+    assert guest.get(started.headers["Location"]).status_code == 200
+    page = guest.get("/findings/api/v1/tasks?limit=2").json
+    assert page["next"].startswith("/findings/api/v1/tasks?")
+    assert len(guest.get(page["next"]).json["tasks"]) == 1
+    made = guest.post("/findings/api/v1/project-types", json={"name": "cli"})
+    assert made.headers["Location"] == "/findings/api/v1/project-types/cli"
+
+
+def test_links_carry_the_path_that_an_application_is_mounted_under(client: Client, run: str) -> None:
+    mounted = {"SCRIPT_NAME": "/tools"}
+    client.submit(run, task(), task())
+    page = client.get(f"{API}/tasks?limit=1", environ_overrides=mounted).json
+    assert page["next"].startswith("/tools/api/v1/tasks?")
+    started = client.post(f"{API}/runs", json={"projectType": "web"}, environ_overrides=mounted)
+    assert started.headers["Location"].startswith("/tools/api/v1/runs/")
+
+
+def test_an_embedded_service_is_healthy_and_describes_itself(guest: FlaskClient) -> None:
+    assert guest.get("/findings/healthz").json["status"] == "ok"
+    assert guest.get("/findings/api/v1/openapi.json").json["openapi"].startswith("3.1")
+
+
+def test_two_services_in_one_application_do_not_meet(tmp_path: Path) -> None:
+    app = flask.Flask("host")
+    blueprints = {name: create_blueprint(Settings(db=str(tmp_path / f"{name}.db")), name) for name in ("one", "two")}
+    for name, blueprint in blueprints.items():
+        app.register_blueprint(blueprint, url_prefix=f"/{name}")
+    clients = {}
+    for name, blueprint in blueprints.items():
+        app.extensions["findings"] = blueprint.service
+        clients[name] = app.test_client()
+        clients[name].environ_base["HTTP_AUTHORIZATION"] = f"Bearer {make_key(app)}"
+    fill(clients["one"], "/one/api/v1")
+    assert clients["one"].get("/one/api/v1/tasks").json["total"] == 3
+    assert clients["two"].get("/two/api/v1/tasks").json["total"] == 0
+    assert_problem(clients["one"].get("/two/api/v1/tasks"), 401, "unauthorized")
+    for blueprint in blueprints.values():
+        blueprint.service.database.close()
+
+
+def test_an_application_is_a_wsgi_application_of_its_own(tmp_path: Path) -> None:
+    one, two = (create_app(db=str(tmp_path / f"{name}.db")) for name in ("one", "two"))
+    client_of(one).register("web")
+    assert client_of(two).read("project-types") == {"projectTypes": []}
+    for app in (one, two):
+        database_of(app).close()
+
+
+# ---------------------------------------------------------------------------
+# Command line and server
+# ---------------------------------------------------------------------------
+
+
+def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable[..., Server]) -> None:
+    first = serve()
+    assert KEY.findall(first.said) == [first.key]
+    assert re.search(rf"curl .*http://127\.0\.0\.1:{first.port}{API}/", first.said)
+    assert first.request("PUT", f"{API}/project-types/x", {}).status_code == 404
+    assert first.stop() == 0
+    second = serve(until=r"http://127\.0\.0\.1:\d+")
+    assert not KEY.search(second.said)
+    assert second.request("GET", f"{API}/tasks", key=first.key).status_code == 200
+
+
+def test_a_start_makes_no_key_where_one_exists(serve: Callable[..., Server], tmp_path: Path) -> None:
+    done = command("keys", "create", "ci", "--db", str(tmp_path / "served.db"))
+    server = serve(until=r"http://127\.0\.0\.1:\d+")
+    assert not KEY.search(server.said)
+    assert server.request("GET", f"{API}/tasks", key=done.stdout.strip()).status_code == 200
+
+
+def test_keys_create_prints_the_key_alone_on_stdout(tmp_path: Path) -> None:
+    done = command("keys", "create", "ci", "--level", "agent", "--expires", "90d", FINDINGS_DB=str(tmp_path / "x.db"))
+    assert done.returncode == 0
+    assert re.fullmatch(KEY.pattern + "\n", done.stdout)
+    assert done.stderr
+    assert not KEY.search(done.stderr)
+
+
+def test_keys_work_and_are_revoked_beside_a_running_server(server: Server) -> None:
+    db = ("--db", str(server.db))
+    key = command("keys", "create", "ci", "--client", "other", "--level", "read", *db).stdout.strip()
+    assert server.request("GET", f"{API}/tasks", key=key).json["total"] == 0
+    assert_problem(server.request("POST", f"{API}/runs", {}, key=key), 403, "forbidden")
+    listed = command("keys", "list", *db).stdout
+    assert key not in listed
+    line = next(line for line in listed.splitlines() if " ci " in line)
+    assert "other" in line
+    assert "read" in line
+    assert command("keys", "revoke", line.split()[0], *db).returncode == 0
+    assert_problem(server.request("GET", f"{API}/tasks", key=key), 401, "unauthorized")
+    assert server.request("GET", f"{API}/tasks").status_code == 200
+
+
+def test_keys_expire_when_they_were_told_to(server: Server) -> None:
+    key = command("keys", "create", "brief", "--expires", "1s", "--db", str(server.db)).stdout.strip()
+    assert server.request("GET", f"{API}/tasks", key=key).status_code == 200
+    time.sleep(1)
+    assert_problem(server.request("GET", f"{API}/tasks", key=key), 401, "unauthorized")
+
+
+BAD_COMMANDS = cases(
+    level=(("keys", "create", "x", "--level", "root"), 2),
+    duration=(("keys", "create", "x", "--expires", "soon"), 2),
+    unknown_key=(("keys", "revoke", "nope"), 1),
+    port=(("serve", "--port", "99999"), 2),
+    unknown_command=(("sing",), 2),
+)
+
+
+@pytest.mark.parametrize(("arguments", "code"), BAD_COMMANDS)
+def test_a_bad_command_says_so_and_fails(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    done = command(*arguments, FINDINGS_DB=str(tmp_path / "x.db"))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Error" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_database_is_its_owners_alone(server: Server) -> None:
+    server.start_run()
+    files = [server.db.with_name(f"served.db{suffix}") for suffix in ("", "-wal", "-shm")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * 3
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(server: Server, tmp_path: Path) -> None:
+    done = command("serve", "--port", str(server.port), "--db", str(tmp_path / "other.db"))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert str(server.port) in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert command("serve", "--port", str(port), "--db", str(tmp_path / "other.db")).returncode == 1
+
+
+def test_a_file_that_is_no_database_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("Not a database. " * 100, "utf-8")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE theirs (a)")
+    for name in ("text.db", "other.db", "no/such/folder.db"):
+        done = command("serve", "--port", "0", "--db", str(tmp_path / name))
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+
+
+def test_options_come_from_the_environment_too(serve: Callable[..., Server], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    line = [sys.executable, str(MODULE), "serve"]
+    env = {"FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(port), "FINDINGS_DB": str(tmp_path / "e.db")}
+    server = start_process(line, tmp_path / "e.db", "curl", cwd=tmp_path, **env)
+    try:
+        assert server.port == port
+        assert server.request("GET", f"{API}/runs").status_code == 200
+    finally:
+        server.stop()
+
+
+def test_the_key_of_the_environment_opens_a_server(serve: Callable[..., Server]) -> None:
+    server = serve(until=r"http://127\.0\.0\.1:\d+", FINDINGS_API_KEY="ci-secret")
+    assert "ci-secret" not in server.said
+    assert server.request("GET", f"{API}/tasks", key="ci-secret").status_code == 200
+    assert server.request("GET", f"{API}/tasks", key="other").status_code == 401
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_finishes_the_request_under_way(server: Server, how: signal.Signals) -> None:
+    run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
+    with ThreadPoolExecutor(1) as pool:
+        body = task(extensions=ENDLESS)
+        under_way = pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", body)
+        time.sleep(0.15)
+        assert not under_way.done()
+        assert server.stop(how) == 0
+        assert_problem(under_way.result(5), 422, "extension_check_timeout")
+
+
+def test_a_stop_waits_for_a_body_that_is_still_coming(server: Server) -> None:
+    run, body = server.start_run(), json.dumps(task()).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(server.head_of(f"{API}/runs/{run}/tasks", len(body)) + body[:10])
+        time.sleep(0.1)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        connection.sendall(body[10:])
+        assert b"201 Created" in connection.recv(65536)
+    assert server.stop() == 0
+
+
+def test_a_restart_keeps_everything(serve: Callable[..., Server]) -> None:
+    server = serve()
+    run, key = server.start_run(), server.key
+    submitted = server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="a"), task()]}).json
+    paths = [f"{API}/runs/{run}", f"{API}/tasks?view=full", f"{API}/tasks/{submitted['tasks'][0]['id']}/history"]
+    before = [server.request("GET", path).json for path in [*paths, f"{API}/project-types/web"]]
+    assert server.stop() == 0
+    again = serve(until=r"http://127\.0\.0\.1:\d+")
+    assert [again.request("GET", path, key=key).json for path in [*paths, f"{API}/project-types/web"]] == before
+
+
+def test_what_was_answered_survives_kill_9(serve: Callable[..., Server]) -> None:
+    server = serve()
+    run, key, stored = server.start_run(), server.key, []
+
+    def submit_until_killed() -> None:
+        with suppress(OSError, http.client.HTTPException):
+            while True:
+                stored.append(server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"])
+
+    threads = [threading.Thread(target=submit_until_killed) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    for thread in threads:
+        thread.join()
+    assert len(stored) > 10
+    again = serve(until=r"http://127\.0\.0\.1:\d+")
+    for task_id in stored:
+        assert again.request("GET", f"{API}/tasks/{task_id}", key=key).status_code == 200
+
+
+def test_many_writers_are_all_answered_right(server: Server) -> None:
+    run = server.start_run(WCAG_SCHEMA)
+
+    def write(number: int) -> list[tuple[Any, ...]]:
+        answers = []
+        for turn in range(12):
+            name = f"{number}-{turn}"
+            body = task(externalId=name, extensions={"wcag": "1.1.1" if turn % 4 else "bad"})
+            answer = server.request("POST", f"{API}/runs/{run}/tasks", body)
+            names = [item["externalId"] for item in answer.json.get("tasks", ())]
+            answers.append((turn, answer.status_code, names == [name]))
+        return answers
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [answer for part in pool.map(write, range(16)) for answer in part]
+    assert all((status, right) == ((201, True) if turn % 4 else (422, False)) for turn, status, right in answers)
+    summary = server.request("GET", f"{API}/runs/{run}").json
+    assert summary["summary"]["total"] == summary["submitted"]["created"] == 16 * 9
+    assert server.request("GET", f"{API}/tasks?limit=1").json["total"] == 16 * 9
+
+
+def test_one_external_id_of_many_writers_is_one_task(server: Server) -> None:
+    run = server.start_run()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(lambda _: server.request("POST", f"{API}/runs/{run}/tasks", task(externalId="x")), range(32))
+        )
+    assert Counter(answer.status_code for answer in answers) == {201: 1, 200: 31}
+    assert len({answer.json["tasks"][0]["id"] for answer in answers}) == 1
+    assert server.request("GET", f"{API}/tasks").json["total"] == 1
+
+
+def test_a_hostile_check_holds_nobody_else_up(server: Server) -> None:
+    run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
+    with ThreadPoolExecutor(1) as pool:
+        hostile = pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", task(extensions=ENDLESS))
+        waits = []
+        while not hostile.done():
+            began = time.monotonic()
+            assert server.request("GET", "/healthz").status_code == 200
+            waits.append(time.monotonic() - began)
+    assert_problem(hostile.result(), 422, "extension_check_timeout", "/extensions")
+    assert max(waits) < 0.2
+
+
+def test_a_server_waits_for_the_lock_and_then_is_busy(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_BUSY_TIMEOUT="0.5")
+    server.start_run()
+    with ThreadPoolExecutor(3) as pool:
+        with locked(server.db):
+            waiting = [pool.submit(server.request, "POST", f"{API}/runs", {"projectType": "web"}) for _ in range(2)]
+            time.sleep(0.2)
+            assert server.request("GET", f"{API}/runs").json["total"] == 1
+            assert not any(each.done() for each in waiting)
+        assert [each.result(5).status_code for each in waiting] == [201, 201]
+        with locked(server.db):
+            answer = pool.submit(server.request, "POST", f"{API}/runs", {"projectType": "web"}).result(5)
+    assert_problem(answer, 503, "busy")
+    assert server.request("GET", f"{API}/runs").json["total"] == 3
+
+
+def test_a_slow_body_holds_nobody_up(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(server.head_of(f"{API}/runs", 100) + b"{")
+        began = time.monotonic()
+        assert server.request("GET", f"{API}/runs").status_code == 200
+        assert time.monotonic() - began < 1
+
+
+def test_a_server_refuses_a_body_that_ends_early(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(server.head_of(f"{API}/project-types", 100) + b'{"name": "web"}')
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(65536)
+    assert not answer or b"400 Bad Request" in answer
+    assert server.request("GET", f"{API}/project-types").json == {"projectTypes": []}
+
+
+def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_MAX_BODY="1000")
+    run, chunked = server.start_run(), {"Transfer-Encoding": "chunked"}
+    whole = json.dumps(task()).encode()
+    answer = server.request("POST", f"{API}/runs/{run}/tasks", iter([whole[:20], whole[20:]]), **chunked)
+    assert answer.status_code == 201
+    large = json.dumps(task(description="x" * 1000)).encode()
+    answer = server.request("POST", f"{API}/runs/{run}/tasks", iter([large[:600], large[600:]]), **chunked)
+    assert_problem(answer, 413, "body_too_large")
+    assert_problem(server.request("POST", f"{API}/runs/{run}/tasks", large), 413, "body_too_large")
+
+
+def test_a_server_answers_head_without_a_body(server: Server) -> None:
+    answer = server.request("HEAD", f"{API}/tasks")
+    assert (answer.status_code, answer.data) == (200, b"")
+
+
+def test_a_server_with_workers_answers_from_one_database(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "2")
+    run = server.start_run()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: server.request("POST", f"{API}/runs/{run}/tasks", task()), range(40)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert server.request("GET", f"{API}/tasks").json["total"] == 40
+    assert server.stop() == 0
+
+
+# ---------------------------------------------------------------------------
+# Packaging
+# ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A fresh virtual environment with the built wheel; what it depends on is lent by ours."""
+    source, dist, home = tmp_path / "source", tmp_path / "dist", tmp_path / "venv"
+    shutil.copytree(HERE, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.db*"))
+    quietly = {"check": True, "capture_output": True, "cwd": tmp_path, "env": environment()}
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(source)], **quietly
+    )
+    shutil.rmtree(source)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], **quietly)
+    python = home / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "--quiet"]
+    subprocess.run([*pip, "--disable-pip-version-check", *map(str, dist.glob("*.whl"))], **quietly)
+    packages = next((home / "lib").glob("python*/site-packages"))
+    (packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", "utf-8")
+    return home
+
+
+def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+    packages = next((installed / "lib").glob("python*/site-packages"))
+    assert (packages / "findings_service_data" / "schema.sql").read_bytes() == (HERE / "schema.sql").read_bytes()
+    assert not (packages / "schema.sql").exists()
+    assert not list(packages.glob("test_*"))
+    line = [str(installed / "bin" / "findings-service"), "serve", "--port", "0", "--db", "here.db"]
+    server = start_process(line, tmp_path / "here.db", r"curl .*\n", cwd=tmp_path)
+    try:
+        run = server.start_run()
+        assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
+        assert (tmp_path / "here.db").exists()
+    finally:
+        assert server.stop() == 0
