@@ -786,13 +786,46 @@ def schema_path() -> Path:
     return packaged if packaged.exists() else here / "schema.sql"
 
 
-def connect(settings: Settings) -> sqlite3.Connection:
+Sort = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
+
+
+class Connection(sqlite3.Connection):
+    """A connection that writes counters once for a whole transaction, however many requests share it.
+
+    `counted` is what the requests of the transaction have come to, `counting` what the one under way has.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.counted: Counter[Sort] = Counter()
+        self.counting: Counter[Sort] = Counter()
+
+    def settle_counts(self) -> None:
+        """Add what the request under way counted to the transaction's."""
+        self.counted.update(self.counting)
+        self.counting.clear()
+
+    def write_counts(self) -> None:
+        """Write what the transaction counted."""
+        self.settle_counts()
+        self.executemany(
+            """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
+               ON CONFLICT (client_id, scope, status, severity, identified)
+               DO UPDATE SET n = counters.n + excluded.n""",
+            [(*sort, n) for sort, n in self.counted.items() if n],
+        )
+        self.counted.clear()
+
+
+def connect(settings: Settings) -> Connection:
     """Open the file with the pragmas that the promises need.
 
     Only one connection on a machine checkpoints by itself: SQLite before 3.51.3 can corrupt a file when two
     connections write and checkpoint at the same instant (https://www.sqlite.org/wal.html#walresetbug).
     """
-    connection = sqlite3.connect(settings.db, timeout=BUSY_SLICE, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        settings.db, timeout=BUSY_SLICE, isolation_level=None, check_same_thread=False, factory=Connection
+    )
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -825,12 +858,12 @@ def claim_file(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def user_version(connection: sqlite3.Connection) -> int:
+def user_version(connection: Connection) -> int:
     """Return the schema version of the file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def prepare_schema(connection: sqlite3.Connection, path: str) -> None:
+def prepare_schema(connection: Connection, path: str) -> None:
     """Create the schema in a new file, bring an older one up to date, and refuse what is not ours or newer.
 
     :raises DatabaseUnusable: when it is refused.
@@ -848,7 +881,7 @@ def prepare_schema(connection: sqlite3.Connection, path: str) -> None:
         connection.executescript(f"BEGIN IMMEDIATE;\n{steps}\n{schema_path().read_text('utf-8')}\nCOMMIT;")
 
 
-def open_database(settings: Settings) -> sqlite3.Connection:
+def open_database(settings: Settings) -> Connection:
     """Return a connection to the settings' database, which is created when it is missing.
 
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
@@ -857,7 +890,7 @@ def open_database(settings: Settings) -> sqlite3.Connection:
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
         claim_file(settings.db)
-        connection: sqlite3.Connection = patiently(partial(connect, settings), settings.busy_timeout)
+        connection: Connection = patiently(partial(connect, settings), settings.busy_timeout)
         patiently(partial(prepare_schema, connection, settings.db), settings.busy_timeout)
     except OSError as error:
         raise DatabaseUnusable(f"{settings.db} cannot be opened: {error.strerror}") from error
@@ -880,23 +913,23 @@ class Database:
         self.grouped = False
         self.last_uses: dict[tuple[str, str | int], str] = {}
         self._written_uses = self.last_uses
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
         self._process = 0
 
-    def connection(self) -> sqlite3.Connection:
+    def connection(self) -> Connection:
         """Return this process's connection. Hold the lock while you use it."""
         if self._connection is None or self._process != os.getpid():
             self._connection, self._process = open_database(self.settings), os.getpid()
         return self._connection
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[Connection]:
         """Give the connection to a reader."""
         with self.lock:
             yield self.connection()
 
     @contextmanager
-    def snapshot(self) -> Iterator[sqlite3.Connection]:
+    def snapshot(self) -> Iterator[Connection]:
         """Give the connection to a reader whose statements must all see the same moment."""
         with self.lock:
             connection = self.connection()
@@ -907,7 +940,7 @@ class Database:
                 connection.execute("ROLLBACK")
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[Connection]:
         """Give the connection to a writer: all of its statements are stored, or none.
 
         BEGIN IMMEDIATE, because a deferred transaction that turns from reading to writing fails at once when
@@ -941,6 +974,7 @@ class Database:
 
     def commit(self) -> None:
         """Make the transaction durable and give the lock back. After an error, `roll_back` must follow."""
+        self.connection().write_counts()
         self.connection().execute("COMMIT")
         self.lock.release()
 
@@ -948,26 +982,31 @@ class Database:
         """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
         try:
             self.last_uses = {**self._written_uses, **self.last_uses}
-            if self._connection is not None and self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            if self._connection is not None:
+                self._connection.counted.clear()
+                self._connection.counting.clear()
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
         finally:
             self.lock.release()
 
     @contextmanager
-    def _savepoint(self) -> Iterator[sqlite3.Connection]:
+    def _savepoint(self) -> Iterator[Connection]:
         connection = self.connection()
         connection.execute("SAVEPOINT request")
         try:
             yield connection
             connection.execute("RELEASE request")
+            connection.settle_counts()
         except BaseException:
+            connection.counting.clear()
             if connection.in_transaction:
                 connection.execute("ROLLBACK TO request")
                 connection.execute("RELEASE request")
             raise
 
     @contextmanager
-    def grouping(self) -> Iterator[sqlite3.Connection]:
+    def grouping(self) -> Iterator[Connection]:
         """Make every transaction of this thread a savepoint in the one that `try_begin` opened, and end that."""
         self.grouped = True
         try:
@@ -1016,7 +1055,7 @@ def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_inf
     return version >= (3, 7, 0) and not mended
 
 
-def file_faults(connection: sqlite3.Connection) -> Iterator[str]:
+def file_faults(connection: Connection) -> Iterator[str]:
     """Tell what SQLite itself finds wrong with the file."""
     for (fault,) in connection.execute("PRAGMA integrity_check"):
         if fault != "ok":
@@ -1028,7 +1067,7 @@ def file_faults(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def copy_database(
-    source: sqlite3.Connection, path: str, progress: Callable[[int, int, int], object] | None = None
+    source: Connection, path: str, progress: Callable[[int, int, int], object] | None = None
 ) -> list[str]:
     """Copy a database that is in use into a new file as it is at one moment, and return what is wrong with the copy.
 
@@ -1036,7 +1075,7 @@ def copy_database(
     process (https://www.sqlite.org/backup.html).
     """
     claim_file(path)
-    copy = sqlite3.connect(path, isolation_level=None)
+    copy = sqlite3.connect(path, isolation_level=None, factory=Connection)
     source.execute("BEGIN")
     try:
         source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -1047,7 +1086,7 @@ def copy_database(
         copy.close()
 
 
-def write_last_uses(connection: sqlite3.Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
+def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
     """Store when keys and runs were last used."""
     for (table, key), at in last_uses.items():
         if table == "api_keys":
@@ -1515,16 +1554,14 @@ def hashed(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def insert_client(connection: sqlite3.Connection, client_id: str) -> None:
+def insert_client(connection: Connection, client_id: str) -> None:
     """Make a client, unless it is there."""
     connection.execute(
         "INSERT INTO clients (id, created_at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", (client_id, timestamp())
     )
 
 
-def insert_key(
-    connection: sqlite3.Connection, name: str, client_id: str, level: str, expires_at: str | None = None
-) -> str:
+def insert_key(connection: Connection, name: str, client_id: str, level: str, expires_at: str | None = None) -> str:
     """Make a key and return it: the only time that it is seen."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     insert_client(connection, client_id)
@@ -1536,7 +1573,7 @@ def insert_key(
     return key
 
 
-def select_principal(connection: sqlite3.Connection, key: str, now: str) -> tuple[Principal, str | None] | None:
+def select_principal(connection: Connection, key: str, now: str) -> tuple[Principal, str | None] | None:
     """Return who `key` belongs to and when it was last used, or None when it is unknown, expired or revoked."""
     row = connection.execute(
         """SELECT id, client_id, name, level, last_used_at FROM api_keys
@@ -1546,7 +1583,7 @@ def select_principal(connection: sqlite3.Connection, key: str, now: str) -> tupl
     return (Principal(*row[:4]), row[4]) if row else None
 
 
-def select_keys(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+def select_keys(connection: Connection) -> list[tuple[Any, ...]]:
     """Return all keys, without their secrets."""
     return connection.execute(
         """SELECT id, client_id, name, level, created_at, expires_at, last_used_at, revoked_at
@@ -1554,7 +1591,7 @@ def select_keys(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
-def revoke_key(connection: sqlite3.Connection, key_id: str) -> bool:
+def revoke_key(connection: Connection, key_id: str) -> bool:
     """Revoke a key at once. Return whether there was one to revoke."""
     return bool(
         connection.execute(
@@ -1566,26 +1603,12 @@ def revoke_key(connection: sqlite3.Connection, key_id: str) -> bool:
 # Counters
 
 
-class Counts:
-    """Changes to the counters, added up so that each counter is written once."""
-
-    def __init__(self, client_id: str) -> None:
-        self.client_id = client_id
-        self.changes: Counter[tuple[str, str, int, int]] = Counter()
-
-    def add(self, scopes: Iterable[str], status: str, severity: int, identified: bool, n: int) -> None:
-        """Count `n` more (or less) of one sort in every scope."""
-        for scope in scopes:
-            self.changes[scope, status, severity, int(identified)] += n
-
-    def store(self, connection: sqlite3.Connection) -> None:
-        """Write the changes."""
-        connection.executemany(
-            """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
-               ON CONFLICT (client_id, scope, status, severity, identified)
-               DO UPDATE SET n = counters.n + excluded.n""",
-            [(self.client_id, *sort, n) for sort, n in self.changes.items() if n],
-        )
+def count(
+    connection: Connection, client_id: str, scopes: Iterable[str], status: str, severity: int, identified: bool, n: int
+) -> None:
+    """Count `n` more (or less) of one sort in every scope. It is written with the transaction."""
+    for each in scopes:
+        connection.counting[client_id, each, status, severity, int(identified)] += n
 
 
 def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
@@ -1610,14 +1633,15 @@ def run_scope(run_seq: int) -> str:
     return f"tasks run:{run_seq}"
 
 
-def select_counts(
-    connection: sqlite3.Connection, client_id: str, names: Sequence[str]
-) -> list[tuple[str, int, int, int]]:
+def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
     """Return the counters of some scopes: status, severity, identified, n."""
-    return connection.execute(
+    rows = connection.execute(
         f"SELECT status, severity, identified, n FROM counters WHERE client_id = ? AND scope IN ({marks(names)})",
         (client_id, *names),
     ).fetchall()
+    for changes in (connection.counted, connection.counting):
+        rows += [(*sort[2:], n) for sort, n in changes.items() if sort[0] == client_id and sort[1] in names]
+    return rows
 
 
 # Lists: one page of a merge of index ranges
@@ -1669,7 +1693,7 @@ class Listing:
         return replace(self, arms=tuple(arm.where(comparison, seq) for arm in self.arms))
 
     def select(
-        self, connection: sqlite3.Connection, columns: str, joined: str, limit: int, offset: int
+        self, connection: Connection, columns: str, joined: str, limit: int, offset: int
     ) -> list[tuple[Any, ...]]:
         """Return some rows, each behind its seq.
 
@@ -1690,7 +1714,7 @@ class Listing:
         rows = connection.execute(statement, values).fetchall()
         return rows if len(ranges) == 1 else sorted(rows, key=itemgetter(0), reverse=self.newest_first)
 
-    def count(self, connection: sqlite3.Connection) -> int:
+    def count(self, connection: Connection) -> int:
         """Count the rows one by one, where no counter covers the filters."""
         statements = [f"SELECT COUNT(*) FROM {self.source} WHERE {' AND '.join(arm.conditions)}" for arm in self.arms]
         counts = map(connection.execute, statements, (arm.values for arm in self.arms))
@@ -1709,7 +1733,7 @@ def spread(start: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Arm
 
 
 def select_page(
-    connection: sqlite3.Connection,
+    connection: Connection,
     listings: Sequence[Listing],
     columns: str,
     joined: str,
@@ -1730,7 +1754,7 @@ def select_page(
     return rows
 
 
-def select_position(connection: sqlite3.Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
+def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
     """Return the seq behind which a walk goes on. What it stood at may have been pruned: then its neighbour serves."""
     row = connection.execute(
         f"SELECT seq, id FROM {table} WHERE client_id = ? AND id <= ? ORDER BY id DESC LIMIT 1", (client_id, id)
@@ -1743,7 +1767,7 @@ def select_position(connection: sqlite3.Connection, table: str, client_id: str, 
 # Project types
 
 
-def select_project_type(connection: sqlite3.Connection, client_id: str, name: str) -> ProjectTypeWithSchema:
+def select_project_type(connection: Connection, client_id: str, name: str) -> ProjectTypeWithSchema:
     """Return a project type. :raises Missing: when the client has none of the name."""
     row = connection.execute(
         """SELECT id, name, label, description, created_at, extension_schema FROM project_types
@@ -1755,7 +1779,7 @@ def select_project_type(connection: sqlite3.Connection, client_id: str, name: st
     return ProjectTypeWithSchema(*(*row[:-1], Raw(row[-1] or "null")))
 
 
-def select_project_types(connection: sqlite3.Connection, client_id: str) -> list[ProjectType]:
+def select_project_types(connection: Connection, client_id: str) -> list[ProjectType]:
     """Return all project types of a client, by name."""
     rows = connection.execute(
         "SELECT id, name, label, description, created_at FROM project_types WHERE client_id = ? ORDER BY name",
@@ -1764,7 +1788,7 @@ def select_project_types(connection: sqlite3.Connection, client_id: str) -> list
     return [ProjectType(*row) for row in rows]
 
 
-def select_extension_schema(connection: sqlite3.Connection, client_id: str, name: str) -> str | None:
+def select_extension_schema(connection: Connection, client_id: str, name: str) -> str | None:
     """Return the schema that the extensions of a project type must match, or None."""
     row = connection.execute(
         "SELECT extension_schema FROM project_types WHERE client_id = ? AND name = ?", (client_id, name)
@@ -1773,7 +1797,7 @@ def select_extension_schema(connection: sqlite3.Connection, client_id: str, name
 
 
 def insert_project_type(
-    connection: sqlite3.Connection, client_id: str, name: str, label: str, description: str, schema: str | None
+    connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> bool:
     """Register a project type. Return False when the same definition is there already.
 
@@ -1799,7 +1823,7 @@ def insert_project_type(
 
 
 def update_project_type(
-    connection: sqlite3.Connection, client_id: str, name: str, label: str, description: str, schema: str | None
+    connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> None:
     """Replace a project type's definition. Stored tasks are not judged again."""
     connection.execute(
@@ -1832,7 +1856,7 @@ def run_model(row: Sequence[Any]) -> Run:
     return Run(*(*row[:3], Raw(row[3]), *row[4:9], Submitted(*row[9:])))
 
 
-def find_run(connection: sqlite3.Connection, client_id: str, run_id: str) -> RunKey | None:
+def find_run(connection: Connection, client_id: str, run_id: str) -> RunKey | None:
     """Return a run's key, or None when the client has no such run."""
     row = connection.execute(
         "SELECT seq, id, project_type, target_url, status FROM runs WHERE client_id = ? AND id = ?",
@@ -1841,7 +1865,7 @@ def find_run(connection: sqlite3.Connection, client_id: str, run_id: str) -> Run
     return RunKey(*row) if row else None
 
 
-def select_run_key(connection: sqlite3.Connection, client_id: str, run_id: str) -> RunKey:
+def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
     """Return a run's key. :raises Missing: when the client has no such run."""
     run = find_run(connection, client_id, run_id)
     if run is None:
@@ -1849,18 +1873,18 @@ def select_run_key(connection: sqlite3.Connection, client_id: str, run_id: str) 
     return run
 
 
-def select_run(connection: sqlite3.Connection, run: RunKey) -> Run:
+def select_run(connection: Connection, run: RunKey) -> Run:
     """Return a run."""
     return run_model(connection.execute(f"SELECT {RUN_COLUMNS} FROM runs WHERE seq = ?", (run.seq,)).fetchone())
 
 
-def select_run_with_summary(connection: sqlite3.Connection, client_id: str, run: RunKey) -> RunWithSummary:
+def select_run_with_summary(connection: Connection, client_id: str, run: RunKey) -> RunWithSummary:
     """Return a run with the state of the tasks that it reported."""
     fields = (*msgspec.structs.astuple(select_run(connection, run)), select_summary(connection, client_id, run))
     return RunWithSummary(*fields)
 
 
-def select_summary(connection: sqlite3.Connection, client_id: str, run: RunKey) -> Summary:
+def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
     total, severities, statuses = 0, SeverityCounts(), StatusCounts()
     for status, severity, _, n in select_counts(connection, client_id, [run_scope(run.seq)]):
@@ -1871,9 +1895,7 @@ def select_summary(connection: sqlite3.Connection, client_id: str, run: RunKey) 
     return Summary(total, severities, statuses)
 
 
-def insert_run(
-    connection: sqlite3.Connection, client_id: str, project_type: str, target_url: str, metadata: str
-) -> RunKey:
+def insert_run(connection: Connection, client_id: str, project_type: str, target_url: str, metadata: str) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
     known = [row.name for row in select_project_types(connection, client_id)]
     if project_type not in known:
@@ -1889,27 +1911,23 @@ def insert_run(
            VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?) RETURNING seq""",
         (client_id, run_id, project_type, target_url, metadata, now, now, now),
     ).fetchone()
-    counts = Counts(client_id)
-    counts.add(scopes("runs", project_type, target_url), "running", 0, False, 1)
-    counts.store(connection)
+    count(connection, client_id, scopes("runs", project_type, target_url), "running", 0, False, 1)
     return RunKey(row[0], run_id, project_type, target_url, "running")
 
 
-def close_run(connection: sqlite3.Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
+def close_run(connection: Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
     """Give a running run its final status."""
     now = timestamp()
     connection.execute(
         "UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ? WHERE seq = ?",
         (status, reason, now, now, run.seq),
     )
-    counts = Counts(client_id)
     names = scopes("runs", run.project_type, run.target_url)
-    counts.add(names, "running", 0, False, -1)
-    counts.add(names, status, 0, False, 1)
-    counts.store(connection)
+    count(connection, client_id, names, "running", 0, False, -1)
+    count(connection, client_id, names, status, 0, False, 1)
 
 
-def fail_idle_runs(connection: sqlite3.Connection, idle_seconds: float) -> int:
+def fail_idle_runs(connection: Connection, idle_seconds: float) -> int:
     """Fail every run that nobody has used for so long. Return how many those were."""
     limit = timestamp(ago=idle_seconds)
     rows = connection.execute(
@@ -1924,7 +1942,7 @@ def fail_idle_runs(connection: sqlite3.Connection, idle_seconds: float) -> int:
 
 
 def finish_run(
-    connection: sqlite3.Connection, who: Principal, run: RunKey, status: str, reason: str | None, resolve: bool
+    connection: Connection, who: Principal, run: RunKey, status: str, reason: str | None, resolve: bool
 ) -> None:
     """Complete or fail a run; the same status again changes nothing.
 
@@ -1939,7 +1957,7 @@ def finish_run(
     close_run(connection, who.client_id, run, status, reason)
 
 
-def resolve_missing(connection: sqlite3.Connection, who: Principal, run: RunKey) -> None:
+def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None:
     """Resolve the unfinished findings of the run's type and target that it did not report any more."""
     listing = Listing("tasks", missing_arms(who.client_id, run, UNFINISHED, tuple(RANKS.values())))
     tasks = select_states(connection, [row[0] for row in listing.select(connection, "tasks.id", "", -1, 0)])
@@ -1964,7 +1982,7 @@ def run_arms(client_id: str, query: RunQuery) -> tuple[Arm, ...]:
 
 
 def select_runs(
-    connection: sqlite3.Connection, client_id: str, query: RunQuery, position: Position | None
+    connection: Connection, client_id: str, query: RunQuery, position: Position | None
 ) -> list[tuple[int, Run]]:
     """Return one page of runs, newest first, each with its rank (0), and one more if there is a further page."""
     rows = select_page(connection, [Listing("runs", run_arms(client_id, query))], RUN_COLUMNS, "", query, position)
@@ -1976,7 +1994,7 @@ def filtered_scopes(kind: str, types: Sequence[str] | None, target_url: str | No
     return [scope(kind, name, target_url) for name in dict.fromkeys(types or (None,))]
 
 
-def count_runs(connection: sqlite3.Connection, client_id: str, query: RunQuery) -> int:
+def count_runs(connection: Connection, client_id: str, query: RunQuery) -> int:
     """Return how many runs a query has, over all pages."""
     names = filtered_scopes("runs", query.project_type, query.target_url)
     statuses = query.status or RUN_STATUSES
@@ -2000,13 +2018,13 @@ def task_model(row: Sequence[Any]) -> Task:
     return Task(*(*row[:-4], *map(Raw, row[-4:])))
 
 
-def select_task(connection: sqlite3.Connection, client_id: str, task_id: str) -> Task:
+SELECT_TASK = f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
+    WHERE tasks.client_id = ? AND tasks.id = ?"""
+
+
+def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     """Return a whole task. :raises Missing: when the client has no such task."""
-    row = connection.execute(
-        f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
-            WHERE tasks.client_id = ? AND tasks.id = ?""",
-        (client_id, task_id),
-    ).fetchone()
+    row = connection.execute(SELECT_TASK, (client_id, task_id)).fetchone()
     if row is None:
         raise Missing(f"There is no task {cut(task_id)!r}.")
     return task_model(row)
@@ -2038,7 +2056,7 @@ class TaskFilter:
         return (self.types is None or run.project_type in self.types) and self.target_url in (None, run.target_url)
 
 
-def read_task_filter(connection: sqlite3.Connection, client_id: str, query: TaskQuery) -> TaskFilter:
+def read_task_filter(connection: Connection, client_id: str, query: TaskQuery) -> TaskFilter:
     """Look up what a query names. :raises Missing: when `missingFrom` is no run of the client."""
     runs = [find_run(connection, client_id, run_id) for run_id in dict.fromkeys(query.run_id or ())]
     return TaskFilter(
@@ -2118,7 +2136,7 @@ def task_listings(client_id: str, wanted: TaskFilter, sort: str) -> list[Listing
 
 
 def select_tasks(
-    connection: sqlite3.Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
+    connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
 ) -> list[tuple[int, TaskHead]]:
     """Return one page of tasks, each behind its rank in a list by severity, and one more if there is a further page."""
     listings = task_listings(client_id, wanted, query.sort)
@@ -2129,7 +2147,7 @@ def select_tasks(
     return [(row[0], TaskHead(*row[2:])) for row in rows]
 
 
-def count_tasks(connection: sqlite3.Connection, client_id: str, wanted: TaskFilter) -> int:
+def count_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> int:
     """Return how many tasks a query has, over all pages; from counters wherever they cover the filters."""
 
     def total(names: Sequence[str], statuses: Sequence[str] = TASK_STATUSES, identified: Sequence[int] = (0, 1)) -> int:
@@ -2152,7 +2170,7 @@ def count_tasks(connection: sqlite3.Connection, client_id: str, wanted: TaskFilt
     return total(filtered_scopes("tasks", wanted.types, wanted.target_url))
 
 
-def select_history(connection: sqlite3.Connection, client_id: str, task_seq: int) -> list[HistoryEntry]:
+def select_history(connection: Connection, client_id: str, task_seq: int) -> list[HistoryEntry]:
     """Return what happened to a task, oldest first."""
     rows = connection.execute(
         """SELECT at, event, key_name, run_id, from_status, to_status, comment, COALESCE(changed, '[]')
@@ -2226,7 +2244,7 @@ STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.proj
     tasks.external_id IS NOT NULL"""
 
 
-def select_state(connection: sqlite3.Connection, client_id: str, task_id: str) -> State:
+def select_state(connection: Connection, client_id: str, task_id: str) -> State:
     """Return a task's state. :raises Missing: when the client has no such task."""
     row = connection.execute(
         f"SELECT {STATE_COLUMNS} FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)
@@ -2236,7 +2254,7 @@ def select_state(connection: sqlite3.Connection, client_id: str, task_id: str) -
     return State(*row)
 
 
-def select_states(connection: sqlite3.Connection, seqs: Sequence[int]) -> list[State]:
+def select_states(connection: Connection, seqs: Sequence[int]) -> list[State]:
     """Return the states of tasks, in the order of creation."""
     states = []
     for lot in in_lots(seqs):
@@ -2245,9 +2263,7 @@ def select_states(connection: sqlite3.Connection, seqs: Sequence[int]) -> list[S
     return sorted(states, key=lambda state: state.seq)
 
 
-def select_known(
-    connection: sqlite3.Connection, client_id: str, run: RunKey, external_ids: Sequence[str]
-) -> dict[str, Known]:
+def select_known(connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]) -> dict[str, Known]:
     """Return the stored findings of a run's type and target that have these external ids."""
     known = {}
     for lot in in_lots(external_ids):
@@ -2267,9 +2283,7 @@ def select_known(
     return known
 
 
-def count_states(
-    connection: sqlite3.Connection, client_id: str, changes: Iterable[tuple[State, str, int]], counts: Counts
-) -> None:
+def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, str, int]]) -> None:
     """Move stored tasks to another status and severity in all counters that they count in."""
     moved = [change for change in changes if (change[0].status, change[0].severity) != change[1:]]
     runs: dict[int, list[str]] = {}
@@ -2282,11 +2296,11 @@ def count_states(
             runs.setdefault(task_seq, []).append(run_scope(run_seq))
     for state, status, severity in moved:
         names = (*scopes("tasks", state.project_type, state.target_url), *runs.get(state.seq, ()))
-        counts.add(names, state.status, state.severity, state.identified, -1)
-        counts.add(names, status, severity, state.identified, 1)
+        count(connection, client_id, names, state.status, state.severity, state.identified, -1)
+        count(connection, client_id, names, status, severity, state.identified, 1)
 
 
-def insert_history(connection: sqlite3.Connection, entries: Iterable[Sequence[Any]]) -> None:
+def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
     """Store history: client, task seq, time, event, key name, run id, from, to, comment, changed."""
     connection.executemany(
         """INSERT INTO history (client_id, task_seq, at, event, key_name, run_id, from_status, to_status,
@@ -2296,7 +2310,7 @@ def insert_history(connection: sqlite3.Connection, entries: Iterable[Sequence[An
 
 
 def set_status(
-    connection: sqlite3.Connection,
+    connection: Connection,
     who: Principal,
     states: Sequence[State],
     status: str,
@@ -2309,9 +2323,7 @@ def set_status(
     connection.executemany(
         "UPDATE tasks SET status = ?, updated_at = ? WHERE seq = ?", [(status, now, state.seq) for state in moved]
     )
-    counts = Counts(who.client_id)
-    count_states(connection, who.client_id, [(state, status, state.severity) for state in moved], counts)
-    counts.store(connection)
+    count_moves(connection, who.client_id, [(state, status, state.severity) for state in moved])
     insert_history(
         connection,
         [
@@ -2321,7 +2333,7 @@ def set_status(
     )
 
 
-def insert_sightings(connection: sqlite3.Connection, client_id: str, run_seq: int, task_seqs: Iterable[int]) -> None:
+def insert_sightings(connection: Connection, client_id: str, run_seq: int, task_seqs: Iterable[int]) -> None:
     """Store that a run reported tasks."""
     connection.executemany(
         "INSERT INTO sightings (client_id, run_seq, task_seq) VALUES (?, ?, ?)",
@@ -2330,7 +2342,7 @@ def insert_sightings(connection: sqlite3.Connection, client_id: str, run_seq: in
 
 
 def insert_tasks(
-    connection: sqlite3.Connection, who: Principal, run: RunKey, reports: Sequence[Report], now: str, counts: Counts
+    connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report], now: str
 ) -> list[TaskResult]:
     """Store new findings, and return what became of each report."""
     first = connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
@@ -2364,7 +2376,7 @@ def insert_tasks(
     )
     sorts = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for sort, n in sorts.items():
-        counts.add((*scopes("tasks", *surface), run_scope(run.seq)), *sort, n)
+        count(connection, who.client_id, (*scopes("tasks", *surface), run_scope(run.seq)), *sort, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -2386,7 +2398,7 @@ class Again:
 
 
 def update_tasks(
-    connection: sqlite3.Connection, who: Principal, run: RunKey, again: Sequence[Again], now: str, counts: Counts
+    connection: Connection, who: Principal, run: RunKey, again: Sequence[Again], now: str
 ) -> list[TaskResult]:
     """Store newer reports of known findings, and return what became of each."""
     rewritten = [item for item in again if item.result != "unchanged"]
@@ -2400,9 +2412,9 @@ def update_tasks(
         [(*item.report.details, item.finding.state.seq) for item in rewritten if item.changed],
     )
     moves = [(item.finding.state, item.status, item.report.severity) for item in rewritten]
-    count_states(connection, who.client_id, moves, counts)
+    count_moves(connection, who.client_id, moves)
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
-    see_again(connection, who.client_id, run, [item for item in again if not item.finding.seen_by_run], now, counts)
+    see_again(connection, who.client_id, run, [item for item in again if not item.finding.seen_by_run], now)
     return [TaskResult(item.finding.state.id, item.status, item.finding.external_id, item.result) for item in again]
 
 
@@ -2413,9 +2425,7 @@ def reported_entry(who: Principal, run: RunKey, item: Again, now: str) -> tuple[
     return (who.client_id, item.finding.state.seq, now, "reported", who.name, run.id, *moved, None, changed)
 
 
-def see_again(
-    connection: sqlite3.Connection, client_id: str, run: RunKey, again: Sequence[Again], now: str, counts: Counts
-) -> None:
+def see_again(connection: Connection, client_id: str, run: RunKey, again: Sequence[Again], now: str) -> None:
     """Store that a run reported findings that it had not reported before."""
     seqs = [item.finding.state.seq for item in again]
     for lot in in_lots(seqs):
@@ -2426,19 +2436,17 @@ def see_again(
         )
     insert_sightings(connection, client_id, run.seq, seqs)
     for (status, severity), n in Counter((item.status, item.report.severity) for item in again).items():
-        counts.add([run_scope(run.seq)], status, severity, True, n)
+        count(connection, client_id, [run_scope(run.seq)], status, severity, True, n)
 
 
-def submit_reports(
-    connection: sqlite3.Connection, who: Principal, run: RunKey, reports: Sequence[Report]
-) -> Submission:
+def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
     """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
 
     :raises RunFinished: when the run is not running any more.
     """
     if run.status != "running":
         raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
-    now, counts = timestamp(), Counts(who.client_id)
+    now = timestamp()
     # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = dict(zip(keys, reports, strict=True))
@@ -2450,10 +2458,9 @@ def submit_reports(
     ]
     results: dict[str | int, TaskResult] = {}
     if new:
-        results.update(zip(new, insert_tasks(connection, who, run, list(new.values()), now, counts), strict=True))
+        results.update(zip(new, insert_tasks(connection, who, run, list(new.values()), now), strict=True))
     if again:
-        results.update(zip(known, update_tasks(connection, who, run, again, now, counts), strict=True))
-    counts.store(connection)
+        results.update(zip(known, update_tasks(connection, who, run, again, now), strict=True))
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
     connection.execute(
@@ -2490,7 +2497,7 @@ class KeptAnswer:
     body: str
 
 
-def select_answer(connection: sqlite3.Connection, request: RequestKey, body_hash: str) -> KeptAnswer | None:
+def select_answer(connection: Connection, request: RequestKey, body_hash: str) -> KeptAnswer | None:
     """Return the answer that a request got before. :raises IdempotencyConflict: when it had another body then."""
     row = connection.execute(
         """SELECT body_hash, status, location, body FROM idempotent_answers
@@ -2502,7 +2509,7 @@ def select_answer(connection: sqlite3.Connection, request: RequestKey, body_hash
     return KeptAnswer(*row) if row else None
 
 
-def insert_answer(connection: sqlite3.Connection, request: RequestKey, answer: KeptAnswer) -> None:
+def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswer) -> None:
     """Keep an answer, and drop the client's expired ones in passing."""
     connection.execute(
         "DELETE FROM idempotent_answers WHERE client_id = ? AND created_at <= ?",
@@ -2518,9 +2525,9 @@ def insert_answer(connection: sqlite3.Connection, request: RequestKey, answer: K
 # Growing old: what is wrong, and what can go
 
 
-def recounted(connection: sqlite3.Connection) -> Counter[tuple[str, str, str, int, int]]:
+def recounted(connection: Connection) -> Counter[Sort]:
     """Count everything that the counters count, one by one."""
-    counts: Counter[tuple[str, str, str, int, int]] = Counter()
+    counts: Counter[Sort] = Counter()
     sorts = "status, severity, external_id IS NOT NULL"
     for client, project_type, target_url, status, severity, identified, n in connection.execute(
         f"""SELECT client_id, project_type, target_url, {sorts}, COUNT(*) FROM tasks
@@ -2566,7 +2573,7 @@ AUDITS = {
 }
 
 
-def faults(connection: sqlite3.Connection) -> Iterator[str]:
+def faults(connection: Connection) -> Iterator[str]:
     """Tell everything that is wrong with a database: the file, the counters, the sightings and the history."""
     yield from file_faults(connection)
     expected = recounted(connection)
@@ -2586,7 +2593,7 @@ ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other JOIN runs ON run
     WHERE other.client_id = sightings.client_id AND other.task_seq = sightings.task_seq AND {})"""
 
 
-def select_old_runs(connection: sqlite3.Connection, before: str) -> list[tuple[str, RunKey]]:
+def select_old_runs(connection: Connection, before: str) -> list[tuple[str, RunKey]]:
     """Return the runs, with their clients, that finished before a time."""
     rows = connection.execute(
         """SELECT client_id, seq, id, project_type, target_url, status FROM runs
@@ -2596,7 +2603,7 @@ def select_old_runs(connection: sqlite3.Connection, before: str) -> list[tuple[s
     return [(client_id, RunKey(*key)) for client_id, *key in rows]
 
 
-def count_orphans(connection: sqlite3.Connection, before: str) -> int:
+def count_orphans(connection: Connection, before: str) -> int:
     """Return how many tasks only runs report that finished before a time."""
     kept = ONLY_SIGHTING.format("(runs.finished_at IS NULL OR runs.finished_at >= ?)")
     row = connection.execute(
@@ -2608,7 +2615,7 @@ def count_orphans(connection: sqlite3.Connection, before: str) -> int:
     return int(row[0])
 
 
-def delete_run(connection: sqlite3.Connection, client_id: str, run: RunKey) -> int:
+def delete_run(connection: Connection, client_id: str, run: RunKey) -> int:
     """Remove a run and the tasks that no other run reports. Return how many those were."""
     orphans = connection.execute(
         f"""SELECT task_seq FROM sightings
@@ -2616,19 +2623,17 @@ def delete_run(connection: sqlite3.Connection, client_id: str, run: RunKey) -> i
         (client_id, run.seq, run.seq),
     ).fetchall()
     states = select_states(connection, [seq for (seq,) in orphans])
-    counts = Counts(client_id)
     for state in states:
         names = scopes("tasks", state.project_type, state.target_url)
-        counts.add(names, state.status, state.severity, state.identified, -1)
-    counts.add(scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
-    counts.store(connection)
+        count(connection, client_id, names, state.status, state.severity, state.identified, -1)
+    count(connection, client_id, scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
     connection.executemany("DELETE FROM tasks WHERE seq = ?", [(state.seq,) for state in states])
     connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
     connection.execute("DELETE FROM counters WHERE client_id = ? AND scope = ?", (client_id, run_scope(run.seq)))
     return len(states)
 
 
-def check_health(connection: sqlite3.Connection) -> None:
+def check_health(connection: Connection) -> None:
     """Write and read one row, so that trouble shows here before a client meets it."""
     connection.execute(
         """INSERT INTO health (id, checked_at) VALUES (1, ?)
@@ -3159,7 +3164,7 @@ class Call:
                     return kept_answer(kept)
         return self.operation.handler(self, **parts)
 
-    def write_once(self, write: Callable[[sqlite3.Connection], flask.Response]) -> flask.Response:
+    def write_once(self, write: Callable[[Connection], flask.Response]) -> flask.Response:
         """Return what `write` answers, in one transaction with keeping the answer for the request's key."""
         with self.database.transaction() as connection:
             if self.request_key is None:
@@ -3272,7 +3277,7 @@ CURSOR = regex.compile(rf"(?:({'|'.join(SEVERITIES)})\.)?([0-9a-f]{{8}}(?:-[0-9a
 
 
 def page_position(
-    call: Call, connection: sqlite3.Connection, table: str, newest_first: bool, by_severity: bool
+    call: Call, connection: Connection, table: str, newest_first: bool, by_severity: bool
 ) -> Position | None:
     """Return where the `after` of a list request points, None without one. :raises InvalidParameter: when nowhere."""
     query: PageQuery = call.query
@@ -3316,7 +3321,7 @@ def post_runs(call: Call) -> flask.Response:
     body: RunStart = call.body
     metadata, _ = read_object(body.metadata, "/metadata", 64 * KIB, NESTING - 1)
 
-    def start(connection: sqlite3.Connection) -> flask.Response:
+    def start(connection: Connection) -> flask.Response:
         fail_idle_runs(connection, call.service.settings.run_timeout)
         run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata or "{}")
         return answer(201, select_run(connection, run), f"{call.path}/{run.id}")
@@ -3392,7 +3397,7 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     if parsed.problems:
         raise ValidationFailed(every_task_first(parsed.problems))
 
-    def submit(connection: sqlite3.Connection) -> flask.Response:
+    def submit(connection: Connection) -> flask.Response:
         run = select_run_key(connection, call.client_id, run_id)
         submission = submit_reports(connection, call.principal, run, parsed.reports)
         return answer(201 if submission.created else 200, submission)
@@ -3470,7 +3475,7 @@ def post_project_types(call: Call) -> flask.Response:
     body: ProjectTypeDefinition = call.body
     definition = read_definition(call, body.name)
 
-    def register(connection: sqlite3.Connection) -> flask.Response:
+    def register(connection: Connection) -> flask.Response:
         created = insert_project_type(connection, call.client_id, body.name, *definition)
         registered = select_project_type(connection, call.client_id, body.name)
         return answer(201 if created else 200, registered, f"{call.path}/{body.name}" if created else None)
