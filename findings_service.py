@@ -21,8 +21,10 @@ only what stands above it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import hmac
+import importlib
 import importlib.util
 import io
 import itertools
@@ -48,7 +50,7 @@ from functools import cache, lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 import click
 import flask
@@ -1100,9 +1102,12 @@ def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | 
 # ---------------------------------------------------------------------------
 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
-SCHEMA_SHARE = 1 / 4  # of it that the check of a schema may take, when it is registered
+SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
 EXTENSION_PROBLEMS = 10  # that one task can bring
-PATTERN_LENGTH = 2000  # characters; compiling cannot be interrupted
+PATTERN_LENGTH = 2000  # characters
+PATTERN_COST = 100_000  # parts, with all repetitions written out; compiling cannot be interrupted
+PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<times>\d+)(?:,\d*)?\}|.", regex.DOTALL)
+PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
 DRAFTS = {
     str(draft.META_SCHEMA.get("$id", draft.META_SCHEMA.get("id"))).rstrip("#"): draft
     for draft in (
@@ -1121,6 +1126,24 @@ HOLDERS_OF_SCHEMAS = (
     *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "disallow", "else"),
     *("extends", "if", "items", "not", "oneOf", "prefixItems", "propertyNames", "then", "type"),
     *("unevaluatedItems", "unevaluatedProperties"),
+)
+
+
+# What a schema may hold for jsonschema-rs to accept extensions before jsonschema sees them: no references, nothing
+# that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little.
+TAME_DRAFTS = ("Draft202012Validator", "Draft201909Validator", "Draft7Validator", "Draft6Validator")
+TAME_SIZE = 8 * 1024  # characters of the schema, and of the extensions
+TAME_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
+TAME_KEYWORDS = {
+    *("$comment", "$id", "$schema", "const", "default", "deprecated", "description", "enum", "examples", "title"),
+    *("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "maxItems", "minItems", "maxLength", "minLength"),
+    *("maxProperties", "minProperties", "pattern", "properties", "required", "type", *TAME_HOLDERS),
+}
+# Patterns that ECMA 262 reads as Python does, or more narrowly.
+TAME_PATTERN = regex.compile(
+    r"(?:[\w /:,@#%&=~;'\"<>!-]|\\[-.+*?()\[\]{}^$|\\/]|\\d|[.|^$?*+)]|\((?:\?:)?|\{\d+(?:,\d*)?\}"
+    r"|\[(?:[\w /:,@#%&=~;'\"<>!+*?().-]|\\[-.\\\[\]^/])+\])*",
+    regex.ASCII,
 )
 
 
@@ -1332,10 +1355,34 @@ class Subschema:
             yield from ((name, joined(("patternProperties", name), self.pointer)) for name in members)
 
 
+def pattern_cost(pattern: str) -> int:
+    """Return how many parts a pattern has when its repetitions are written out, which is what compiling it costs."""
+    tokens = list(PATTERN_TOKEN.finditer(pattern))
+    if PATTERN_COMMENT.search(pattern):  # what looks like a group may stand in a comment: assume the worst
+        return len(tokens) * math.prod(max(1, int(token["times"])) for token in tokens if token["times"])
+    outside: list[int] = []
+    total = last = 0
+    for token in tokens:
+        if token[0] == "(":
+            outside.append(total)
+            total = last = 0
+        elif token[0] == ")":
+            last = total
+            total += outside.pop() if outside else 0
+        elif token["times"]:
+            total += last * (int(token["times"]) - 1) if int(token["times"]) else 0
+            last *= int(token["times"])
+        else:
+            total, last = total + 1, 1
+    return total + sum(outside)
+
+
 def pattern_problem(pattern: str, pointer: str) -> Problem | None:
     """Tell what is wrong with a client's pattern, if anything is."""
     if len(pattern) > PATTERN_LENGTH:
         return Problem(f"a pattern may have at most {PATTERN_LENGTH:,} characters", pointer)
+    if pattern_cost(pattern) > PATTERN_COST:
+        return Problem("repeats too much, as a whole; lower the numbers in braces", pointer, value=cut(pattern))
     try:
         compiled_pattern(pattern)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
@@ -1413,6 +1460,35 @@ def compiled_schema(text: str) -> Any:
     return guarded(draft_of(schema))(schema, registry=referencing.Registry())
 
 
+def is_tame(schema: Any) -> bool:
+    """Tell whether two validators must agree on a schema, and neither takes long over it."""
+    if isinstance(schema, list):
+        return all(map(is_tame, schema))
+    if not isinstance(schema, dict):
+        return isinstance(schema, bool)
+    if not schema.keys() <= TAME_KEYWORDS or not TAME_PATTERN.fullmatch(schema.get("pattern", "")):
+        return False
+    held = [schema[keyword] for keyword in TAME_HOLDERS if keyword in schema]
+    return all(map(is_tame, (*schema.get("properties", {}).values(), *held)))
+
+
+@lru_cache(maxsize=64)
+def quick_judge(text: str) -> Callable[[Any], bool] | None:
+    """Return what accepts most good extensions at once, for a stored schema that is tame: jsonschema-rs, if it is here.
+
+    It only ever accepts: jsonschema stays the judge of what is refused, and finds the words for it.
+    """
+    schema = msgspec.json.decode(text)
+    draft = draft_of(schema).__name__
+    if importlib.util.find_spec("jsonschema_rs") is None or draft not in TAME_DRAFTS or len(text) > TAME_SIZE:
+        return None
+    if not is_tame(schema):
+        return None
+    jsonschema_rs = importlib.import_module("jsonschema_rs")
+    judge = getattr(jsonschema_rs, draft)(schema, validate_formats=False)
+    return typing.cast(Callable[[Any], bool], judge.is_valid)
+
+
 def culprits(error: Any) -> list[str]:
     """Return the members that a fault is about, where it is about members that are missing or unwanted."""
     if error.validator in ("required", "dependentRequired", "dependencies"):
@@ -1440,15 +1516,17 @@ def extension_problems(validator: Any, value: Any, pointer: str) -> Iterator[Pro
         yield Problem(f"cannot be checked against the project type's schema: {cut(str(error))}", pointer)
 
 
-def check_extensions(schema: str, extensions: Iterable[tuple[Any, str]], seconds: float) -> list[Problem]:
-    """Return what is wrong with the extensions of several tasks, each given with its pointer.
+def check_extensions(schema: str, extensions: Iterable[tuple[Any, str, int]], seconds: float) -> list[Problem]:
+    """Return what is wrong with the extensions of several tasks, each given with its pointer and its size.
 
     :raises ExtensionCheckTimeout: when one task, or all together, took too long.
     """
-    validator = compiled_schema(schema)
+    validator, accepts = compiled_schema(schema), quick_judge(schema)
     end = time.monotonic() + seconds
     problems: list[Problem] = []
-    for value, pointer in extensions:
+    for value, pointer, size in extensions:
+        if accepts is not None and size <= TAME_SIZE and accepts(value):
+            continue
         try:
             with time_limit(min(seconds * TASK_SHARE, end - time.monotonic())):
                 problems.extend(extension_problems(validator, value, pointer))
@@ -1740,7 +1818,7 @@ def select_page(
     query: PageQuery,
     position: Position | None,
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of one page, each behind its severity and seq, and one more row if there is a further page."""
+    """Return the rows of one page, each behind its seq, and one more row if there is a further page."""
     rows: list[tuple[Any, ...]] = []
     offset = ((query.page or 1) - 1) * query.limit
     for listing in listings:
@@ -1748,7 +1826,7 @@ def select_page(
             continue
         part = listing.behind(position.seq) if position and listing.severity == position.severity else listing
         found = part.select(connection, columns, joined, query.limit + 1 - len(rows), offset)
-        rows += [(listing.severity, *row) for row in found]
+        rows = rows + found if rows else found
         if offset:
             offset = 0 if found else max(0, offset - part.count(connection))
     return rows
@@ -1981,12 +2059,10 @@ def run_arms(client_id: str, query: RunQuery) -> tuple[Arm, ...]:
     return spread(start, ranges)
 
 
-def select_runs(
-    connection: Connection, client_id: str, query: RunQuery, position: Position | None
-) -> list[tuple[int, Run]]:
-    """Return one page of runs, newest first, each with its rank (0), and one more if there is a further page."""
+def select_runs(connection: Connection, client_id: str, query: RunQuery, position: Position | None) -> Sequence[Run]:
+    """Return one page of runs, newest first, and one more if there is a further page."""
     rows = select_page(connection, [Listing("runs", run_arms(client_id, query))], RUN_COLUMNS, "", query, position)
-    return [(row[0], run_model(row[2:])) for row in rows]
+    return [run_model(row[1:]) for row in rows]
 
 
 def filtered_scopes(kind: str, types: Sequence[str] | None, target_url: str | None) -> list[str]:
@@ -2137,14 +2213,13 @@ def task_listings(client_id: str, wanted: TaskFilter, sort: str) -> list[Listing
 
 def select_tasks(
     connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
-) -> list[tuple[int, TaskHead]]:
-    """Return one page of tasks, each behind its rank in a list by severity, and one more if there is a further page."""
+) -> Sequence[TaskHead]:
+    """Return one page of tasks, and one more if there is a further page."""
     listings = task_listings(client_id, wanted, query.sort)
     if query.view == "full":
         rows = select_page(connection, listings, f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS, query, position)
-        return [(row[0], task_model(row[2:])) for row in rows]
-    rows = select_page(connection, listings, HEAD_COLUMNS, "", query, position)
-    return [(row[0], TaskHead(*row[2:])) for row in rows]
+        return [task_model(row[1:]) for row in rows]
+    return [TaskHead(*row[1:]) for row in select_page(connection, listings, HEAD_COLUMNS, "", query, position)]
 
 
 def count_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> int:
@@ -2813,10 +2888,10 @@ class RawBatch(Request):
 
 @dataclass(slots=True)
 class Parsed:
-    """The tasks of a submission: as they will be stored, and their extensions with the pointers, to be checked."""
+    """The tasks of a submission, as they will be stored, and their extensions with pointers and sizes to be checked."""
 
     reports: list[Report] = field(default_factory=list)
-    extensions: list[tuple[Any, str]] = field(default_factory=list)
+    extensions: list[tuple[Any, str, int]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, task: TaskReport, pointer: str, levels: int) -> None:
@@ -2830,7 +2905,7 @@ class Parsed:
         if problems:
             self.problems += problems
             return
-        self.extensions.append((value, place))
+        self.extensions.append((value, place, len(extensions or "")))
         self.reports.append(
             Report(
                 task.external_id,
@@ -3292,27 +3367,22 @@ def page_position(
     return Position(seq, RANKS[match[1]] if by_severity else 0)
 
 
-def next_link(call: Call, rank: int, item_id: str) -> str:
-    """Return the link to the page behind an item."""
-    given = parse_qsl(flask.request.environ["QUERY_STRING"])
-    kept = [(name, value) for name, value in given if name not in ("page", "limit", "after")]
-    after = f"{SEVERITIES[-rank]}.{item_id}" if rank else item_id
-    return f"{call.path}?{urlencode([*kept, ('limit', call.query.limit), ('after', after)])}"
+def next_link(call: Call, after: str) -> str:
+    """Return the link to the page behind a place: the same query, which is known to be good, from there on."""
+    given = flask.request.environ["QUERY_STRING"].split("&")
+    kept = [part for part in given if part.partition("=")[0] not in ("", "page", "limit", "after")]
+    return f"{call.path}?{'&'.join([*kept, f'limit={call.query.limit}', f'after={after}'])}"
 
 
-Item = TypeVar("Item", Run, TaskHead)
-
-
-def page_of(
-    call: Call, rows: list[tuple[int, Item]], total: int
-) -> tuple[int | None, int, int, str | None, list[Item]]:
-    """Return the fields of a page, from its rows and one more if there is a further page."""
-    limit = call.query.limit
-    more = len(rows) > limit
-    rows = rows[:limit]
-    link = next_link(call, rows[-1][0], rows[-1][1].id) if more else None
+def page_of(call: Call, rows: Sequence[Any], total: int) -> tuple[Any, ...]:
+    """Return the fields of a page, from its items and one more if there is a further page."""
+    items, link = rows[: call.query.limit], None
+    if len(rows) > len(items):
+        last = items[-1]
+        by_severity = getattr(call.query, "sort", "") == "severity"
+        link = next_link(call, f"{last.severity}.{last.id}" if by_severity else last.id)
     page = None if call.query.after is not None else call.query.page or 1
-    return page, limit, total, link, [item for _, item in rows]
+    return page, call.query.limit, total, link, items
 
 
 @operation("POST", "/api/v1/runs", "agent", {201: Run}, body=RunStart, refusals=(UnknownProjectType,))
@@ -4088,12 +4158,25 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
         saying.cancel()
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return uvloop's event loop where it is installed, asyncio's elsewhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 def run_worker(settings: Settings, host: str, port: int, message: str, parent: int | None = None) -> None:
     """Serve with one process: one thread, one connection."""
     app = create_app(settings)
     database: Database = app.extensions["findings"].database
     sys.setswitchinterval(0.001)  # so that a check in a thread holds the event loop up for less
-    asyncio.run(serve_until_stopped(FrontDoor(app, settings, database), host, port, message, parent))
+    gc.collect()
+    gc.freeze()  # what the modules made stays; a batch makes objects by the thousand, and none in circles
+    gc.set_threshold(50_000, 20, 50)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(serve_until_stopped(FrontDoor(app, settings, database), host, port, message, parent))
     database.close()
 
 

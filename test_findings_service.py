@@ -3057,7 +3057,6 @@ def test_an_embedding_application_keeps_its_configuration(tmp_path: Path) -> Non
     blueprint.service.database.close()
     assert (dict(app.config), str(app.error_handler_spec[None])) == (before, handlers)
     assert app.json is provider
-    assert jsonschema.validators.validator_for({}) is jsonschema.Draft202012Validator
 
 
 def test_the_errors_of_an_embedded_service_are_its_own(guest: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -3226,7 +3225,7 @@ def test_a_file_that_is_no_database_is_one_line_and_exit_code_1(tmp_path: Path) 
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
 
 
-def test_options_come_from_the_environment_too(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     line = [sys.executable, str(MODULE), "serve"]
@@ -3377,7 +3376,8 @@ def test_a_server_refuses_a_body_that_ends_early(server: Server) -> None:
         connection.sendall(server.head_of(f"{API}/project-types", 100) + b'{"name": "web"}')
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(65536)
-    assert not answer or b"400 Bad Request" in answer
+    assert b"400 Bad Request" in answer
+    assert b"malformed_json" in answer
     assert server.request("GET", f"{API}/project-types").json == {"projectTypes": []}
 
 
