@@ -44,7 +44,6 @@ import typing
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
 from operator import itemgetter
@@ -448,7 +447,7 @@ class Request(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
     """The base of all that is sent: an unknown field is an error, because dropping it would lose data."""
 
 
-class Evidence(Request):
+class Evidence(Request, gc=False):
     """One piece of evidence: an external file (`url`) or inline text (`content`), with a caption."""
 
     type: Annotated[str, Meta(max_length=64, extra_json_schema=NO_NUL)] | None = None
@@ -457,21 +456,21 @@ class Evidence(Request):
     content: BulkText | None = None
 
 
-class RemediationStep(Request):
+class RemediationStep(Request, gc=False):
     """One step of the fix, as reported; `step` is its position when left out."""
 
     instruction: Text
     step: Annotated[float, Meta(ge=1, le=10_000, multiple_of=1)] | None = None
 
 
-class StoredStep(Model):
+class StoredStep(Model, gc=False):
     """One step of the fix, in step order."""
 
     step: int
     instruction: str
 
 
-class SuccessCriterion(Request):
+class SuccessCriterion(Request, gc=False):
     """What must be true after the fix, and whether a machine can check it (false when left out)."""
 
     description: Text
@@ -631,7 +630,7 @@ class Task(TaskHead):
     extensions: JsonObject
 
 
-class TaskResult(Model):
+class TaskResult(Model, gc=False):
     """What became of one submitted task."""
 
     id: str
@@ -905,14 +904,15 @@ class Database:
     """The one connection of a process, and the one way to write through it.
 
     Threads take turns: with SQLite underneath, more connections in one process are slower, not faster. After
-    a fork each process opens its own. `grouped` is true while the front door holds one transaction open for
-    several requests; each is then a savepoint in it.
+    a fork each process opens its own. `version` counts the commits. `grouped` is true while the front door
+    holds one transaction open for several requests; each is then a savepoint in it.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.lock = threading.RLock()
         self.grouped = False
+        self.version = 0
         self.last_uses: dict[tuple[str, str | int], str] = {}
         self._written_uses = self.last_uses
         self._connection: Connection | None = None
@@ -978,6 +978,7 @@ class Database:
         """Make the transaction durable and give the lock back. After an error, `roll_back` must follow."""
         self.connection().write_counts()
         self.connection().execute("COMMIT")
+        self.version += 1
         self.lock.release()
 
     def roll_back(self) -> None:
@@ -1322,8 +1323,7 @@ def joined(path: Iterable[object], prefix: str = "") -> str:
     return prefix + "".join(f"/{escaped(token)}" for token in path)
 
 
-@dataclass(frozen=True, slots=True)
-class Subschema:
+class Subschema(Struct, frozen=True):
     """One schema inside a client's schema: where it stands, and what its references are relative to."""
 
     schema: Mapping[str, Any]
@@ -1613,8 +1613,7 @@ def marks(values: Sequence[Any]) -> str:
 # Keys and clients
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(Struct, frozen=True, gc=False):
     """Who makes a request: a key, its client and what it may do."""
 
     key_id: str
@@ -1725,8 +1724,7 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
 # Lists: one page of a merge of index ranges
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(Struct, frozen=True, gc=False):
     """One index range of a list: conditions that fix everything in the index but the order."""
 
     conditions: tuple[str, ...]
@@ -1737,16 +1735,14 @@ class Arm:
         return Arm((*self.conditions, condition), (*self.values, *values))
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True, gc=False):
     """A place in a list: behind the row `seq`, in a list by severity also behind its rank."""
 
     seq: int
     severity: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each."""
 
     table: str
@@ -1768,7 +1764,7 @@ class Listing:
     def behind(self, seq: int) -> Listing:
         """Return the rows that come behind one."""
         comparison = f"{self.seq} {'<' if self.newest_first else '>'} ?"
-        return replace(self, arms=tuple(arm.where(comparison, seq) for arm in self.arms))
+        return msgspec.structs.replace(self, arms=tuple(arm.where(comparison, seq) for arm in self.arms))
 
     def select(
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
@@ -1866,14 +1862,6 @@ def select_project_types(connection: Connection, client_id: str) -> list[Project
     return [ProjectType(*row) for row in rows]
 
 
-def select_extension_schema(connection: Connection, client_id: str, name: str) -> str | None:
-    """Return the schema that the extensions of a project type must match, or None."""
-    row = connection.execute(
-        "SELECT extension_schema FROM project_types WHERE client_id = ? AND name = ?", (client_id, name)
-    ).fetchone()
-    return row[0] if row else None
-
-
 def insert_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> bool:
@@ -1918,8 +1906,7 @@ RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), runs.m
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
 
 
-@dataclass(frozen=True, slots=True)
-class RunKey:
+class RunKey(Struct, frozen=True, gc=False):
     """What the store needs to know of a run."""
 
     seq: int
@@ -1949,6 +1936,20 @@ def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKe
     if run is None:
         raise Missing(f"There is no run {cut(run_id)!r}.")
     return run
+
+
+def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
+    """Return a run's key and the schema of its tasks' extensions. :raises Missing: when there is no such run."""
+    row = connection.execute(
+        """SELECT runs.seq, runs.id, runs.project_type, runs.target_url, runs.status, project_types.extension_schema
+           FROM runs JOIN project_types
+               ON project_types.client_id = runs.client_id AND project_types.name = runs.project_type
+           WHERE runs.client_id = ? AND runs.id = ?""",
+        (client_id, run_id),
+    ).fetchone()
+    if row is None:
+        raise Missing(f"There is no run {cut(run_id)!r}.")
+    return RunKey(*row[:-1]), row[-1]
 
 
 def select_run(connection: Connection, run: RunKey) -> Run:
@@ -2106,8 +2107,7 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     return task_model(row)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFilter:
+class TaskFilter(Struct, frozen=True):
     """What a query of tasks asks for, with its run ids looked up. `None` filters nothing."""
 
     statuses: Sequence[str] | None
@@ -2206,7 +2206,9 @@ def task_listings(client_id: str, wanted: TaskFilter, sort: str) -> list[Listing
     if sort != "severity":
         return [Listing("tasks", task_arms(client_id, wanted), sort == "-createdAt", by_run=by_run)]
     return [
-        Listing("tasks", task_arms(client_id, replace(wanted, ranks=[rank])), severity=rank, by_run=by_run)
+        Listing(
+            "tasks", task_arms(client_id, msgspec.structs.replace(wanted, ranks=[rank])), severity=rank, by_run=by_run
+        )
         for rank in sorted(wanted.ranks or RANKS.values(), reverse=True)
     ]
 
@@ -2258,8 +2260,7 @@ def select_history(connection: Connection, client_id: str, task_seq: int) -> lis
 # Tasks: writing
 
 
-@dataclass(slots=True)
-class Report:
+class Report(Struct, gc=False):
     """One submitted task, checked, in the form in which it is stored."""
 
     external_id: str | None
@@ -2278,8 +2279,7 @@ class Report:
         return (self.description, self.evidence, self.remediation, self.success_criteria, self.extensions)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True, gc=False):
     """What the counters and the history need to know of a stored task."""
 
     seq: int
@@ -2291,8 +2291,7 @@ class State:
     identified: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True, gc=False):
     """A stored finding that is reported again."""
 
     state: State
@@ -2303,6 +2302,8 @@ class Known:
 
     def changed(self, report: Report) -> list[str]:
         """Name the fields that the report changes, as the API calls them."""
+        if (self.title, self.state.severity, self.details) == (report.title, report.severity, report.details):
+            return []
         fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
         same = itertools.starmap(same_json, zip(self.details[1:], report.details[1:], strict=True))
         fields += [("description", self.details[0] == report.description)]
@@ -2455,8 +2456,7 @@ def insert_tasks(
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(Struct, frozen=True, gc=False):
     """A known finding with its newer report, and what that comes to."""
 
     finding: Known
@@ -2517,6 +2517,7 @@ def see_again(connection: Connection, client_id: str, run: RunKey, again: Sequen
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
     """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
 
+    :param run: as it was read, maybe before this transaction.
     :raises RunFinished: when the run is not running any more.
     """
     if run.status != "running":
@@ -2538,11 +2539,13 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
         results.update(zip(known, update_tasks(connection, who, run, again, now), strict=True))
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
-    connection.execute(
+    still_running = connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
-               unchanged = unchanged + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",
+               unchanged = unchanged + ?, updated_at = ?, last_used_at = ? WHERE seq = ? AND status = 'running'""",
         (*done, now, now, run.seq),
-    )
+    ).rowcount
+    if not still_running:
+        raise RunFinished("The run was finished meanwhile; start another one to submit more.")
     return Submission(*done, [results[key] for key in keys])
 
 
@@ -2551,8 +2554,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
 ANSWER_KEPT = 24 * 3600.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class RequestKey:
+class RequestKey(Struct, frozen=True, gc=False):
     """What makes two requests the same: who sent them where, under which Idempotency-Key."""
 
     client_id: str
@@ -2562,8 +2564,7 @@ class RequestKey:
     idempotency_key: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
+class KeptAnswer(Struct, frozen=True, gc=False):
     """An answer to a request with an Idempotency-Key."""
 
     body_hash: str
@@ -2577,7 +2578,7 @@ def select_answer(connection: Connection, request: RequestKey, body_hash: str) -
     row = connection.execute(
         """SELECT body_hash, status, location, body FROM idempotent_answers
            WHERE client_id = ? AND key_id = ? AND method = ? AND path = ? AND idempotency_key = ? AND created_at > ?""",
-        (*astuple(request), timestamp(ago=ANSWER_KEPT)),
+        (*msgspec.structs.astuple(request), timestamp(ago=ANSWER_KEPT)),
     ).fetchone()
     if row is not None and row[0] != body_hash:
         raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
@@ -2593,7 +2594,7 @@ def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswe
     connection.execute(
         """INSERT INTO idempotent_answers (client_id, key_id, method, path, idempotency_key,
                body_hash, status, location, body, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        (*astuple(request), *astuple(answer), timestamp()),
+        (*msgspec.structs.astuple(request), *msgspec.structs.astuple(answer), timestamp()),
     )
 
 
@@ -2886,13 +2887,12 @@ class RawBatch(Request):
     tasks: Annotated[list[Raw], Meta(min_length=1)]
 
 
-@dataclass(slots=True)
-class Parsed:
+class Parsed(Struct):
     """The tasks of a submission, as they will be stored, and their extensions with pointers and sizes to be checked."""
 
-    reports: list[Report] = field(default_factory=list)
-    extensions: list[tuple[Any, str, int]] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    reports: list[Report] = msgspec.field(default_factory=list)
+    extensions: list[tuple[Any, str, int]] = msgspec.field(default_factory=list)
+    problems: list[Problem] = msgspec.field(default_factory=list)
 
     def add(self, task: TaskReport, pointer: str, levels: int) -> None:
         """Take one task that its model has accepted, or note what rules it breaks."""
@@ -2932,9 +2932,11 @@ def stored_steps(steps: Iterable[RemediationStep]) -> list[StoredStep]:
     return sorted(numbered, key=lambda step: step.step)
 
 
-def stored_criteria(criteria: Iterable[SuccessCriterion]) -> list[SuccessCriterion]:
+def stored_criteria(criteria: Sequence[SuccessCriterion]) -> Sequence[SuccessCriterion]:
     """Return the criteria, each saying whether a machine can check it."""
-    return [SuccessCriterion(description=item.description, automatable=bool(item.automatable)) for item in criteria]
+    for item in criteria:
+        item.automatable = bool(item.automatable)
+    return criteria
 
 
 def over(text: str | None, limit: int) -> bool:
@@ -3108,6 +3110,9 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return parts if kind is list else text
 
 
+KEY_KNOWN = 0.005  # seconds
+
+
 class Service:
     """What the routes of one blueprint share: the settings and the database."""
 
@@ -3115,9 +3120,25 @@ class Service:
         self.settings = settings
         self.database = Database(settings)
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
+        self._met: dict[str, Principal] = {}
+        self._met_until = 0.0
+        self._met_version = 0
 
     def authenticate(self, header: str) -> Principal:
-        """Return who sends an Authorization header. :raises Unauthorized: when it is nobody."""
+        """Return who sends an Authorization header. :raises Unauthorized: when it is nobody.
+
+        Who was just met is known for some milliseconds more, unless this process has written since: fewer than
+        it takes a command that revokes a key to end.
+        """
+        now = time.monotonic()
+        if now > self._met_until or self._met_version != self.database.version:
+            self._met, self._met_until, self._met_version = {}, now + KEY_KNOWN, self.database.version
+        principal = self._met.get(header)
+        if principal is None:
+            principal = self._met[header] = self._look_up(header)
+        return principal
+
+    def _look_up(self, header: str) -> Principal:
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
@@ -3134,8 +3155,7 @@ class Service:
         return principal
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One method of one path: what it takes, what it answers, and who may call it. OpenAPI is made from these."""
 
     method: str
@@ -3459,8 +3479,7 @@ def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
 def post_tasks(call: Call, run_id: str) -> flask.Response:
     """Submit one task, or a batch of which all are stored or none."""
     with call.database.reading() as connection:
-        run = select_run_key(connection, call.client_id, run_id)
-        schema = select_extension_schema(connection, call.client_id, run.project_type)
+        run, schema = select_run_and_schema(connection, call.client_id, run_id)
     parsed: Parsed = call.body
     if schema is not None:
         parsed.problems += check_extensions(schema, parsed.extensions, call.service.settings.schema_timeout)
@@ -3468,7 +3487,6 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
         raise ValidationFailed(every_task_first(parsed.problems))
 
     def submit(connection: Connection) -> flask.Response:
-        run = select_run_key(connection, call.client_id, run_id)
         submission = submit_reports(connection, call.principal, run, parsed.reports)
         return answer(201 if submission.created else 200, submission)
 
@@ -3854,8 +3872,7 @@ ENVIRON = {
 }
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(Struct):
     """What a WSGI application answered."""
 
     status: int
