@@ -1140,10 +1140,10 @@ TAME_KEYWORDS = {
     *("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "maxItems", "minItems", "maxLength", "minLength"),
     *("maxProperties", "minProperties", "pattern", "properties", "required", "type", *TAME_HOLDERS),
 }
-# Patterns that ECMA 262 reads as Python does, or more narrowly.
+# Patterns that Rust reads as Python does, or more narrowly; a++ it reads as (a+)+.
 TAME_PATTERN = regex.compile(
-    r"(?:[\w /:,@#%&=~;'\"<>!-]|\\[-.+*?()\[\]{}^$|\\/]|\\d|[.|^$?*+)]|\((?:\?:)?|\{\d+(?:,\d*)?\}"
-    r"|\[(?:[\w /:,@#%&=~;'\"<>!+*?().-]|\\[-.\\\[\]^/])+\])*",
+    r"(?!.*[*+?}]\+)(?:[\w /:,@#%&=~;'\"<>!-]|\\[-.+*?()\[\]{}^$|\\/]|\\d|[.|^$?*+)]|\((?:\?:|(?!\?))|\{\d+(?:,\d*)?\}"
+    r"|\[\^?(?:[\w /:,@#%&=~;'\"<>!+*?().-]|\\[-.\\\[\]^/])+\])*",
     regex.ASCII,
 )
 
@@ -1485,7 +1485,10 @@ def quick_judge(text: str) -> Callable[[Any], bool] | None:
     if not is_tame(schema):
         return None
     jsonschema_rs = importlib.import_module("jsonschema_rs")
-    judge = getattr(jsonschema_rs, draft)(schema, validate_formats=False)
+    try:
+        judge = getattr(jsonschema_rs, draft)(schema, validate_formats=False)
+    except ValueError:  # a pattern that is good in Python alone
+        return None
     return typing.cast(Callable[[Any], bool], judge.is_valid)
 
 

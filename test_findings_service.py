@@ -2605,6 +2605,115 @@ def test_a_wide_schema_is_checked_against_each_task_quickly(client: Client) -> N
     assert time.monotonic() - began < 2
 
 
+TAME_VALUES = [
+    *(None, True, False, 0, 1, -1, 1.0, 1.5, -0.0, 2**53, 2**63, 2**64, 10**30, 1e300, "", "a", "ab", "abc\n", "1.2.3"),
+    *(
+        "٣",
+        "é",
+        "😀" * 3,
+        "a b",
+        "A-1",
+        [],
+        [1],
+        [1, 1.0, True],
+        ["a"] * 5,
+        {},
+        {"a": 1},
+        {"a": "x", "b": [1]},
+        {"é": {}},
+    ),
+]
+TAME_PATTERNS = [
+    "^a",
+    "b$",
+    r"^\d\.\d\.\d$",
+    "^[A-Za-z0-9._-]{1,3}$",
+    "^(a|b)+$",
+    "a?b*",
+    "^.{2,4}$",
+    r"^\[x\]$",
+    "[^a-c]",
+]
+
+
+def tame_schema(random_source: random.Random, depth: int = 0) -> Any:
+    """Return a schema of the sort that two validators judge."""
+    choose = random_source.choice
+    parts: list[dict[str, Any]] = [
+        {"type": choose(["string", "number", "integer", "object", "array", "boolean", "null", ["string", "integer"]])},
+        {choose(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]): choose([0, 1, 1.0, 1.5, 2**53])},
+        {
+            choose(["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"]): choose(
+                [0, 1, 3]
+            )
+        },
+        {"enum": random_source.sample(TAME_VALUES[:20], 4)},
+        {"const": choose(TAME_VALUES)},
+        {"pattern": choose(TAME_PATTERNS)},
+        {"required": [choose(["a", "b", "é"])]},
+    ]
+    if depth < 2:
+        below = [tame_schema(random_source, depth + 1) for _ in range(2)]
+        parts += [{"properties": {"a": below[0]}}, {"items": below[0]}, {"additionalProperties": below[1]}]
+        parts += [{"allOf": below}, {"anyOf": below}, {"additionalProperties": False}]
+    return {name: value for part in random_source.sample(parts, 2) for name, value in part.items()}
+
+
+@pytest.mark.parametrize("draft", [*findings_service.DRAFTS][:4])
+def test_what_the_quick_judge_accepts_jsonschema_accepts_too(draft: str) -> None:
+    random_source, verdicts = random.Random(draft), Counter[tuple[bool, bool]]()
+    for _ in range(400):
+        text = json.dumps({"$schema": draft, **tame_schema(random_source)})
+        quick, judge = findings_service.quick_judge(text), findings_service.compiled_schema(text)
+        assert quick is not None, text
+        for value in TAME_VALUES:
+            verdicts[quick(value), judge.is_valid(value)] += 1
+            assert not quick(value) or judge.is_valid(value), (text, value)
+    assert verdicts[True, True] > 1000
+    assert verdicts[False, False] > 1000
+    assert verdicts[False, True] < 100
+
+
+@pytest.mark.parametrize(
+    "schema",
+    cases(
+        reference={"$ref": "#/$defs/a", "$defs": {"a": True}},
+        negation={"not": {"pattern": r"^\d$"}},
+        one_of={"oneOf": [{}, {"pattern": "a"}]},
+        unicode_class={"pattern": r"^\w+$"},
+        look_behind={"pattern": "(?<=a)b"},
+        possessive={"pattern": "a++"},
+        flags={"pattern": "(?i)a"},
+        unique={"uniqueItems": True},
+        multiple={"multipleOf": 0.1},
+        unknown={"x-unit": 1},
+        large={"enum": ["x" * 9000]},
+        old_draft={"$schema": "http://json-schema.org/draft-04/schema#"},
+        below={"properties": {"a": {"items": {"not": {}}}}},
+    ),
+)
+def test_a_schema_that_two_validators_may_read_differently_has_one_judge(schema: Any) -> None:
+    assert findings_service.quick_judge(json.dumps(schema)) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "((a{1000}){1000}){1000}",
+        "(?x)( a{1000} # (\n ){1000}",
+        "(?:a{500}){500}",
+        "(a{400}(b{300}){300}){2}",
+        "a" * 2001,
+    ],
+)
+def test_a_pattern_that_takes_long_to_compile_is_refused(client: Client, pattern: str) -> None:
+    body = {"name": "x", "extensionSchema": {"properties": {"a": {"pattern": pattern}}}}
+    started = time.monotonic()
+    response = client.post(f"{API}/project-types", json=body)
+    assert time.monotonic() - started < 1
+    assert_problem(response, 422, "validation_failed", "/extensionSchema/properties/a/pattern")
+
+
 # ---------------------------------------------------------------------------
 # Project types
 # ---------------------------------------------------------------------------
