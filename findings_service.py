@@ -399,6 +399,8 @@ HTTP_URL = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://([^\x00-\x20\x7f/?#@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f/?#@:\[\]\\]+)"
     rf"(:[0-9]{{1,5}})?([/?#]{PRINTABLE}*)?\Z"
 )
+# A place in a list: behind an item, in a list by severity behind one of that severity.
+CURSOR = r"^((critical|high|medium|low|info)\.)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 
 # What a pattern is called in an error, and how ECMA 262 (and so OpenAPI) writes it.
 PATTERNS = {
@@ -414,6 +416,7 @@ PATTERNS = {
         "must be an absolute http or https URL, without spaces",
         HTTP_URL.replace(r"\Z", "$").replace(r"\x", r"\u00"),
     ),
+    CURSOR: ("is no place in this list; follow the next link as it is", CURSOR.replace(r"\Z", "$")),
     NOT_BLANK: ("must not be blank", "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"),
 }
 
@@ -434,7 +437,16 @@ Title = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
 ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
-JsonObject = Annotated[Raw, Meta(extra_json_schema={"type": "object", "additionalProperties": {"$ref": "JsonValue"}})]
+JsonObject = Annotated[
+    Raw,
+    Meta(
+        extra_json_schema={
+            "type": "object",
+            "propertyNames": NO_NUL,
+            "additionalProperties": {"$ref": "JsonValue"},
+        }
+    ),
+]
 LongText = Annotated[str, Meta(max_length=64 * KIB, extra_json_schema=NO_NUL)]
 BulkText = Annotated[str, Meta(max_length=256 * KIB, extra_json_schema=NO_NUL)]
 
@@ -729,20 +741,24 @@ class NoQuery(Request):
     """A request without query parameters."""
 
 
+Listed = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
+Sought = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
+
+
 class PageQuery(Request):
-    """Which page of a list."""
+    """Which page of a list: counted from its start, or from behind a place in it."""
 
     page: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    after: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    after: Annotated[str, Meta(pattern=CURSOR)] | None = None
 
 
 class RunQuery(PageQuery):
     """Which runs; lists are separated by commas."""
 
-    project_type: list[Text] | None = None
+    project_type: list[Listed] | None = None
     status: list[RunStatus] | None = None
-    target_url: Text | None = None
+    target_url: Sought | None = None
 
 
 class TaskQuery(PageQuery):
@@ -750,11 +766,11 @@ class TaskQuery(PageQuery):
 
     status: list[TaskStatus] | None = None
     severity: list[Severity] | None = None
-    run_id: list[Text] | None = None
-    project_type: list[Text] | None = None
-    target_url: Text | None = None
-    external_id: Text | None = None
-    missing_from: Text | None = None
+    run_id: list[Listed] | None = None
+    project_type: list[Listed] | None = None
+    target_url: Sought | None = None
+    external_id: Sought | None = None
+    missing_from: Sought | None = None
     sort: Literal["-createdAt", "createdAt", "severity"] = "-createdAt"
     view: Literal["default", "full"] = "default"
 
@@ -3371,23 +3387,14 @@ def refuse_path(path: str) -> NoReturn:
 # ---------------------------------------------------------------------------
 
 
-CURSOR = regex.compile(rf"(?:({'|'.join(SEVERITIES)})\.)?([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})")
-
-
-def page_position(
-    call: Call, connection: Connection, table: str, newest_first: bool, by_severity: bool
-) -> Position | None:
-    """Return where the `after` of a list request points, None without one. :raises InvalidParameter: when nowhere."""
-    query: PageQuery = call.query
-    if query.after is None:
+def page_position(call: Call, connection: Connection, table: str, sort: str = "-createdAt") -> Position | None:
+    """Return where the `after` of a list request points, None without one."""
+    after: str | None = call.query.after
+    if after is None:
         return None
-    if query.page is not None:
-        raise InvalidParameter("after", "goes without page; follow the next link as it is")
-    match = CURSOR.fullmatch(query.after)
-    if match is None or (match[1] is not None) != by_severity:
-        raise InvalidParameter("after", "is no place in this list; follow the next link as it is")
-    seq = select_position(connection, table, call.client_id, match[2], newest_first)
-    return Position(seq, RANKS[match[1]] if by_severity else 0)
+    name, _, item_id = after.rpartition(".")
+    seq = select_position(connection, table, call.client_id, item_id, newest_first=sort != "createdAt")
+    return Position(seq, RANKS[name or SEVERITIES[0]] if sort == "severity" else 0)
 
 
 def next_link(call: Call, after: str) -> str:
@@ -3426,7 +3433,7 @@ def post_runs(call: Call) -> flask.Response:
 def get_runs(call: Call) -> flask.Response:
     """List runs, newest first."""
     with call.database.reading() as connection:
-        position = page_position(call, connection, "runs", True, False)
+        position = page_position(call, connection, "runs")
         rows = select_runs(connection, call.client_id, call.query, position)
         total = count_runs(connection, call.client_id, call.query)
     return answer(200, RunPage(*page_of(call, rows, total)))
@@ -3501,9 +3508,7 @@ def get_tasks(call: Call) -> flask.Response:
     """List tasks, newest first or by severity."""
     query: TaskQuery = call.query
     with call.database.reading() as connection:
-        position = page_position(
-            call, connection, "tasks", query.sort != "createdAt", by_severity=query.sort == "severity"
-        )
+        position = page_position(call, connection, "tasks", query.sort)
         wanted = read_task_filter(connection, call.client_id, query)
         rows = select_tasks(connection, call.client_id, wanted, query, position)
         total = count_tasks(connection, call.client_id, wanted)
@@ -3643,11 +3648,23 @@ def corrected(schema: Any) -> Any:
     return schema
 
 
+# Rules between fields, which a model cannot express.
+RULES = {
+    "RunUpdate": {
+        "not": {
+            "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
+            "required": ["status", "resolveMissing"],
+        }
+    }
+}
+
+
 def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
     """Return the reference to each model, and the components that they refer to."""
     listed = list(models)
     references, components = msgspec.json.schema_components(listed, ref_template=COMPONENTS + "{name}")
-    return dict(zip(listed, references, strict=True)), corrected(components) | {"JsonValue": JSON_VALUE}
+    ruled = {name: {**schema, **RULES.get(name, {})} for name, schema in corrected(components).items()}
+    return dict(zip(listed, references, strict=True)), ruled | {"JsonValue": JSON_VALUE}
 
 
 def reference_to(models: Any, references: Mapping[Any, Any]) -> dict[str, Any]:
@@ -3713,7 +3730,7 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
             "in": "path",
             "required": True,
             "description": PARAMETERS_IN_PATHS[name],
-            "schema": {"type": "string", "minLength": 1},
+            "schema": {"type": "string", "minLength": 1} | NO_NUL,
         }
         for name in regex.findall(r"\{(\w+)\}", each.path)
     ]
