@@ -1121,6 +1121,7 @@ def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
 SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
 EXTENSION_PROBLEMS = 10  # that one task can bring
+KEPT_SCHEMA = 128 * KIB  # characters of a schema whose compiled form is kept
 PATTERN_LENGTH = 2000  # characters
 PATTERN_COST = 100_000  # parts, with all repetitions written out; compiling cannot be interrupted
 PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<times>\d+)(?:,\d*)?\}|.", regex.DOTALL)
@@ -1469,6 +1470,11 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
         raise ValidationFailed(problems)
 
 
+def validator_of(text: str) -> Any:
+    """Return the validator of a stored schema; what is large is compiled again each time rather than kept."""
+    return compiled_schema(text) if len(text) <= KEPT_SCHEMA else compiled_schema.__wrapped__(text)
+
+
 @lru_cache(maxsize=64)
 def compiled_schema(text: str) -> Any:
     """Return the validator of a stored schema, compiled once for each text."""
@@ -1496,7 +1502,7 @@ def quick_judge(text: str) -> Callable[[Any], bool] | None:
     """
     schema = msgspec.json.decode(text)
     draft = draft_of(schema).__name__
-    if importlib.util.find_spec("jsonschema_rs") is None or draft not in TAME_DRAFTS or len(text) > TAME_SIZE:
+    if importlib.util.find_spec("jsonschema_rs") is None or draft not in TAME_DRAFTS:
         return None
     if not is_tame(schema):
         return None
@@ -1540,7 +1546,8 @@ def check_extensions(schema: str, extensions: Iterable[tuple[Any, str, int]], se
 
     :raises ExtensionCheckTimeout: when one task, or all together, took too long.
     """
-    validator, accepts = compiled_schema(schema), quick_judge(schema)
+    validator = validator_of(schema)
+    accepts = quick_judge(schema) if len(schema) <= TAME_SIZE else None
     end = time.monotonic() + seconds
     problems: list[Problem] = []
     for value, pointer, size in extensions:
@@ -3226,13 +3233,14 @@ def operation(
 class Call:
     """One request on its way through a route: who, with which parameters and which body."""
 
-    __slots__ = ("_body", "body_hash", "operation", "principal", "query", "request_key", "service")
+    __slots__ = ("_body", "_problems", "body_hash", "operation", "principal", "query", "request_key", "service")
 
     def __init__(self, service: Service, operation: Operation) -> None:
         """Check all that does not depend on what is stored, in the contract's order."""
         environ = flask.request.environ
         self.service, self.operation = service, operation
         self._body: Any = None
+        self._problems: Sequence[Problem] = ()
         self.request_key: RequestKey | None = None
         if operation.level is not None:
             self.principal = service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
@@ -3244,8 +3252,8 @@ class Call:
             text = read_body(service.settings)
             try:
                 self._body = operation.parse(text, service.settings)
-            except ValidationFailed as error:
-                self._body = error
+            except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
+                self._problems = error.problems
         self.query: Any = read_query(operation.query, environ.get("QUERY_STRING", ""))
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
@@ -3256,8 +3264,8 @@ class Call:
     @property
     def body(self) -> Any:
         """The checked body. :raises ValidationFailed: only now, because an unknown id comes first."""
-        if isinstance(self._body, ValidationFailed):
-            raise self._body
+        if self._problems:
+            raise ValidationFailed(self._problems)
         return self._body
 
     @property
@@ -4210,8 +4218,8 @@ def run_worker(settings: Settings, host: str, port: int, message: str, parent: i
     database: Database = app.extensions["findings"].database
     sys.setswitchinterval(0.001)  # so that a check in a thread holds the event loop up for less
     gc.collect()
-    gc.freeze()  # what the modules made stays; a batch makes objects by the thousand, and none in circles
-    gc.set_threshold(50_000, 20, 50)
+    gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
+    gc.set_threshold(10_000, 10, 10)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(serve_until_stopped(FrontDoor(app, settings, database), host, port, message, parent))
     database.close()
