@@ -49,7 +49,7 @@ from functools import cache, lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_plus
 
 import click
 import flask
@@ -102,11 +102,26 @@ def parse_synchronous(text: str) -> str:
     return text.upper()
 
 
+def parse_path(text: str) -> str:
+    """Return the path of a database file. :raises ValueError: for what SQLite takes for no file."""
+    if text == ":memory:":
+        raise ValueError("the data needs a file; :memory: would be another database for every connection")
+    return text
+
+
+def parse_key(text: str) -> str:
+    """Return an API key. :raises ValueError: for one that no Authorization header can carry."""
+    key = text.strip()
+    if not key.isascii() or not key.isprintable():
+        raise ValueError("a key has letters, digits and signs of ASCII only")
+    return key
+
+
 def parse_switch(text: str) -> bool:
     """Return whether `text` is on. :raises ValueError: when it is neither on nor off."""
-    if text.lower() not in ("on", "off", "true", "false"):
+    if text.lower() not in ("on", "off", "true", "false", "1", "0"):
         raise ValueError(f"{text!r} is neither on nor off")
-    return text.lower() in ("on", "true")
+    return text.lower() in ("on", "true", "1")
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -124,8 +139,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     checkpoints: bool = True
 
     PARSERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
-        "db": str,
-        "api_key": str.strip,
+        "db": parse_path,
+        "api_key": parse_key,
         "max_body": parse_count,
         "max_batch": parse_count,
         "busy_timeout": parse_duration,
@@ -143,7 +158,8 @@ class Settings(Struct, frozen=True, kw_only=True):
         :raises ConfigurationError: for a setting that is unknown or makes no sense.
         """
         named = {name: os.environ.get(f"FINDINGS_{name.upper()}", "") for name in cls.PARSERS}
-        chosen = {name: value for name, value in named.items() if value} | given
+        chosen = {name: value for name, value in named.items() if value}
+        chosen |= {name: value for name, value in given.items() if value is not None}
         return cls(**{name: cls._parsed(name, value) for name, value in chosen.items()})
 
     @classmethod
@@ -151,7 +167,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         if name not in cls.__struct_fields__:
             raise ConfigurationError(f"unknown setting {name!r}; known: {', '.join(cls.PARSERS)}")
         try:
-            return cls.PARSERS[name](str(value)) if name in cls.PARSERS else value
+            return cls.PARSERS[name](f"{value:f}" if isinstance(value, float) else str(value))
         except ValueError as error:
             raise ConfigurationError(f"FINDINGS_{name.upper()}: {error}") from None
 
@@ -399,8 +415,9 @@ HTTP_URL = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://([^\x00-\x20\x7f/?#@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f/?#@:\[\]\\]+)"
     rf"(:[0-9]{{1,5}})?([/?#]{PRINTABLE}*)?\Z"
 )
-# A place in a list: behind an item, in a list by severity behind one of that severity.
-CURSOR = r"^((critical|high|medium|low|info)\.)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
+# A place in a list: behind an item, in a list by severity behind one that had that severity.
+PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
+SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
 
 # What a pattern is called in an error, and how ECMA 262 (and so OpenAPI) writes it.
 PATTERNS = {
@@ -416,7 +433,8 @@ PATTERNS = {
         "must be an absolute http or https URL, without spaces",
         HTTP_URL.replace(r"\Z", "$").replace(r"\x", r"\u00"),
     ),
-    CURSOR: ("is no place in this list; follow the next link as it is", CURSOR.replace(r"\Z", "$")),
+    PLACE: ("is no place in this list; follow the next link as it is", PLACE.replace(r"\Z", "$")),
+    SEVERE_PLACE: ("is no place in this list; follow the next link as it is", SEVERE_PLACE.replace(r"\Z", "$")),
     NOT_BLANK: ("must not be blank", "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"),
 }
 
@@ -750,24 +768,26 @@ class PageQuery(Request):
 
     page: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    after: Annotated[str, Meta(pattern=CURSOR)] | None = None
+    after: str | None = None
 
 
 class RunQuery(PageQuery):
     """Which runs; lists are separated by commas."""
 
-    project_type: list[Listed] | None = None
-    status: list[RunStatus] | None = None
+    after: Annotated[str, Meta(pattern=PLACE)] | None = None
+    project_type: Annotated[list[Listed], Meta(max_length=1000)] | None = None
+    status: Annotated[list[RunStatus], Meta(max_length=1000)] | None = None
     target_url: Sought | None = None
 
 
 class TaskQuery(PageQuery):
     """Which tasks, in which order; lists are separated by commas."""
 
-    status: list[TaskStatus] | None = None
-    severity: list[Severity] | None = None
-    run_id: list[Listed] | None = None
-    project_type: list[Listed] | None = None
+    after: Annotated[str, Meta(pattern=SEVERE_PLACE)] | None = None
+    status: Annotated[list[TaskStatus], Meta(max_length=1000)] | None = None
+    severity: Annotated[list[Severity], Meta(max_length=1000)] | None = None
+    run_id: Annotated[list[Listed], Meta(max_length=1000)] | None = None
+    project_type: Annotated[list[Listed], Meta(max_length=1000)] | None = None
     target_url: Sought | None = None
     external_id: Sought | None = None
     missing_from: Sought | None = None
@@ -928,6 +948,7 @@ class Database:
         self.settings = settings
         self.lock = threading.RLock()
         self.grouped = False
+        self.busy = False
         self.version = 0
         self.last_uses: dict[tuple[str, str | int], str] = {}
         self._written_uses = self.last_uses
@@ -967,6 +988,8 @@ class Database:
         :raises Busy: when another process keeps the database locked.
         """
         with self.lock:  # only who holds the lock of a group may join it
+            if self.busy:
+                raise Busy
             if self.grouped:
                 with self._savepoint() as connection:
                     yield connection
@@ -995,12 +1018,13 @@ class Database:
         self.connection().write_counts()
         self.connection().execute("COMMIT")
         self.version += 1
+        self._written_uses = {}
         self.lock.release()
 
     def roll_back(self) -> None:
         """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
         try:
-            self.last_uses = {**self._written_uses, **self.last_uses}
+            self._written_uses, self.last_uses = {}, {**self._written_uses, **self.last_uses}
             if self._connection is not None:
                 self._connection.counted.clear()
                 self._connection.counting.clear()
@@ -1036,6 +1060,16 @@ class Database:
             self.grouped = False
             self.roll_back()
             raise
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Refuse every transaction of this thread, as while another process has the database."""
+        with self.lock:
+            self.busy = True
+            try:
+                yield
+            finally:
+                self.busy = False
 
     def use_later(self, table: str, key: str | int, at: str) -> None:
         """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
@@ -1123,7 +1157,7 @@ SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is regi
 EXTENSION_PROBLEMS = 10  # that one task can bring
 KEPT_SCHEMA = 128 * KIB  # characters of a schema whose compiled form is kept
 PATTERN_LENGTH = 2000  # characters
-PATTERN_COST = 100_000  # parts, with all repetitions written out; compiling cannot be interrupted
+PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
 PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<times>\d+)(?:,\d*)?\}|.", regex.DOTALL)
 PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
 DRAFTS = {
@@ -1221,7 +1255,7 @@ class TimedPatterns:
             raise OutOfTime from None
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)  # one can take 2.5 MB
 def compiled_pattern(pattern: str) -> regex.Pattern[str]:
     """Compile a client's pattern, once."""
     return regex.compile(pattern)
@@ -1400,6 +1434,7 @@ def pattern_problem(pattern: str, pointer: str) -> Problem | None:
         return Problem(f"a pattern may have at most {PATTERN_LENGTH:,} characters", pointer)
     if pattern_cost(pattern) > PATTERN_COST:
         return Problem("repeats too much, as a whole; lower the numbers in braces", pointer, value=cut(pattern))
+    tick()
     try:
         compiled_pattern(pattern)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
@@ -1522,13 +1557,15 @@ def culprits(error: Any) -> list[str]:
         names = [name for names in lists if isinstance(names, list) for name in names]
         return [name for name in names if error.message.startswith(repr(name))][:1]
     if error.validator in ("additionalProperties", "unevaluatedProperties") and error.validator_value is False:
-        return [name for name in error.instance if repr(name) in error.message]
+        unwanted = (name for name in error.instance if repr(name) in error.message)
+        return list(itertools.islice(unwanted, EXTENSION_PROBLEMS))  # each is searched for in a long message
     return []
 
 
 def extension_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
     """Tell what is wrong with one task's extensions. :raises OutOfTime: past the deadline."""
     try:
+        tick()  # not every keyword takes a step that does
         for error in itertools.islice(validator.iter_errors(value), EXTENSION_PROBLEMS):
             for members in [[name] for name in culprits(error)] or [[]]:
                 yield Problem(cut(error.message), joined([*error.absolute_path, *members], pointer))
@@ -1862,6 +1899,14 @@ def select_position(connection: Connection, table: str, client_id: str, id: str,
     if row is None:
         return 0
     return int(row[0]) + (newest_first and row[1] != id)
+
+
+def select_rank(connection: Connection, client_id: str, task_id: str) -> int:
+    """Return the rank of a task's severity, the highest when the client has no such task."""
+    row = connection.execute(
+        "SELECT severity FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)
+    ).fetchone()
+    return int(row[0]) if row else RANKS["critical"]
 
 
 # Project types
@@ -2718,7 +2763,9 @@ def count_orphans(connection: Connection, before: str) -> int:
 
 
 def delete_run(connection: Connection, client_id: str, run: RunKey) -> int:
-    """Remove a run and the tasks that no other run reports. Return how many those were."""
+    """Remove a run and the tasks that no other run reports. Return how many those were; 0 if the run has gone."""
+    if find_run(connection, client_id, run.id) is None:  # another prune was faster
+        return 0
     orphans = connection.execute(
         f"""SELECT task_seq FROM sightings
             WHERE client_id = ? AND run_seq = ? AND {ONLY_SIGHTING.format("runs.seq <> ?")}""",
@@ -2755,8 +2802,10 @@ CUT_SHORT = "findings_service.cut_short"
 POSTPONED = "findings_service.postponed"
 BODY = "findings_service.body"
 
+NUL_PROBLEMS = 10  # that one task can bring
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', regex.DOTALL)
+# One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
+JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', regex.DOTALL)
 NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 LEVEL_STEPS = [0] * 256
 for _opening, _closing in zip(b"[{", b"]}", strict=True):
@@ -2766,6 +2815,7 @@ for _opening, _closing in zip(b"[{", b"]}", strict=True):
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 # How msgspec says what is wrong, and how we say it.
+SAID_AT = regex.compile(r" - at `\$([^`]*)`\Z")
 COMPLAINTS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     (r"Expected `\w+` of length <= (\d+)", lambda found: f"must be at most {int(found[1]):,} long"),
     (r"Expected `\w+` of length >= 1", lambda _: "must not be empty"),
@@ -2823,9 +2873,13 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
     document = require_json(text)
     if isinstance(document, dict) and exempt:
         document = {name: value for name, value in document.items() if name != exempt}
-    places = nul_places(document)
-    visible = (joined(str(token).replace("\0", "\\u0000") for token in place) for place in places)
-    return [Problem("must not contain U+0000", pointer) for pointer in visible]
+    problems, in_task = [], Counter[tuple[str | int, ...]]()
+    for place in nul_places(document):
+        in_task[place[:2]] += 1  # of a batch, a task
+        if in_task[place[:2]] <= NUL_PROBLEMS:
+            pointer = joined(str(token).replace("\0", "\\u0000") for token in place)
+            problems.append(Problem("must not contain U+0000", pointer))
+    return problems
 
 
 def value_at(document: Any, path: Sequence[str]) -> Any:
@@ -2860,8 +2914,8 @@ def choices(model: Any, name: str) -> tuple[str, ...]:
 
 def problem_of(error: msgspec.ValidationError, model: Any, document: Any) -> Problem:
     """Say what msgspec says, with a pointer and in words that help to mend it."""
-    said, _, path = str(error).partition(" - at `$")
-    tokens = [name or index for name, index in regex.findall(r"\.(\w+)|\[(\d+)\]", path)]
+    said = SAID_AT.sub("", str(error))
+    tokens = [name or index for name, index in regex.findall(r"\.(\w+)|\[(\d+)\]", str(error)[len(said) :])]
     if match := regex.fullmatch(r"Object missing required field `(.+)`", said):
         return Problem("is required", joined((*tokens, match[1])))
     if match := regex.fullmatch(r"Object contains unknown field `(.*)`", said, regex.DOTALL):
@@ -3045,14 +3099,32 @@ def read_batch(text: bytes, settings: Settings, parsed: Parsed) -> Sequence[Task
         tasks = decoder(TaskBatch).decode(text).tasks
     except msgspec.ValidationError:
         require_digits(text)
-        tasks = [read_one(item, f"/tasks/{place}", parsed) for place, item in enumerate(decode(RawBatch, text).tasks)]
+        items = raw_tasks(text, parsed)
+        require_size(items, settings)
+        tasks = [read_one(item, f"/tasks/{place}", parsed) for place, item in enumerate(items)]
     except NOT_JSON:
         require_json(text)
         raise
+    require_size(tasks, settings)
+    return tasks
+
+
+def raw_tasks(text: bytes, parsed: Parsed) -> Sequence[Raw]:
+    """Return the tasks of a batch unread, and note what is wrong around them."""
+    try:
+        return decode(RawBatch, text).tasks
+    except ValidationFailed as error:
+        parsed.problems += error.problems
+    with suppress(msgspec.ValidationError):  # no array: that is noted
+        return msgspec.json.decode(bytes(decoder(Envelope).decode(text).tasks), type=list[Raw])
+    return []
+
+
+def require_size(tasks: Sequence[Any], settings: Settings) -> None:
+    """Check that a batch has not too many tasks. :raises ValidationFailed: when it has."""
     if len(tasks) > settings.max_batch:
         detail = f"must have at most {settings.max_batch:,} tasks, and has {len(tasks):,}; send them in parts"
         raise ValidationFailed([Problem(detail, "/tasks")])
-    return tasks
 
 
 def require_digits(text: bytes, levels: int = NESTING) -> None:
@@ -3309,10 +3381,10 @@ class Call:
 def read_body(settings: Settings) -> bytes:
     """Return the body of a JSON request. :raises BodyTooLarge: over the limit, before any of it is parsed."""
     environ, limit = flask.request.environ, settings.max_body
-    length = int(environ.get("CONTENT_LENGTH") or 0)
+    length = flask.request.content_length or 0  # 0 where it is no number
     text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
     if text is None or len(text) > limit:
-        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.", headers={"Connection": "close"})
+        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
     if (text or length) and environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
@@ -3400,15 +3472,17 @@ def page_position(call: Call, connection: Connection, table: str, sort: str = "-
     after: str | None = call.query.after
     if after is None:
         return None
-    name, _, item_id = after.rpartition(".")
+    severity, _, item_id = after.rpartition(".")
     seq = select_position(connection, table, call.client_id, item_id, newest_first=sort != "createdAt")
-    return Position(seq, RANKS[name or SEVERITIES[0]] if sort == "severity" else 0)
+    if sort != "severity":
+        return Position(seq)
+    return Position(seq, RANKS[severity] if severity else select_rank(connection, call.client_id, item_id))
 
 
 def next_link(call: Call, after: str) -> str:
     """Return the link to the page behind a place: the same query, which is known to be good, from there on."""
     given = flask.request.environ["QUERY_STRING"].split("&")
-    kept = [part for part in given if part.partition("=")[0] not in ("", "page", "limit", "after")]
+    kept = [part for part in given if unquote_plus(part.partition("=")[0]) not in ("", "page", "limit", "after")]
     return f"{call.path}?{'&'.join([*kept, f'limit={call.query.limit}', f'after={after}'])}"
 
 
@@ -3836,9 +3910,13 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     blueprint = FindingsBlueprint(name, service)
     try:
         with service.database.transaction() as connection:
+            if service.settings.api_key:
+                insert_client(connection, "default")
             fail_idle_runs(connection, service.settings.run_timeout)
     except sqlite3.Error as error:  # reported here, not to the first client
         raise DatabaseUnusable(f"{service.settings.db} cannot be used: {error}") from error
+    finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
+        service.database.close()
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
         return lambda **parts: Call(service, each).perform(parts)
@@ -3852,7 +3930,13 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
         )
     for rule in (f"{API}/<path:rest>", "/healthz"):
         blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
-    blueprint.register_error_handler(Exception, refuse)
+
+    def refuse_ours(error: Exception) -> flask.Response | HTTPException:
+        if isinstance(error, HTTPException) and error.code != BodyTooLarge.status:
+            return error
+        return refuse(error)
+
+    blueprint.register_error_handler(Exception, refuse_ours)  # what the application aborts with is its own
     return blueprint
 
 
@@ -3925,7 +4009,7 @@ def environ_of(scope: Any, body: bytes) -> dict[str, Any]:
         **ENVIRON,
         "REQUEST_METHOD": scope.method,
         "PATH_INFO": scope.path.encode().decode("latin-1"),
-        "QUERY_STRING": scope.query_string,
+        "QUERY_STRING": scope.query_string.encode().decode("latin-1"),
         "SERVER_NAME": host,
         "SERVER_PORT": port,
         "REMOTE_ADDR": scope.client.rpartition(":")[0],
@@ -3973,6 +4057,20 @@ def refused(error: Exception) -> Answer:
     return Answer(known.status, headers, msgspec.json.encode(problem_details(known)))
 
 
+class Write(Struct):
+    """A request that waits for its transaction, until a time of the monotonic clock."""
+
+    environ: dict[str, Any]
+    answer: asyncio.Future[Answer]
+    until: float
+    tried: bool = False
+
+    def settle(self, answer: Answer) -> None:
+        """Give the request its answer, unless its client has gone."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
 class WriteQueue:
     """Runs the writes that are ready in one turn of the event loop in one transaction, each in a savepoint.
 
@@ -3982,13 +4080,13 @@ class WriteQueue:
     def __init__(self, app: Any, database: Database) -> None:
         self.app = app
         self.database = database
-        self._waiting: deque[tuple[dict[str, Any], asyncio.Future[Answer], float]] = deque()
+        self._waiting: deque[Write] = deque()
         self._scheduled = False
 
     async def run(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a write once it is durable, or refused."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((environ, future, time.monotonic() + self.database.settings.busy_timeout))
+        self._waiting.append(Write(environ, future, time.monotonic() + self.database.settings.busy_timeout))
         self._schedule(0)
         return await future
 
@@ -4004,35 +4102,46 @@ class WriteQueue:
         except Exception as error:
             self._refuse_waiting(error)
             return
-        for future, answer in self._run_group():
-            if not future.done():
-                future.set_result(answer)
+        for write, answer in self._run_group():
+            write.settle(answer)
         if self._waiting:
             self._schedule(0)
 
     def _refuse_waiting(self, error: Exception) -> None:
         """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
-        waits = is_busy(error)
-        while self._waiting and (not waits or time.monotonic() > self._waiting[0][2]):
-            _, future, _ = self._waiting.popleft()
-            if not future.done():
-                future.set_result(refused(error))
+        still: deque[Write] = deque()
+        for write in self._waiting:
+            if not is_busy(error) or time.monotonic() > write.until:
+                write.settle(refused(error))
+            elif write.tried or not self._is_refused_anyway(write):
+                still.append(write)
+        self._waiting = still
         if self._waiting:
             self._schedule(BUSY_SLICE)
 
-    def _run_group(self) -> list[tuple[asyncio.Future[Answer], Answer]]:
+    def _is_refused_anyway(self, write: Write) -> bool:
+        """Answer a request that needs no transaction to be refused: a wrong path or key does not wait for a lock."""
+        write.tried = True
+        with self.database.refusing():
+            answer = run_held_up(self.app, write.environ)
+        if answer.status == Busy.status or write.environ.pop(POSTPONED, False):
+            return False
+        write.settle(answer)
+        return True
+
+    def _run_group(self) -> list[tuple[Write, Answer]]:
         """Run writes until they are all done or their time is over, commit, and return the answers."""
-        answered: list[tuple[asyncio.Future[Answer], Answer]] = []
+        answered: list[tuple[Write, Answer]] = []
         database, end = self.database, time.monotonic() + GROUP_TIME
         try:
             with database.grouping() as connection:
                 while self._waiting and connection.in_transaction and time.monotonic() < end:
-                    environ, future, _ = self._waiting.popleft()
-                    answered.append((future, run_held_up(self.app, environ)))
+                    write = self._waiting.popleft()
+                    answered.append((write, run_held_up(self.app, write.environ)))
                 if not connection.in_transaction:
                     raise StorageFull("writing failed, or the disk is full")
         except Exception as error:
-            return [(future, refused(error)) for future, _ in answered]
+            return [(write, refused(error)) for write, _ in answered]
         return answered
 
 
@@ -4086,6 +4195,8 @@ class FrontDoor:
             protocol.response_empty(answer.status, answer.headers)
         else:  # granian counts the body itself
             headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
+            if answer.status == BodyTooLarge.status:  # the rest of the body is still on its way
+                headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
 
     async def _receive(self, scope: Any, protocol: Any) -> dict[str, Any]:
@@ -4152,6 +4263,12 @@ def free_port(host: str, port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
         return int(probe.getsockname()[1])
+
+
+def address_of(host: str) -> str:
+    """Return the IP address that a host is called by: granian takes no names. :raises OSError: when there is none."""
+    found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def reachable(host: str) -> str:
@@ -4338,6 +4455,7 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
     with readable_errors():
         settings = Settings.read(db=db)
         try:
+            host = address_of(host)
             port = free_port(host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
@@ -4426,11 +4544,11 @@ def check(db: str) -> None:
 @database_option
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
-    if Path(file).exists() and (not replace or Path(file).samefile(db)):
-        raise click.ClickException(f"{file} is there already; name another file, or say --replace")
     partial_file = Path(f"{file}.partial")
-    partial_file.unlink(missing_ok=True)
     with opened(db) as database, database.reading() as source:
+        if Path(file).exists() and (not replace or Path(file).samefile(db)):
+            raise click.ClickException(f"{file} is there already; name another file, or say --replace")
+        partial_file.unlink(missing_ok=True)
         try:
             wrong = copy_database(source, str(partial_file), Progress())
             if wrong:

@@ -6,6 +6,7 @@ Every answer that the in-process client gets is also held against the service's 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import itertools
@@ -24,6 +25,7 @@ import sysconfig
 import threading
 import time
 import tomllib
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -2920,6 +2922,38 @@ def test_commits_are_durable_by_default(tmp_path: Path) -> None:
     database_of(app).close()
 
 
+SLOW_TO_REFUSE = cases(
+    endless_string=("runs", b"[" * 101 + b'"' + b'\\"' * 100_000),
+    unwanted_members=(
+        "tasks",
+        json.dumps({"tasks": [task(extensions={f"n{n}": 1 for n in range(22_000)})] * 6}).encode(),
+    ),
+    bad_tasks=("tasks", b'{"tasks":[' + b'{"x":1},' * 200_000 + b"{}]}"),
+    nul_strings=("tasks", b'{"title":"x","severity":"low","extensions":{"a":[' + b'"\\u0000",' * 20_000 + b'""]}}'),
+)
+
+
+@pytest.mark.parametrize(("where", "body"), SLOW_TO_REFUSE)
+def test_a_large_bad_body_is_refused_soon(client: Client, where: str, body: bytes) -> None:
+    client.register("web", {"properties": {"a": True}, "additionalProperties": False})
+    run = client.start()
+    started = time.monotonic()
+    response = client.send("POST", f"{API}/runs" if where == "runs" else f"{API}/runs/{run}/tasks", body)
+    assert time.monotonic() - started < 2
+    assert response.status_code in (400, 422)
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("PUT", f"{API}/runs", 405)])
+def test_what_is_refused_anyway_does_not_wait_for_a_lock(server: Server, method: str, path: str, status: int) -> None:
+    with closing(sqlite3.connect(server.db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        assert server.request(method, path, "{}").status_code == status
+        assert server.request("POST", f"{API}/runs", "{}", key="x").status_code == 401
+        assert time.monotonic() - started < 2
+        other.execute("ROLLBACK")
+
+
 # ---------------------------------------------------------------------------
 # Health and OpenAPI
 # ---------------------------------------------------------------------------
@@ -3290,6 +3324,54 @@ def test_an_application_is_a_wsgi_application_of_its_own(tmp_path: Path) -> None
         database_of(app).close()
 
 
+def test_a_key_that_is_not_given_is_no_key(tmp_path: Path) -> None:
+    app = create_app(db=str(tmp_path / "x.db"), api_key=None)
+    assert app.test_client().get(f"{API}/tasks", headers={"Authorization": "Bearer None"}).status_code == 401
+    database_of(app).close()
+
+
+def test_a_given_key_serves_a_new_database(make_app: Callable[..., flask.Flask]) -> None:
+    client = make_app(api_key="a long secret").test_client()
+    headers = {"Authorization": "Bearer a long secret"}
+    assert client.post(f"{API}/project-types", json={"name": "web"}, headers=headers).status_code == 201
+
+
+FORKING = """
+import os, subprocess, sys
+from findings_service import create_app
+
+def register(name):
+    headers = {"Authorization": "Bearer secret"}
+    return app.test_client().post("/api/v1/project-types", json={"name": name}, headers=headers).status_code
+
+app = create_app(db=sys.argv[1], api_key="secret")
+if os.fork() == 0:
+    first = register("web")
+    subprocess.run([sys.executable, "findings_service.py", "check", "--db", sys.argv[1]], check=True)
+    os._exit(0 if (first, register("later")) == (201, 201) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_what_a_forked_worker_acknowledged_is_there(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", FORKING, str(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        names = connection.execute("SELECT name FROM project_types ORDER BY name").fetchall()
+    assert names == [("later",), ("web",)]
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_what_the_host_aborts_with_is_its_own(tmp_path: Path, status: int) -> None:
+    host = flask.Flask("host")
+    blueprint = create_blueprint(Settings.read(db=str(tmp_path / "x.db")))
+    host.register_blueprint(blueprint)
+    host.before_request(lambda: flask.abort(status))
+    answer = host.test_client().get(f"{API}/tasks")
+    assert (answer.status_code, answer.mimetype) == (status, "text/html")
+
+
 # ---------------------------------------------------------------------------
 # Command line and server
 # ---------------------------------------------------------------------------
@@ -3566,6 +3648,319 @@ def test_a_server_with_workers_answers_from_one_database(serve: Callable[..., Se
     assert {answer.status_code for answer in answers} == {201}
     assert server.request("GET", f"{API}/tasks").json["total"] == 40
     assert server.stop() == 0
+
+
+# ---------------------------------------------------------------------------
+# Access
+# ---------------------------------------------------------------------------
+
+WHO = ("none", "malformed", "unknown", "expired", "revoked", "read", "agent", "full", "other client")
+PLACES = {"run_id": UNKNOWN_ID, "task_id": UNKNOWN_ID, "name": "web"}
+ALLOWED = {"read": ("read", "agent", "full"), "agent": ("agent", "full"), "full": ("full",)}
+
+
+def header_of(app: flask.Flask, who: str) -> dict[str, str]:
+    """Return the header that somebody sends."""
+    if who in ("none", "malformed", "unknown"):
+        return {"none": {}, "malformed": {"Authorization": "Basic eDp5"}, "unknown": bearer("fts_" + "x" * 43)}[who]
+    with database_of(app).transaction() as connection:
+        expires_at = findings_service.timestamp(ago=1) if who == "expired" else None
+        client_id = "other" if who == "other client" else "default"
+        level = who if who in ("read", "agent") else "full"
+        key = findings_service.insert_key(connection, who, client_id, level, expires_at)
+        if who == "revoked":
+            assert findings_service.revoke_key(connection, findings_service.select_keys(connection)[-1][0])
+    return bearer(key)
+
+
+def on(db: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on a database file."""
+    return command(*words, "--db", str(db))
+
+
+def bearer(key: str) -> dict[str, str]:
+    """Return the header that carries a key."""
+    return {"Authorization": f"Bearer {key}"}
+
+
+def expected_of(operation: Any, who: str) -> Any:
+    """Return which statuses somebody may get of an operation, with an empty body."""
+    if operation.level is None:
+        return {200}
+    if who in ("none", "malformed", "unknown", "expired", "revoked"):
+        return {401}
+    if who not in (*ALLOWED[operation.level], "other client"):
+        return {403}
+    if operation.body is not None:
+        return {400}
+    own = who != "other client" and operation.path.endswith("{name}")
+    return {200} if own or "{" not in operation.path else {404}
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
+def test_who_may_do_what(app: flask.Flask, client: Client, operation: Any, who: str) -> None:
+    client.register("web")
+    headers = header_of(app, who)
+    path = operation.path.format(**PLACES)
+    answer = app.test_client().open(path, method=operation.method, headers=headers, content_type="application/json")
+    assert answer.status_code in expected_of(operation, who), answer.text
+
+
+def test_no_key_is_ever_written_down(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve()
+    keys = [server.key, on(server.db, "keys", "create", "second").stdout.strip(), "fts_" + "n" * 43]
+    answers = [
+        server.request("GET", f"{API}/{path}", key=key) for key in keys for path in ("tasks", "nowhere", "runs?x=1")
+    ]
+    answers += [server.request("POST", f"{API}/runs", "{", key=key) for key in keys]
+    listed = on(server.db, "keys", "list").stdout
+    said = server.said.replace(server.key, "", 1)  # once, at the first start
+    assert server.stop() == 0
+    logs = "".join(log.read_text() for log in tmp_path.glob("*.log")).replace(server.key, "", 1)
+    written = "".join([listed, said, logs, *(answer.data.decode() + str(answer.headers) for answer in answers)])
+    assert not [key for key in keys if key in written]
+    assert keys[1].encode() not in server.db.read_bytes()
+
+
+# ---------------------------------------------------------------------------
+# Growing old
+# ---------------------------------------------------------------------------
+
+# A database file as the first schema made it, compressed: one finished run of three tasks, one of them dismissed.
+FIRST_SCHEMA = """
+eNrtXF9s28YZv5Nky3bi5q/KpJwjRk5iq5FjS7Zsy63buo7SGk2d1rGaNm2mUCRlc9YfR6TSGJnRuW0aYFhf9jgM6OswbMCwpwED9rSXdegwoENR
+bOtLsa0DtpdhxV66h313/CNSOkp2ljaNww8Uebz77o7H7+673/fdiRdfPK/qilCs1sqiLoyjAMIYPSUICKEQ/JKoQUfNOIuw+UPnli++hNgUQmck
+3AWBPvw7ch/HX+D/4H/hf+LP8Kf4E/wx/tBI8Oku0YkjcIpGiLwOwOnhvXA62AenfT1w2tsNp14ikO4gnLowScH4EwSHT7uNYkF+VlaKYr2kp8ZS
+kyPJ5EgquTw2MTM+NpOcOjOeTF425P8hgsOn3UFbo3tyPBfZ6p9FaHYsKSaLUloZmZbk4sjU2NjYSGEqlRopTCeLwHvakP8fEBw+7RJaDW3156Yy
+yanJcTmTVGRFKUxNTBVScnpaVOCcmU5JU5lMBlgf7afy1xHW8WP4Mf/d7YwydzZAe3GY43m8pepioaRIJVWp6Jp5CcwvZeeWs8Ly3NPns4IZKQz3
+CUCqLNi0nH15WXhhaeH5uaVXhOeyryQoh1RTRF2R84DlDI7FC/DLnT/fFxcuLi8tzC8nhEsLy89eyC0LSxcuLZwl8g+gUwhdgtMxryaOBru5+QGM
+1Iqs3NCulQAy5sW6XqX3eXFdza8pG1o+ZYVCb50KhLmBAfxOlDbRireuQVcjrVhGKz3bSd9L3mR1tVRYyp7LLmUX57MXG69PleNGxopYVpoKtzIa
+DCXlulJiMwjzz2bnnxOGDZaFRWF4CF63PJQQhsQVqIcEivVSaShuVrYqaqselQm5xYUXc9lWqTEfSrmxrtYUzcFgxNeU69U1V0azEaKm5+uaoyN4
+yd/X/7uP1np4Lsf1ZyzsJ9ZlVXcAAUU2gACwJgz5/xbB4dP9TRMhgH0MMRcmU8pIpjgxLaUminJKKTq7haH/EwitwOmEZ9k9dCro6uaeH/KaBdZr
+1W8pkp7XN9ZBUyVdtz1vPRwKc0ND+NYanQ9cia6bsGtmcCWZ04Nb9f9f6t9D27onoPaquyQWHNOFR4Gyokk1dV1XqxVvJuWGrlQ0YMlr0qpSFp36
+3D1BeBTgmCSFYfstJWib4+3mf4wTCA6fOuG2F/FBxOe49GgUzQLhHiBzMDnHnWlniePTxZFiSpmeLCQnCoViig64VV1f12ZGR5UbYnm9pJyp1lZG
+b8akarms6rEZISYWpNgm3EIaSJxptqemLjPjx8d3GD92mTiBEKOHMbpXfV3uwFFUK6q26sYxJmQadqYtXKSZ4sKsMKzpol7XIDRUq1cqamXFBk9u
+DMOqz3xma0gsLC5nn8kuNcbp2ey5udz5ZWHM1YDtsteU6rpSsfk7ll6RVsXKisXfuXStWrq+7dLPXVjKLjyz2DK2nQoy7lR9TZrTUx3Q8Y+uIzgq
+X8kgojPJO290h7lIBL8r0ukARK+RX59L+ZMYU+dryjWnirXeVgezYBu6ncHhfHNsDl2srSjQN2slxuRgCW5oyGAuK7oI/U5kziQ2881Nk90cD23t
+D5PHMEDMUQOmh600qB0iqiUIWYPJyJKHAaOROciYWUAQe7qo/v+CCOWMcfHpwaGRADnTjt6xn7fv5gS91CpiyRh7Dgu1XnFANZa9TdS8zcV6ClUv
+Ke0GrAbmeE3VNzw0qTVoLK6ns8uXstlFISnMLZ4V0nHWuOs47MjUQIaZWiG4dwW0uUZuLa1OwrKqlVVNcwzCjma+e4r1elmaolRaHTzWyyoD+CYc
+bWeVpEv/E/yPL3XG/28O94S5kyfx24eo1tZFbS0vw0Utac7wfpcWd6aY2pxGuVQ6Q6E7JzOSQSMivBYXLixCK85nofz5uYvzc2ez7SC22Tevq7JS
+kZr8PtY8XFZkVWTm0+qSBILNQ8HQuVUXIrfRuqvP2K/11rFwmOM4/F3eflX0HWn9LS+HPcdtc4rrOMO1m+BApA8R+QfxKMgfz8PFp/Z0MBim18Gb
+sVq9pABgH988GGiOS21uncIwZLbCuWuDr96MESgRmwGQLyuxRIyajLGZSr1USsRAuVpBqVqBPgVGQOxxtbJe15+IbV6BzJqurMdmkomYWtH0Wl0i
+XRV45mRZqFYUg8fR+yFpQSeeR5qaiBEDvWzArNhMUSxpyuYV+0GTm31U/n9E+HP8GVx82jW0N8T3YtM6DTpvAnvgpte8MfT/LEJrcErvEMa/Heyj
+Cxm3r9D+tapqerW2YV4OOTUdMB9+62BvmItG8S2NcmvqyqoO0FWzAwdcutGObvX7MJQaQRCmBm2e9RLNkw6bwct9YpacsEuItzfJTH6XNWaYMg6m
+dlOZV8F2/YypsWPR7fw/IXQb4ffwLPoTBO4NLYX2Ih7PHuVQJBpHVkdley1Slw0kVlRr0NEAiNlIa04o1MSKLEjVUrVeuxqkZfJcDkWQVWbQyxNi
+gjNa6HacOaTiqwFGDYG7WUMeQw29TTXczQqo/8ccsSwgsj0cwjQeHCCPPeIa3kwPj+h1qKEtJDc4KCI3G2+g8PVqzQwbXcWG4GvKRt72AXuoERtA
+NdBesVYt5y0ToRGtV/MNu8Hhra2Wy/aTO6Kd/qFG9Jc73DsNPGIABvDPSDCJPzYCPn2taWwwzI9EsD2FG32CYMwZ6mEmw5rs0xwFvsFoMx/08Jmk
+rTEDxvx/HKGfwul15maFvWHu6FG8VTbmeEUs6avGmXPN10YcYw2fZdyZ4xfYZoWkZR6vKtJa270Lb76wh+4qeNtAEFK1Doi5plnXiHvrhBnLWDZi
+ORGk6rrSxsfgcA90cEGwdR2xQHW1qJLxz+aoMKy/7SEU+uwJ8xkT9sMkHJW2Xf+hSsCnB5KM9f/fIzh82gU0GuJzvTtYk+zHOupChxGOoQ/QdXQY
+/xChq/vD3MkI3jpEF/aJ7ZIvbND1EBL+hqllFxbPZl8WnKkEhrRYOs7lFEtHxXP7url4BN90VWCkkTueWYWpg1mVmMVefKibG4zgTVex4gp97EfM
+Mo3F+6aigYddLoCrF/q7ueMRvOEqVJVJ6Ei7MmGmYRWpynEQ0/B2ZFk4ECZvqVkO1CtP7gbYkqDpzLobDn37lRnj/3MEh08PCDn9P4b8/4Hg8Gl3
+0+EQH7XEbq8VG/L/K4LDp91Kj3TxnC16aiM2yf8jBIdPu4biXXzaFjhrx5lL/kFcAfyP38MV/819ya4bQOe4FZ0XUwSdp0Yy05MTI2IyNT5dkDIT
+yamxYNsMSeAdE0dEWc6MJQsZUZKVgAf+NzIA/p8WkyNTxXRBlMcyExkpZfj/v4nwj/Eg+g0E7iqpkTCX5iwESx1QBKI6NovQuJgLyLLYCJxt9X06
+GOIvHwajBarC7qoA2dPwcRZUd3KxayAGwFboUJgbhaIvuIs2vCv6hpGrbfkWK7sSt4nkBOnOBi4fBOOGM40bR8k0eKxD9eyKoVRj/N9GxPeLb/sj
+9B7RcDfPpfdh5xTNUtuFwBBl7O3EKFI+1LHAoCH/j8n6/9/g4tMuof4Qj+3V/6DzLhBotv+o/P/ty3+Xyd9WJ4XAXrizdQbc2IrBHP+/Rvjv+CO4
++HQf0oEuPoIt8dLVPxJj7/chMUGui4/aKqCx/EfX/4LoFwj/AD8Kl+ydPoP2Fbd5/UiYOw2Y7LQbDhngid6eYoPKhnu0FQ+1+kcbq2nxChfmhhg1
+AmijNyc96jMd451gX0t98sNGC5uws8FHbwfZNTb85Aw821yLMf5/jvCn+H24+PS1Jw6QXWO4N1b8aXwvbo4PDkB8Y+jTeMf4N+R/C+EP8U/g4tO9
+oFPdfLohUhZOpxKmbLaEvdiCCWBrCJzF1iJ/f//v7iOAeXaXCjpvWvB/CL9v2n8Q8Gn3WXwhb/uP7v/CpxF+F04+taOrjwAg4/FWmAIyc8+sASm1
+NfN22AXJmngIJLO32rJ2el47GuZGo3jruPGFBWsDvJXfjhhy1dLCR+px7J5n1NTYpU4aNilOTmcysjSZVsRpeWpckorp1OSUpEyMF8V2HxCTikXC
+W/D7xn1NlhhNlUD3j5PvGG3jE2Jtu47XNwfZHzVIXfYlcW+o5QMxc8RIuBmrKdfqak2RYzPCq8Y/xq5ssmWX9mV3v6IGMv/DGe+B09bNwH76gZN9
+udxJHJ2dne3dwdqj96rFdjYibofnfPV1gfxLsiZqesA2Yrz+DuP17yEv/q0atls/gCPtWs9YSPVeirlbrV+sGl8bChErb2eN9o43vv+zH8HhE9BW
+OWh0ApTLcb1tOwFjvd6zE9y9EVDVlLspf2L/7UUnEP4Lfh9/H7+G09ATPkDfQxX0Epo1vghwJEw9Tq7/kVCHhJnQ05wQ4EhCb09LjoEw8UW5S2o4
+I54K8xLf+KQS3b7a+FuL6Z2dYb1e8ysoT0MB0R672h0UYO+HORHmT3s/g1nPKWDyrscuKx3mn28pq2MjpiBXS+HbePKjYT7SVJtZIg8pTSU29v/g
+P6M+NI3wr/B7+Dv4HD6IPkE/Qm+g19A0JHmS+R+knjb/QQrECE9TL2jiGQaWqPdfmRp9YyLMX2j9z5P3a6H908zUs5NMgXGSqeWp22fKQJ7oDp6u
+0a5jYX4wwvyPFm2BmdzDTg4MkOTmZ7WTQUwnOuk76v9B/0X4l/jb+HEIPED0ZJhX2vyPrmP3MvP33GH+wBMkv/f46JT/LGSP3tnjN/rf/wAoj89B
+"""
+FIRST_KEY = "fts_a_key_of_the_first_schema"
+
+
+def aged_run(client: Client, db: Path, days: int, *external_ids: str, finished: bool = True) -> str:
+    """Report findings in a run, and let it have finished some days ago."""
+    run = client.start("web", targetUrl="https://example.com/")
+    client.submit(run, *(task(externalId=external_id) for external_id in external_ids))
+    if finished:
+        client.finish(run)
+        with closing(sqlite3.connect(db)) as connection, connection:
+            at = findings_service.timestamp(ago=days * 86400)
+            connection.execute("UPDATE runs SET finished_at = ? WHERE id = ?", (at, run))
+    return run
+
+
+def test_a_database_of_the_first_schema_opens_and_keeps_everything(
+    tmp_path: Path, make_app: Callable[..., flask.Flask]
+) -> None:
+    (tmp_path / "first.db").write_bytes(zlib.decompress(base64.b64decode(FIRST_SCHEMA)))
+    app = make_app(db=str(tmp_path / "first.db"))
+    client = client_of(app)
+    client.key = FIRST_KEY
+    tasks = {item["title"]: item for item in client.read("tasks", view="full")["tasks"]}
+    assert {title: item["status"] for title, item in tasks.items()} == {
+        "No label": "open",
+        "Low contrast": "dismissed",
+        "Loose": "open",
+    }
+    assert tasks["No label"]["evidence"][0]["content"] == "<input>"
+    assert tasks["No label"]["extensions"] == {"rule": 1}
+    assert client.history(tasks["Low contrast"]["id"])[-1]["comment"] == "A brand colour"
+    run = client.read("runs")["runs"][0]
+    assert (run["metadata"], run["status"], run["submitted"]["created"]) == ({"commit": "abc"}, "completed", 3)
+    again = client.post(f"{API}/runs", json={"projectType": "audit"}, headers={"Idempotency-Key": "x"})
+    assert again.status_code == 201
+    assert on(tmp_path / "first.db", "check").returncode == 0
+
+
+def test_a_backup_of_a_database_in_use_is_whole_and_restores(server: Server, tmp_path: Path) -> None:
+    run, stop = server.start_run(), threading.Event()
+
+    def write() -> int:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            server.request(
+                "POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=f"{number}.{n}") for n in range(50)]}
+            )
+        return number
+
+    with ThreadPoolExecutor() as pool:
+        batches = pool.submit(write)
+        time.sleep(0.3)
+        done = [on(server.db, "backup", str(tmp_path / f"{n}.db")) for n in range(3)]
+        stop.set()
+        written = batches.result()
+    assert [each.returncode for each in done] == [0, 0, 0], done
+    server.stop(signal.SIGKILL)
+    for suffix in ("-wal", "-shm"):
+        Path(f"{server.db}{suffix}").unlink(missing_ok=True)
+    shutil.copy(tmp_path / "2.db", server.db)
+    assert on(server.db, "check").returncode == 0
+    with closing(sqlite3.connect(server.db)) as connection:
+        kept = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()[0]
+    assert 0 < kept <= 50 * written
+    assert kept % 50 == 0
+    assert stat.S_IMODE((tmp_path / "2.db").stat().st_mode) == 0o600
+
+
+def test_a_backup_is_only_replaced_when_asked_and_never_is_the_database(server: Server, tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy.db")
+    assert on(server.db, "backup", copy).returncode == 0
+    assert on(server.db, "backup", copy).returncode == 1
+    assert on(server.db, "backup", copy, "--replace").returncode == 0
+    assert on(server.db, "backup", str(server.db), "--replace").returncode == 1
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_backup_shows_its_progress_on_a_terminal(app: flask.Flask, client: Client, run: str, tmp_path: Path) -> None:
+    for _ in range(4):
+        client.submit(run, *(task(description="x" * 60_000) for _ in range(50)))
+    master, slave = os.openpty()
+    line = [
+        sys.executable,
+        "findings_service.py",
+        "backup",
+        str(tmp_path / "b.db"),
+        "--db",
+        str(tmp_path / "findings.db"),
+    ]
+    done = subprocess.run(line, cwd=HERE, stderr=slave, stdout=subprocess.PIPE, timeout=60, check=False)
+    os.close(slave)
+    shown = os.read(master, 100_000).decode()
+    os.close(master)
+    assert done.returncode == 0, shown
+    shares = [int(share) for share in re.findall(r"(\d+) %", shown)]
+    assert shares == sorted(shares)
+    assert len(shares) > 2
+    assert shares[-1] == 100
+
+
+def test_the_wal_stays_bounded_under_a_long_read_and_steady_writes(server: Server) -> None:
+    wal, run = Path(f"{server.db}-wal"), server.start_run()
+    bulk = [task(externalId=str(number), description="x" * 20_000) for number in range(100)]
+
+    def write(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            bulk[0]["title"] = str(time.monotonic())
+            for item in bulk:
+                item["description"] = item["description"][:-1] + random.choice("abc")
+            assert server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": bulk}).status_code in (200, 201)
+
+    with closing(sqlite3.connect(server.db, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT COUNT(*) FROM tasks").fetchone()
+        while wal.stat().st_size < 2 * findings_service.LARGE_WAL:
+            write(0.1)
+        reader.execute("ROLLBACK")
+    write(1)
+    until(lambda: wal.stat().st_size <= findings_service.LARGE_WAL, seconds=2 * findings_service.HOUSEKEEPING)
+
+
+def until(true: Callable[[], bool], seconds: float) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_prune_takes_old_runs_and_what_no_other_run_reports(client: Client, app: flask.Flask, tmp_path: Path) -> None:
+    db = tmp_path / "findings.db"
+    client.register("web")
+    aged_run(client, db, 200, "gone", "gone too", "seen again", "still reported")
+    aged_run(client, db, 100, "gone too", "seen again")
+    recent = aged_run(client, db, 10, "seen again")
+    running = aged_run(client, db, 0, "still reported", finished=False)
+    dry = on(db, "prune", "--finished-before", "90d", "--dry-run")
+    assert dry.stdout == "Would remove 2 runs and 2 tasks.\n"
+    assert client.read("tasks")["total"] == 4
+    assert on(db, "prune", "--finished-before", "90d").stdout == "Removed 2 runs and 2 tasks.\n"
+    assert {item["externalId"] for item in client.read("tasks")["tasks"]} == {"seen again", "still reported"}
+    assert [item["id"] for item in client.read("runs")["runs"]] == [running, recent]
+    assert (client.read("tasks")["total"], client.read("runs")["total"]) == (2, 2)
+    assert client.read(f"runs/{recent}")["summary"]["total"] == 1
+    assert on(db, "check").returncode == 0
+
+
+def test_two_prunes_at_once_count_right(client: Client, app: flask.Flask, tmp_path: Path) -> None:
+    db = tmp_path / "findings.db"
+    client.register("web")
+    for number in range(40):
+        aged_run(client, db, 100, str(number))
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: on(db, "prune", "--finished-before", "90d"), range(2)))
+    assert [each.returncode for each in done] == [0, 0]
+    assert on(db, "check").returncode == 0
+    assert (client.read("tasks")["total"], client.read("runs")["total"]) == (0, 0)
+
+
+def test_a_pruned_finding_that_comes_back_is_new(client: Client, app: flask.Flask, tmp_path: Path) -> None:
+    db = tmp_path / "findings.db"
+    client.register("web")
+    aged_run(client, db, 100, "x")
+    on(db, "prune", "--finished-before", "90d")
+    run = client.start("web", targetUrl="https://example.com/")
+    assert client.submit(run, task(externalId="x"))["created"] == 1
+    assert on(db, "check").returncode == 0
+
+
+def test_a_walk_goes_on_behind_a_pruned_task(client: Client, app: flask.Flask, tmp_path: Path) -> None:
+    db = tmp_path / "findings.db"
+    client.register("web")
+    aged_run(client, db, 0, "1", "2", finished=False)
+    aged_run(client, db, 100, "3")
+    page = client.read("tasks", limit=1)
+    on(db, "prune", "--finished-before", "90d")
+    assert [item["externalId"] for item in client.read(page["next"])["tasks"]] == ["2"]
+
+
+@pytest.mark.parametrize(
+    "words", [("check",), ("backup", "x.db"), ("prune", "--finished-before", "1d"), ("keys", "list")]
+)
+def test_a_command_makes_no_database_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = on(tmp_path / "none.db", *words)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------
