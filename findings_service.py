@@ -465,6 +465,7 @@ JsonObject = Annotated[
         }
     ),
 ]
+SentObject = Annotated[JsonObject, Meta(extra_json_schema={"type": ["object", "null"]})]
 LongText = Annotated[str, Meta(max_length=64 * KIB, extra_json_schema=NO_NUL)]
 BulkText = Annotated[str, Meta(max_length=256 * KIB, extra_json_schema=NO_NUL)]
 
@@ -525,7 +526,7 @@ class TaskReport(Request):
     ) = None
     remediation: Annotated[list[RemediationStep], Meta(max_length=100)] | None = None
     success_criteria: Annotated[list[SuccessCriterion], Meta(max_length=100)] | None = None
-    extensions: JsonObject = msgspec.field(default_factory=Raw)
+    extensions: SentObject = msgspec.field(default_factory=Raw)
 
 
 class TaskBatch(Request):
@@ -546,7 +547,7 @@ class RunStart(Request):
 
     project_type: Annotated[str, Meta(max_length=100, extra_json_schema=NO_NUL)]
     target_url: TargetUrl | None = None
-    metadata: JsonObject = msgspec.field(default_factory=Raw)
+    metadata: SentObject = msgspec.field(default_factory=Raw)
 
 
 class RunUpdate(Request):
@@ -854,6 +855,30 @@ class Connection(sqlite3.Connection):
         self.counted.clear()
 
 
+def user_version(connection: Connection) -> int:
+    """Return the schema version of the file."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def require_ours(connection: Connection, path: str) -> None:
+    """Refuse a file that is not ours, or newer than we are. :raises DatabaseUnusable: then."""
+    ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+    if not ours and connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+        raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
+    if (version := user_version(connection)) > SCHEMA_VERSION:
+        raise DatabaseUnusable(
+            f"{path} has schema version {version}, newer than this program's {SCHEMA_VERSION}; update findings-service"
+        )
+
+
+def prepare_schema(connection: Connection) -> None:
+    """Create the schema in a new file, and bring an older one up to date."""
+    version = user_version(connection)
+    if version < SCHEMA_VERSION:
+        steps = "\n".join(MIGRATIONS.get(step, "") for step in range(version + 1, SCHEMA_VERSION + 1) if version)
+        connection.executescript(f"BEGIN IMMEDIATE;\n{steps}\n{schema_path().read_text('utf-8')}\nCOMMIT;")
+
+
 def connect(settings: Settings) -> Connection:
     """Open the file with the pragmas that the promises need.
 
@@ -863,12 +888,18 @@ def connect(settings: Settings) -> Connection:
     connection = sqlite3.connect(
         settings.db, timeout=BUSY_SLICE, isolation_level=None, check_same_thread=False, factory=Connection
     )
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {1000 if settings.checkpoints else 0}")
-    connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
-    connection.execute("PRAGMA cache_size = -16384")
+    try:
+        require_ours(connection, settings.db)  # before WAL mode, which is written into the file
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {1000 if settings.checkpoints else 0}")
+        connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
+        connection.execute("PRAGMA cache_size = -16384")
+        prepare_schema(connection)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -895,29 +926,6 @@ def claim_file(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def user_version(connection: Connection) -> int:
-    """Return the schema version of the file."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def prepare_schema(connection: Connection, path: str) -> None:
-    """Create the schema in a new file, bring an older one up to date, and refuse what is not ours or newer.
-
-    :raises DatabaseUnusable: when it is refused.
-    """
-    ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
-    version = user_version(connection)
-    if not ours and connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-        raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
-    if version > SCHEMA_VERSION:
-        raise DatabaseUnusable(
-            f"{path} has schema version {version}, newer than this program's {SCHEMA_VERSION}; update findings-service"
-        )
-    if version < SCHEMA_VERSION:
-        steps = "\n".join(MIGRATIONS.get(step, "") for step in range(version + 1, SCHEMA_VERSION + 1) if version)
-        connection.executescript(f"BEGIN IMMEDIATE;\n{steps}\n{schema_path().read_text('utf-8')}\nCOMMIT;")
-
-
 def open_database(settings: Settings) -> Connection:
     """Return a connection to the settings' database, which is created when it is missing.
 
@@ -927,13 +935,11 @@ def open_database(settings: Settings) -> Connection:
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
         claim_file(settings.db)
-        connection: Connection = patiently(partial(connect, settings), settings.busy_timeout)
-        patiently(partial(prepare_schema, connection, settings.db), settings.busy_timeout)
+        return typing.cast(Connection, patiently(partial(connect, settings), settings.busy_timeout))
     except OSError as error:
         raise DatabaseUnusable(f"{settings.db} cannot be opened: {error.strerror}") from error
     except sqlite3.Error as error:
         raise DatabaseUnusable(f"{settings.db} cannot be used: {error}") from error
-    return connection
 
 
 class Database:
@@ -1229,11 +1235,12 @@ def tick() -> None:
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Run a check for so long. :raises OutOfTime: past it. :raises Postponed: when it must go on in a thread."""
-    CLOCK.deadline = min(time.monotonic() + seconds, CLOCK.held_up)
+    end = time.monotonic() + seconds
+    CLOCK.deadline = min(end, CLOCK.held_up)
     try:
         yield
     except OutOfTime:
-        if time.monotonic() > CLOCK.held_up:
+        if CLOCK.held_up < end:  # not by the clock: the time-out of `regex` counts CPU time, and may be early
             raise Postponed from None
         raise
     finally:
@@ -4287,7 +4294,7 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
 
     :param parent: a pipe that closes when the process that watches over this one is gone.
     """
-    from granian.constants import Interfaces
+    from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
     from granian.log import LogLevels
     from granian.server.embed import Server
@@ -4298,6 +4305,7 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
         host,
         port,
         interface=Interfaces.RSGI,
+        http=HTTPModes.http1,  # an idle HTTP/2 connection would keep the server from stopping for ever
         websockets=False,
         backlog=2048,
         backpressure=2048,

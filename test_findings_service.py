@@ -12,8 +12,10 @@ import http.client
 import itertools
 import json
 import os
+import pty
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -22,28 +24,30 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import click
+import click.testing
 import flask
 import flask.json.provider
-import hypothesis
-import hypothesis.strategies
 import jsonschema
 import openapi_spec_validator
 import pytest
+import regex
 import schemathesis
+import schemathesis.engine.events
 from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
 
@@ -3079,57 +3083,6 @@ def test_the_schemas_of_openapi_judge_like_the_service(
     assert not validator.is_valid(bad)
 
 
-def fuzzed_service(folder: Path) -> tuple[flask.Flask, dict[str, str], dict[str, str]]:
-    """Return an application with one thing of each kind, a key's header and the parts of paths that lead to them."""
-    app = create_app(db=str(folder / "fuzzed.db"), synchronous="NORMAL")
-    client = client_of(app)
-    client.register("web")
-    run = client.start()
-    places = {"run_id": run, "task_id": client.add(run), "name": "web"}
-    return app, {"Authorization": f"Bearer {client.key}"}, places
-
-
-def fill_in(case: Any, places: dict[str, str], known_place: bool) -> None:
-    """Put in what the description cannot know: names that are registered, schemas that are schemas."""
-    for name in case.path_parameters if known_place else ():
-        case.path_parameters[name] = places[name]
-    if not isinstance(case.body, dict) or not case.meta.generation.mode.is_positive:
-        return
-    if "projectType" in case.body:
-        case.body["projectType"] = places["name"]
-    if isinstance(case.body.get("extensionSchema"), dict):
-        case.body["extensionSchema"] = {"required": ["rule"]}
-    if "{name}" in case.path and case.body.get("name") is not None:
-        case.body["name"] = case.path_parameters["name"]
-
-
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: f"{operation.method} {operation.path}")
-def test_the_service_does_what_its_description_says(operation: Any, tmp_path: Path) -> None:
-    """Requests made from the description, good and bad: schemathesis with all its checks and a fixed seed."""
-    app, headers, places = fuzzed_service(tmp_path)
-    schema = schemathesis.openapi.from_wsgi(f"{API}/openapi.json", app)
-    tried = Counter[int]()
-
-    @hypothesis.given(
-        case=schema[operation.path][operation.method].as_strategy(), known_place=hypothesis.strategies.booleans()
-    )
-    @hypothesis.settings(
-        max_examples=30,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    def fuzz(case: Any, known_place: bool) -> None:
-        fill_in(case, places, known_place)
-        unsigned = any(part == "header" and how.mode.is_negative for part, how in case.meta.components.items())
-        tried[case.call_and_validate(headers=None if unsigned else headers).status_code] += 1
-
-    fuzz()
-    database_of(app).close()
-    assert any(status < 300 for status in tried)
-
-
 # ---------------------------------------------------------------------------
 # Documents and metadata
 # ---------------------------------------------------------------------------
@@ -3651,83 +3604,1493 @@ def test_a_server_with_workers_answers_from_one_database(serve: Callable[..., Se
 
 
 # ---------------------------------------------------------------------------
+# What was acknowledged stays
+# ---------------------------------------------------------------------------
+
+LISTENING = r"http://127\.0\.0\.1:\d+"
+SECRET = "a-key-of-the-environment"
+
+
+def faults_of(db: Path) -> list[str]:
+    """Return what an audit finds wrong with a database, also with one in use."""
+    with closing(sqlite3.connect(db, isolation_level=None)) as connection:
+        return list(findings_service.faults(connection))
+
+
+def submit_until_killed(server: Server, run: str, batches: Iterator[tuple[str, int]], kept: dict[str, bool]) -> None:
+    """Submit batches until the server is gone, and note which of them it answered with 2xx."""
+    headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
+    with (
+        suppress(OSError, http.client.HTTPException),
+        closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection,
+    ):
+        for name, size in batches:
+            kept[name] = False
+            tasks = [task(externalId=f"{name}.{size}.{number}") for number in range(size)]
+            connection.request("POST", f"{API}/runs/{run}/tasks", json.dumps({"tasks": tasks}), headers)
+            kept[name] = connection.getresponse().read().startswith(b'{"created":')
+
+
+def assert_batches_are_whole(db: Path, kept: dict[str, bool]) -> None:
+    """Check that a database holds each batch that was acknowledged, and no part of any."""
+    with closing(sqlite3.connect(db)) as connection:
+        found: dict[str, list[int]] = {}
+        for (external_id,) in connection.execute("SELECT external_id FROM tasks"):
+            name, size, _ = external_id.split(".")
+            found.setdefault(name, []).append(int(size))
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert all(len(sizes) == sizes[0] for sizes in found.values())
+    assert {name for name, acknowledged in kept.items() if acknowledged} <= set(found)
+
+
+def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve: Callable[..., Server]) -> None:
+    dice, kept = random.Random(7), dict[str, bool]()
+    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+    server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+    run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
+    for kill in range(20):
+        load = [((f"{kill}-{one}-{n}", 1 + n * 7 % 20) for n in range(10_000)) for one in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            for batches in load:
+                pool.submit(submit_until_killed, server, run, batches, kept)
+            time.sleep(dice.uniform(0.05, 0.3))
+            assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+        assert_batches_are_whole(server.db, kept)
+        assert faults_of(server.db) == []
+    assert sum(kept.values()) > 100
+    assert command("check", "--db", str(server.db)).returncode == 0
+
+
+# ---------------------------------------------------------------------------
+# The audit
+# ---------------------------------------------------------------------------
+
+
+def invoke(*arguments: str) -> click.testing.Result:
+    """Run a command of the service in this process. An exception that it did not catch fails the test."""
+    return click.testing.CliRunner().invoke(findings_service.main, arguments, catch_exceptions=False)
+
+
+@pytest.fixture
+def aged(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
+    """A closed database with two runs, three tasks and some history."""
+    client.register("web")
+    first, second = (client.start("web", targetUrl=f"https://example.com/{name}") for name in "ab")
+    ids = [item["id"] for item in client.submit(first, task(externalId="x"), task(severity="low"))["tasks"]]
+    client.add(second, externalId="x", status="dismissed")
+    client.triage(ids[1], "resolved", comment="Done")
+    client.finish(first)
+    database_of(app).close()
+    return tmp_path / "findings.db"
+
+
+def damage_index(connection: sqlite3.Connection, name: str) -> None:
+    """Change an entry of an index in the file, as a bad disk would."""
+    page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
+    size = connection.execute("PRAGMA page_size").fetchone()[0]
+    path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
+    whole = bytearray(path.read_bytes())
+    start = (page - 1) * size
+    whole[start : start + size] = whole[start : start + size].replace(b"dismissed", b"dismissee")
+    path.write_bytes(whole)
+
+
+LAST = "(SELECT MAX(seq) FROM tasks)"
+PLANTED = cases(
+    integrity=(partial(damage_index, name="tasks_by_status"), "integrity: "),
+    constraint=("UPDATE tasks SET severity = 9 WHERE seq = 1", "integrity: CHECK constraint failed"),
+    foreign_key=(
+        "UPDATE history SET task_seq = 99 WHERE seq = 1",
+        "foreign key: row 1 of history has no parent in tasks",
+    ),
+    counter=("UPDATE counters SET n = n + 1 WHERE scope = 'tasks' AND status = 'resolved'", "says 2, but there are 1"),
+    counter_of_a_run=(
+        "UPDATE counters SET n = 3 WHERE scope = 'tasks run:2'",
+        "tasks run:2, dismissed, severity 4 says 3",
+    ),
+    counter_of_runs=(
+        "UPDATE counters SET n = 0 WHERE scope = 'runs' AND status = 'running'",
+        "runs, running, severity 0",
+    ),
+    counter_missing=(
+        "DELETE FROM counters WHERE scope = 'runs' AND status = 'completed'",
+        "is missing, but there are 1",
+    ),
+    counter_of_nothing=(
+        "INSERT INTO counters VALUES ('default', 'tasks type:none', 'open', 4, 1, 2)",
+        "tasks type:none, open, severity 4 says 2, but there are 0",
+    ),
+    other_target=(
+        f"UPDATE tasks SET target_url = '' WHERE seq = {LAST}",
+        "reported by a run of another client, project",
+    ),
+    other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another client, project"),
+    no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
+    sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1)", "was seen by more runs than it says"),
+    no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
+    other_status=(
+        "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
+        "has another status than its history",
+    ),
+    no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
+    newer_schema=("PRAGMA user_version = 99", "has schema version 99, newer than"),
+)
+
+
+@pytest.mark.parametrize(("fault", "told"), PLANTED)
+def test_check_tells_each_fault_and_fails(aged: Path, fault: Any, told: str) -> None:
+    assert invoke("check", "--db", str(aged)).exit_code == 0
+    with closing(sqlite3.connect(aged, isolation_level=None)) as connection:
+        if callable(fault):
+            fault(connection)
+        else:
+            connection.executescript(f"PRAGMA ignore_check_constraints = ON; {fault}")
+    done = invoke("check", "--db", str(aged))
+    assert done.exit_code == 1
+    assert told in done.output
+    assert done.stderr.startswith("Error: ")
+
+
+def test_check_tells_of_a_sound_database_and_its_versions(aged: Path) -> None:
+    done = invoke("check", "--db", str(aged))
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "is sound" in done.stderr
+    assert f"schema version {findings_service.SCHEMA_VERSION}, SQLite {sqlite3.sqlite_version}" in done.stderr
+
+
+def test_check_of_a_file_damaged_beyond_reading_is_one_line(aged: Path) -> None:
+    whole = bytearray(aged.read_bytes())
+    whole[8192:] = b"\xff" * (len(whole) - 8192)
+    aged.write_bytes(whole)
+    done = invoke("check", "--db", str(aged))
+    assert done.exit_code == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_check_reads_a_database_that_is_being_written(server: Server) -> None:
+    run = server.start_run()
+    with ThreadPoolExecutor(2) as pool:
+        writes = [
+            pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", {"tasks": [task()] * 50}) for _ in range(40)
+        ]
+        assert [invoke("check", "--db", str(server.db)).exit_code for _ in range(5)] == [0] * 5
+    assert {write.result().status_code for write in writes} == {201}
+
+
+WAL_RESET_BUG = cases(
+    before_wal=((3, 6, 23), False),
+    first=((3, 7, 0), True),
+    debian_12=((3, 40, 1), True),
+    last_3_44=((3, 44, 5), True),
+    mended_3_44=((3, 44, 6), False),
+    later_3_44=((3, 44, 9), False),
+    between=((3, 45, 0), True),
+    last_3_50=((3, 50, 6), True),
+    mended_3_50=((3, 50, 7), False),
+    later_3_50=((3, 50, 8), False),
+    first_3_51=((3, 51, 0), True),
+    last_3_51=((3, 51, 2), True),
+    mended=((3, 51, 3), False),
+    later=((3, 52, 0), False),
+)
+
+
+@pytest.mark.parametrize(("version", "has_it"), WAL_RESET_BUG)
+def test_the_versions_with_the_wal_reset_bug_are_known(version: tuple[int, int, int], has_it: bool) -> None:
+    assert findings_service.has_wal_reset_bug(version) is has_it
+
+
+@contextmanager
+def held_open(path: Path, processes: int) -> Iterator[None]:
+    """Let other processes have a file open."""
+    line = [
+        sys.executable,
+        "-S",
+        "-E",
+        "-c",
+        "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()",
+    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    holders = [subprocess.Popen([*line, str(path)], **pipes) for _ in range(processes)]
+    for holder in holders:
+        holder.stdout.read(1)
+    yield
+    for holder in holders:
+        holder.communicate(timeout=10)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells who has a file open")
+@pytest.mark.parametrize(
+    ("has_bug", "processes", "warns"), [(True, 2, True), (True, 1, False), (True, 0, False), (False, 2, False)]
+)
+def test_check_warns_of_the_wal_reset_bug_where_it_can_strike(
+    aged: Path, monkeypatch: pytest.MonkeyPatch, has_bug: bool, processes: int, warns: bool
+) -> None:
+    monkeypatch.setattr(findings_service, "has_wal_reset_bug", lambda: has_bug)
+    with held_open(aged, processes):
+        done = invoke("check", "--db", str(aged))
+    assert done.exit_code == 0
+    assert ("Warning" in done.stderr) == warns
+    assert (f"{processes} processes" in done.stderr) == warns
+
+
+# ---------------------------------------------------------------------------
+# Repeated requests
+# ---------------------------------------------------------------------------
+
+POSTS = cases(
+    run=("runs", {"projectType": "web"}),
+    one_task=("runs/RUN/tasks", task()),
+    batch=("runs/RUN/tasks", {"tasks": [task(externalId="a"), task()]}),
+    project_type=("project-types", {"name": "new"}),
+    known_project_type=("project-types", {"name": "web"}),
+)
+
+
+def post(client: Client, path: str, body: Any, key: str = "k") -> Any:
+    """Send a POST with an Idempotency-Key."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+    return client.post(f"{API}/{path}", data=text, headers=headers)
+
+
+def totals(client: Client) -> list[int]:
+    """Return how many runs, tasks and project types there are."""
+    counts = [client.read(path, limit=1)["total"] for path in ("runs", "tasks")]
+    return [*counts, len(client.read("project-types")["projectTypes"])]
+
+
+def kept_answers(app: flask.Flask) -> int:
+    """Return how many answers are kept."""
+    return database_of(app).connection().execute("SELECT COUNT(*) FROM idempotent_answers").fetchone()[0]
+
+
+@pytest.mark.parametrize(("path", "body"), POSTS)
+def test_a_repeated_post_gets_its_answer_again_and_stores_nothing(
+    client: Client, run: str, path: str, body: Any
+) -> None:
+    first = post(client, path.replace("RUN", run), body)
+    stored = totals(client)
+    again = post(client, path.replace("RUN", run), body)
+    assert first.status_code in (200, 201)
+    assert (again.status_code, again.data, again.content_type) == (first.status_code, first.data, first.content_type)
+    assert again.headers.get("Location") == first.headers.get("Location")
+    assert totals(client) == stored
+
+
+@pytest.mark.parametrize(("path", "body"), POSTS)
+def test_another_body_under_the_same_idempotency_key_is_a_conflict(
+    client: Client, run: str, path: str, body: Any
+) -> None:
+    post(client, path.replace("RUN", run), body)
+    stored = totals(client)
+    for other in (json.dumps(body) + " ", json.dumps(body, indent=1)):
+        assert_problem(post(client, path.replace("RUN", run), other), 409, "idempotency_conflict")
+    assert totals(client) == stored
+    assert post(client, path.replace("RUN", run), body, "another").status_code in (200, 201)
+
+
+def test_a_refused_request_may_be_mended_under_its_idempotency_key(client: Client, run: str) -> None:
+    path = f"runs/{run}/tasks"
+    assert_problem(post(client, path, task(severity="hgh")), 422, "validation_failed")
+    assert_problem(post(client, "runs", {"projectType": "new"}), 422, "unknown_project_type")
+    client.register("new")
+    assert post(client, path, task()).status_code == 201
+    assert post(client, "runs", {"projectType": "new"}).status_code == 201
+
+
+@pytest.mark.parametrize("length", [0, 256, 5000])
+def test_an_idempotency_key_of_a_bad_length_is_refused(client: Client, run: str, length: int) -> None:
+    response = post(client, "runs", {"projectType": "web"}, "k" * length)
+    assert_problem(response, 400, "invalid_parameter", "Idempotency-Key")
+    assert totals(client) == [1, 0, 1]
+
+
+@pytest.mark.parametrize("length", [1, 255])
+def test_an_idempotency_key_at_the_bounds_is_taken(client: Client, run: str, length: int) -> None:
+    ids = {post(client, "runs", {"projectType": "web"}, "k" * length).json["id"] for _ in range(2)}
+    assert len(ids) == 1
+
+
+def test_an_idempotency_key_holds_for_one_api_key_and_path(app: flask.Flask, client: Client, run: str) -> None:
+    colleague, other = client_of(app), client.start("web")
+    answers = [post(each, f"runs/{run_id}/tasks", task()) for each in (client, colleague) for run_id in (run, other)]
+    assert [answer.status_code for answer in answers] == [201] * 4
+    assert len({answer.json["tasks"][0]["id"] for answer in answers}) == 4
+    assert kept_answers(app) == 4
+
+
+def test_an_idempotency_key_holds_for_the_whole_path(tmp_path: Path) -> None:
+    host, settings = flask.Flask("host"), findings_service.Settings.read(db=str(tmp_path / "one.db"), api_key=SECRET)
+    blueprints = [create_blueprint(settings, name) for name in ("one", "two")]
+    for blueprint in blueprints:
+        host.register_blueprint(blueprint, url_prefix=f"/{blueprint.name}")
+    headers = {"Authorization": f"Bearer {SECRET}", "Idempotency-Key": "k"}
+    bodies = [{"name": "web"}, {"name": "web", "label": "web"}]
+    answers = [
+        host.test_client().post(f"/{name}{API}/project-types", json=body, headers=headers)
+        for name, body in zip(("one", "two"), bodies, strict=True)
+    ]
+    for blueprint in blueprints:
+        blueprint.service.database.close()
+    assert [answer.status_code for answer in answers] == [201, 200]
+
+
+def test_only_posts_have_idempotency_keys(app: flask.Flask, client: Client, run: str) -> None:
+    task_id = client.add(run)
+    for status in ("dismissed", "open"):
+        response = client.patch(f"{API}/tasks/{task_id}", json={"status": status}, headers={"Idempotency-Key": "k"})
+        assert response.json["status"] == status
+    assert kept_answers(app) == 0
+
+
+def age_answers(app: flask.Flask, seconds: float) -> None:
+    """Make the kept answers look that old."""
+    with database_of(app).transaction() as connection:
+        connection.execute("UPDATE idempotent_answers SET created_at = ?", (findings_service.timestamp(ago=seconds),))
+
+
+def test_an_answer_is_kept_for_a_day_and_then_dropped_in_passing(app: flask.Flask, client: Client, run: str) -> None:
+    first = post(client, "runs", {"projectType": "web"}).json["id"]
+    age_answers(app, 24 * 3600 - 60)
+    assert post(client, "runs", {"projectType": "web"}).json["id"] == first
+    age_answers(app, 24 * 3600 + 1)
+    assert post(client, "runs", {"projectType": "web", "metadata": {}}).json["id"] != first
+    post(client, "project-types", {"name": "new"}, "other")
+    age_answers(app, 24 * 3600 + 1)
+    post(client, "runs", {"projectType": "web"}, "third")
+    assert kept_answers(app) == 1
+
+
+def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: Any) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(findings_service.Database, "commit", failing)
+        assert_problem(post(client, f"runs/{run}/tasks", task()), 503, "storage_full")
+    assert (totals(client), kept_answers(app)) == ([1, 0, 1], 0)
+    database_of(app).connection().execute(
+        "CREATE TRIGGER no_answers BEFORE INSERT ON idempotent_answers BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+    assert_problem(post(client, f"runs/{run}/tasks", task()), 500, "internal_error")
+    assert totals(client) == [1, 0, 1]
+
+
+def test_a_submission_is_answered_again_when_its_run_is_finished(client: Client, run: str) -> None:
+    first = post(client, f"runs/{run}/tasks", task())
+    client.finish(run)
+    assert post(client, f"runs/{run}/tasks", task()).data == first.data
+    assert_problem(post(client, f"runs/{run}/tasks", task(), "new"), 409, "run_finished")
+
+
+def test_a_submission_is_answered_again_when_its_schema_was_replaced(client: Client, run: str) -> None:
+    first = post(client, f"runs/{run}/tasks", task())
+    client.put(f"{API}/project-types/web", json={"extensionSchema": {"required": ["rule"]}})
+    assert post(client, f"runs/{run}/tasks", task()).data == first.data
+    assert_problem(post(client, f"runs/{run}/tasks", task(), "new"), 422, "validation_failed")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_same_request_many_times_at_once_creates_once(serve: Callable[..., Server], workers: int) -> None:
+    server = serve("--workers", str(workers))
+    run, headers = server.start_run(), {"Idempotency-Key": "k"}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(
+                lambda _: server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task()] * 20}, **headers),
+                range(24),
+            )
+        )
+    assert len({(answer.status_code, answer.data) for answer in answers}) == 1
+    assert server.request("GET", f"{API}/tasks").json["total"] == 20
+
+
+# ---------------------------------------------------------------------------
+# Storage that fails
+# ---------------------------------------------------------------------------
+
+
+def assert_storage_problem(answer: Any, code: str) -> None:
+    """Check an answer that says why nothing was stored and when to come back."""
+    assert_problem(answer, 503, code)
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+BULKY = {"tasks": [task(description="x" * 5000)] * 10}
+
+
+def assert_full_and_then_mended(server: Server, mend: Callable[[], object]) -> None:
+    """Fill the storage of a server; check what it does then, and that it goes on once the cause is gone."""
+    path = f"{API}/runs/{server.start_run()}"
+    answers = [server.request("POST", f"{path}/tasks", BULKY)]
+    while answers[-1].status_code == 201 and len(answers) < 100:
+        answers.append(server.request("POST", f"{path}/tasks", BULKY))
+    stored = 10 * (len(answers) - 1)
+    for answer in (answers[-1], server.request("POST", f"{path}/tasks", BULKY)):
+        assert_storage_problem(answer, "storage_full")
+    assert server.request("GET", f"{API}/tasks?view=full").json["total"] == stored > 0
+    assert server.request("GET", path).json["submitted"]["created"] == stored
+    mend()
+    assert server.request("POST", f"{path}/tasks", BULKY).status_code == 201
+    assert server.request("GET", f"{API}/tasks").json["total"] == stored + 10
+    assert faults_of(server.db) == []
+
+
+def test_a_file_that_may_not_grow_is_told_and_forgotten_once_it_may(server: Server) -> None:
+    process = server.process.pid
+    before = resource.prlimit(process, resource.RLIMIT_FSIZE)
+    resource.prlimit(process, resource.RLIMIT_FSIZE, (400_000, before[1]))
+    assert_full_and_then_mended(server, lambda: resource.prlimit(process, resource.RLIMIT_FSIZE, before))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with a megabyte."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "disk")]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root can mount a file system")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
+
+
+def test_a_full_disk_is_told_and_forgotten_once_there_is_room(serve: Callable[..., Server], small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(400_000))
+    server = serve(FINDINGS_DB=str(small_disk / "full.db"))
+    assert_full_and_then_mended(server, ballast.unlink)
+    assert server.stop() == 0
+
+
+def test_a_start_on_a_full_disk_is_one_line(small_disk: Path) -> None:
+    (small_disk / "ballast").write_bytes(bytes(1024 * 1024))
+    done = command("serve", "--port", "0", "--db", str(small_disk / "new.db"))
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "full" in done.stderr
+
+
+def test_a_lock_of_another_process_leaves_reads_alone_and_stores_nothing(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_BUSY_TIMEOUT="0.3")
+    run = server.start_run()
+    with locked(server.db):
+        for path, body in (
+            ("runs", {"projectType": "web"}),
+            (f"runs/{run}/tasks", task()),
+            ("project-types", {"name": "b"}),
+        ):
+            assert_storage_problem(server.request("POST", f"{API}/{path}", body), "busy")
+        assert_storage_problem(server.request("GET", "/healthz"), "busy")
+        assert server.request("GET", f"{API}/runs/{run}").json["summary"]["total"] == 0
+        assert server.request("GET", f"{API}/tasks").json["total"] == 0
+    assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
+    assert server.request("GET", f"{API}/tasks").json["total"] == 1
+
+
+def test_a_database_that_became_read_only_is_told_and_read(app: flask.Flask, client: Client, run: str) -> None:
+    connection = database_of(app).connection()
+    connection.execute("PRAGMA query_only = ON")
+    assert_storage_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), "storage_full")
+    assert client.read("tasks")["total"] == 0
+    connection.execute("PRAGMA query_only = OFF")
+    assert client.post(f"{API}/runs/{run}/tasks", json=task()).status_code == 201
+
+
+def test_a_damaged_page_is_told_and_not_called_a_bug(aged: Path, make_app: Callable[..., flask.Flask]) -> None:
+    app = make_app()
+    client = client_of(app)
+    connection = database_of(app).connection()
+    page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tasks'").fetchone()[0]
+    database_of(app).close()
+    with aged.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    assert_storage_problem(client.get(f"{API}/tasks"), "storage_full")
+
+
+def newer_database(path: Path) -> None:
+    """Make a database of a version of the service that is yet to come."""
+    database_of(create_app(db=str(path))).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+
+
+def others_database(path: Path) -> None:
+    """Make another program's SQLite database."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+
+
+UNUSABLE = cases(
+    text=(lambda path: path.write_text("Not a database. " * 1000, "utf-8"), "not a database"),
+    short_text=(lambda path: path.write_text("Hi.", "utf-8"), "not a database"),
+    others=(others_database, "another program's SQLite database"),
+    newer=(newer_database, "newer than this program's"),
+    folder=(lambda path: path.mkdir(), "cannot be"),
+    nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
+)
+COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "keys create x", "keys list")
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Return what is in the files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize(("make", "told"), UNUSABLE)
+def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
+    tmp_path: Path, make: Callable[[Path], object], told: str
+) -> None:
+    make(tmp_path / "bad.db")
+    before = files_in(tmp_path)
+    done = command("serve", "--port", "0", "--db", str(tmp_path / "bad.db"))
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert str(tmp_path / "bad.db") in done.stderr
+    assert told in done.stderr
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+@pytest.mark.parametrize(("make", "told"), UNUSABLE)
+def test_a_command_on_a_file_that_cannot_be_used_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object], told: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "bad.db")
+    before = files_in(tmp_path)
+    done = invoke(*line.split(), "--db", "bad.db")
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.output
+    assert "bad.db" in done.stderr
+    assert told in done.stderr or "there is no file" in done.stderr
+    assert files_in(tmp_path) == before
+
+
+def test_a_start_beside_a_lock_waits_and_then_is_one_line(tmp_path: Path, aged: Path) -> None:
+    with locked(aged):
+        done = command("serve", "--port", "0", "--db", str(aged), FINDINGS_BUSY_TIMEOUT="0.3")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "locked" in done.stderr
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user reaches, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_file_is_one_line_and_left_alone(aged: Path, open_folder: Path) -> None:
+    path = Path(shutil.copy(aged, open_folder / "read-only.db"))
+    before = path.read_bytes()
+    path.chmod(0o444)
+    open_folder.chmod(0o555)
+    # Imported before root becomes somebody else, who may not reach the checkout.
+    program = "import encodings.idna, os, findings_service; os.geteuid() or os.setuid(65534); findings_service.main()"
+    line = [sys.executable, "-c", program, "serve", "--port", "0", "--db", str(path)]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert str(path) in done.stderr
+    assert path.read_bytes() == before
+
+
+# ---------------------------------------------------------------------------
+# Several processes on one file
+# ---------------------------------------------------------------------------
+
+
+def insist(server: Server, path: str, body: Any) -> int:
+    """Send a request again until it is not answered with busy, and return its status."""
+    while (answer := server.request("POST", path, body)).status_code == 503:
+        assert_storage_problem(answer, "busy")
+    return answer.status_code
+
+
+def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "2")
+    run, db = server.start_run(), ("--db", str(server.db))
+    batches = [{"tasks": [task(externalId=f"{n // 2}.{i}", title=f"{n}") for i in range(5)]} for n in range(200)]
+    with ThreadPoolExecutor(12) as pool:
+        keys = [pool.submit(command, "keys", "create", f"key {n}", *db) for n in range(4)]
+        statuses = list(pool.map(lambda body: insist(server, f"{API}/runs/{run}/tasks", body), batches))
+    assert (statuses.count(201), statuses.count(200)) == (100, 100)
+    assert {server.request("GET", f"{API}/runs", key=key.result().stdout.strip()).status_code for key in keys} == {200}
+    with closing(sqlite3.connect(server.db)) as connection:
+        found = connection.execute("SELECT external_id FROM tasks ORDER BY external_id").fetchall()
+    assert found == sorted((f"{n}.{i}",) for n in range(100) for i in range(5))
+    assert server.request("GET", f"{API}/runs/{run}").json["submitted"] | {"unchanged": 0, "updated": 0} == {
+        "created": 500,
+        "updated": 0,
+        "reopened": 0,
+        "unchanged": 0,
+        "resolved": 0,
+    }
+    assert faults_of(server.db) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
+def test_all_workers_stop_when_one_dies(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "2")
+    parent = server.process.pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii").split()
+    assert len(children) == 2
+    os.kill(int(children[1]), signal.SIGKILL)
+    assert server.process.wait(10) == 1
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+# ---------------------------------------------------------------------------
+# Hostile schemas
+# ---------------------------------------------------------------------------
+
+WAIT = 1.5  # seconds that a hostile request may take: one, and some for a busy machine
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server that hostile clients share with others; bodies must arrive in half a second."""
+    db = tmp_path_factory.mktemp("besieged") / "besieged.db"
+    line = [sys.executable, "findings_service.py", "serve", "--port", "0", "--db", str(db)]
+    server = start_process(line, db, r"curl .*\n", FINDINGS_BODY_TIMEOUT="0.5")
+    server.start_run()
+    yield server
+    assert server.process.poll() is None
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def hostile_key(besieged: Server) -> str:
+    return command("keys", "create", "hostile", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
+
+
+@contextmanager
+def another_client(server: Server, bound: float) -> Iterator[None]:
+    """Let another client read all the while, and check that it is always answered, each time within `bound` seconds."""
+    waits, done = list[float](), threading.Event()
+
+    def read() -> None:
+        while not waits or not done.wait(0.02):
+            began = time.monotonic()
+            assert server.request("GET", f"{API}/runs").json["total"] >= 1
+            waits.append(time.monotonic() - began)
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            yield
+        finally:
+            done.set()
+        reading.result()
+    assert max(waits) < bound
+
+
+def in_time(server: Server, path: str, body: Any, key: str) -> Answer:
+    """Send a POST, and check that it is answered in bounded time."""
+    began = time.monotonic()
+    answer = server.request("POST", f"{API}/{path}", body, key)
+    assert time.monotonic() - began < WAIT
+    return answer
+
+
+def judged(server: Server, key: str, schema: Any, extensions: Any) -> Answer:
+    """Register a schema and submit extensions, in bounded time each, and return the last answer."""
+    name = f"hostile-{time.monotonic_ns()}"
+    answer = in_time(server, "project-types", {"name": name, "extensionSchema": schema}, key)
+    if answer.status_code != 201:
+        return answer
+    run = in_time(server, "runs", {"projectType": name}, key).json["id"]
+    return in_time(server, f"runs/{run}/tasks", task(extensions=extensions), key)
+
+
+NEWEST = "https://json-schema.org/draft/2020-12/schema"
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+REGEX = {"pattern": "^(a|aa)+$"}
+NAMES = {"patternProperties": {"^(a|aa)+$": {}}}
+LONG_NAME = {"a" * 60 + "!": 1}
+MERSENNE = 2**61 - 1  # whole multiples of it have the same hash
+HOSTILE = cases(
+    regex=(in_a(REGEX), ENDLESS),
+    regex_with_lookbehind=(in_a({"pattern": "(?<=(a|aa)+)(a|aa)+$"}), ENDLESS),
+    regex_of_names=(NAMES, LONG_NAME),
+    regex_of_unevaluated_names=(NAMES | {"unevaluatedProperties": False}, LONG_NAME),
+    regex_of_additional_names=(NAMES | {"additionalProperties": False}, LONG_NAME),
+    regex_under_the_same_draft=(in_a({"$schema": NEWEST} | REGEX), ENDLESS),
+    regex_under_another_draft=(in_a({"$schema": DRAFT_7} | REGEX), ENDLESS),
+    regex_in_an_older_draft=({"$schema": DRAFT_7, **in_a(REGEX)}, ENDLESS),
+    regex_behind_a_reference=({"$ref": "#/x/y", "x": {"y": {"$schema": NEWEST} | in_a(REGEX)}}, ENDLESS),
+    unique_numbers=(in_a({"uniqueItems": True}), {"a": [*range(20_000), 0]}),
+    unique_objects=(in_a({"uniqueItems": True}), {"a": [{"n": n} for n in [*range(19_000), 0]]}),
+    unique_lists=(in_a({"uniqueItems": True}), {"a": [[n, {}] for n in [*range(20_000), 0]]}),
+    unique_hashes=(in_a({"uniqueItems": True}), {"a": [n * MERSENNE for n in range(10_000)]}),
+    all_of_bomb=(doubling(30), {"a": 1}),
+    all_of_bomb_with_unevaluated=(doubling(30) | {"unevaluatedProperties": False}, {"a": 1}),
+    all_of_bomb_with_items=(doubling(30) | in_a({"$ref": "#/$defs/d0", "unevaluatedItems": False}), {"a": [1]}),
+    recursion=({"$ref": "#"}, {}),
+    recursion_that_branches=({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, {}),
+    recursion_under_unevaluated=({"$ref": "#", "unevaluatedProperties": False}, {"a": 1}),
+    mutual_recursion=({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, {}),
+    dynamic_recursion=({"$dynamicAnchor": "x", "$dynamicRef": "#x"}, {}),
+    chain_of_references=(
+        {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(9_999)}, "$ref": "#/$defs/d0"},
+        {},
+    ),
+    enumeration=({"properties": {"a": {"items": {"enum": list(range(100_000))}}}}, {"a": [-1] * 10_000}),
+    enumeration_of_lists=(in_a({"items": {"enum": [[[n]] for n in range(20_000)]}}), {"a": [[[-1]]] * 5_000}),
+    unevaluated_items=(
+        in_a({"prefixItems": [{}], "unevaluatedItems": {"type": "integer"}}),
+        {"a": [*range(30_000), "x"]},
+    ),
+    unevaluated_contains=(
+        in_a({"contains": {"multipleOf": 2}, "unevaluatedItems": {"multipleOf": 3}}),
+        {"a": list(range(30_000))},
+    ),
+    unwanted_properties=({"additionalProperties": False}, {f"property-{n}": 0 for n in range(12_000)}),
+    unevaluated_properties=({"unevaluatedProperties": False}, {f"property-{n}": 0 for n in range(12_000)}),
+    required_properties=({"required": [f"property-{n}" for n in range(100_000)]}, {}),
+    huge_multiple=(in_a({"multipleOf": 0.1}), {"a": 10**400}),
+    huge_divisor=(in_a({"multipleOf": 10**400}), {"a": 1.5}),
+    huge_remainder=(in_a({"multipleOf": 7}), {"a": 10**400}),
+    any_of=({"anyOf": [{"required": [f"p{n}"]} for n in range(50_000)]}, {}),
+    any_of_long_values=({"anyOf": [{"type": "string"}] * 50_000}, {"a": "x" * 200_000}),
+    one_of=({"oneOf": [{"minProperties": 1}] * 50_000}, {"a": 1}),
+)
+
+
+@pytest.mark.parametrize(("schema", "extensions"), HOSTILE)
+def test_a_hostile_schema_costs_its_own_client_only(
+    besieged: Server, hostile_key: str, schema: Any, extensions: Any
+) -> None:
+    with another_client(besieged, 1.0):
+        answer = judged(besieged, hostile_key, schema, extensions)
+    assert answer.status_code == 422, answer.data
+
+
+def test_one_clients_hostile_checks_do_not_time_anothers_out(besieged: Server, hostile_key: str) -> None:
+    length, took = 16, 0.0
+    while took < 0.04:
+        length, began = length + 1, time.monotonic()
+        regex.search(REGEX["pattern"], "a" * length + "!")
+        took = time.monotonic() - began
+    slow = [judged(besieged, "", in_a(REGEX), {"a": "a" * length + "!"}) for _ in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        hostile = pool.submit(lambda: [judged(besieged, hostile_key, in_a(REGEX), ENDLESS) for _ in range(4)])
+        while not hostile.done():
+            slow.append(judged(besieged, "", in_a(REGEX), {"a": "a" * length + "!"}))
+    assert {answer.json["code"] for answer in hostile.result()} == {"extension_check_timeout"}
+    assert {answer.json["code"] for answer in slow} == {"validation_failed"}
+
+
+@pytest.mark.parametrize("text", ['{"not":', '{"properties":{"a":', "[", '{"allOf":[{},'])
+def test_a_schema_ten_thousand_levels_deep_is_refused(besieged: Server, hostile_key: str, text: str) -> None:
+    ends = "".join("]" if bracket == "[" else "}" for bracket in reversed(re.findall(r"[\[{](?!\})", text)))
+    schema = text * 10_000 + "{}" + ends * 10_000
+    with another_client(besieged, 1.0):
+        answer = in_time(besieged, "project-types", f'{{"name": "deep", "extensionSchema": {schema}}}', hostile_key)
+    assert_problem(answer, 400, "malformed_json")
+
+
+def references_to(base: str) -> list[dict[str, Any]]:
+    """Return schemas that would have somebody fetch what is at `base`."""
+    older = {"$schema": DRAFT_7}
+    return [
+        {"$ref": f"{base}/schema"},
+        {"$ref": f"{base}/schema#/$defs/a"},
+        {"$dynamicRef": f"{base}/schema#a"},
+        {"$schema": f"{base}/draft"},
+        {"$id": f"{base}/", "$ref": "other"},
+        {"$id": f"{base}/", "properties": {"a": {"items": {"$ref": "other#/x"}}}},
+        in_a({"$schema": f"{base}/draft"}),
+        {"$ref": "#/x", "x": {"$ref": f"{base}/schema"}},
+        older | {"$ref": f"{base}/schema"},
+        older | {"definitions": {"a": {"$id": f"{base}/a", "$ref": "b"}}, "$ref": "#/definitions/a"},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "id": f"{base}/", "$ref": "other"},
+        {"$schema": "http://json-schema.org/draft-03/schema#", "extends": {"$ref": f"{base}/schema"}},
+        {"$schema": "https://json-schema.org/draft/2019-09/schema", "$recursiveRef": f"{base}/schema"},
+    ]
+
+
+def test_nothing_is_ever_connected_to_or_read(client: Client, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it to read waits for ever
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        remote = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for schema in references_to(remote) + references_to(f"file://{tmp_path}/pipe"):
+            body = {"name": "remote", "extensionSchema": schema}
+            assert_problem(client.post(f"{API}/project-types", json=body), 422, "validation_failed")
+        client.register("web", {"$id": f"{remote}/root", "$ref": "#/$defs/a", "$defs": {"a": {"$comment": remote}}})
+        urls = {"url": f"{remote}/image.png"}
+        client.add(
+            client.start("web", targetUrl=remote), evidence=[urls, {"type": "screenshot"} | urls], extensions=urls
+        )
+        client.read("tasks", view="full")
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+# ---------------------------------------------------------------------------
+# Hostile HTTP
+# ---------------------------------------------------------------------------
+
+
+def speak(server: Server, text: bytes, *, ends: bool = False) -> bytes:
+    """Send bytes and return all that comes back until the server closes; with `ends` it knows that nothing follows."""
+    heard = bytearray()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(text)
+        with suppress(ConnectionResetError):
+            if ends and not heard:
+                with suppress(OSError):  # closed already
+                    connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(65536):
+                heard += part
+    return bytes(heard)
+
+
+def raw_request(server: Server, method: str, path: bytes | str, body: bytes = b"", *headers: str) -> bytes:
+    """Return the bytes of a request that closes the connection, with its length unless `headers` has one."""
+    lines = ["Host: localhost", "Connection: close", f"Authorization: Bearer {server.key}", *headers]
+    if body:
+        lines.append("Content-Type: application/json")
+        if not any(header.startswith(("Content-Length", "Transfer-Encoding")) for header in headers):
+            lines.append(f"Content-Length: {len(body)}")
+    start = path.encode() if isinstance(path, str) else path
+    return method.encode() + b" " + start + b" HTTP/1.1\r\n" + "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def status_of(heard: bytes) -> int:
+    """Return the status of an answer, 0 where the connection was closed without one."""
+    return int(heard.split(b" ", 2)[1]) if heard.startswith(b"HTTP/1.1 ") else 0
+
+
+def assert_refused(heard: bytes) -> None:
+    """Check that a request was refused: in our form, or with the HTTP server's bare answer, or by hanging up."""
+    assert status_of(heard) in (0, *range(400, 500)), heard[:300]
+    assert b"application/problem+json" in heard or len(heard) < 300
+
+
+@pytest.fixture(scope="module")
+def slow_headers(besieged: Server) -> Iterator[tuple[socket.socket, float]]:
+    """A connection whose request never gets on, and when it began."""
+    with socket.create_connection(("127.0.0.1", besieged.port), timeout=15) as connection:
+        connection.sendall(b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc")
+        yield connection, time.monotonic()
+
+
+@contextmanager
+def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.socket]]:
+    """Keep connections open that have sent a part of a request."""
+    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(count)]
+    try:
+        for connection in connections:
+            connection.sendall(text)
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[tuple[int, float]]]:
+    """A server that is told to stop while connections hang: how it ended, and after how many seconds."""
+    db = tmp_path_factory.mktemp("stopping") / "stopping.db"
+    line = [sys.executable, "findings_service.py", "serve", "--port", "0", "--db", str(db)]
+    server = start_process(line, db, r"curl .*\n")
+
+    def stop() -> tuple[int, float]:
+        began = time.monotonic()
+        return server.stop(), time.monotonic() - began
+
+    with (
+        half_open(server, 20, b""),
+        half_open(server, 20, b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"),
+        half_open(server, 20, server.head_of(f"{API}/runs", 1000) + b"{"),
+        half_open(server, 20, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        half_open(server, 20, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        time.sleep(0.2)
+        yield pool.submit(stop)
+
+
+def test_half_open_connections_hold_nobody_up(besieged: Server, slow_headers: Any, stopping: Any) -> None:
+    with (
+        half_open(besieged, 300, b""),
+        half_open(besieged, 150, b"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-"),
+        half_open(besieged, 50, besieged.head_of(f"{API}/runs", 100) + b"{"),
+        another_client(besieged, 2.0),
+    ):
+        for _ in range(20):
+            assert besieged.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
+
+
+def test_a_slow_body_is_given_up(besieged: Server) -> None:
+    with half_open(besieged, 20, besieged.head_of(f"{API}/runs", 100) + b"{") as connections:
+        with another_client(besieged, 2.0), suppress(OSError):
+            for _ in range(15):
+                time.sleep(0.05)
+                connections[0].sendall(b" ")
+        for connection in connections:
+            assert b"malformed_json" in connection.recv(65536)
+
+
+BOTH_LENGTHS = cases(
+    chunked_last=("Content-Length: 5", "Transfer-Encoding: chunked"),
+    chunked_first=("Transfer-Encoding: chunked", "Content-Length: 62"),
+)
+
+
+@pytest.mark.parametrize("headers", [pytest.param(case.values, id=case.id) for case in BOTH_LENGTHS])
+def test_a_request_with_both_lengths_is_one_request(besieged: Server, headers: tuple[str, ...]) -> None:
+    hidden = raw_request(besieged, "POST", f"{API}/project-types", b'{"name": "smuggled"}')
+    for body in (b"14\r\n" + b'{"name": "twofold"} ' + b"\r\n0\r\n\r\n", b"0\r\n\r\n"):
+        heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers) + hidden)
+        assert heard.count(b"HTTP/1.1 ") <= 1
+        assert status_of(heard) in (0, 200, 201, 400)
+    assert besieged.request("GET", f"{API}/project-types/smuggled").status_code == 404
+
+
+NEW_TYPE = b'{"name": "smuggled"}'
+CUT = b'{"name": "smuggled" '
+LIES = cases(
+    too_short=(NEW_TYPE, "Content-Length: 5"),
+    too_long=(NEW_TYPE, "Content-Length: 500"),
+    negative=(NEW_TYPE, "Content-Length: -1"),
+    no_number=(NEW_TYPE, "Content-Length: all"),
+    signed=(NEW_TYPE, "Content-Length: +20"),
+    enormous=(NEW_TYPE, f"Content-Length: {10**30}"),
+    over_the_limit=(NEW_TYPE, f"Content-Length: {10**9}"),
+    two_different=(NEW_TYPE, "Content-Length: 20", "Content-Length: 5"),
+    unknown_coding=(NEW_TYPE, "Transfer-Encoding: gzip"),
+    coded_twice=(b"14\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", "Transfer-Encoding: chunked, identity"),
+    bad_chunks=(b"zz\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+    unending_chunks=(b"14\r\n" + CUT + b"\r\n", "Transfer-Encoding: chunked"),
+    cut_chunk=(b"ff\r\n" + CUT, "Transfer-Encoding: chunked"),
+    enormous_chunk=(b"f" * 30 + b"\r\n" + CUT, "Transfer-Encoding: chunked"),
+)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["open", "ended"])
+@pytest.mark.parametrize("row", [pytest.param(case.values, id=case.id) for case in LIES])
+def test_a_lie_about_the_length_is_refused_and_stores_nothing(besieged: Server, row: Any, ends: bool) -> None:
+    body, *headers = row
+    with another_client(besieged, 2.0):
+        heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers), ends=ends)
+    assert_refused(heard)
+    assert besieged.request("GET", f"{API}/project-types/smuggled").status_code == 404
+
+
+def test_an_oversized_chunked_body_is_refused_before_its_end(besieged: Server) -> None:
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    text = raw_request(besieged, "POST", f"{API}/project-types", NEW_TYPE, "Transfer-Encoding: chunked")
+    with (
+        another_client(besieged, 2.0),
+        socket.create_connection(("127.0.0.1", besieged.port), timeout=5) as connection,
+    ):
+        connection.sendall(text.removesuffix(NEW_TYPE))
+        with suppress(OSError):
+            for _ in range(17):
+                connection.sendall(chunk)
+        assert b" 413 " in connection.recv(65536)
+
+
+STRANGE = cases(
+    no_path=b"GET\r\n\r\n",
+    other_version=b"GET / HTTP/9.9\r\n\r\n",
+    no_host=b"GET /api/v1/tasks HTTP/1.1\r\nConnection: close\r\n\r\n",
+    no_colon=b"GET / HTTP/1.1\r\nHost: x\r\nnonsense\r\n\r\n",
+    nul=b"GET / HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n",
+    long_header=b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 2_000_000 + b"\r\n\r\n",
+    long_path=b"GET /" + b"x" * 2_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    many_headers=b"GET / HTTP/1.1\r\n" + b"".join(b"A%d: 1\r\n" % n for n in range(10_000)) + b"\r\n",
+    chunked_1_0=b"POST /api/v1/runs HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    proxy=b"GET http://other.example/api/v1/tasks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    options=b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    connect=b"CONNECT other.example:80 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    brew=b"BREW /api/v1/tasks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    key_no_utf8=b"GET /api/v1/tasks HTTP/1.1\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n",
+    tls=bytes.fromhex("16030100c8010000c40303") + bytes(range(200)),
+    http_2=b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(range(100, 200)),
+    noise=random.Random(1).randbytes(5000),
+)
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_what_is_no_request_of_ours_is_refused(besieged: Server, text: bytes) -> None:
+    with another_client(besieged, 2.0):
+        assert_refused(speak(besieged, text))
+
+
+STRANGE_HEADERS = cases(
+    no_utf8="Cookie: \xff\xfe\r\nAccept: \xff\r\nX-Forwarded-For: \xff\r\nIf-None-Match: \xff",
+    spoofed="Script-Name: /evil\r\nPath-Info: /x\r\nWsgi.Input: 1\r\nQuery-String: a=b\r\nX-HTTP-Method-Override: PUT",
+    conditional="Range: bytes=0-1\r\nIf-Match: *\r\nIf-Modified-Since: Sat, 21 Nov 2026 00:00:00 GMT",
+    expectation="Expect: 100-continue",
+    strange_expectation="Expect: a miracle",
+)
+
+
+@pytest.mark.parametrize("headers", STRANGE_HEADERS)
+def test_strange_headers_change_nothing(besieged: Server, headers: str) -> None:
+    plain, strange = (raw_request(besieged, "GET", f"{API}/project-types", b"", *more) for more in ((), (headers,)))
+    heard = [speak(besieged, text) for text in (plain, strange.decode().encode("latin-1"))]
+    assert [status_of(each) for each in heard] == [200, 200]
+    assert heard[0].split(b"\r\n\r\n")[1] == heard[1].split(b"\r\n\r\n")[-1]
+
+
+NO_JSON = cases(
+    no_utf8=b'{"x": "\xff\xfe"}',
+    overlong=b'{"x": "\xc0\x80"}',
+    raw_surrogate=b'{"x": "\xed\xa0\x80"}',
+    escaped_surrogate=b'{"x": "\\ud800"}',
+    surrogate_in_a_name=b'{"\\udfff": 1}',
+    raw_nul=b'{"x": "\0"}',
+    mark=b'\xef\xbb\xbf{"x": 1}',
+    utf_16='{"x": 1}'.encode("utf-16"),
+    deep_lists=b"[" * 100_000 + b"]" * 100_000,
+    deep_objects=b'{"x":' * 100_000 + b"1" + b"}" * 100_000,
+    deep_and_open=b'{"x":[' * 100_000,
+    brackets=b"]" * 100_000,
+    text_after=b"{} {}",
+    not_a_number=b'{"x": NaN}',
+    huge_exponent=b'{"x": 1e999}',
+    cut=b'{"x": "',
+)
+NO_OBJECT = cases(
+    list=b"[]", null=b"null", true=b"true", number=b"1", text=b'"x"', long_list=b"[" + b"0," * 99_999 + b"0]"
+)
+BODIED = [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS if each.body is not None]
+
+
+def send_to(server: Server, each: Any, body: bytes) -> Answer:
+    """Send a body to an operation, about things that are there."""
+    run = server.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+    task_id = server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
+    return server.request(each.method, each.path.format(run_id=run, task_id=task_id, name="web"), body)
+
+
+@pytest.mark.parametrize("each", BODIED)
+@pytest.mark.parametrize("body", NO_JSON)
+def test_what_is_no_json_is_refused_everywhere(besieged: Server, each: Any, body: bytes) -> None:
+    began = time.monotonic()
+    assert_problem(send_to(besieged, each, body), 400, "malformed_json")
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("each", BODIED)
+@pytest.mark.parametrize("body", NO_OBJECT)
+def test_what_is_no_object_is_refused_everywhere(besieged: Server, each: Any, body: bytes) -> None:
+    assert_problem(send_to(besieged, each, body), 422, "validation_failed", "")
+
+
+DIGITS = "7" * 5000
+NUMBERED = cases(
+    title=("POST", "runs/RUN/tasks", '{"title": NUMBER, "severity": "low"}'),
+    severity=("POST", "runs/RUN/tasks", '{"title": "x", "severity": NUMBER}'),
+    step=(
+        "POST",
+        "runs/RUN/tasks",
+        '{"title": "x", "severity": "low", "remediation": [{"instruction": "x", "step": NUMBER}]}',
+    ),
+    automatable=(
+        "POST",
+        "runs/RUN/tasks",
+        '{"title": "x", "severity": "low", "successCriteria": [{"automatable": NUMBER}]}',
+    ),
+    extensions=("POST", "runs/RUN/tasks", '{"title": "x", "severity": "low", "extensions": {"a": [NUMBER]}}'),
+    unknown=("POST", "runs/RUN/tasks", '{"title": "x", "severity": "low", "a": NUMBER}'),
+    tasks=("POST", "runs/RUN/tasks", '{"tasks": NUMBER}'),
+    in_a_batch=(
+        "POST",
+        "runs/RUN/tasks",
+        '{"tasks": [{"title": "x", "severity": "low", "extensions": {"a": NUMBER}}]}',
+    ),
+    metadata=("POST", "runs", '{"projectType": "web", "metadata": {"a": NUMBER}}'),
+    target=("POST", "runs", '{"projectType": "web", "targetUrl": NUMBER}'),
+    status=("PATCH", "runs/RUN", '{"status": NUMBER}'),
+    schema=(
+        "POST",
+        "project-types",
+        '{"name": "numbered", "extensionSchema": {"properties": {"a": {"maximum": NUMBER}}}}',
+    ),
+    length=("POST", "project-types", '{"name": "numbered", "extensionSchema": {"maxItems": NUMBER}}'),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), NUMBERED)
+def test_a_number_of_five_thousand_digits_breaks_nothing(besieged: Server, method: str, path: str, body: str) -> None:
+    run = besieged.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+    for number in (DIGITS, f"-{DIGITS}", f"{DIGITS}.5", f"0.{DIGITS}", f"1e-{DIGITS}", f"1e{DIGITS}"):
+        answer = besieged.request(method, f"{API}/{path.replace('RUN', run)}", body.replace("NUMBER", number))
+        assert answer.status_code in (200, 201, 400, 409, 422), answer.data
+        assert besieged.request("GET", f"{API}/tasks?view=full&runId={run}").status_code == 200
+        assert besieged.request("GET", f"{API}/runs/{run}").status_code == 200
+
+
+NASTY = (
+    *(
+        "%00",
+        "%ff",
+        "%ed%a0%80",
+        "%",
+        "%zz",
+        "%2F",
+        "%2e%2e",
+        "..",
+        "../..",
+        ".",
+        ";",
+        "%3F",
+        "%23",
+        "%0d%0aX:%201",
+        "%25",
+    ),
+    *(
+        "x" * 5000,
+        "%F0%9F%98%80",
+        "{run_id}",
+        "'%20OR%20''='",
+        "-1",
+        "NaN",
+        "٣".encode().decode("latin-1"),
+        "\xff",
+        DIGITS,
+    ),
+    *("a,b", ",", "a=b", "a&b=c", "%26", "[]", "*", "|", "\\", '"', "<", "~", "%u0000", "+", "null"),
+)
+
+
+@pytest.mark.parametrize(
+    "each", [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS if "{" in each.path]
+)
+def test_an_id_may_be_anything(besieged: Server, each: Any) -> None:
+    for nasty in NASTY:
+        path = re.sub(r"\{\w+\}", lambda _, nasty=nasty: nasty, each.path).encode("latin-1")
+        heard = speak(besieged, raw_request(besieged, each.method, path, b"" if each.body is None else b"{}"))
+        assert_refused(heard)
+        assert status_of(heard) in (400, 404), (path[:200], heard[:300])
+
+
+@pytest.mark.parametrize("path", ["runs", "tasks", "project-types", f"tasks/{UNKNOWN_ID}", "openapi.json"])
+def test_a_parameter_may_be_anything(besieged: Server, path: str) -> None:
+    names = (
+        "page",
+        "limit",
+        "after",
+        "status",
+        "severity",
+        "runId",
+        "projectType",
+        "targetUrl",
+        "missingFrom",
+        "sort",
+        "x",
+    )
+    for nasty in NASTY:
+        for query in [f"{name}={nasty}" for name in names] + [nasty]:
+            text = f"{API}/{path}?{query}".encode("latin-1")
+            assert status_of(speak(besieged, raw_request(besieged, "GET", text))) in (200, 400, 404), text[:200]
+
+
+def test_a_request_whose_headers_never_end_is_given_up(besieged: Server, slow_headers: Any) -> None:
+    connection, began = slow_headers
+    with suppress(ConnectionResetError):
+        assert not connection.recv(1) or connection.recv(65536)
+    assert time.monotonic() - began < 14
+
+
+def test_a_stop_waits_for_half_open_connections_but_not_for_long(stopping: Future[tuple[int, float]]) -> None:
+    code, seconds = stopping.result(20)
+    assert code == 0
+    assert seconds < 13
+
+
+# ---------------------------------------------------------------------------
+# Fuzzing from the description
+# ---------------------------------------------------------------------------
+
+
+def without_long_texts(description: Any) -> Any:
+    """Leave the bounds of the longest texts out of a description: making texts at them takes a minute."""
+    if isinstance(description, list):
+        return [without_long_texts(item) for item in description]
+    if not isinstance(description, dict):
+        return description
+    kept = {name: without_long_texts(value) for name, value in description.items()}
+    return {
+        name: value for name, value in kept.items() if name != "maxLength" or not isinstance(value, int) or value < 5000
+    }
+
+
+class Fitting:
+    """Puts what exists, and what goes together, into good requests: a description cannot know of it."""
+
+    def __init__(self, server: Server) -> None:
+        self.run, self.ended = server.start_run(), server.start_run()
+        self.task = server.request("POST", f"{API}/runs/{self.run}/tasks", task()).json["tasks"][0]["id"]
+
+    def fit_path_and_query(self, case: Any) -> None:
+        """Name a run, task or project type that exists; PATCH ends another run than POST needs."""
+        ids = {"run_id": self.ended if case.method == "PATCH" else self.run, "task_id": self.task, "name": "web"}
+        case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
+        if "after" in (case.query or {}):
+            place = self.run if case.path.endswith("runs") else self.task
+            case.query["after"] = f"high.{place}" if case.query.get("sort") == "severity" else place
+            case.query.pop("page", None)
+
+    def fit_body(self, method: str, body: dict[str, Any]) -> None:
+        """Name a project type that exists, and mend what breaks a rule between several fields."""
+        body |= {"projectType": "web"} if "projectType" in body else {}
+        body |= {"extensionSchema": {"properties": {"a": {}}}} if body.get("extensionSchema") else {}
+        if method == "PUT" or body.get("status") == "failed":
+            body.pop("name", None)
+            body.pop("resolveMissing", None)
+        for each in (body, *body.get("tasks", ())):
+            for place, step in enumerate(each.get("remediation") or (), start=1):
+                step["step"] = place
+
+
+@pytest.fixture
+def _fitting(server: Server) -> Iterator[None]:
+    fitting = Fitting(server)
+
+    @schemathesis.hook
+    def before_call(context: Any, case: Any, kwargs: Any) -> None:
+        if case.meta.generation.mode.is_positive:
+            fitting.fit_path_and_query(case)
+            if isinstance(case.body, dict):
+                fitting.fit_body(case.method, case.body)
+
+    yield
+    schemathesis.hooks.unregister(before_call)
+
+
+@pytest.mark.usefixtures("_fitting")
+def test_every_request_is_answered_as_the_description_says(server: Server) -> None:
+    document = without_long_texts(server.request("GET", f"{API}/openapi.json").json)
+    settings = {
+        "base-url": f"http://127.0.0.1:{server.port}",
+        "headers": {"Authorization": f"Bearer {server.key}"},
+        "seed": 1,
+        "generation": {"max-examples": 10, "deterministic": True, "database": "none"},
+        "phases": {"stateful": {"enabled": False}},
+    }
+    config = schemathesis.Config.from_dict(settings)
+    faults, asked = [], 0
+    for event in schemathesis.engine.from_schema(schemathesis.openapi.from_dict(document, config=config)).execute():
+        assert not isinstance(event, (schemathesis.engine.events.FatalError, schemathesis.engine.events.NonFatalError))
+        for checks in event.recorder.checks.values() if hasattr(event, "recorder") else ():
+            asked += 1
+            faults += [each.failure_info for each in checks if each.failure_info]
+    assert not faults, "\n\n".join(f"{each.failure}\n{each.code_sample}" for each in faults)
+    assert asked > 500
+
+
+# ---------------------------------------------------------------------------
 # Access
 # ---------------------------------------------------------------------------
 
-WHO = ("none", "malformed", "unknown", "expired", "revoked", "read", "agent", "full", "other client")
-PLACES = {"run_id": UNKNOWN_ID, "task_id": UNKNOWN_ID, "name": "web"}
-ALLOWED = {"read": ("read", "agent", "full"), "agent": ("agent", "full"), "full": ("full",)}
+BODIES = {
+    ("POST", "/api/v1/runs"): {"projectType": "web"},
+    ("PATCH", "/api/v1/runs/{run_id}"): {"status": "completed"},
+    ("POST", "/api/v1/runs/{run_id}/tasks"): task(),
+    ("PATCH", "/api/v1/tasks/{task_id}"): {"status": "open"},
+    ("POST", "/api/v1/project-types"): {"name": "another"},
+    ("PUT", "/api/v1/project-types/{name}"): {},
+}
+REFUSED_HOLDERS = ("nobody", "malformed", "unknown", "expired", "revoked")
+HOLDERS = (*REFUSED_HOLDERS, *findings_service.LEVELS, "stranger")
 
 
-def header_of(app: flask.Flask, who: str) -> dict[str, str]:
-    """Return the header that somebody sends."""
-    if who in ("none", "malformed", "unknown"):
-        return {"none": {}, "malformed": {"Authorization": "Basic eDp5"}, "unknown": bearer("fts_" + "x" * 43)}[who]
-    with database_of(app).transaction() as connection:
-        expires_at = findings_service.timestamp(ago=1) if who == "expired" else None
-        client_id = "other" if who == "other client" else "default"
-        level = who if who in ("read", "agent") else "full"
-        key = findings_service.insert_key(connection, who, client_id, level, expires_at)
-        if who == "revoked":
-            assert findings_service.revoke_key(connection, findings_service.select_keys(connection)[-1][0])
-    return bearer(key)
+def key_of(app: flask.Flask, holder: str) -> str:
+    """Return the key that somebody sends."""
+    level = holder if holder in findings_service.LEVELS else "full"
+    key = make_key(app, holder, "other" if holder == "stranger" else "default", level)
+    column = {"expired": "expires_at", "revoked": "revoked_at"}.get(holder)
+    if column:
+        with database_of(app).transaction() as connection:
+            connection.execute(f"UPDATE api_keys SET {column} = created_at WHERE name = ?", (holder,))
+    return {"nobody": "", "malformed": key[:-1], "unknown": f"fts_{'x' * 43}"}.get(holder, key)
 
 
-def on(db: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on a database file."""
-    return command(*words, "--db", str(db))
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("each", [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS])
+def test_every_route_is_open_to_whom_it_says(
+    app: flask.Flask, client: Client, run: str, each: Any, holder: str
+) -> None:
+    path = each.path.format(run_id=run, task_id=client.add(run, title="A secret"), name="web")
+    body = BODIES[each.method, each.path] if each.body is not None else None
+    asking = client_of(app)
+    asking.key = key_of(app, holder)
+    response = asking.open(path, method=each.method, json=body)
+    if each.level is None:
+        assert response.status_code == 200
+    elif holder in REFUSED_HOLDERS:
+        assert_problem(response, 401, "unauthorized")
+    elif holder == "stranger":
+        assert response.status_code == 404 or "{" not in each.path
+        assert "secret" not in response.text
+        assert run in path or run not in response.text
+    elif findings_service.LEVELS.index(holder) < findings_service.LEVELS.index(each.level):
+        assert_problem(response, 403, "forbidden")
+    else:
+        assert response.status_code in (200, 201)
 
 
-def bearer(key: str) -> dict[str, str]:
-    """Return the header that carries a key."""
-    return {"Authorization": f"Bearer {key}"}
-
-
-def expected_of(operation: Any, who: str) -> Any:
-    """Return which statuses somebody may get of an operation, with an empty body."""
-    if operation.level is None:
-        return {200}
-    if who in ("none", "malformed", "unknown", "expired", "revoked"):
-        return {401}
-    if who not in (*ALLOWED[operation.level], "other client"):
-        return {403}
-    if operation.body is not None:
-        return {400}
-    own = who != "other client" and operation.path.endswith("{name}")
-    return {200} if own or "{" not in operation.path else {404}
-
-
-@pytest.mark.parametrize("who", WHO)
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
-def test_who_may_do_what(app: flask.Flask, client: Client, operation: Any, who: str) -> None:
-    client.register("web")
-    headers = header_of(app, who)
-    path = operation.path.format(**PLACES)
-    answer = app.test_client().open(path, method=operation.method, headers=headers, content_type="application/json")
-    assert answer.status_code in expected_of(operation, who), answer.text
-
-
-def test_no_key_is_ever_written_down(serve: Callable[..., Server], tmp_path: Path) -> None:
-    server = serve()
-    keys = [server.key, on(server.db, "keys", "create", "second").stdout.strip(), "fts_" + "n" * 43]
+def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
+    server.start_run()
+    second = command("keys", "create", "second", "--db", str(server.db)).stdout.strip()
+    for number in range(2):
+        server.request("POST", f"{API}/runs", {"projectType": "web"}, key=second, **{"Idempotency-Key": f"{number}"})
     answers = [
-        server.request("GET", f"{API}/{path}", key=key) for key in keys for path in ("tasks", "nowhere", "runs?x=1")
+        server.request(method, path, body, **headers)
+        for method, path, body in (
+            ("GET", f"{API}/runs?limit=1", None),
+            ("POST", f"{API}/runs", "{"),
+            ("GET", "/healthz", None),
+        )
+        for key in (server.key, second)
+        for headers in (
+            {"Authorization": f"Bearer {key}"},
+            {"Authorization": f"Bearer {key}x"},
+            {"Authorization": f"Basic {key}"},
+            {"Authorization": key},
+            {"X-Api-Key": key},
+            {"Content-Type": key},
+        )
     ]
-    answers += [server.request("POST", f"{API}/runs", "{", key=key) for key in keys]
-    listed = on(server.db, "keys", "list").stdout
-    said = server.said.replace(server.key, "", 1)  # once, at the first start
+    with closing(sqlite3.connect(server.db)) as connection:
+        connection.execute("DROP TABLE health")
+    answers.append(server.request("GET", "/healthz", key=second))
+    assert answers[-1].status_code == 500
     assert server.stop() == 0
-    logs = "".join(log.read_text() for log in tmp_path.glob("*.log")).replace(server.key, "", 1)
-    written = "".join([listed, said, logs, *(answer.data.decode() + str(answer.headers) for answer in answers)])
-    assert not [key for key in keys if key in written]
-    assert keys[1].encode() not in server.db.read_bytes()
+    log = "".join(path.read_text("utf-8") for path in server.db.parent.glob("*.log"))
+    assert "Traceback" in log
+    assert (log.count(server.key), second in log) == (1, False)
+    told = b"".join(answer.data + str(answer.headers).encode() for answer in answers)
+    assert not KEY.search(told.decode())
+
+
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_listening_beyond_this_machine_is_warned_of(serve: Callable[..., Server], host: str, warns: bool) -> None:
+    server = serve("--host", host)
+    assert ("Warning" in server.said) == warns
+    assert ("TLS" in server.said) == warns
 
 
 # ---------------------------------------------------------------------------
 # Growing old
 # ---------------------------------------------------------------------------
 
-# A database file as the first schema made it, compressed: one finished run of three tasks, one of them dismissed.
+
+def content_of(db: Path) -> list[list[Any]]:
+    """Return everything that a database holds, but for its keys, kept answers and health."""
+    tables = ("clients", "project_types", "runs", "tasks", "task_details", "sightings", "history", "counters")
+    with closing(sqlite3.connect(db)) as connection:
+        return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
+
+
+def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tmp_path: Path) -> None:
+    path, copy = f"{API}/runs/{server.start_run()}/tasks", tmp_path / "copy.db"
+    for _ in range(4):
+        server.request("POST", path, {"tasks": [task(description="x" * 60_000)] * 25})
+    done = threading.Event()
+
+    def write() -> int:
+        batches = 0
+        while not done.is_set():
+            batches += server.request("POST", path, {"tasks": [task()] * 7}).status_code == 201
+        return batches
+
+    with ThreadPoolExecutor(3) as pool:
+        writing = [pool.submit(write) for _ in range(3)]
+        time.sleep(0.1)
+        before = server.request("GET", f"{API}/tasks?limit=1").json["total"]
+        backed_up = command("backup", str(copy), "--db", str(server.db))
+        done.set()
+    after = server.request("GET", f"{API}/tasks?limit=1").json["total"]
+    assert (backed_up.returncode, "verified" in backed_up.stderr) == (0, True)
+    with closing(sqlite3.connect(copy)) as connection:
+        held = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()[0]
+    assert 100 < before <= held < after == 100 + 7 * sum(each.result() for each in writing)
+    assert (held - 100) % 7 == 0
+    assert faults_of(copy) == []
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_backup_is_restored_as_the_readme_says(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve()
+    path = f"{API}/runs/{server.start_run()}/tasks"
+    server.request("POST", path, task(title="Before"))
+    assert command("backup", str(tmp_path / "copy.db"), "--db", str(server.db)).returncode == 0
+    server.request("POST", path, task(title="After"))
+    server.stop(signal.SIGKILL)
+    for suffix in ("-wal", "-shm"):
+        server.db.with_name(server.db.name + suffix).unlink()
+    shutil.copy(tmp_path / "copy.db", server.db)
+    again = serve(until=LISTENING)
+    tasks = again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]
+    assert [each["title"] for each in tasks] == ["Before"]
+    assert again.request("POST", path, task(), key=server.key).status_code == 201
+    assert faults_of(server.db) == []
+
+
+def test_a_damaged_database_gives_no_backup(aged: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(aged)) as connection:
+        damage_index(connection, "tasks_by_status")
+    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert "damaged" in done.stderr
+    assert [path.name for path in tmp_path.glob("copy.db*")] == []
+
+
+def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    copy.write_text("An older backup.", "utf-8")
+    assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 1
+    assert copy.read_text("utf-8") == "An older backup."
+    assert invoke("backup", str(copy), "--replace", "--db", str(aged)).exit_code == 0
+    assert content_of(copy) == content_of(aged)
+    assert invoke("backup", str(aged), "--replace", "--db", str(aged)).exit_code == 1
+    assert faults_of(aged) == []
+
+
+def heard_on_a_terminal(*arguments: str) -> str:
+    """Run a command whose standard error is a terminal, and return what shows there."""
+    ours, theirs = pty.openpty()
+    heard = b""
+    line = [sys.executable, str(MODULE), *arguments]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=theirs, env=environment()) as process:
+        os.close(theirs)
+        with suppress(OSError):  # Linux says so when the other end is closed
+            while part := os.read(ours, 4096):
+                heard += part
+        os.close(ours)
+    assert process.returncode == 0
+    return heard.decode()
+
+
+def test_a_backup_shows_its_progress_on_a_terminal_only(client: Client, run: str, tmp_path: Path) -> None:
+    for _ in range(5):
+        client.submit(run, *[task(description="x" * 60_000)] * 25)
+    db = ("--db", str(tmp_path / "findings.db"))
+    shown = [
+        int(number) for number in re.findall(r"(\d+) %", heard_on_a_terminal("backup", str(tmp_path / "one.db"), *db))
+    ]
+    assert shown == sorted(shown)
+    assert len(shown) > 1
+    assert shown[0] < shown[-1] == 100
+    assert "%" not in command("backup", str(tmp_path / "two.db"), *db).stderr
+
+
+# A database of the first schema, compressed: a project type with a schema, a run that was completed, three tasks.
 FIRST_SCHEMA = """
 eNrtXF9s28YZv5Nky3bi5q/KpJwjRk5iq5FjS7Zsy63buo7SGk2d1rGaNm2mUCRlc9YfR6TSGJnRuW0aYFhf9jgM6OswbMCwpwED9rSXdegwoENR
 bOtLsa0DtpdhxV66h313/CNSOkp2ljaNww8Uebz77o7H7+673/fdiRdfPK/qilCs1sqiLoyjAMIYPSUICKEQ/JKoQUfNOIuw+UPnli++hNgUQmck
@@ -3772,7 +5135,167 @@ I54K8xLf+KQS3b7a+FuL6Z2dYb1e8ysoT0MB0R672h0UYO+HORHmT3s/g1nPKWDyrscuKx3mn28pq2Mj
 P6M+NI3wr/B7+Dv4HD6IPkE/Qm+g19A0JHmS+R+knjb/QQrECE9TL2jiGQaWqPdfmRp9YyLMX2j9z5P3a6H908zUs5NMgXGSqeWp22fKQJ7oDp6u
 0a5jYX4wwvyPFm2BmdzDTg4MkOTmZ7WTQUwnOuk76v9B/0X4l/jb+HEIPED0ZJhX2vyPrmP3MvP33GH+wBMkv/f46JT/LGSP3tnjN/rf/wAoj89B
 """
-FIRST_KEY = "fts_a_key_of_the_first_schema"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A database of the first schema."""
+    path = tmp_path / "findings.db"
+    path.write_bytes(zlib.decompress(base64.b64decode(FIRST_SCHEMA)))
+    return path
+
+
+def schema_of(db: Path) -> list[Any]:
+    """Return what a database is made of, and the version of that."""
+    with closing(sqlite3.connect(db)) as connection:
+        made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+        return [*connection.execute("PRAGMA user_version"), *made]
+
+
+def test_a_database_of_the_first_schema_keeps_every_row(
+    old: Path, make_app: Callable[..., flask.Flask], tmp_path: Path
+) -> None:
+    before = content_of(old)
+    client = client_of(make_app())
+    client.key = "fts_a_key_of_the_first_schema"
+    make_app(db=str(tmp_path / "new.db"))
+    assert [each for each in content_of(old) if each not in before] == []
+    assert schema_of(old) == schema_of(tmp_path / "new.db")
+    tasks = {each["title"]: each for each in client.read("tasks", view="full")["tasks"]}
+    assert {name: each["status"] for name, each in tasks.items()} == {
+        "No label": "open",
+        "Low contrast": "dismissed",
+        "Loose": "open",
+    }
+    assert tasks["No label"]["evidence"][0]["content"] == "<input>"
+    assert client.history(tasks["Low contrast"]["id"])[1]["comment"] == "A brand colour"
+    assert client.read("runs")["runs"][0]["metadata"] == {"commit": "abc"}
+    assert client.read("project-types/audit")["extensionSchema"] == {"required": ["rule"]}
+    assert invoke("check", "--db", str(old)).exit_code == 0
+
+
+def test_a_database_of_the_first_schema_goes_on(old: Path, make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app())
+    body = {"projectType": "audit", "targetUrl": "https://example.org/"}
+    run = post(client, "runs", body).json["id"]
+    assert post(client, "runs", body).json["id"] == run
+    reports = [task(externalId=name, extensions={"rule": 1}) for name in "abc"]
+    assert [each["result"] for each in client.submit(run, *reports)["tasks"]] == ["updated", "updated", "created"]
+    assert faults_of(old) == []
+
+
+def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
+    old: Path, make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = schema_of(old), content_of(old)
+    broken = {findings_service.SCHEMA_VERSION: "CREATE TABLE half (a); DELETE FROM tasks; SELECT nonsense;"}
+    with monkeypatch.context() as patched:
+        patched.setattr(findings_service, "MIGRATIONS", broken)
+        with pytest.raises(findings_service.DatabaseUnusable):
+            make_app()
+    assert (schema_of(old), content_of(old)) == before
+    make_app()
+    assert content_of(old) == before[1]
+
+
+def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
+    path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
+    batch = {"tasks": [task(evidence=[{"content": "x" * 200_000}])] * 10}
+    with closing(sqlite3.connect(server.db, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT COUNT(*) FROM tasks").fetchone() == (0,)
+        for _ in range(10):
+            assert server.request("POST", path, batch).status_code == 201
+        assert wal.stat().st_size > 18 * 2**20
+        assert reader.execute("SELECT COUNT(*) FROM tasks").fetchone() == (0,)
+        reader.execute("COMMIT")
+    deadline = time.monotonic() + 12
+    while wal.stat().st_size > 10 * 2**20 and time.monotonic() < deadline:
+        assert server.request("POST", path, task()).status_code == 201
+        time.sleep(0.05)
+    assert wal.stat().st_size <= 10 * 2**20
+
+
+def test_the_wal_stays_small_under_steady_writes(server: Server) -> None:
+    path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
+    batch = {"tasks": [task(evidence=[{"content": "x" * 100_000}])] * 10}
+    sizes = []
+    for _ in range(25):
+        assert server.request("POST", path, batch).status_code == 201
+        sizes.append(wal.stat().st_size)
+    assert max(sizes) < 10 * 2**20
+
+
+def finish_ago(app: flask.Flask, days: int, *runs: str) -> None:
+    """Make runs look as if they had finished that long ago."""
+    with database_of(app).transaction() as connection:
+        at = findings_service.timestamp(ago=days * 86_400)
+        connection.executemany("UPDATE runs SET finished_at = ? WHERE id = ?", [(at, run) for run in runs])
+
+
+def prune(path: Path, *options: str) -> list[int]:
+    """Prune what finished before 90 days, and return the numbers of runs and tasks that it tells."""
+    done = invoke("prune", "--finished-before", "90d", *options, "--db", str(path))
+    assert done.exit_code == 0
+    return [int(number) for number in re.findall(r"(\d+) (?:runs|tasks)", done.stdout)]
+
+
+def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, client: Client, tmp_path: Path) -> None:
+    client.register("web")
+    old, older, young, running = (client.start(targetUrl="https://example.com/") for _ in range(4))
+    for run, names in ((old, "abx"), (older, "bcx"), (young, "cd"), (running, "ad")):
+        client.submit(run, *[task(externalId=name) for name in names], task())
+    client.triage(client.read("tasks", externalId="x")["tasks"][0]["id"], "dismissed")
+    for run in (old, older, young):
+        client.finish(run)
+    finish_ago(app, 91, old, older)
+    finish_ago(app, 89, young)
+    before = content_of(tmp_path / "findings.db")
+    assert prune(tmp_path / "findings.db", "--dry-run") == [2, 4]
+    assert content_of(tmp_path / "findings.db") == before
+    assert prune(tmp_path / "findings.db") == [2, 4]
+    left = client.read("tasks")
+    assert sorted(each["externalId"] or "" for each in left["tasks"]) == ["", "", "a", "c", "d"]
+    assert left["total"] == 5
+    assert {each["id"] for each in client.read("runs")["runs"]} == {young, running}
+    assert prune(tmp_path / "findings.db") == [0, 0]
+    assert faults_of(tmp_path / "findings.db") == []
+
+
+def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.Flask, client: Client, run: str) -> None:
+    stranger = client_of(app, client="other")
+    stranger.register("web")
+    theirs = stranger.start("web", targetUrl="https://example.com/")
+    for each, run_id in ((client, run), (stranger, theirs)):
+        each.submit(run_id, task(externalId="a"), task())
+        each.finish(run_id)
+    finish_ago(app, 100, theirs)
+    path = Path(database_of(app).settings.db)
+    assert prune(path) == [1, 2]
+    assert (client.read("tasks")["total"], stranger.read("tasks")["total"]) == (2, 0)
+    assert (client.read(f"runs/{run}")["summary"]["total"], stranger.read("runs")["total"]) == (2, 0)
+    assert faults_of(path) == []
+
+
+def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
+    runs = [server.start_run() for _ in range(20)]
+    for run in runs:
+        server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=run), task(externalId="all")]})
+        server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
+    path = f"{API}/runs/{server.start_run()}/tasks"
+    with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+        connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
+    with ThreadPoolExecutor(4) as pool:
+        writes = [pool.submit(server.request, "POST", path, task(externalId=str(n))) for n in range(100)]
+        assert prune(server.db) == [20, 21]
+    assert {write.result().status_code for write in writes} == {201}
+    assert server.request("GET", f"{API}/tasks").json["total"] == 100
+    assert faults_of(server.db) == []
+
+
+def on(db: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on a database file."""
+    return command(*words, "--db", str(db))
 
 
 def aged_run(client: Client, db: Path, days: int, *external_ids: str, finished: bool = True) -> str:
@@ -3785,140 +5308,6 @@ def aged_run(client: Client, db: Path, days: int, *external_ids: str, finished: 
             at = findings_service.timestamp(ago=days * 86400)
             connection.execute("UPDATE runs SET finished_at = ? WHERE id = ?", (at, run))
     return run
-
-
-def test_a_database_of_the_first_schema_opens_and_keeps_everything(
-    tmp_path: Path, make_app: Callable[..., flask.Flask]
-) -> None:
-    (tmp_path / "first.db").write_bytes(zlib.decompress(base64.b64decode(FIRST_SCHEMA)))
-    app = make_app(db=str(tmp_path / "first.db"))
-    client = client_of(app)
-    client.key = FIRST_KEY
-    tasks = {item["title"]: item for item in client.read("tasks", view="full")["tasks"]}
-    assert {title: item["status"] for title, item in tasks.items()} == {
-        "No label": "open",
-        "Low contrast": "dismissed",
-        "Loose": "open",
-    }
-    assert tasks["No label"]["evidence"][0]["content"] == "<input>"
-    assert tasks["No label"]["extensions"] == {"rule": 1}
-    assert client.history(tasks["Low contrast"]["id"])[-1]["comment"] == "A brand colour"
-    run = client.read("runs")["runs"][0]
-    assert (run["metadata"], run["status"], run["submitted"]["created"]) == ({"commit": "abc"}, "completed", 3)
-    again = client.post(f"{API}/runs", json={"projectType": "audit"}, headers={"Idempotency-Key": "x"})
-    assert again.status_code == 201
-    assert on(tmp_path / "first.db", "check").returncode == 0
-
-
-def test_a_backup_of_a_database_in_use_is_whole_and_restores(server: Server, tmp_path: Path) -> None:
-    run, stop = server.start_run(), threading.Event()
-
-    def write() -> int:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            server.request(
-                "POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=f"{number}.{n}") for n in range(50)]}
-            )
-        return number
-
-    with ThreadPoolExecutor() as pool:
-        batches = pool.submit(write)
-        time.sleep(0.3)
-        done = [on(server.db, "backup", str(tmp_path / f"{n}.db")) for n in range(3)]
-        stop.set()
-        written = batches.result()
-    assert [each.returncode for each in done] == [0, 0, 0], done
-    server.stop(signal.SIGKILL)
-    for suffix in ("-wal", "-shm"):
-        Path(f"{server.db}{suffix}").unlink(missing_ok=True)
-    shutil.copy(tmp_path / "2.db", server.db)
-    assert on(server.db, "check").returncode == 0
-    with closing(sqlite3.connect(server.db)) as connection:
-        kept = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()[0]
-    assert 0 < kept <= 50 * written
-    assert kept % 50 == 0
-    assert stat.S_IMODE((tmp_path / "2.db").stat().st_mode) == 0o600
-
-
-def test_a_backup_is_only_replaced_when_asked_and_never_is_the_database(server: Server, tmp_path: Path) -> None:
-    copy = str(tmp_path / "copy.db")
-    assert on(server.db, "backup", copy).returncode == 0
-    assert on(server.db, "backup", copy).returncode == 1
-    assert on(server.db, "backup", copy, "--replace").returncode == 0
-    assert on(server.db, "backup", str(server.db), "--replace").returncode == 1
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def test_a_backup_shows_its_progress_on_a_terminal(app: flask.Flask, client: Client, run: str, tmp_path: Path) -> None:
-    for _ in range(4):
-        client.submit(run, *(task(description="x" * 60_000) for _ in range(50)))
-    master, slave = os.openpty()
-    line = [
-        sys.executable,
-        "findings_service.py",
-        "backup",
-        str(tmp_path / "b.db"),
-        "--db",
-        str(tmp_path / "findings.db"),
-    ]
-    done = subprocess.run(line, cwd=HERE, stderr=slave, stdout=subprocess.PIPE, timeout=60, check=False)
-    os.close(slave)
-    shown = os.read(master, 100_000).decode()
-    os.close(master)
-    assert done.returncode == 0, shown
-    shares = [int(share) for share in re.findall(r"(\d+) %", shown)]
-    assert shares == sorted(shares)
-    assert len(shares) > 2
-    assert shares[-1] == 100
-
-
-def test_the_wal_stays_bounded_under_a_long_read_and_steady_writes(server: Server) -> None:
-    wal, run = Path(f"{server.db}-wal"), server.start_run()
-    bulk = [task(externalId=str(number), description="x" * 20_000) for number in range(100)]
-
-    def write(seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            bulk[0]["title"] = str(time.monotonic())
-            for item in bulk:
-                item["description"] = item["description"][:-1] + random.choice("abc")
-            assert server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": bulk}).status_code in (200, 201)
-
-    with closing(sqlite3.connect(server.db, isolation_level=None)) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT COUNT(*) FROM tasks").fetchone()
-        while wal.stat().st_size < 2 * findings_service.LARGE_WAL:
-            write(0.1)
-        reader.execute("ROLLBACK")
-    write(1)
-    until(lambda: wal.stat().st_size <= findings_service.LARGE_WAL, seconds=2 * findings_service.HOUSEKEEPING)
-
-
-def until(true: Callable[[], bool], seconds: float) -> None:
-    """Wait for something to become true."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_prune_takes_old_runs_and_what_no_other_run_reports(client: Client, app: flask.Flask, tmp_path: Path) -> None:
-    db = tmp_path / "findings.db"
-    client.register("web")
-    aged_run(client, db, 200, "gone", "gone too", "seen again", "still reported")
-    aged_run(client, db, 100, "gone too", "seen again")
-    recent = aged_run(client, db, 10, "seen again")
-    running = aged_run(client, db, 0, "still reported", finished=False)
-    dry = on(db, "prune", "--finished-before", "90d", "--dry-run")
-    assert dry.stdout == "Would remove 2 runs and 2 tasks.\n"
-    assert client.read("tasks")["total"] == 4
-    assert on(db, "prune", "--finished-before", "90d").stdout == "Removed 2 runs and 2 tasks.\n"
-    assert {item["externalId"] for item in client.read("tasks")["tasks"]} == {"seen again", "still reported"}
-    assert [item["id"] for item in client.read("runs")["runs"]] == [running, recent]
-    assert (client.read("tasks")["total"], client.read("runs")["total"]) == (2, 2)
-    assert client.read(f"runs/{recent}")["summary"]["total"] == 1
-    assert on(db, "check").returncode == 0
 
 
 def test_two_prunes_at_once_count_right(client: Client, app: flask.Flask, tmp_path: Path) -> None:
