@@ -60,7 +60,9 @@ import referencing.jsonschema
 import regex
 from jsonschema import validators
 from msgspec import Meta, Raw, Struct
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import MapAdapter
 
 __version__ = "0.1.0"
 
@@ -805,7 +807,9 @@ SCHEMA_VERSION = 2
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 # What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: changes to
 # tables that are there, by the version that they lead to.
-MIGRATIONS: Mapping[int, str] = {}
+MIGRATIONS: Mapping[int, str] = {
+    2: "DROP INDEX IF EXISTS tasks_by_external_id; DROP INDEX IF EXISTS tasks_by_identity;",
+}
 LARGE_WAL = 8 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
@@ -895,7 +899,7 @@ def connect(settings: Settings) -> Connection:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA wal_autocheckpoint = {1000 if settings.checkpoints else 0}")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
-        connection.execute("PRAGMA cache_size = -16384")
+        connection.execute("PRAGMA cache_size = -32768")
         prepare_schema(connection)
     except BaseException:
         connection.close()
@@ -1865,11 +1869,17 @@ class Listing(Struct, frozen=True):
         return sum(int(count.fetchone()[0]) for count in counts)
 
 
+def filtered(arm: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> Arm:
+    """Return an arm with only some values in some columns."""
+    for column, values in ranges:
+        arm = arm.where(f"{column} IN ({marks(values)})", *values)
+    return arm
+
+
 def spread(start: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Arm, ...]:
     """Return an arm for every combination of values. Where those are too many, the first columns only filter."""
     if math.prod(len(values) for _, values in ranges) > MOST_ARMS:
-        (column, values), *ranges = ranges
-        return spread(start.where(f"{column} IN ({marks(values)})", *values), ranges)
+        return spread(filtered(start, ranges[:1]), ranges[1:])
     arms = [start]
     for column, values in ranges:
         arms = [arm.where(f"{column} = ?", value) for arm in arms for value in values]
@@ -2186,13 +2196,13 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
 
 
 class TaskFilter(Struct, frozen=True):
-    """What a query of tasks asks for, with its run ids looked up. `None` filters nothing."""
+    """What a query of tasks asks for, with its run ids and its external id looked up. `None` filters nothing."""
 
     statuses: Sequence[str] | None
     ranks: Sequence[int] | None
     types: Sequence[str] | None
     target_url: str | None
-    external_id: str | None
+    identified: Sequence[int] | None
     runs: Sequence[RunKey] | None
     missing_from: RunKey | None
 
@@ -2210,6 +2220,12 @@ class TaskFilter(Struct, frozen=True):
         return (self.types is None or run.project_type in self.types) and self.target_url in (None, run.target_url)
 
 
+def select_identified(connection: Connection, client_id: str, external_id: str) -> list[int]:
+    """Return the seqs of the tasks with an external id: one at most for each project type and target."""
+    rows = connection.execute("SELECT seq FROM tasks WHERE client_id = ? AND external_id = ?", (client_id, external_id))
+    return sorted(seq for (seq,) in rows)
+
+
 def read_task_filter(connection: Connection, client_id: str, query: TaskQuery) -> TaskFilter:
     """Look up what a query names. :raises Missing: when `missingFrom` is no run of the client."""
     runs = [find_run(connection, client_id, run_id) for run_id in dict.fromkeys(query.run_id or ())]
@@ -2218,7 +2234,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskQuery) -
         ranks=[RANKS[name] for name in dict.fromkeys(query.severity)] if query.severity else None,
         types=query.project_type and list(dict.fromkeys(query.project_type)),
         target_url=query.target_url,
-        external_id=query.external_id,
+        identified=select_identified(connection, client_id, query.external_id) if query.external_id else None,
         runs=None if query.run_id is None else [run for run in runs if run],
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
     )
@@ -2246,8 +2262,8 @@ def restricted(arm: Arm, wanted: TaskFilter, client_id: str, by_runs: bool) -> A
         arm = arm.where(f"tasks.project_type IN ({marks(wanted.types)})", *wanted.types)
     if wanted.target_url is not None:
         arm = arm.where("tasks.target_url = ?", wanted.target_url)
-    if wanted.external_id is not None:
-        arm = arm.where("tasks.external_id = ?", wanted.external_id)
+    if wanted.identified is not None:
+        arm = arm.where(f"tasks.seq IN ({marks(wanted.identified)})", *wanted.identified)
     if by_runs and wanted.runs is not None:
         seqs = [run.seq for run in wanted.runs]
         arm = arm.where(
@@ -2270,7 +2286,12 @@ def task_arms(client_id: str, wanted: TaskFilter) -> tuple[Arm, ...]:
     if wanted.one_run:
         start = Arm(("sightings.client_id = ?", "sightings.run_seq = ?"), (client_id, wanted.one_run.seq))
         return spread(restricted(start, wanted, client_id, by_runs=False), ranges if mixed else [])
-    if wanted.types is not None and wanted.target_url is None and wanted.external_id is None and wanted.runs is None:
+    if wanted.identified is not None and wanted.runs is None:
+        places = spread(start, [("tasks.seq", wanted.identified)])
+        filters = [("tasks.status", statuses), ("tasks.severity", ranks)] if mixed else []
+        others = msgspec.structs.replace(wanted, identified=None)
+        return tuple(restricted(filtered(arm, filters), others, client_id, by_runs=False) for arm in places)
+    if wanted.types is not None and wanted.target_url is None and wanted.runs is None:
         return spread(start, [("tasks.project_type", wanted.types), *ranges])
     start = restricted(start, wanted, client_id, by_runs=True)
     return spread(start, ranges if mixed or wanted.target_url is not None else [])
@@ -2278,7 +2299,7 @@ def task_arms(client_id: str, wanted: TaskFilter) -> tuple[Arm, ...]:
 
 def task_listings(client_id: str, wanted: TaskFilter, sort: str) -> list[Listing]:
     """Return the list that a query asks for: in the order of creation, or for each severity, the worst first."""
-    if wanted.runs == []:
+    if wanted.runs == [] or wanted.identified == []:
         return []
     by_run = wanted.one_run is not None and wanted.missing_from is None
     if sort != "severity":
@@ -2313,7 +2334,7 @@ def count_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> i
             if status in statuses and has_id in identified and wanted.accepts(status, severity)
         )
 
-    if wanted.external_id is not None or (wanted.runs is not None and (wanted.missing_from or not wanted.one_run)):
+    if wanted.identified is not None or (wanted.runs is not None and (wanted.missing_from or not wanted.one_run)):
         return sum(listing.count(connection) for listing in task_listings(client_id, wanted, "-createdAt"))
     if run := wanted.missing_from or wanted.one_run:
         if not wanted.accepts_surface(run):
@@ -3413,26 +3434,38 @@ def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
         return b""
 
 
+class JsonResponse(flask.Response):
+    """A finished answer: its headers are as they stand, and need no working out for each request."""
+
+    automatically_set_content_length = False
+
+    def get_wsgi_headers(self, environ: Any) -> Headers:  # noqa: ARG002
+        """Return the headers."""
+        return self.headers
+
+
+def json_response(
+    body: bytes | str, status: int, headers: Mapping[str, str] | None = None, kind: str = "json"
+) -> flask.Response:
+    """Return an answer with a JSON text."""
+    text = body.encode() if isinstance(body, str) else body
+    listed = [("Content-Type", f"application/{kind}"), ("Content-Length", str(len(text))), *(headers or {}).items()]
+    return JsonResponse(text, status, Headers(listed))
+
+
 def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
     """Return a JSON answer."""
-    response = flask.Response(msgspec.json.encode(model), status, content_type="application/json")
-    if location:
-        response.headers["Location"] = location
-    return response
+    return json_response(msgspec.json.encode(model), status, {"Location": location} if location else None)
 
 
 def kept_answer(kept: KeptAnswer) -> flask.Response:
     """Return an answer again."""
-    response = flask.Response(kept.body, kept.status, content_type="application/json")
-    if kept.location:
-        response.headers["Location"] = kept.location
-    return response
+    return json_response(kept.body, kept.status, {"Location": kept.location} if kept.location else None)
 
 
 def problem_answer(error: ServiceError) -> flask.Response:
     """Return the answer that tells of an error."""
-    body = msgspec.json.encode(problem_details(error))
-    return flask.Response(body, error.status, error.headers, content_type="application/problem+json")
+    return json_response(msgspec.json.encode(problem_details(error)), error.status, error.headers, "problem+json")
 
 
 def as_service_error(error: Exception) -> ServiceError:
@@ -3947,6 +3980,31 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     return blueprint
 
 
+class NoSessions(flask.sessions.SessionInterface):
+    """Keeps no sessions: every request brings its key."""
+
+    def open_session(self, app: flask.Flask, request: flask.Request) -> flask.sessions.NullSession:  # noqa: ARG002
+        """Return a session that holds nothing."""
+        return flask.sessions.NullSession()
+
+
+class LeanFlask(flask.Flask):
+    """A Flask application without what this one never needs: sessions, and routing by host."""
+
+    session_interface = NoSessions()
+
+    def create_url_adapter(self, request: flask.Request | None) -> MapAdapter | None:
+        """Return what routes a request, by its path and method alone."""
+        if request is None:
+            return None
+        environ = request.environ
+        path = environ.get("PATH_INFO", "").encode("latin-1").decode(errors="replace")
+        prefix = environ.get("SCRIPT_NAME", "").encode("latin-1").decode(errors="replace")
+        return MapAdapter(
+            self.url_map, "localhost", prefix or "/", "", request.scheme, path, request.method, environ["QUERY_STRING"]
+        )
+
+
 def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     """Return the service as a WSGI application of its own.
 
@@ -3954,7 +4012,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     :raises ConfigurationError: for a setting that makes no sense.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
-    app = flask.Flask(__name__, static_folder=None)
+    app = LeanFlask(__name__, static_folder=None)
     app.url_map.merge_slashes = False
     blueprint = create_blueprint(settings or Settings.read(**given))
     app.register_blueprint(blueprint)
@@ -3979,6 +4037,8 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 HELD_UP = 0.05  # seconds that one extension check may hold up the event loop
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 10  # seconds
+GATHERING = 0.00005  # seconds; how long, and how often, a group waits for the clients of the last one
+GATHERINGS = 3
 HOUSEKEEPING = 5.0  # seconds between two turns of it
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 ENVIRON = {
@@ -4089,6 +4149,8 @@ class WriteQueue:
         self.database = database
         self._waiting: deque[Write] = deque()
         self._scheduled = False
+        self._last_size = 0
+        self._pauses = 0
 
     async def run(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a write once it is durable, or refused."""
@@ -4102,14 +4164,31 @@ class WriteQueue:
             self._scheduled = True
             asyncio.get_running_loop().call_later(delay, self._commit_group)
 
+    def _is_gathering(self) -> bool:
+        """Give the clients of the last group, who have had their answers, a moment to be in this one too.
+
+        Sleeping leaves the interpreter to the thread that receives requests; a client alone never waits.
+        """
+        if len(self._waiting) >= self._last_size or self._pauses >= GATHERINGS:
+            self._pauses = 0
+            return False
+        self._pauses += 1
+        time.sleep(GATHERING)
+        self._schedule(0)
+        return True
+
     def _commit_group(self) -> None:
         self._scheduled = False
+        if self._is_gathering():
+            return
         try:
             self.database.try_begin()
         except Exception as error:
             self._refuse_waiting(error)
             return
-        for write, answer in self._run_group():
+        answered = self._run_group()
+        self._last_size = len(answered)
+        for write, answer in answered:
             write.settle(answer)
         if self._waiting:
             self._schedule(0)
@@ -4232,7 +4311,7 @@ class FrontDoor:
             return
         async for chunk in protocol:
             body += chunk
-            if len(body) > self.settings.max_body:
+            if len(body) > self.settings.max_body or len(body) == length:  # asking for the end costs a turn
                 return
 
     async def _run_aside(self, environ: dict[str, Any]) -> Answer:

@@ -89,9 +89,8 @@ CREATE TABLE IF NOT EXISTS tasks (
     times_seen    INTEGER NOT NULL DEFAULT 1
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_id ON tasks (client_id, id);
-CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, project_type, target_url, external_id);
+CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_age ON tasks (client_id, seq);
-CREATE INDEX IF NOT EXISTS tasks_by_external_id ON tasks (client_id, external_id);
 CREATE INDEX IF NOT EXISTS tasks_by_status ON tasks (client_id, status, severity);
 CREATE INDEX IF NOT EXISTS tasks_by_type ON tasks (client_id, project_type, status, severity);
 CREATE INDEX IF NOT EXISTS tasks_by_target ON tasks (client_id, target_url, status, severity);
