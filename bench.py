@@ -814,7 +814,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 
 def main() -> None:
-    """Measure, and print every row as soon as it is there. Exit with 1 when a target is missed."""
+    """Measure, and print every row as soon as it is there. A missed target is told, and is no error."""
     given = arguments()
     plan, rows = plan_of(given), []
     if not given.json:
@@ -831,7 +831,6 @@ def main() -> None:
                     print(line_of(row), flush=True)
     if given.json:
         print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
-    sys.exit(any(not row.reached for row in rows))
 
 
 if __name__ == "__main__":

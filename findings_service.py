@@ -635,7 +635,7 @@ class RunWithSummary(Run):
     summary: Summary
 
 
-class TaskHead(Model):
+class TaskHead(Model, gc=False):
     """A stored finding, as lists show it."""
 
     id: str
@@ -653,7 +653,7 @@ class TaskHead(Model):
     times_seen: int
 
 
-class Task(TaskHead):
+class Task(TaskHead, gc=False):
     """A stored finding."""
 
     description: str | None
@@ -834,13 +834,22 @@ Sort = tuple[str, str, str, int, int]  # what a counter counts: client, scope, s
 class Connection(sqlite3.Connection):
     """A connection that writes counters once for a whole transaction, however many requests share it.
 
-    `counted` is what the requests of the transaction have come to, `counting` what the one under way has.
+    `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
+    `next_seq` is the first seq that no task has, once the transaction has asked for it.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.counted: Counter[Sort] = Counter()
         self.counting: Counter[Sort] = Counter()
+        self.next_seq = 0
+
+    def take_seqs(self, count: int) -> range:
+        """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
+        if not self.next_seq:
+            self.next_seq = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
+        self.next_seq += count
+        return range(self.next_seq - count, self.next_seq)
 
     def settle_counts(self) -> None:
         """Add what the request under way counted to the transaction's."""
@@ -856,7 +865,13 @@ class Connection(sqlite3.Connection):
                DO UPDATE SET n = counters.n + excluded.n""",
             [(*sort, n) for sort, n in self.counted.items() if n],
         )
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what belongs to a transaction, because it ends."""
         self.counted.clear()
+        self.counting.clear()
+        self.next_seq = 0
 
 
 def user_version(connection: Connection) -> int:
@@ -899,7 +914,7 @@ def connect(settings: Settings) -> Connection:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA wal_autocheckpoint = {1000 if settings.checkpoints else 0}")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
-        connection.execute("PRAGMA cache_size = -32768")
+        connection.execute("PRAGMA cache_size = -57344")
         prepare_schema(connection)
     except BaseException:
         connection.close()
@@ -1036,8 +1051,7 @@ class Database:
         try:
             self._written_uses, self.last_uses = {}, {**self._written_uses, **self.last_uses}
             if self._connection is not None:
-                self._connection.counted.clear()
-                self._connection.counting.clear()
+                self._connection.forget()
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
         finally:
@@ -2328,6 +2342,8 @@ def count_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> i
 
     def total(names: Sequence[str], statuses: Sequence[str] = TASK_STATUSES, identified: Sequence[int] = (0, 1)) -> int:
         rows = select_counts(connection, client_id, names)
+        if not (wanted.statuses or wanted.ranks or wanted.missing_from):
+            return sum(row[3] for row in rows)
         return sum(
             n
             for status, severity, has_id, n in rows
@@ -2520,10 +2536,10 @@ def insert_tasks(
     connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report], now: str
 ) -> list[TaskResult]:
     """Store new findings, and return what became of each report."""
-    first = connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
+    seqs = connection.take_seqs(len(reports))
     added: list[tuple[int, str, TaskStatus, Report]] = [
         (seq, task_id, report.status or "open", report)
-        for seq, task_id, report in zip(itertools.count(first), new_ids(len(reports)), reports, strict=False)
+        for seq, task_id, report in zip(seqs, new_ids(len(reports)), reports, strict=True)
     ]
     surface = (run.project_type, run.target_url)
     connection.executemany(
