@@ -43,7 +43,7 @@ import types
 import typing
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
 from operator import itemgetter
@@ -1139,6 +1139,11 @@ def file_faults(connection: Connection) -> Iterator[str]:
             yield f"integrity: {fault}"
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"foreign key: row {row} of {table} has no parent in {parent}"
+    with closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(schema_path().read_text("utf-8"))
+        names = "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+        present = set(connection.execute(names))
+        yield from (f"schema: {name} is missing" for (name,) in fresh.execute(names) if (name,) not in present)
     if user_version(connection) != SCHEMA_VERSION:
         yield f"schema version {user_version(connection)}, not {SCHEMA_VERSION}"
 
@@ -4052,7 +4057,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 
 HELD_UP = 0.05  # seconds that one extension check may hold up the event loop
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
-HEADER_TIMEOUT = 10  # seconds
+HEADER_TIMEOUT = 5  # seconds
 GATHERING = 0.00005  # seconds; how long, and how often, a group waits for the clients of the last one
 GATHERINGS = 3
 HOUSEKEEPING = 5.0  # seconds between two turns of it
