@@ -4055,7 +4055,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 # Front door: granian's RSGI before Flask, on one thread
 # ---------------------------------------------------------------------------
 
-HELD_UP = 0.05  # seconds that one extension check may hold up the event loop
+HELD_UP = 0.1  # seconds that one request may hold up the event loop before its checks go on in a thread
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
 GATHERING = 0.00005  # seconds; how long, and how often, a group waits for the clients of the last one
