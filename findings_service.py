@@ -20,6 +20,7 @@ only what stands above it.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import hashlib
@@ -315,8 +316,8 @@ class ValidationFailed(ServiceError):
 
     status, code = 422, "validation_failed"
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+    def __init__(self, problems: Sequence[Problem], *, complete: bool = True) -> None:
+        count = f"{'' if complete else 'At least '}{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         more = f"; the first {LISTED_PROBLEMS} are listed" if len(problems) > LISTED_PROBLEMS else ""
         super().__init__(f"{count} in the request body{more}; nothing was stored.", problems)
 
@@ -453,7 +454,7 @@ RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
 
 Text = Annotated[str, Meta(extra_json_schema=NO_NUL)]
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
-Title = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
+Title = Annotated[str, Meta(max_length=500, pattern=NOT_BLANK)]  # what is empty is blank
 ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
@@ -513,6 +514,7 @@ class SuccessCriterion(Request, gc=False):
 SHOWS_SOMETHING = {
     "anyOf": [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("label", "url", "content")]
 }
+SHOWS_NOTHING = "must have a label, a url or a content"
 
 
 class TaskReport(Request):
@@ -534,7 +536,7 @@ class TaskReport(Request):
 class TaskBatch(Request):
     """Several findings, stored all or none."""
 
-    tasks: Annotated[list[TaskReport], Meta(min_length=1)]
+    tasks: list[TaskReport]
 
 
 class TaskUpdate(Request):
@@ -796,6 +798,65 @@ class TaskQuery(PageQuery):
     missing_from: Sought | None = None
     sort: Literal["-createdAt", "createdAt", "severity"] = "-createdAt"
     view: Literal["default", "full"] = "default"
+
+
+# The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
+
+COMPONENTS = "#/components/schemas/"
+ENUMERATIONS = {frozenset(values): list(values) for values in (SEVERITIES, TASK_STATUSES, RUN_STATUSES)}
+JSON_VALUE = {
+    "description": "Any JSON value without U+0000.",
+    "anyOf": [
+        {"type": ["null", "boolean", "number"]},
+        {"type": "string", **NO_NUL},
+        {"type": "array", "items": {"$ref": f"{COMPONENTS}JsonValue"}},
+        {"type": "object", "propertyNames": NO_NUL, "additionalProperties": {"$ref": f"{COMPONENTS}JsonValue"}},
+    ],
+}
+COMPLETED_ALONE = "goes with the status completed only"
+# Rules between fields, which a model cannot express.
+RULES = {
+    "RunUpdate": {
+        "not": {
+            "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
+            "required": ["status", "resolveMissing"],
+        }
+    }
+}
+
+
+def corrected(schema: Any) -> Any:
+    """Return a generated schema with whole references, and with enumerations in their own order."""
+    if isinstance(schema, list):
+        return [corrected(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: corrected(value) for name, value in schema.items()}
+    if schema.get("$ref") == "JsonValue":
+        schema["$ref"] = f"{COMPONENTS}JsonValue"
+    if "enum" in schema:
+        schema["enum"] = ENUMERATIONS.get(frozenset(schema["enum"]), schema["enum"])
+    return schema
+
+
+def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """Return the reference to each model, and the components that they refer to. Patterns are Python's."""
+    listed = list(models)
+    references, components = msgspec.json.schema_components(listed, ref_template=COMPONENTS + "{name}")
+    ruled = {name: {**schema, **RULES.get(name, {})} for name, schema in corrected(components).items()}
+    return dict(zip(listed, references, strict=True)), ruled | {"JsonValue": JSON_VALUE}
+
+
+def in_ecma(schema: Any) -> Any:
+    """Return a schema with its patterns as ECMA 262, and so OpenAPI, writes them."""
+    if isinstance(schema, list):
+        return [in_ecma(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: in_ecma(value) for name, value in schema.items()}
+    if schema.get("pattern") in PATTERNS:
+        schema["pattern"] = PATTERNS[schema["pattern"]][1]
+    return schema
 
 
 # ---------------------------------------------------------------------------
@@ -1183,7 +1244,7 @@ def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | 
 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
 SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
-EXTENSION_PROBLEMS = 10  # that one task can bring
+PROBLEMS_OF_ONE = 100  # that one task can bring
 KEPT_SCHEMA = 128 * KIB  # characters of a schema whose compiled form is kept
 PATTERN_LENGTH = 2000  # characters
 PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
@@ -1258,8 +1319,8 @@ def tick() -> None:
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Run a check for so long. :raises OutOfTime: past it. :raises Postponed: when it must go on in a thread."""
-    end = time.monotonic() + seconds
-    CLOCK.deadline = min(end, CLOCK.held_up)
+    outer, end = CLOCK.deadline, time.monotonic() + seconds
+    CLOCK.deadline = min(end, outer, CLOCK.held_up)
     try:
         yield
     except OutOfTime:
@@ -1267,7 +1328,7 @@ def time_limit(seconds: float) -> Iterator[None]:
             raise Postponed from None
         raise
     finally:
-        CLOCK.deadline = float("inf")
+        CLOCK.deadline = outer
 
 
 class TimedPatterns:
@@ -1579,26 +1640,93 @@ def quick_judge(text: str) -> Callable[[Any], bool] | None:
     return typing.cast(Callable[[Any], bool], judge.is_valid)
 
 
+# The name that a message begins with.
+NAMED_FIRST = regex.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+
+
 def culprits(error: Any) -> list[str]:
     """Return the members that a fault is about, where it is about members that are missing or unwanted."""
-    if error.validator in ("required", "dependentRequired", "dependencies"):
-        rule = error.validator_value
-        lists = rule.values() if isinstance(rule, dict) else [rule]
-        names = [name for names in lists if isinstance(names, list) for name in names]
-        return [name for name in names if error.message.startswith(repr(name))][:1]
+    if error.validator in ("required", "dependentRequired", "dependencies") and error.validator_value is not True:
+        named = NAMED_FIRST.match(error.message)  # the rule may list ten thousand, of which each fault is about one
+        return [ast.literal_eval(named[0])] if named else []
     if error.validator in ("additionalProperties", "unevaluatedProperties") and error.validator_value is False:
         unwanted = (name for name in error.instance if repr(name) in error.message)
-        return list(itertools.islice(unwanted, EXTENSION_PROBLEMS))  # each is searched for in a long message
+        return list(itertools.islice(unwanted, PROBLEMS_OF_ONE))  # each is searched for in a long message
     return []
+
+
+# Keywords whose messages leave out the number that they ask for.
+NUMBERED = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
+# Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
+SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (SHOWS_SOMETHING["anyOf"], SHOWS_NOTHING, ()),
+    (RULES["RunUpdate"]["not"], COMPLETED_ALONE, ("resolveMissing",)),
+)
+
+
+def meant(error: Any) -> Iterator[Any]:
+    """Give what a fault is about: where something or null may stand, what is wrong with the something."""
+    alternatives = error.validator_value if error.validator == "anyOf" else ()
+    if len(alternatives) != 2 or {"type": "null"} not in alternatives:
+        yield error
+        return
+    for inner in error.context:
+        if inner.schema != {"type": "null"}:
+            yield from meant(inner)
+
+
+def in_short(error: Any, name: str = "") -> str:
+    """Return jsonschema's message, so that what is asked for is there, however long the value is that it begins with.
+
+    :param name: the one member that this is about; of unwanted ones the message lists them all.
+    """
+    message, value = error.message, repr(error.instance)
+    if error.validator == "additionalProperties" and name and "patternProperties" not in error.schema:
+        known = ", ".join(error.schema.get("properties", ()))
+        message = f"Additional properties are not allowed ({cut(name)!r} was unexpected){known and f'; known: {known}'}"
+    if error.validator in NUMBERED:
+        message += f" ({error.validator} is {error.validator_value})"
+    rest = message.removeprefix(value)
+    if len(message) > REPEATED_TEXT and len(rest) < min(len(message), REPEATED_TEXT):
+        return f"{value[: REPEATED_TEXT - 1 - len(rest)]}…{rest}"
+    return cut(message)
+
+
+def fault_problems(error: Any, pointer: str) -> Iterator[Problem]:
+    """Tell of one fault that jsonschema found, at each of the members that it is about."""
+    rule, place, value = error.validator_value, [*error.absolute_path], short(error.instance)
+    for theirs, words, member in SAYINGS:
+        if rule == theirs:
+            yield Problem(words, joined([*place, *member], pointer))
+            return
+    if error.validator == "enum":
+        yield Problem(cut(f"must be one of: {', '.join(map(as_text, rule))}"), joined(place, pointer), value=value)
+    elif error.validator == "pattern" and rule in PATTERNS:
+        yield Problem(PATTERNS[rule][0], joined(place, pointer), value=value)
+    else:
+        for name in culprits(error) or [""]:
+            yield Problem(in_short(error, name), joined([*place, name] if name else place, pointer))
+
+
+def told(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
+    """Tell everything that jsonschema finds wrong with a value. :raises OutOfTime: past the deadline."""
+    for error in validator.iter_errors(value):
+        tick()
+        for fault in meant(error):
+            if not (fault.validator == "pattern" and "\0" in fault.instance):  # U+0000 is told for itself
+                yield from fault_problems(fault, pointer)
+
+
+def as_text(value: Any) -> str:
+    """Return a JSON value as an error names it: a string as it is."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def extension_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
     """Tell what is wrong with one task's extensions. :raises OutOfTime: past the deadline."""
     try:
         tick()  # not every keyword takes a step that does
-        for error in itertools.islice(validator.iter_errors(value), EXTENSION_PROBLEMS):
-            for members in [[name] for name in culprits(error)] or [[]]:
-                yield Problem(cut(error.message), joined([*error.absolute_path, *members], pointer))
+        yield from itertools.islice(told(validator, value, pointer), PROBLEMS_OF_ONE)
     except OutOfTime:
         raise
     except RecursionError:
@@ -1608,8 +1736,8 @@ def extension_problems(validator: Any, value: Any, pointer: str) -> Iterator[Pro
         yield Problem(f"cannot be checked against the project type's schema: {cut(str(error))}", pointer)
 
 
-def check_extensions(schema: str, extensions: Iterable[tuple[Any, str, int]], seconds: float) -> list[Problem]:
-    """Return what is wrong with the extensions of several tasks, each given with its pointer and its size.
+def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], seconds: float) -> list[Problem]:
+    """Return what is wrong with the extensions of several tasks, each given as text (None: {}) with its pointer.
 
     :raises ExtensionCheckTimeout: when one task, or all together, took too long.
     """
@@ -1617,8 +1745,9 @@ def check_extensions(schema: str, extensions: Iterable[tuple[Any, str, int]], se
     accepts = quick_judge(schema) if len(schema) <= TAME_SIZE else None
     end = time.monotonic() + seconds
     problems: list[Problem] = []
-    for value, pointer, size in extensions:
-        if accepts is not None and size <= TAME_SIZE and accepts(value):
+    for text, pointer in extensions:
+        value = msgspec.json.decode(text) if text else {}
+        if accepts is not None and len(text or "") <= TAME_SIZE and accepts(value):
             continue
         try:
             with time_limit(min(seconds * TASK_SHARE, end - time.monotonic())):
@@ -2851,7 +2980,8 @@ CUT_SHORT = "findings_service.cut_short"
 POSTPONED = "findings_service.postponed"
 BODY = "findings_service.body"
 
-NUL_PROBLEMS = 10  # that one task can bring
+READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
+MANY_VALUES = 500_000  # in a body; beyond, looking through one that breaks a rule would take hundreds of megabytes
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
 JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', regex.DOTALL)
@@ -2862,20 +2992,6 @@ for _opening, _closing in zip(b"[{", b"]}", strict=True):
 
 # What msgspec raises for a text that is no JSON, or may be none.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-# How msgspec says what is wrong, and how we say it.
-SAID_AT = regex.compile(r" - at `\$([^`]*)`\Z")
-COMPLAINTS: tuple[tuple[str, Callable[[Any], str]], ...] = (
-    (r"Expected `\w+` of length <= (\d+)", lambda found: f"must be at most {int(found[1]):,} long"),
-    (r"Expected `\w+` of length >= 1", lambda _: "must not be empty"),
-    (r"Expected `\w+` of length >= (\d+)", lambda found: f"must be at least {found[1]} long"),
-    (r"Expected `\w+` >= ([\d.]+)", lambda found: f"must be at least {found[1].removesuffix('.0')}"),
-    (r"Expected `\w+` <= ([\d.]+)", lambda found: f"must be at most {found[1].removesuffix('.0')}"),
-    (r"Expected `\w+` that's a multiple of 1\.0", lambda _: "must be a whole number"),
-    (r"Expected `\w+` matching regex '(.+)'", lambda found: PATTERNS[found[1].replace("\\\\", "\\")][0]),
-    (r"Expected `(.+)`, got `(\w+)`", lambda found: f"must be {found[1].replace(' | ', ' or ')}, not {found[2]}"),
-    (r"Integer value out of range", lambda _: "has too many digits"),
-)
 
 
 def nesting(text: bytes) -> int:
@@ -2900,6 +3016,43 @@ def require_json(text: bytes, levels: int = NESTING) -> Any:
         raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
 
 
+def has_many_values(text: bytes) -> bool:
+    """Tell whether a JSON text has more values than can be looked through. Each stands behind one of three signs."""
+    if sum(map(text.count, (b",", b"[", b"{"))) <= MANY_VALUES:
+        return False
+    return sum(map(JSON_STRING.sub(b"", text).count, (b",", b"[", b"{"))) > MANY_VALUES
+
+
+def readable_number(digits: str) -> int | float:
+    """Return a whole number, infinity where Python would take too long over its digits."""
+    return int(digits) if len(digits) <= READABLE_DIGITS else math.inf
+
+
+def no_number(text: str) -> NoReturn:
+    """Refuse what Python takes for a number and JSON does not. :raises MalformedJSON: always."""
+    raise MalformedJSON(f"The body is not one UTF-8 JSON value: {text} is no number.")
+
+
+def document_of(text: bytes) -> Any:
+    """Return what a body means that breaks a rule, so that all that is wrong with it can be told.
+
+    Of a number with more digits than Python reads in reasonable time, infinity is left.
+
+    :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it is too much to be looked through.
+    """
+    if has_many_values(text):
+        detail = f"breaks a rule, and has over {MANY_VALUES:,} values, too many to tell which; send it in parts"
+        raise ValidationFailed([Problem(detail, "")])
+    try:
+        return require_json(text)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return json.loads(text, parse_int=readable_number, parse_constant=no_number)
+    except ValueError as error:
+        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
+
+
 def nul_places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Give the places of all strings and member names with U+0000."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -2919,65 +3072,16 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
     """Tell where a body has U+0000, which other databases and C programs take for the end of a text."""
     if not NUL_ESCAPE.search(text):
         return []
-    document = require_json(text)
+    document = document_of(text)
     if isinstance(document, dict) and exempt:
         document = {name: value for name, value in document.items() if name != exempt}
     problems, in_task = [], Counter[tuple[str | int, ...]]()
     for place in nul_places(document):
         in_task[place[:2]] += 1  # of a batch, a task
-        if in_task[place[:2]] <= NUL_PROBLEMS:
+        if in_task[place[:2]] <= PROBLEMS_OF_ONE:
             pointer = joined(str(token).replace("\0", "\\u0000") for token in place)
             problems.append(Problem("must not contain U+0000", pointer))
     return problems
-
-
-def value_at(document: Any, path: Sequence[str]) -> Any:
-    """Return the short value at a path of a document, cut, or UNSET when there is none to show."""
-    for token in path:
-        try:
-            document = document[int(token)] if isinstance(document, list) else document[token]
-        except (LookupError, TypeError, ValueError):
-            return msgspec.UNSET
-    return short(document)
-
-
-@cache
-def known_fields(model: Any) -> tuple[str, ...]:
-    """Return the names of a model's fields, as they are sent."""
-    return tuple(field.encode_name for field in msgspec.structs.fields(model))
-
-
-@cache
-def choices(model: Any, name: str) -> tuple[str, ...]:
-    """Return the values that a model's field may have."""
-    hints = typing.get_type_hints(model)
-    field = next(field for field in msgspec.structs.fields(model) if field.encode_name == name)
-
-    def literals(hint: Any) -> tuple[str, ...]:
-        if typing.get_origin(hint) is Literal:
-            return typing.get_args(hint)
-        return tuple(value for part in typing.get_args(hint) for value in literals(part))
-
-    return literals(hints[field.name])
-
-
-def problem_of(error: msgspec.ValidationError, model: Any, document: Any) -> Problem:
-    """Say what msgspec says, with a pointer and in words that help to mend it."""
-    said = SAID_AT.sub("", str(error))
-    tokens = [name or index for name, index in regex.findall(r"\.(\w+)|\[(\d+)\]", str(error)[len(said) :])]
-    if match := regex.fullmatch(r"Object missing required field `(.+)`", said):
-        return Problem("is required", joined((*tokens, match[1])))
-    if match := regex.fullmatch(r"Object contains unknown field `(.*)`", said, regex.DOTALL):
-        known = f"; known here: {', '.join(known_fields(model))}" if not tokens else ""
-        return Problem(f"is not a known field{known}", joined((*tokens, cut(match[1]))))
-    detail = said
-    if said.startswith("Invalid enum value"):
-        name = next(token for token in reversed(tokens) if not token.isdecimal())
-        detail = f"must be one of: {', '.join(choices(model, name))}"
-    for pattern, words in COMPLAINTS:
-        if match := regex.fullmatch(pattern, said):
-            detail = words(match)
-    return Problem(detail, joined(tokens), value=value_at(document, tokens))
 
 
 @cache
@@ -2986,19 +3090,32 @@ def decoder(model: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(model)
 
 
+@cache
+def judge_of(model: Any) -> Any:
+    """Return what finds everything that is wrong with a value: the schema that OpenAPI publishes of its model."""
+    references, components = schemas_of([model])
+    schema = {**references[model], "components": {"schemas": components}}
+    return guarded(jsonschema.Draft202012Validator)(schema, registry=referencing.Registry())
+
+
+def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, pointer: str = "") -> list[Problem]:
+    """Tell everything that is wrong with a value that its model has refused, but for U+0000 (see `nul_problems`).
+
+    Where jsonschema finds nothing, which no body has come to yet, msgspec's word has to do.
+    """
+    problems = itertools.islice(told(judge_of(model), document, pointer), PROBLEMS_OF_ONE)
+    return list(problems) or [Problem(cut(str(refusal)), pointer)]
+
+
 Checked = TypeVar("Checked", bound=Struct)
 
 
-def decode(model: type[Checked], text: bytes) -> Checked:
-    """Return a body as its model. :raises MalformedJSON: first. :raises ValidationFailed: then."""
+def read_model(model: type[Checked], text: bytes) -> Checked:
+    """Return a JSON text as its model. :raises MalformedJSON: first. :raises msgspec.ValidationError: then."""
     try:
         return typing.cast(Checked, decoder(model).decode(text))
-    except msgspec.ValidationError as error:
-        try:
-            document = require_json(text)
-        except msgspec.ValidationError:
-            document = None
-        raise ValidationFailed([problem_of(error, model, document)]) from None
+    except msgspec.ValidationError:
+        raise
     except NOT_JSON:
         require_json(text)
         raise
@@ -3010,31 +3127,22 @@ class Envelope(Struct):
     tasks: Raw = msgspec.field(default_factory=Raw)
 
 
-class RawBatch(Request):
-    """A batch whose tasks are looked at one by one, because one at least is bad."""
-
-    tasks: Annotated[list[Raw], Meta(min_length=1)]
-
-
 class Parsed(Struct):
-    """The tasks of a submission, as they will be stored, and their extensions with pointers and sizes to be checked."""
+    """The tasks of a submission, as they will be stored, and their extensions with pointers, to be checked.
+
+    `complete` is false when there was no time to look for every problem.
+    """
 
     reports: list[Report] = msgspec.field(default_factory=list)
-    extensions: list[tuple[Any, str, int]] = msgspec.field(default_factory=list)
+    extensions: list[tuple[str | None, str]] = msgspec.field(default_factory=list)
     problems: list[Problem] = msgspec.field(default_factory=list)
+    complete: bool = True
 
     def add(self, task: TaskReport, pointer: str, levels: int) -> None:
         """Take one task that its model has accepted, or note what rules it breaks."""
-        problems = [problem.below(pointer) for problem in rule_problems(task)]
-        place = f"{pointer}/extensions"
-        try:
-            extensions, value = read_object(task.extensions, place, 256 * KIB, NESTING - levels)
-        except ValidationFailed as error:
-            problems += error.problems
-        if problems:
-            self.problems += problems
-            return
-        self.extensions.append((value, place, len(extensions or "")))
+        problems = rule_problems(task.description, task.evidence or (), task.remediation or ())
+        self.problems += [problem.below(pointer) for problem in problems]
+        extensions = self.add_extensions(task.extensions, pointer, levels)
         self.reports.append(
             Report(
                 task.external_id,
@@ -3048,6 +3156,46 @@ class Parsed(Struct):
                 extensions,
             )
         )
+
+    def add_extensions(self, raw: Raw, pointer: str, levels: int) -> str | None:
+        """Note a task's extensions to be checked, or what is wrong with them by themselves, and return them."""
+        try:
+            extensions, _ = read_object(raw, f"{pointer}/extensions", 256 * KIB, NESTING - levels)
+        except ValidationFailed as error:
+            self.problems += error.problems
+            return None
+        self.extensions.append((extensions, f"{pointer}/extensions"))
+        return extensions
+
+    def add_refused(self, text: bytes, refusal: msgspec.ValidationError, pointer: str, levels: int) -> None:
+        """Note everything that is wrong with one task that its model has refused."""
+        document = document_of(text)
+        problems = model_problems(TaskReport, document, refusal, pointer)
+        self.problems += problems
+        if not isinstance(document, dict):
+            return
+        description = document.get("description")
+        rules = rule_problems(
+            description if isinstance(description, str) else None,
+            readable_items(document.get("evidence"), Evidence),
+            readable_items(document.get("remediation"), RemediationStep),
+        )
+        there = {(problem.pointer, problem.detail) for problem in problems}
+        more = [problem.below(pointer) for problem in rules]
+        self.problems += [problem for problem in more if (problem.pointer, problem.detail) not in there]
+        if isinstance(document.get("extensions"), dict | None):
+            self.add_extensions(decoder(dict[str, Raw]).decode(text).get("extensions", Raw()), pointer, levels)
+
+
+def readable_items(items: Any, model: type[Checked]) -> list[Checked | None]:
+    """Return the items of an array in a task that its model has refused, None in place of those that are bad."""
+    readable: list[Checked | None] = []
+    for item in items if isinstance(items, list) else ():
+        try:
+            readable.append(msgspec.convert(item, model))
+        except msgspec.ValidationError:
+            readable.append(None)
+    return readable
 
 
 def stored(items: Sequence[Any] | None) -> str | None:
@@ -3073,23 +3221,33 @@ def over(text: str | None, limit: int) -> bool:
     return text is not None and len(text) * 4 > limit and len(text.encode()) > limit
 
 
-def rule_problems(task: TaskReport) -> Iterator[Problem]:
-    """Tell which rules a task breaks that its model cannot express."""
-    if over(task.description, 64 * KIB):
+def rule_problems(
+    description: str | None, evidence: Sequence[Evidence | None], remediation: Sequence[RemediationStep | None]
+) -> Iterator[Problem]:
+    """Tell which rules a task breaks that its model cannot express. An item that is None has been refused already."""
+    if over(description, 64 * KIB):
         yield Problem("must be at most 64 KiB of UTF-8", "/description")
-    for place, item in enumerate(task.evidence or ()):
-        if item.url is None and item.content is None and item.label is None:
-            yield Problem("must have a label, a url or a content", f"/evidence/{place}")
-        if over(item.content, 256 * KIB):
-            yield Problem("must be at most 256 KiB of UTF-8", f"/evidence/{place}/content")
-        if item.url is not None and (complaint := evidence_url_complaint(item.url)):
-            yield Problem(complaint, f"/evidence/{place}/url", value=cut(item.url))
+    for place, item in enumerate(evidence):
+        if item is not None:
+            yield from (problem.below(f"/evidence/{place}") for problem in evidence_problems(item))
     taken = set()
-    for place, step in enumerate(task.remediation or ()):
+    for place, step in enumerate(remediation):
+        if step is None:
+            continue
         number = int(step.step or place + 1)
         if number in taken:
             yield Problem(f"step {number} is there already; steps must differ", f"/remediation/{place}/step")
         taken.add(number)
+
+
+def evidence_problems(item: Evidence) -> Iterator[Problem]:
+    """Tell which rules an item of evidence breaks that its model cannot express."""
+    if item.url is None and item.content is None and item.label is None:
+        yield Problem(SHOWS_NOTHING, "")
+    if over(item.content, 256 * KIB):
+        yield Problem("must be at most 256 KiB of UTF-8", "/content")
+    if item.url is not None and (complaint := evidence_url_complaint(item.url)):
+        yield Problem(complaint, "/url", value=cut(item.url))
 
 
 def evidence_url_complaint(url: str) -> str | None:
@@ -3107,66 +3265,94 @@ def evidence_url_complaint(url: str) -> str | None:
 def read_object(raw: Raw, pointer: str, limit: int | None, levels: int) -> tuple[str | None, Any]:
     """Return a free-form object as its text exactly as sent (None when left out) and as what it means ({} then).
 
+    Its length is judged first: what is short takes little memory, whatever stands in it.
+
     :raises MalformedJSON: when msgspec skipped something that is no JSON. :raises ValidationFailed: when it is
     no object or too large.
     """
     text = bytes(raw)
     if text in (b"", b"null"):
         return None, {}
+    if limit and len(text) > limit and compact_length(text) > limit:
+        raise ValidationFailed([Problem(f"must be at most {limit // KIB} KiB as compact JSON", pointer)])
+    if has_many_values(text):
+        raise ValidationFailed([Problem(f"must have at most {MANY_VALUES:,} values", pointer)])
     try:
         value = require_json(text, levels)
     except msgspec.ValidationError:
         raise ValidationFailed([Problem("has a number with too many digits", pointer)]) from None
     if not isinstance(value, dict):
         raise ValidationFailed([Problem("must be an object", pointer)])
-    if limit and len(text) > limit and len(msgspec.json.format(text, indent=-1)) > limit:
-        raise ValidationFailed([Problem(f"must be at most {limit // KIB} KiB as compact JSON", pointer)])
     return text.decode(), value
 
 
+def compact_length(text: bytes) -> int:
+    """Return how many bytes a JSON text has without white space. :raises MalformedJSON: when it is none."""
+    try:
+        return len(msgspec.json.format(text, indent=-1))
+    except NOT_JSON as error:
+        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
+
+
 def parse_submission(text: bytes, settings: Settings) -> Parsed:
-    """Read a submission of either form, and note one problem at least for each bad task."""
+    """Read a submission of either form, and note every problem of each bad task."""
     try:
         single = not bytes(decoder(Envelope).decode(text).tasks)
     except NOT_JSON:
         single = True
     parsed = Parsed()
     if single:
-        parsed.add(decode(TaskReport, text), "", levels=1)
+        add_task(parsed, text, "", levels=1)
     else:
-        for place, task in enumerate(read_batch(text, settings, parsed)):
-            if task is not None:
-                parsed.add(task, f"/tasks/{place}", levels=3)
+        add_batch(parsed, text, settings)
     parsed.problems += nul_problems(text)
     return parsed
 
 
-def read_batch(text: bytes, settings: Settings, parsed: Parsed) -> Sequence[TaskReport | None]:
-    """Return the tasks of a batch, None in place of each that its model refuses."""
-    tasks: Sequence[TaskReport | None]
+def add_task(parsed: Parsed, text: bytes, pointer: str, levels: int) -> None:
+    """Read one task, or note everything that is wrong with it."""
     try:
-        tasks = decoder(TaskBatch).decode(text).tasks
-    except msgspec.ValidationError:
-        require_digits(text)
-        items = raw_tasks(text, parsed)
+        task = read_model(TaskReport, text)
+    except msgspec.ValidationError as error:
+        parsed.add_refused(text, error, pointer, levels)
+    else:
+        parsed.add(task, pointer, levels)
+
+
+def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
+    """Read the tasks of a batch; where its model refuses it, one by one, for as long as checks may take."""
+    try:
+        tasks = read_model(TaskBatch, text).tasks
+    except msgspec.ValidationError as error:
+        items = batch_items(parsed, text, error)
         require_size(items, settings)
-        tasks = [read_one(item, f"/tasks/{place}", parsed) for place, item in enumerate(items)]
-    except NOT_JSON:
-        require_json(text)
-        raise
-    require_size(tasks, settings)
-    return tasks
+        try:
+            with time_limit(settings.schema_timeout):
+                for place, item in enumerate(items):
+                    tick()
+                    add_task(parsed, bytes(item), f"/tasks/{place}", levels=3)
+        except OutOfTime:
+            parsed.complete = False
+    else:
+        require_size(tasks, settings)
+        for place, task in enumerate(tasks):
+            parsed.add(task, f"/tasks/{place}", levels=3)
 
 
-def raw_tasks(text: bytes, parsed: Parsed) -> Sequence[Raw]:
+def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -> list[Raw]:
     """Return the tasks of a batch unread, and note what is wrong around them."""
+    document_of(text)
+    members = decoder(dict[str, Raw]).decode(text)
+    around: dict[str, Any] = dict.fromkeys(members)
+    items: list[Raw] = []
     try:
-        return decode(RawBatch, text).tasks
-    except ValidationFailed as error:
-        parsed.problems += error.problems
-    with suppress(msgspec.ValidationError):  # no array: that is noted
-        return msgspec.json.decode(bytes(decoder(Envelope).decode(text).tasks), type=list[Raw])
-    return []
+        items = decoder(list[Raw]).decode(members["tasks"])
+        around["tasks"] = []
+    except msgspec.ValidationError:
+        around["tasks"] = document_of(bytes(members["tasks"]))
+    if around != {"tasks": []}:
+        parsed.problems += model_problems(TaskBatch, around, refusal)
+    return items
 
 
 def require_size(tasks: Sequence[Any], settings: Settings) -> None:
@@ -3176,19 +3362,20 @@ def require_size(tasks: Sequence[Any], settings: Settings) -> None:
         raise ValidationFailed([Problem(detail, "/tasks")])
 
 
-def require_digits(text: bytes, levels: int = NESTING) -> None:
-    """Check that a text is JSON, numbers of any size included. :raises MalformedJSON: when it is not."""
-    with suppress(msgspec.ValidationError):
-        require_json(text, levels)
+def task_of(problem: Problem) -> int:
+    """Return the place of the task that a problem is about, -1 for the whole body."""
+    match = regex.match(r"/tasks/(\d+)", problem.pointer or "")
+    return int(match[1]) if match else -1
 
 
-def read_one(item: Raw, pointer: str, parsed: Parsed) -> TaskReport | None:
-    """Return one task of a batch, or note what its model says against it."""
-    try:
-        return decode(TaskReport, bytes(item))
-    except ValidationFailed as error:
-        parsed.problems += [problem.below(pointer) for problem in error.problems]
-        return None
+def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort problems so that the first ones hold one of each bad task, in the tasks' order."""
+    ordered = sorted(problems, key=task_of)
+    if len(ordered) <= LISTED_PROBLEMS:
+        return ordered
+    firsts = {task_of(problem): problem for problem in reversed(ordered)}.values()
+    first_ids = {id(problem) for problem in firsts}
+    return sorted(ordered, key=lambda problem: id(problem) not in first_ids)
 
 
 def parse_model(model: type[Checked], exempt: str | None, text: bytes, _: Settings) -> Checked:
@@ -3196,10 +3383,14 @@ def parse_model(model: type[Checked], exempt: str | None, text: bytes, _: Settin
 
     :raises ValidationFailed: with everything against it.
     """
-    value = decode(model, text)
+    try:
+        value = read_model(model, text)
+    except msgspec.ValidationError as error:
+        raise ValidationFailed(model_problems(model, document_of(text), error) + nul_problems(text, exempt)) from None
     for raw in msgspec.structs.astuple(value):
-        if isinstance(raw, Raw) and bytes(raw):
-            require_digits(bytes(raw), NESTING - 1)
+        if isinstance(raw, Raw) and bytes(raw) and not has_many_values(bytes(raw)):  # else it is refused for that
+            with suppress(msgspec.ValidationError):
+                require_json(bytes(raw), NESTING - 1)
     if problems := nul_problems(text, exempt):
         raise ValidationFailed(problems)
     return value
@@ -3238,7 +3429,7 @@ def read_query(model: type[Query], text: str) -> Query:
     try:
         return msgspec.convert(values, model)
     except msgspec.ValidationError as error:
-        problem = problem_of(error, model, values)
+        problem = model_problems(model, values, error)[0]
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
 
 
@@ -3604,22 +3795,6 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
         return answer(200, select_run_with_summary(connection, call.client_id, run))
 
 
-def task_of(problem: Problem) -> int:
-    """Return the place of the task that a problem is about, -1 for the whole body."""
-    match = regex.match(r"/tasks/(\d+)", problem.pointer or "")
-    return int(match[1]) if match else -1
-
-
-def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
-    """Sort problems so that the first ones hold one of each bad task, in the tasks' order."""
-    ordered = sorted(problems, key=task_of)
-    firsts = {task_of(problem): problem for problem in reversed(ordered)}.values()
-    if len(ordered) <= LISTED_PROBLEMS:
-        return ordered
-    first_ids = {id(problem) for problem in firsts}
-    return sorted(ordered, key=lambda problem: id(problem) not in first_ids)
-
-
 @operation(
     "POST",
     "/api/v1/runs/{run_id}/tasks",
@@ -3637,7 +3812,7 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     if schema is not None:
         parsed.problems += check_extensions(schema, parsed.extensions, call.service.settings.schema_timeout)
     if parsed.problems:
-        raise ValidationFailed(every_task_first(parsed.problems))
+        raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
 
     def submit(connection: Connection) -> flask.Response:
         submission = submit_reports(connection, call.principal, run, parsed.reports)
@@ -3763,51 +3938,8 @@ def get_health(call: Call) -> flask.Response:
 # OpenAPI: made from the same models and operations that serve the requests
 # ---------------------------------------------------------------------------
 
-COMPONENTS = "#/components/schemas/"
 ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
 PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
-JSON_VALUE = {
-    "description": "Any JSON value without U+0000.",
-    "anyOf": [
-        {"type": ["null", "boolean", "number"]},
-        {"type": "string", **NO_NUL},
-        {"type": "array", "items": {"$ref": f"{COMPONENTS}JsonValue"}},
-        {"type": "object", "propertyNames": NO_NUL, "additionalProperties": {"$ref": f"{COMPONENTS}JsonValue"}},
-    ],
-}
-
-
-def corrected(schema: Any) -> Any:
-    """Return a generated schema with ECMA 262 patterns and whole references."""
-    if isinstance(schema, list):
-        return [corrected(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    schema = {name: corrected(value) for name, value in schema.items()}
-    if schema.get("pattern") in PATTERNS:
-        schema["pattern"] = PATTERNS[schema["pattern"]][1]
-    if schema.get("$ref") == "JsonValue":
-        schema["$ref"] = f"{COMPONENTS}JsonValue"
-    return schema
-
-
-# Rules between fields, which a model cannot express.
-RULES = {
-    "RunUpdate": {
-        "not": {
-            "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
-            "required": ["status", "resolveMissing"],
-        }
-    }
-}
-
-
-def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """Return the reference to each model, and the components that they refer to."""
-    listed = list(models)
-    references, components = msgspec.json.schema_components(listed, ref_template=COMPONENTS + "{name}")
-    ruled = {name: {**schema, **RULES.get(name, {})} for name, schema in corrected(components).items()}
-    return dict(zip(listed, references, strict=True)), ruled | {"JsonValue": JSON_VALUE}
 
 
 def reference_to(models: Any, references: Mapping[Any, Any]) -> dict[str, Any]:
@@ -3880,7 +4012,7 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
     if each.method == "POST":
         length = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append({"name": "Idempotency-Key", "in": "header", "schema": length})
-    schema = corrected(msgspec.json.schema(each.query, ref_template=COMPONENTS + "{name}"))
+    schema = in_ecma(corrected(msgspec.json.schema(each.query, ref_template=COMPONENTS + "{name}")))
     fields = schema["$defs"][each.query.__name__]["properties"] if "$defs" in schema else {}
     for name, field_schema in fields.items():
         alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
@@ -3931,7 +4063,7 @@ def openapi_document() -> dict[str, Any]:
         "security": [{"key": []}],
         "paths": paths,
         "components": {
-            "schemas": components,
+            "schemas": in_ecma(components),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: fts_…"}},
         },
     }

@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 import tomllib
+import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -926,6 +927,125 @@ def test_a_task_with_many_problems_does_not_crowd_out_others(client: Client) -> 
     problem = assert_problem(response, 422, "validation_failed")
     assert len(problem["errors"]) <= 100
     assert {int(error["pointer"].split("/")[2]) for error in problem["errors"]} == set(range(40))
+
+
+def problems_of(response: Any) -> dict[str, str]:
+    """Return what a refusal says, by pointer."""
+    problem = assert_problem(response, 422, "validation_failed")
+    return {error["pointer"]: error["detail"] for error in problem["errors"]}
+
+
+FAULTY_TASK = {
+    "title": "x" * 501,
+    "severity": "hgh",
+    "sevrity": "high",
+    "description": "é" * 40_000,
+    "externalId": 7,
+    "evidence": [{"label": "x", "url": "javascript:alert(1)"}, {"labl": "x"}, {}, "x"],
+    "remediation": [{"instruction": "a", "step": 2}, {"step": 1.5}, {"instruction": "b", "step": 2}],
+    "successCriteria": [{"automatable": "yes"}],
+    "extensions": {"wcag": "1.1", "pages": ["one"]},
+}
+FAULTS = {
+    "/title": "'xxx",
+    "/severity": "must be one of: critical, high, medium, low, info",
+    "/sevrity": "Additional properties are not allowed ('sevrity' was unexpected); known: title, severity,",
+    "/description": "must be at most 64 KiB of UTF-8",
+    "/externalId": "7 is not of type 'string'",
+    "/evidence/0/url": "must not be a javascript: URL",
+    "/evidence/1": "must have a label, a url or a content",
+    "/evidence/1/labl": "Additional properties are not allowed ('labl' was unexpected)",
+    "/evidence/2": "must have a label, a url or a content",
+    "/evidence/3": "'x' is not of type 'object'",
+    "/remediation/1/instruction": "'instruction' is a required property",
+    "/remediation/1/step": "1.5 is not a multiple of 1",
+    "/remediation/2/step": "step 2 is there already; steps must differ",
+    "/successCriteria/0/description": "'description' is a required property",
+    "/successCriteria/0/automatable": "'yes' is not of type 'boolean'",
+    "/extensions/wcag": "'1.1' does not match",
+    "/extensions/pages/0": "'one' is not of type 'integer'",
+}
+
+
+@pytest.mark.parametrize("form", ["single", "batch"])
+def test_every_problem_of_a_task_is_told_at_once(client: Client, form: str) -> None:
+    client.register("wcag", WCAG_SCHEMA)
+    path, prefix = f"{API}/runs/{client.start('wcag')}/tasks", "/tasks/1" if form == "batch" else ""
+    good = task(extensions={"wcag": "1.1.1"})
+    body = {"tasks": [good, FAULTY_TASK, good]} if form == "batch" else FAULTY_TASK
+    told = problems_of(client.post(path, json=body))
+    assert set(told) == {prefix + pointer for pointer in FAULTS}
+    assert all(told[prefix + pointer].startswith(words) for pointer, words in FAULTS.items()), told
+    assert client.read("tasks")["total"] == 0
+
+
+def test_a_message_tells_what_is_asked_for_however_long_the_value_is(client: Client, run: str) -> None:
+    fields = {"title": "y" * 501, "externalId": "z" * 5000, "remediation": [{"instruction": "x"}] * 101}
+    told = problems_of(client.post(f"{API}/runs/{run}/tasks", json=task(**fields)))
+    assert told["/title"].endswith("y… is too long (maxLength is 500)")
+    assert told["/externalId"].endswith("is too long (maxLength is 256)")
+    assert told["/remediation"].endswith("is too long (maxItems is 100)")
+    assert all(len(detail) <= 200 for detail in told.values())
+
+
+def test_every_problem_of_a_run_and_of_a_project_type_is_told_at_once(client: Client, run: str) -> None:
+    body = {"targetUrl": "example.com\0", "metadata": [], "x": "\0"}
+    places = {"/projectType", "/targetUrl", "/metadata", "/x"}
+    assert set(problems_of(client.post(f"{API}/runs", json=body))) == places
+    body = {"name": "-", "label": 1, "description": "x" * 10_001}
+    assert set(problems_of(client.post(f"{API}/project-types", json=body))) == {"/name", "/label", "/description"}
+    told = problems_of(client.patch(f"{API}/runs/{run}", json={"status": "failed", "resolveMissing": True, "x": 1}))
+    assert told["/resolveMissing"] == "goes with the status completed only"
+    assert set(told) == {"/resolveMissing", "/x"}
+
+
+def test_a_newline_at_the_end_of_a_name_is_no_part_of_it(client: Client) -> None:
+    told = problems_of(client.post(f"{API}/project-types", json={"name": "web\n"}))
+    assert told == {"/name": findings_service.PATTERNS[findings_service.NAME_PATTERN][0]}
+
+
+def test_what_is_wrong_around_the_tasks_is_told_with_what_is_wrong_in_them(client: Client, run: str) -> None:
+    path = f"{API}/runs/{run}/tasks"
+    assert set(problems_of(client.post(path, json={"tasks": [task(), {}], "task": 1}))) == {
+        *("/task", "/tasks/1/title", "/tasks/1/severity")
+    }
+    assert set(problems_of(client.post(path, json={"tasks": {"a": 1}, "run": 1}))) == {"/tasks", "/run"}
+
+
+def test_problems_that_take_long_to_find_are_told_as_far_as_they_were(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(schema_timeout="0.05"))
+    client.register("web")
+    bad = {"evidence": [{"label": 1, "url": "x", "content": []}] * 30}
+    response = client.post(f"{API}/runs/{client.start()}/tasks", json={"tasks": [bad] * 300})
+    problem = assert_problem(response, 422, "validation_failed", "/tasks/0/title")
+    assert problem["detail"].startswith("At least ")
+
+
+MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
+MANY_VALUES = cases(
+    metadata=("runs", b'{"projectType":"web","metadata":{"a":%s}}', "/metadata"),
+    metadata_list=("runs", b'{"projectType":"web","metadata":%s}', "/metadata"),
+    unknown=("runs", b'{"projectType":"web","x":%s}', ""),
+    schema=("project-types", b'{"name":"x","extensionSchema":{"enum":%s}}', "/extensionSchema"),
+    extensions=("runs/RUN/tasks", b'{"title":"x","severity":"low","extensions":{"a":%s}}', "/extensions"),
+    evidence=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":%s}', ""),
+    tasks=("runs/RUN/tasks", b'{"tasks":%s}', ""),
+    nul=("runs", b'{"projectType":"web\\u0000","metadata":{"a":%s}}', ""),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "pointer"), MANY_VALUES)
+def test_millions_of_values_are_refused_soon_and_in_little_memory(
+    client: Client, run: str, path: str, body: bytes, pointer: str
+) -> None:
+    tracemalloc.start()
+    try:
+        response = client.send("POST", f"{API}/{path.replace('RUN', run)}", body % MANY)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert_problem(response, 422, "validation_failed", pointer)
+    assert peak < 60 * KIB * KIB
 
 
 LONG = "y" * 5000
@@ -2036,7 +2156,6 @@ def test_a_task_at_the_bounds_is_taken(client: Client, run: str, change: dict[st
 
 
 BATCH_REJECTIONS = cases(
-    empty=({"tasks": []}, "/tasks"),
     many=({"tasks": [{"title": "x", "severity": "low"}] * 1001}, "/tasks"),
     object=({"tasks": {}}, "/tasks"),
     text=({"tasks": "x"}, "/tasks"),
@@ -2049,6 +2168,13 @@ BATCH_REJECTIONS = cases(
 @pytest.mark.parametrize(("body", "pointer"), BATCH_REJECTIONS)
 def test_a_bad_batch_is_refused(client: Client, run: str, body: dict[str, Any], pointer: str) -> None:
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=body), 422, "validation_failed", pointer)
+
+
+def test_a_clean_scan_submits_an_empty_batch(client: Client, run: str) -> None:
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": []})
+    counts = dict.fromkeys(("created", "updated", "reopened", "unchanged"), 0)
+    assert (response.status_code, response.json) == (200, {**counts, "tasks": []})
+    assert client.finish(run)["status"] == "completed"
 
 
 def test_a_batch_may_have_a_thousand_tasks(client: Client, run: str) -> None:
@@ -3067,7 +3193,7 @@ SENT = cases(
     run=("RunStart", {"projectType": "web", "metadata": {"a": [1]}}, {"projectType": "web", "sevrity": 1}),
     task=("TaskReport", WHOLE_TASK, task(severity="hgh")),
     step=("RemediationStep", {"instruction": "x", "step": 1.0}, {"instruction": "x", "step": 1.5}),
-    batch=("TaskBatch", {"tasks": [task()]}, {"tasks": []}),
+    batch=("TaskBatch", {"tasks": []}, {"tasks": [task(), {}]}),
     triage=("TaskUpdate", {"status": "open"}, {"status": "closed"}),
     type=("ProjectTypeDefinition", DEFINITION, {"name": "-"}),
 )
