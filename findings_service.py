@@ -43,14 +43,14 @@ import time
 import types
 import typing
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
-from urllib.parse import parse_qsl, unquote_plus
+from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 
 import click
 import flask
@@ -120,6 +120,20 @@ def parse_key(text: str) -> str:
     return key
 
 
+def parse_log(text: str) -> str:
+    """Return the form of the access log, "" for none. :raises ValueError: for an unknown one."""
+    if text not in ("", "json", "text"):
+        raise ValueError(f"{text!r} is neither json nor text")
+    return text
+
+
+def parse_base_url(text: str) -> str:
+    """Return a URL that links may begin with, without a slash at its end. :raises ValueError: for what is none."""
+    if text and not regex.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text):
+        raise ValueError(f"{text!r} is no URL such as https://tools.example/findings")
+    return text.rstrip("/")
+
+
 def parse_switch(text: str) -> bool:
     """Return whether `text` is on. :raises ValueError: when it is neither on nor off."""
     if text.lower() not in ("on", "off", "true", "false", "1", "0"):
@@ -140,6 +154,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     body_timeout: float = 30.0
     synchronous: str = "FULL"
     checkpoints: bool = True
+    log: str = ""
+    base_url: str = ""
 
     PARSERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
         "db": parse_path,
@@ -152,6 +168,8 @@ class Settings(Struct, frozen=True, kw_only=True):
         "body_timeout": parse_duration,
         "synchronous": parse_synchronous,
         "checkpoints": parse_switch,
+        "log": parse_log,
+        "base_url": parse_base_url,
     }
 
     @classmethod
@@ -335,13 +353,12 @@ class ExtensionCheckTimeout(ServiceError):
 
 
 class Busy(ServiceError):
-    """The database stayed locked past the time-out."""
+    """The database stayed locked past the time-out, or there was no room for a large body."""
 
     status, code = 503, "busy"
 
-    def __init__(self) -> None:
-        detail = "The database is locked by another process; nothing was stored. Try again."
-        super().__init__(detail, headers={"Retry-After": "1"})
+    def __init__(self, cause: str = "The database is locked by another process") -> None:
+        super().__init__(f"{cause}; nothing was stored. Try again.", headers={"Retry-After": "1"})
 
 
 class StorageFull(ServiceError):
@@ -1680,16 +1697,17 @@ def in_short(error: Any, name: str = "") -> str:
 
     :param name: the one member that this is about; of unwanted ones the message lists them all.
     """
-    message, value = error.message, repr(error.instance)
+    message = error.message
     if error.validator == "additionalProperties" and name and "patternProperties" not in error.schema:
         known = ", ".join(error.schema.get("properties", ()))
         message = f"Additional properties are not allowed ({cut(name)!r} was unexpected){known and f'; known: {known}'}"
     if error.validator in NUMBERED:
         message += f" ({error.validator} is {error.validator_value})"
+    if len(message) <= REPEATED_TEXT or error.validator.endswith("Properties"):
+        return cut(message)
+    value = repr(error.instance)
     rest = message.removeprefix(value)
-    if len(message) > REPEATED_TEXT and len(rest) < min(len(message), REPEATED_TEXT):
-        return f"{value[: REPEATED_TEXT - 1 - len(rest)]}…{rest}"
-    return cut(message)
+    return f"{value[: REPEATED_TEXT - 1 - len(rest)]}…{rest}" if len(rest) < REPEATED_TEXT else cut(message)
 
 
 def fault_problems(error: Any, pointer: str) -> Iterator[Problem]:
@@ -2971,16 +2989,21 @@ def check_health(connection: Connection) -> None:
 
 
 # ---------------------------------------------------------------------------
-# HTTP plumbing: from a request to a checked call, and from an outcome to an answer
+# Reading a request: from bytes and parameters to checked values
 # ---------------------------------------------------------------------------
 
-# What the front door and the routes tell each other in the WSGI environment.
+# What the front door and the routes tell each other in the WSGI environment: of the body ...
+BODY = "findings_service.body"
+AWAITED = "findings_service.awaited"  # it has not been read yet, because it is large
+WANTED = "findings_service.wanted"  # all that could be judged without it is good
 TOO_LARGE = "findings_service.too_large"
 CUT_SHORT = "findings_service.cut_short"
+# ... and of the request.
 POSTPONED = "findings_service.postponed"
-BODY = "findings_service.body"
+NOTED = "findings_service.noted"
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
+MANY_OBJECTS = 50  # that a task of a batch seldom has, so that the batch may have too many tasks
 MANY_VALUES = 500_000  # in a body; beyond, looking through one that breaks a rule would take hundreds of megabytes
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
@@ -3125,6 +3148,12 @@ class Envelope(Struct):
     """Just enough of a submission to tell its two forms apart."""
 
     tasks: Raw = msgspec.field(default_factory=Raw)
+
+
+class UnreadBatch(Struct):
+    """A batch whose tasks are only counted."""
+
+    tasks: list[Raw]
 
 
 class Parsed(Struct):
@@ -3321,6 +3350,9 @@ def add_task(parsed: Parsed, text: bytes, pointer: str, levels: int) -> None:
 
 def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
     """Read the tasks of a batch; where its model refuses it, one by one, for as long as checks may take."""
+    if text.count(b"{") > MANY_OBJECTS * settings.max_batch:  # counting tasks unread takes a tenth of reading them
+        with suppress(msgspec.ValidationError):
+            require_size(read_model(UnreadBatch, text).tasks, settings)
     try:
         tasks = read_model(TaskBatch, text).tasks
     except msgspec.ValidationError as error:
@@ -3448,6 +3480,47 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return parts if kind is list else text
 
 
+class BodyAwaited(Exception):
+    """Everything about a request is good that can be judged before its body; now the front door may read that."""
+
+
+def read_body(settings: Settings) -> bytes:
+    """Return the body of a JSON request.
+
+    :raises BodyTooLarge: over the limit, before any of it is parsed. :raises BodyAwaited: when it is still to be read.
+    """
+    environ, limit = flask.request.environ, settings.max_body
+    length = flask.request.content_length or 0  # 0 where it is no number
+    text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
+    if text is None or len(text) > limit:
+        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
+    if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
+        raise UnsupportedMediaType("Send the body without a Content-Encoding.")
+    if (text or length) and environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType("Send the body as Content-Type: application/json.")
+    if environ.get(AWAITED):
+        raise BodyAwaited
+    if len(text) < length or environ.get(CUT_SHORT):
+        raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
+    if not text:
+        raise MalformedJSON("The body is empty; send a JSON object.")
+    return text
+
+
+def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
+    """Return what has come of a body, a byte over the limit at most: from the front door, or another WSGI server."""
+    if BODY in environ:
+        return typing.cast(bytes, environ[BODY])
+    try:  # what is not in the stream any more, something of the application may have read and kept before
+        return flask.request.stream.read(limit + 1) or flask.request.get_data()
+    except ClientDisconnected:
+        return b""
+
+
+# ---------------------------------------------------------------------------
+# Who may call what: keys, and the operations that they open
+# ---------------------------------------------------------------------------
+
 KEY_KNOWN = 0.005  # seconds
 
 
@@ -3542,20 +3615,148 @@ def operation(
     return declare
 
 
+def refuse_path(path: str) -> NoReturn:
+    """Refuse a request that no route takes. :raises WrongMethod: when another method would do."""
+    methods = {operation.method for operation in OPERATIONS if operation.matches(path)}
+    if methods:
+        raise WrongMethod(methods | {"HEAD"} if "GET" in methods else methods)
+    raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+
+
+# ---------------------------------------------------------------------------
+# Answering: one call, what becomes of it, and its line in the log
+# ---------------------------------------------------------------------------
+
+
+class JsonResponse(flask.Response):
+    """A finished answer: its headers are as they stand, and need no working out for each request.
+
+    But for its length: an embedding application may have changed the body, to compress it, say.
+    """
+
+    automatically_set_content_length = False
+
+    def get_wsgi_headers(self, environ: Any) -> Headers:  # noqa: ARG002
+        """Return the headers."""
+        if self.is_sequence:
+            self.headers["Content-Length"] = str(sum(map(len, typing.cast("list[bytes]", self.response))))
+        return self.headers
+
+
+def json_response(
+    body: bytes | str, status: int, headers: Mapping[str, str] | None = None, kind: str = "json"
+) -> flask.Response:
+    """Return an answer with a JSON text."""
+    text = body.encode() if isinstance(body, str) else body
+    return JsonResponse(text, status, Headers([("Content-Type", f"application/{kind}"), *(headers or {}).items()]))
+
+
+def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
+    """Return a JSON answer."""
+    return json_response(msgspec.json.encode(model), status, {"Location": location} if location else None)
+
+
+def kept_answer(kept: KeptAnswer) -> flask.Response:
+    """Return an answer again."""
+    return json_response(kept.body, kept.status, {"Location": kept.location} if kept.location else None)
+
+
+def problem_answer(error: ServiceError) -> flask.Response:
+    """Return the answer that tells of an error."""
+    return json_response(msgspec.json.encode(problem_details(error)), error.status, error.headers, "problem+json")
+
+
+def as_service_error(error: Exception) -> ServiceError:
+    """Return what a caller is told of any exception; a bug is logged here."""
+    known: ServiceError | None = None
+    if isinstance(error, ServiceError):
+        known = error
+    elif isinstance(error, sqlite3.Error):
+        known = storage_error(error)
+    elif isinstance(error, DatabaseUnusable):
+        known = StorageFull(str(error))
+    elif isinstance(error, HTTPException) and error.code == 413:
+        known = BodyTooLarge("The body is over the limit of the application; send it in parts.")
+    elif isinstance(error, HTTPException) and (error.code or 500) < 500:
+        known = InvalidParameter("request", str(error.description))
+    if known is None:
+        log.error("bug in %s %s", flask.request.method, flask.request.path, exc_info=error)
+        known = InternalError("The service has a bug here; it is in its log. Nothing was stored.")
+    return known
+
+
+def refuse(error: Exception) -> flask.Response:
+    """Answer any exception of a route. Two of them only the front door gets to see: it goes on from there."""
+    for kind, flag in ((Postponed, POSTPONED), (BodyAwaited, WANTED)):
+        if isinstance(error, kind):
+            flask.request.environ[flag] = True
+            return problem_answer(Busy())
+    return problem_answer(as_service_error(error))
+
+
+class Noted(Struct):
+    """What the log and the front door are to know of a request: its route, who sent it, and the run that it names."""
+
+    route: str
+    run_id: str | None = None
+    principal: Principal | None = None
+
+
+def log_request(form: str, environ: Mapping[str, Any], status: int, size: int, seconds: float) -> None:
+    """Write one line of the access log to standard error, as JSON or as text; nothing in it is a key or a body.
+
+    :param size: bytes of the answer's body.
+    """
+    noted: Noted = environ.get(NOTED) or Noted("-")
+    who = noted.principal
+    fields = {
+        "time": timestamp(),
+        "method": environ["REQUEST_METHOD"],
+        "route": noted.route,
+        "status": status,
+        "ms": round(seconds * 1000, 2),
+        "bytes": size,
+        "client": who and who.client_id,
+        "key": who and who.name,
+        "runId": noted.run_id,
+    }
+    line = json.dumps(fields) if form == "json" else " ".join(map(as_word, fields.values()))
+    with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def as_word(value: Any) -> str:
+    """Return a value as one word of a text log: "-" for none, in quotes what has spaces or strange signs in it."""
+    text = "-" if value is None else str(value)
+    return text if regex.fullmatch(r"[\x21\x23-\x7e]+", text) else json.dumps(text)
+
+
 class Call:
     """One request on its way through a route: who, with which parameters and which body."""
 
-    __slots__ = ("_body", "_problems", "body_hash", "operation", "principal", "query", "request_key", "service")
+    __slots__ = (
+        "_body",
+        "_problems",
+        "body_hash",
+        "noted",
+        "operation",
+        "principal",
+        "query",
+        "request_key",
+        "service",
+    )
 
-    def __init__(self, service: Service, operation: Operation) -> None:
+    def __init__(self, service: Service, operation: Operation, run_id: str = "") -> None:
         """Check all that does not depend on what is stored, in the contract's order."""
         environ = flask.request.environ
         self.service, self.operation = service, operation
+        self.noted = environ[NOTED] = Noted(operation.path, run_id if regex.fullmatch(PLACE, run_id) else None)
         self._body: Any = None
         self._problems: Sequence[Problem] = ()
         self.request_key: RequestKey | None = None
         if operation.level is not None:
             self.principal = service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
+            self.noted.principal = self.principal
             if not self.principal.may(operation.level):
                 raise Forbidden(
                     f"This needs a key of level {operation.level}; yours is of level {self.principal.level}."
@@ -3617,106 +3818,40 @@ class Call:
         """The path of the request, with the prefix that the service is mounted under."""
         return str(flask.request.root_path.rstrip("/") + flask.request.path)
 
-
-def read_body(settings: Settings) -> bytes:
-    """Return the body of a JSON request. :raises BodyTooLarge: over the limit, before any of it is parsed."""
-    environ, limit = flask.request.environ, settings.max_body
-    length = flask.request.content_length or 0  # 0 where it is no number
-    text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
-    if text is None or len(text) > limit:
-        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
-    if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
-        raise UnsupportedMediaType("Send the body without a Content-Encoding.")
-    if (text or length) and environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType("Send the body as Content-Type: application/json.")
-    if len(text) < length or environ.get(CUT_SHORT):
-        raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
-    if not text:
-        raise MalformedJSON("The body is empty; send a JSON object.")
-    return text
+    @property
+    def address(self) -> str:
+        """The path by which the caller reaches this again: behind a proxy, below the path of the base URL."""
+        base_url = self.service.settings.base_url
+        if not base_url:
+            return self.path
+        own = flask.request.path.split("/")[-self.operation.path.count("/") :]
+        return "/".join([urlsplit(base_url).path, *own])
 
 
-def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
-    """Return what has come of a body, a byte over the limit at most: from the front door, or another WSGI server."""
-    if BODY in environ:
-        return typing.cast(bytes, environ[BODY])
+def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Response:
+    """Return what `work` answers, or the answer to whatever it raises. Behind another server, log it.
+
+    Nothing else catches: what an embedding application raises on our routes goes to its own error handlers.
+    """
+    began = time.perf_counter()
     try:
-        return flask.request.stream.read(limit + 1)
-    except ClientDisconnected:
-        return b""
-
-
-class JsonResponse(flask.Response):
-    """A finished answer: its headers are as they stand, and need no working out for each request."""
-
-    automatically_set_content_length = False
-
-    def get_wsgi_headers(self, environ: Any) -> Headers:  # noqa: ARG002
-        """Return the headers."""
-        return self.headers
-
-
-def json_response(
-    body: bytes | str, status: int, headers: Mapping[str, str] | None = None, kind: str = "json"
-) -> flask.Response:
-    """Return an answer with a JSON text."""
-    text = body.encode() if isinstance(body, str) else body
-    listed = [("Content-Type", f"application/{kind}"), ("Content-Length", str(len(text))), *(headers or {}).items()]
-    return JsonResponse(text, status, Headers(listed))
-
-
-def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
-    """Return a JSON answer."""
-    return json_response(msgspec.json.encode(model), status, {"Location": location} if location else None)
-
-
-def kept_answer(kept: KeptAnswer) -> flask.Response:
-    """Return an answer again."""
-    return json_response(kept.body, kept.status, {"Location": kept.location} if kept.location else None)
-
-
-def problem_answer(error: ServiceError) -> flask.Response:
-    """Return the answer that tells of an error."""
-    return json_response(msgspec.json.encode(problem_details(error)), error.status, error.headers, "problem+json")
-
-
-def as_service_error(error: Exception) -> ServiceError:
-    """Return what a caller is told of any exception; a bug is logged here."""
-    known: ServiceError | None = None
-    if isinstance(error, ServiceError):
-        known = error
-    elif isinstance(error, sqlite3.Error):
-        known = storage_error(error)
-    elif isinstance(error, DatabaseUnusable):
-        known = StorageFull(str(error))
-    elif isinstance(error, HTTPException) and error.code == 413:
-        known = BodyTooLarge("The body is over the limit of the application; send it in parts.")
-    elif isinstance(error, HTTPException) and (error.code or 500) < 500:
-        known = InvalidParameter("request", str(error.description))
-    if known is None:
-        log.error("bug in %s %s", flask.request.method, flask.request.path, exc_info=error)
-        known = InternalError("The service has a bug here; it is in its log. Nothing was stored.")
-    return known
-
-
-def refuse(error: Exception) -> flask.Response:
-    """Answer any exception of a route."""
-    if isinstance(error, Postponed):
-        flask.request.environ[POSTPONED] = True
-    return problem_answer(Busy() if isinstance(error, Postponed) else as_service_error(error))
-
-
-def refuse_path(path: str) -> NoReturn:
-    """Refuse a request that no route takes. :raises WrongMethod: when another method would do."""
-    methods = {operation.method for operation in OPERATIONS if operation.matches(path)}
-    if methods:
-        raise WrongMethod(methods | {"HEAD"} if "GET" in methods else methods)
-    raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+        response = work()
+    except Exception as error:
+        response = refuse(error)
+    environ = flask.request.environ
+    if service.settings.log and BODY not in environ:  # the front door knows when a group has been committed
+        size = len(response.get_data())
+        log_request(service.settings.log, environ, response.status_code, size, time.perf_counter() - began)
+    return response
 
 
 # ---------------------------------------------------------------------------
 # Routes
 # ---------------------------------------------------------------------------
+
+
+# What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
+PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 
 
 def page_position(call: Call, connection: Connection, table: str, sort: str = "-createdAt") -> Position | None:
@@ -3733,9 +3868,9 @@ def page_position(call: Call, connection: Connection, table: str, sort: str = "-
 
 def next_link(call: Call, after: str) -> str:
     """Return the link to the page behind a place: the same query, which is known to be good, from there on."""
-    given = flask.request.environ["QUERY_STRING"].split("&")
+    given = quote(flask.request.environ["QUERY_STRING"], safe=PRINTABLE_IN_URL, encoding="latin-1").split("&")
     kept = [part for part in given if unquote_plus(part.partition("=")[0]) not in ("", "page", "limit", "after")]
-    return f"{call.path}?{'&'.join([*kept, f'limit={call.query.limit}', f'after={after}'])}"
+    return f"{call.address}?{'&'.join([*kept, f'limit={call.query.limit}', f'after={after}'])}"
 
 
 def page_of(call: Call, rows: Sequence[Any], total: int) -> tuple[Any, ...]:
@@ -3758,7 +3893,8 @@ def post_runs(call: Call) -> flask.Response:
     def start(connection: Connection) -> flask.Response:
         fail_idle_runs(connection, call.service.settings.run_timeout)
         run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata or "{}")
-        return answer(201, select_run(connection, run), f"{call.path}/{run.id}")
+        call.noted.run_id = run.id
+        return answer(201, select_run(connection, run), f"{call.address}/{run.id}")
 
     return call.write_once(start)
 
@@ -3892,7 +4028,7 @@ def post_project_types(call: Call) -> flask.Response:
     def register(connection: Connection) -> flask.Response:
         created = insert_project_type(connection, call.client_id, body.name, *definition)
         registered = select_project_type(connection, call.client_id, body.name)
-        return answer(201 if created else 200, registered, f"{call.path}/{body.name}" if created else None)
+        return answer(201 if created else 200, registered, f"{call.address}/{body.name}" if created else None)
 
     return call.write_once(register)
 
@@ -4070,9 +4206,11 @@ def openapi_document() -> dict[str, Any]:
 
 
 @operation("GET", "/api/v1/openapi.json", None, {200: dict})
-def get_openapi(_: Call) -> flask.Response:
+def get_openapi(call: Call) -> flask.Response:
     """Get this description."""
-    document = openapi_document() | {"servers": [{"url": flask.request.root_path or "/"}]}
+    document = openapi_document() | {
+        "servers": [{"url": call.service.settings.base_url or flask.request.root_path or "/"}]
+    }
     return answer(200, document)
 
 
@@ -4112,10 +4250,10 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
         service.database.close()
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
-        return lambda **parts: Call(service, each).perform(parts)
+        return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id", "")).perform(parts))
 
-    def no_route(rest: str = "") -> NoReturn:
-        refuse_path(f"{API}/{rest}" if rest else "/healthz")
+    def no_route(rest: str = "") -> flask.Response:
+        return respond(service, lambda: refuse_path(f"{API}/{rest}" if rest else "/healthz"))
 
     for each in OPERATIONS:
         blueprint.add_url_rule(
@@ -4124,12 +4262,6 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     for rule in (f"{API}/<path:rest>", "/healthz"):
         blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
 
-    def refuse_ours(error: Exception) -> flask.Response | HTTPException:
-        if isinstance(error, HTTPException) and error.code != BodyTooLarge.status:
-            return error
-        return refuse(error)
-
-    blueprint.register_error_handler(Exception, refuse_ours)  # what the application aborts with is its own
     return blueprint
 
 
@@ -4172,12 +4304,8 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     app.extensions["findings"] = blueprint.service
 
     def refuse_unrouted(error: Exception) -> flask.Response:
-        if isinstance(error, (NotFound, MethodNotAllowed)):
-            try:
-                refuse_path(flask.request.path)
-            except ServiceError as refusal:
-                error = refusal
-        return refuse(error)
+        unrouted = isinstance(error, (NotFound, MethodNotAllowed))
+        return respond(blueprint.service, lambda: refuse_path(flask.request.path) if unrouted else refuse(error))
 
     app.register_error_handler(Exception, refuse_unrouted)
     return app
@@ -4187,6 +4315,9 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 # Front door: granian's RSGI before Flask, on one thread
 # ---------------------------------------------------------------------------
 
+MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
+OWN_FILES = 40  # that the process itself has open
+SMALL_BODY = 16 * KIB  # bytes of a body that is read before anything about its request is known
 HELD_UP = 0.1  # seconds that one request may hold up the event loop before its checks go on in a thread
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
@@ -4212,6 +4343,38 @@ class Answer(Struct):
     body: bytes
 
 
+class Room:
+    """Bounds the bytes of all large bodies that are here at once, and those of one key to half of it.
+
+    Who does not find room waits for it. Without a bound, a few dozen clients would take all memory there is.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken: Counter[str] = Counter()
+        self._changed = asyncio.Condition()
+
+    def _has(self, key: str, size: int) -> bool:
+        return self._taken.total() + size <= self._size and self._taken[key] + size <= self._size // 2
+
+    @asynccontextmanager
+    async def taken(self, key: str, size: int, patience: float) -> AsyncIterator[None]:
+        """Hold room for a body of so many bytes. :raises Busy: when there is none for `patience` seconds."""
+        try:
+            async with asyncio.timeout(patience), self._changed:
+                await self._changed.wait_for(lambda: self._has(key, size))
+                self._taken[key] += size
+        except TimeoutError:
+            raise Busy("Other large bodies are on their way") from None
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._taken[key] -= size
+                self._taken += Counter()  # forgets keys that hold nothing
+                self._changed.notify_all()
+
+
 @lru_cache(maxsize=256)
 def environ_name(header: str) -> str:
     """Return what WSGI calls a header (PEP 3333)."""
@@ -4219,10 +4382,11 @@ def environ_name(header: str) -> str:
     return name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
 
 
-def environ_of(scope: Any, body: bytes) -> dict[str, Any]:
-    """Return the WSGI environment of a request whose body is here.
+def environ_of(scope: Any) -> dict[str, Any]:
+    """Return the WSGI environment of a request, without its body.
 
-    The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse.
+    The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse. So are
+    headers with an underscore, which would be taken for those with a hyphen.
     """
     host, _, port = scope.server.rpartition(":")
     environ = {
@@ -4234,16 +4398,21 @@ def environ_of(scope: Any, body: bytes) -> dict[str, Any]:
         "SERVER_PORT": port,
         "REMOTE_ADDR": scope.client.rpartition(":")[0],
         "wsgi.url_scheme": scope.scheme,
-        "wsgi.input": io.BytesIO(body),
         "wsgi.errors": sys.stderr,
-        BODY: body,
     }
     for header, value in scope.headers.items():
-        name = environ_name(header)
-        environ[name] = f"{environ[name]},{value}" if name in environ else value
+        if "_" not in header:
+            name = environ_name(header)
+            environ[name] = f"{environ[name]},{value}" if name in environ else value
     environ.pop("HTTP_HOST", None)
-    environ["CONTENT_LENGTH"] = str(len(body)) if body else ""
+    put_body(environ, b"")
     return environ
+
+
+def put_body(environ: dict[str, Any], body: bytes) -> None:
+    """Put a body into a request's environment, also into one that an application was called with before."""
+    environ.update({BODY: body, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)) if body else ""})
+    environ.pop("werkzeug.request", None)
 
 
 def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
@@ -4407,6 +4576,7 @@ class FrontDoor:
         self.writes = WriteQueue(app, database) if database else None
         self._turns: dict[str, asyncio.Lock] = {}
         self._arriving: set[asyncio.Timeout] = set()
+        self._room = Room(2 * settings.max_body)
 
     def hurry(self) -> None:
         """Give the bodies that are on their way a last moment, because the service is to stop."""
@@ -4422,46 +4592,69 @@ class FrontDoor:
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
-        environ = await self._receive(scope, protocol)
-        reads = scope.method in ("GET", "HEAD") and scope.path != "/healthz"
-        if reads or self.writes is None:
-            answer = run_held_up(self.app, environ)
+        began, environ = time.perf_counter(), environ_of(scope)
+        length = scope.headers.get("content-length")
+        if length is None and "transfer-encoding" not in scope.headers:
+            answer = await self._answer(environ)
+        elif length is not None and int(length) <= SMALL_BODY:
+            await self._take_body(environ, int(length), protocol)
+            answer = await self._answer(environ)
         else:
-            answer = await self.writes.run(environ)
-        if environ.get(POSTPONED):
-            answer = await self._run_aside(environ)
+            answer = await self._answer_large(environ, length, protocol)
         if scope.method == "HEAD":
             protocol.response_empty(answer.status, answer.headers)
         else:  # granian counts the body itself
             headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
-            if answer.status == BodyTooLarge.status:  # the rest of the body is still on its way
+            if environ.get(AWAITED) or environ.get(TOO_LARGE):  # the rest of the body is still on its way
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
+        if self.settings.log:
+            log_request(self.settings.log, environ, answer.status, len(answer.body), time.perf_counter() - began)
 
-    async def _receive(self, scope: Any, protocol: Any) -> dict[str, Any]:
-        """Return the WSGI environment of a request, with what was wrong with its body noted in it."""
-        length = scope.headers.get("content-length")
-        if length is None and "transfer-encoding" not in scope.headers:
-            return environ_of(scope, b"")
-        body, flags = bytearray(), dict[str, Any]()
+    async def _answer(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a request whose body is here: a read at once, a write once it is durable."""
+        reads = environ["REQUEST_METHOD"] in ("GET", "HEAD") and environ["PATH_INFO"] != "/healthz"
+        answer = await self.writes.run(environ) if self.writes and not reads else run_held_up(self.app, environ)
+        return await self._run_aside(environ) if environ.get(POSTPONED) else answer
+
+    async def _answer_large(self, environ: dict[str, Any], length: str | None, protocol: Any) -> Answer:
+        """Return the answer to a request with a large body, or one of unknown length.
+
+        The body is read once path, key, level and headers were found good without it, and there is room for it.
+        """
+        environ.update({AWAITED: True, "CONTENT_LENGTH": length or ""})
+        answer = run_held_up(self.app, environ)
+        if not environ.pop(WANTED, False):
+            return answer
+        size = int(length or self.settings.max_body)
+        try:
+            async with self._room.taken(environ[NOTED].principal.key_id, size, self.settings.body_timeout):
+                del environ[AWAITED]
+                await self._take_body(environ, int(length or 0), protocol)
+                return await self._answer(environ)
+        except Busy as busy:
+            return refused(busy)
+
+    async def _take_body(self, environ: dict[str, Any], length: int, protocol: Any) -> None:
+        """Read a request's body into its environment, and note there what was wrong with it."""
+        body = bytearray()
         try:
             async with asyncio.timeout(self.settings.body_timeout) as timeout:
                 self._arriving.add(timeout)
-                await self._fill(body, int(length or 0), protocol)
+                await self._fill(body, length, protocol)
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
-            flags[CUT_SHORT] = True
+            environ[CUT_SHORT] = True
         finally:
             self._arriving.discard(timeout)
-        if max(len(body), int(length or 0)) > self.settings.max_body:
-            return {**environ_of(scope, b""), TOO_LARGE: True}
-        if len(body) < int(length or 0):
-            flags[CUT_SHORT] = True
-        return {**environ_of(scope, bytes(body)), **flags}
+        if len(body) > self.settings.max_body:
+            environ[TOO_LARGE] = True
+            body.clear()
+        elif len(body) < length:
+            environ[CUT_SHORT] = True
+        put_body(environ, bytes(body))
 
     async def _fill(self, body: bytearray, length: int, protocol: Any) -> None:
         """Read a body, up to where it is over the limit."""
-        if length > self.settings.max_body:
-            return
         async for chunk in protocol:
             body += chunk
             if len(body) > self.settings.max_body or len(body) == length:  # asking for the end costs a turn
@@ -4469,11 +4662,10 @@ class FrontDoor:
 
     async def _run_aside(self, environ: dict[str, Any]) -> Answer:
         """Run a request again in a thread, where its checks may take their time."""
-        turn = self._turns.setdefault(environ["HTTP_AUTHORIZATION"], asyncio.Lock())
-        fresh = {name: value for name, value in environ.items() if not name.startswith("werkzeug.")}
-        fresh["wsgi.input"].seek(0)
+        turn = self._turns.setdefault(environ[NOTED].principal.key_id, asyncio.Lock())
         async with turn:
-            return await asyncio.get_running_loop().run_in_executor(None, run_wsgi, self.app, fresh)
+            put_body(environ, environ[BODY])
+            return await asyncio.get_running_loop().run_in_executor(None, run_wsgi, self.app, environ)
 
 
 async def announce(host: str, port: int, message: str) -> None:
@@ -4521,6 +4713,19 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
+def most_connections() -> int:
+    """Return how many connections to take at once; further ones wait with the system.
+
+    Accepting more than there may be open files for would fail at once, again and again, and take a whole core.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MOST_CONNECTIONS
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # granian raises the soft limit to the hard one
+    return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
+
+
 async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str, parent: int | None = None) -> None:
     """Serve until SIGTERM or SIGINT, and finish what is under way.
 
@@ -4531,7 +4736,6 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
     from granian.log import LogLevels
     from granian.server.embed import Server
 
-    # granian's defaults stall under 300 half-open connections.
     server = Server(
         app,
         host,
@@ -4539,8 +4743,8 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
         interface=Interfaces.RSGI,
         http=HTTPModes.http1,  # an idle HTTP/2 connection would keep the server from stopping for ever
         websockets=False,
-        backlog=2048,
-        backpressure=2048,
+        backlog=MOST_CONNECTIONS,
+        backpressure=most_connections(),
         http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT * 1000),
         log_level=LogLevels.error,
     )

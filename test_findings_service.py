@@ -6,7 +6,9 @@ Every answer that the in-process client gets is also held against the service's 
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gzip
 import hashlib
 import http.client
 import itertools
@@ -33,7 +35,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -308,6 +310,7 @@ class Server:
     process: subprocess.Popen[bytes]
     db: Path
     said: str
+    log: Path
 
     @property
     def port(self) -> int:
@@ -318,6 +321,10 @@ class Server:
     @property
     def key(self) -> str:
         return KEY.findall(self.said)[0]
+
+    def heard(self) -> str:
+        """Return all that it has said so far."""
+        return self.log.read_text("utf-8")
 
     def request(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> Answer:
         """Send one request, with the first key unless another is given."""
@@ -372,7 +379,7 @@ def start_process(line: list[str], db: Path, until: str, cwd: Path = HERE, **env
             process.wait()
             pytest.fail(f"the server did not start: {said}")
         time.sleep(0.02)
-    return Server(process, db, said)
+    return Server(process, db, said, log)
 
 
 @pytest.fixture
@@ -1483,6 +1490,20 @@ def test_bad_parameters_are_refused_by_name(client: Client, path: str, query: st
 
 def test_a_query_that_is_no_utf8_is_refused(client: Client) -> None:
     assert_problem(client.get(f"{API}/tasks?externalId=%FF"), 400, "invalid_parameter")
+
+
+def test_next_links_work_for_queries_in_raw_utf8(client: Client) -> None:
+    client.register("web")
+    run = client.start(targetUrl="https://example.com/ü?a=b+c%20d")
+    client.submit(run, task(), task())
+    for query in (
+        "targetUrl=https://example.com/ü?a=b%2Bc%2520d",
+        "targetUrl=https%3A//example.com/%C3%BC?a=b%2Bc%2520d",
+    ):
+        environ = {"QUERY_STRING": f"{query}&limit=1".encode().decode("latin-1")}
+        page = client.get(f"{API}/tasks", environ_overrides=environ).json
+        assert page["next"].isascii()
+        assert [len(client.read(page["next"])["tasks"]), page["total"]] == [1, 2]
 
 
 def test_the_bounds_of_page_and_limit_are_good(client: Client, run: str) -> None:
@@ -3005,6 +3026,9 @@ BAD_SETTINGS = cases(
     batch_fraction=("FINDINGS_MAX_BATCH", "1.5"),
     duration_unit=("FINDINGS_RUN_TIMEOUT", "3w"),
     duration_negative=("FINDINGS_BUSY_TIMEOUT", "-1"),
+    base_url_scheme=("FINDINGS_BASE_URL", "tools.example/findings"),
+    base_url_query=("FINDINGS_BASE_URL", "https://tools.example/?a=b"),
+    log_word=("FINDINGS_LOG", "yes"),
     duration_endless=("FINDINGS_SCHEMA_TIMEOUT", "inf"),
 )
 
@@ -3363,6 +3387,33 @@ def test_links_carry_the_prefix(guest: FlaskClient) -> None:
     assert made.headers["Location"] == "/findings/api/v1/project-types/cli"
 
 
+@pytest.mark.parametrize(
+    "base_url", ["https://tools.example/x", "https://tools.example/x/", "http://tools.example:8080/x"]
+)
+def test_links_begin_with_the_path_of_the_base_url(make_app: Callable[..., flask.Flask], base_url: str) -> None:
+    app = make_app(base_url=base_url)
+    client = client_of(app)
+    client.register("web")
+    started = client.post(f"{API}/runs", json={"projectType": "web"})
+    assert started.headers["Location"] == f"/x{API}/runs/{started.json['id']}"
+    client.submit(started.json["id"], task(), task())
+    assert client.read("tasks", limit=1)["next"].startswith(f"/x{API}/tasks?")
+    assert client.read("openapi.json")["servers"] == [{"url": base_url.rstrip("/")}]
+
+
+def test_the_base_url_replaces_the_prefix_of_a_blueprint(tmp_path: Path) -> None:
+    app = flask.Flask("host")
+    blueprint = create_blueprint(Settings(db=str(tmp_path / "x.db"), base_url="https://tools.example"))
+    app.register_blueprint(blueprint, url_prefix="/inner/findings")
+    app.extensions["findings"] = blueprint.service
+    guest = app.test_client()
+    guest.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {make_key(app)}"
+    started = fill(guest, "/inner/findings/api/v1")
+    assert started.headers["Location"] == f"{API}/runs/{started.json['id']}"
+    assert guest.get("/inner/findings/api/v1/tasks?limit=1").json["next"].startswith(f"{API}/tasks?")
+    blueprint.service.database.close()
+
+
 def test_links_carry_the_path_that_an_application_is_mounted_under(client: Client, run: str) -> None:
     mounted = {"SCRIPT_NAME": "/tools"}
     client.submit(run, task(), task())
@@ -3439,6 +3490,47 @@ def test_what_a_forked_worker_acknowledged_is_there(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
         names = connection.execute("SELECT name FROM project_types ORDER BY name").fetchall()
     assert names == [("later",), ("web",)]
+
+
+@pytest.mark.parametrize("reading", ["get_data", "get_json"])
+def test_a_host_may_read_the_body_before_us(host: flask.Flask, guest: FlaskClient, reading: str) -> None:
+    host.before_request(lambda: getattr(flask.request, reading)() and None)
+    assert guest.post("/findings/api/v1/project-types", json={"name": "web"}).status_code == 201
+
+
+class HostError(Exception):
+    """What a host application raises."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), cases(error=(HostError(), 418), abort=(403, 403), not_found=(404, 404), too_large=(413, 413))
+)
+def test_what_a_host_raises_on_our_routes_goes_to_its_own_handlers(
+    host: flask.Flask, guest: FlaskClient, raised: Any, status: int
+) -> None:
+    def refuse() -> None:
+        if isinstance(raised, Exception):
+            raise raised
+        flask.abort(raised)
+
+    host.before_request(refuse)
+    for kind in (403, 413, HostError):
+        host.register_error_handler(kind, lambda _: ("host's own", status))
+    answer = guest.get("/findings/api/v1/tasks")
+    assert answer.status_code == status
+    assert answer.text.startswith("host's ")
+
+
+def test_a_host_may_change_the_body_of_an_answer(host: flask.Flask, guest: FlaskClient) -> None:
+    def compress(response: flask.Response) -> flask.Response:
+        response.set_data(gzip.compress(response.get_data()))
+        response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    host.after_request(compress)
+    answer = guest.get("/findings/api/v1/openapi.json")
+    assert int(answer.headers["Content-Length"]) == len(answer.data)
+    assert json.loads(gzip.decompress(answer.data))["openapi"].startswith("3.1")
 
 
 @pytest.mark.parametrize("status", [403, 503])
@@ -3712,6 +3804,142 @@ def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Serv
     answer = server.request("POST", f"{API}/runs/{run}/tasks", iter([large[:600], large[600:]]), **chunked)
     assert_problem(answer, 413, "body_too_large")
     assert_problem(server.request("POST", f"{API}/runs/{run}/tasks", large), 413, "body_too_large")
+
+
+BEFORE_THE_BODY = cases(
+    path=("/nowhere", {}, 404),
+    method=("PUT", {}, 405),
+    key=("", {"Authorization": "Bearer fts_no"}, 401),
+    level=("", {"Authorization": "READ"}, 403),
+    size=("", {"Content-Length": str(17 * KIB * KIB)}, 413),
+    chunked=("", {"Transfer-Encoding": "chunked", "Authorization": "Bearer fts_no"}, 401),
+    kind=("", {"Content-Type": "text/plain"}, 415),
+    encoding=("", {"Content-Encoding": "gzip"}, 415),
+)
+
+
+@pytest.mark.parametrize(("where", "headers", "status"), BEFORE_THE_BODY)
+def test_what_can_be_judged_before_a_large_body_is(
+    server: Server, where: str, headers: dict[str, str], status: int
+) -> None:
+    key = command("keys", "create", "reader", "--level", "read", "--db", str(server.db)).stdout.strip()
+    method, path = ("PUT", f"{API}/runs") if where == "PUT" else ("POST", where or f"{API}/runs")
+    sent = {"Host": "x", "Authorization": f"Bearer {server.key}", "Content-Type": "application/json"} | headers
+    if sent["Authorization"] == "READ":
+        sent["Authorization"] = f"Bearer {key}"
+    if "Transfer-Encoding" not in sent:
+        sent.setdefault("Content-Length", "1000000")
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall("\r\n".join([*lines, "\r\n"]).encode())
+        heard = connection.recv(65536)  # although none of the body was sent
+    assert int(heard[9:12]) == status
+    assert b"connection: close" in heard.lower()
+
+
+def memory_of(server: Server) -> float:
+    """Return the resident memory of a server, in MiB."""
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / KIB / KIB
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the memory of a process")
+@pytest.mark.parametrize("known", [False, True], ids=["without_a_key", "with_a_key"])
+def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) -> None:
+    run, key = server.start_run(), server.key if known else "fts_no"
+    head = server.head_of(f"{API}/runs/{run}/tasks", 16 * KIB * KIB).replace(server.key.encode(), key.encode())
+    before, peak = memory_of(server), 0.0
+    with ExitStack() as opened:
+        connections = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 10)) for _ in range(40)
+        ]
+        for connection in connections:
+            connection.setblocking(False)
+            with suppress(OSError):  # a server that has refused it may have closed it
+                connection.send(head)
+        for turn in range(60):
+            for connection in connections:
+                with suppress(OSError):
+                    connection.send(b" " * 512 * KIB)
+            peak = max(peak, memory_of(server))
+            if turn % 20 == 0:
+                assert server.request("GET", f"{API}/runs").status_code == 200
+    assert peak - before < 100
+    assert server.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
+
+
+def test_room_for_bodies_is_shared_among_keys_and_waited_for() -> None:
+    async def scenario() -> list[str]:
+        room, order = findings_service.Room(100), list[str]()
+
+        async def hold(key: str, size: int, seconds: float) -> None:
+            async with room.taken(key, size, 1):
+                order.append(key)
+                await asyncio.sleep(seconds)
+
+        async with asyncio.TaskGroup() as group:
+            for key, size, seconds in (("a", 50, 0.1), ("a", 1, 0), ("b", 30, 0), ("c", 50, 0.05)):
+                group.create_task(hold(key, size, seconds))
+        with pytest.raises(findings_service.Busy, match="Other large bodies"):
+            async with room.taken("a", 50, 1), room.taken("a", 50, 0.01):
+                pass
+        return order
+
+    assert asyncio.run(scenario()) == ["a", "b", "c", "a"]
+
+
+def test_a_header_with_an_underscore_is_not_the_one_with_a_hyphen(server: Server) -> None:
+    for _ in range(2):
+        server.request("POST", f"{API}/project-types", {"name": "web"})
+        sent = server.request("POST", f"{API}/runs", {"projectType": "web"}, Idempotency_Key="k")
+        assert sent.status_code == 201
+    assert server.request("GET", f"{API}/runs").json["total"] == 2
+
+
+def cpu_seconds(server: Server) -> float:
+    """Return the processor time that a server has used."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells a process's time")
+def test_more_connections_than_open_files_do_not_spin(tmp_path: Path) -> None:
+    line = [
+        "sh",
+        "-c",
+        'ulimit -n 64 && exec "$@"',
+        "sh",
+        sys.executable,
+        "findings_service.py",
+        "serve",
+        "--port",
+        "0",
+    ]
+    small = start_process([*line, "--db", str(tmp_path / "small.db")], tmp_path / "small.db", "curl")
+    try:
+        with ExitStack() as opened:
+            for _ in range(120):
+                opened.enter_context(socket.create_connection(("127.0.0.1", small.port), 10))
+            began, used = time.monotonic(), cpu_seconds(small)
+            time.sleep(1)
+            assert cpu_seconds(small) - used < 0.5 * (time.monotonic() - began)
+        assert small.request("GET", f"{API}/tasks").status_code == 200
+    finally:
+        small.stop()
+
+
+def test_one_slow_request_for_each_key_however_the_key_is_written(server: Server) -> None:
+    run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
+    schemes = ("Bearer", "bearer", "BEARER", "bEARER")
+
+    def submit(scheme: str) -> int:
+        headers = {"Authorization": f"{scheme} {server.key}"}
+        return server.request("POST", f"{API}/runs/{run}/tasks", task(extensions=ENDLESS), **headers).status_code
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(submit, schemes)) == {422}
+    assert time.monotonic() - began > 4 * 0.25  # an eighth of two seconds each, one after the other
 
 
 def test_a_server_answers_head_without_a_body(server: Server) -> None:
@@ -5132,6 +5360,69 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     assert (log.count(server.key), second in log) == (1, False)
     told = b"".join(answer.data + str(answer.headers).encode() for answer in answers)
     assert not KEY.search(told.decode())
+
+
+LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "runId"]
+
+
+def use_for_a_log(server: Server) -> str:
+    """Send a few requests, of which one line each is to be logged, and return the run's id."""
+    run = server.start_run()
+    secret = task(title="a-secret-title", externalId="a-secret-id")
+    server.request("POST", f"{API}/runs/{run}/tasks", secret, **{"Idempotency-Key": "a-secret-retry"})
+    server.request("GET", f"{API}/tasks?externalId=a-secret-id")
+    server.request("GET", f"{API}/tasks", key="fts_a-secret-key")
+    server.request("GET", f"{API}/runs/%0Aforged%0D")
+    server.request("GET", "/nowhere%0Aforged")
+    server.request("POST", f"{API}/runs", b" " * 100_000, key="fts_a-secret-key")
+    return run
+
+
+def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_LOG="json")
+    run = use_for_a_log(server)
+    lines = [json.loads(line) for line in server.heard().splitlines() if line.startswith("{")][-7:]
+    assert all(list(line) == LOGGED_FIELDS for line in lines)
+    assert [
+        tuple(line[name] for name in ("method", "route", "status", "client", "key", "runId")) for line in lines
+    ] == [
+        ("POST", f"{API}/runs", 201, "default", "first", run),
+        ("POST", f"{API}/runs/{{run_id}}/tasks", 201, "default", "first", run),
+        ("GET", f"{API}/tasks", 200, "default", "first", None),
+        ("GET", f"{API}/tasks", 401, None, None, None),
+        ("GET", f"{API}/runs/{{run_id}}", 404, "default", "first", None),
+        ("GET", "-", 404, None, None, None),
+        ("POST", f"{API}/runs", 401, None, None, None),
+    ]
+    assert all(TIME.fullmatch(line["time"]) and line["ms"] > 0 and line["bytes"] > 0 for line in lines)
+    assert not any(word in str(lines) for word in ("secret", "forged", server.key))
+
+
+def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_LOG="text")
+    use_for_a_log(server)
+    said = server.heard()
+    shape = rf"{TIME.pattern} GET {API}/tasks 200 [\d.]+ \d+ default first -"
+    assert any(re.fullmatch(shape, line) for line in said.splitlines()), said
+    assert not any(word in said.replace(server.key, "") for word in ("secret", "forged"))
+    quiet = serve(FINDINGS_DB=str(server.db.with_name("quiet.db")))
+    use_for_a_log(quiet)
+    assert quiet.heard() == quiet.said
+
+
+def test_an_embedded_service_writes_the_log_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app = create_app(db=str(tmp_path / "x.db"), log="json")
+    client = client_of(app, name="a name")
+    client.read("tasks")
+    app.test_client().get(f"{API}/tasks")
+    app.test_client().get("/nowhere")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["route"], line["status"], line["key"]) for line in lines] == [
+        (f"{API}/tasks", 200, "a name"),
+        (f"{API}/tasks", 401, None),
+        ("-", 404, None),
+    ]
+    database_of(app).close()
 
 
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
