@@ -18,6 +18,7 @@ import pty
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -33,10 +34,10 @@ import tomllib
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ import click.testing
 import flask
 import flask.json.provider
 import jsonschema
+import msgspec
 import openapi_spec_validator
 import pytest
 import regex
@@ -3237,16 +3239,311 @@ def test_the_schemas_of_openapi_judge_like_the_service(
 # Documents and metadata
 # ---------------------------------------------------------------------------
 
+# README.md and docs/ are run, each page from top to bottom in one shell and a folder of its own:
+#
+# - a `bash` block is run as it stands, and so is a `python` block that does not begin with the name of a file;
+# - in a `console` block the lines after `$ ` are run, and print what stands below them;
+# - a `json` or `text` block is what the run block above it printed: of `json` the last line, white space aside;
+# - a block that begins with a comment of a path alone is put there; /etc, /opt and /var lie in the page's folder.
+#
+# A page of docs/ that uses `api` or the service begins where the README's first two blocks end.
+# `REPRINT=1 python -m pytest -k prints_what_it_says` writes into the pages what is printed now.
 
-def readme() -> str:
-    """Return the text of README.md."""
-    return (HERE / "README.md").read_text("utf-8")
+PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NAMED_FILE = re.compile(r"(?:#!.*\n)?# ([\w./-]*(?:\.\w+|/Caddyfile))\n")
+PRINTED = re.compile(r"^\$ ((?:.*\\\n)*.*\n)((?:(?!\$ ).*\n)*)", re.MULTILINE)
+SERVES = re.compile(r"findings-service serve\b|^(?:gunicorn|waitress-serve|uwsgi) ")
+VARYING = (
+    (UUID7.pattern, "ID"),
+    (TIME.pattern, "TIME"),
+    (KEY.pattern, "KEY"),
+    (r"\d{4}-\d\d-\d\d(?:T\d{6}Z)?(?=\.db)", "DATE"),
+    (r"[\d,]+ bytes", "0 bytes"),
+    (r"(Service|SQLite|version) \d+\.\d+\.\d+", r"\1 0.0.0"),
+    (r'"(ms|bytes|sqlite|version)": ?("?)[\d.]+', r'"\1":\g<2>0'),
+)
+NOT_RUN = {  # by what stands in the command: why not
+    "pytest": "this is what runs it",
+    "bench.py": "takes minutes; .ci/run runs its short form",
+}
+SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installed
+PROGRAMS = {  # of a virtual environment that a reader makes
+    "pip": "",  # it would fetch what is installed here; another test installs the service
+    "python": 'exec "$PYTHON" "$@"',
+    "findings-service": f'exec "$PYTHON" {MODULE} "$@"',
+    "activate": "PATH=$PWD/.venv/bin:$PATH",
+}
+# Functions in place of programs that a test cannot run, or must not.
+STAND_INS = r"""
+python3() {  # making the virtual environment takes long; another test does it
+    [ "$2" = venv ] || "$PYTHON" "$@"
+}
+sudo() {  # what it would be needed for lies in the page's folder
+    "$@"
+}
+halt() {
+    [ -z "$server" ] || { kill -- -$server; wait $server; } 2>/dev/null
+    server=
+}
+in_background() {  # a server, for which a reader opens another terminal
+    halt
+    : >served
+    eval "$1" </dev/null >served 2>&1 &
+    server=$!
+    until { [ -s served ] && (: <>/dev/tcp/127.0.0.1/$FINDINGS_PORT); } 2>/dev/null; do
+        kill -0 $server 2>/dev/null || break
+        sleep 0.05
+    done
+    sleep 0.1
+    eval "$(grep 'export FINDINGS_KEY=' served)"  # a reader pastes it
+}
+systemctl() {  # there is no systemd where tests run: this does what the unit says
+    local unit=/etc/systemd/system/${!#}
+    case " $* " in *" stop "* | *" restart "*) halt ;; esac
+    case " $* " in *" start "* | *" restart "* | *" --now "*) start_unit "${unit%.service}.service" ;; esac
+}
+start_unit() {
+    [ -f "$1" ] || return 0
+    local settings=$(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^Environment=/export /p')
+    local line="$settings; cd /var/lib/findings-service; exec $(sed -n 's/^ExecStart=//p' "$1")"
+    if grep -q ^Type=oneshot "$1"; then bash -c "$line"; else in_background "$line"; fi
+}
+journalctl() {  # all that the server has said
+    cat "$page/served"
+}
+page=$PWD
+set -m  # a process group for each server
+trap halt EXIT
+"""
+BANDIT = """
+import json
+
+levels = ["HIGH"] + ["MEDIUM"] * 3 + ["LOW"] * 9
+print(json.dumps({"results": [
+    {"test_id": f"B{100 + n}", "filename": "./app.py", "line_number": n, "code": f"{n} call({n})",
+     "issue_text": "Unsafe", "issue_severity": level, "issue_confidence": "HIGH", "issue_cwe": {}, "more_info": ""}
+    for n, level in enumerate(levels, start=1)
+]}))
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a page tells its reader to do; `printed` is what that prints, None where the page does not say."""
+
+    page: Path
+    line: int
+    command: str
+    head: str = ""  # what stands before `printed`
+    printed: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def is_json(self) -> bool:
+        return self.head == "```json\n"
+
+    @property
+    def left_out(self) -> str:
+        """Why it is not run, if it is not."""
+        program = self.command.split()[0]
+        if program in SERVERS and not shutil.which(program, path=search_path()):
+            return f"{program} is not installed here"
+        return next((why for words, why in NOT_RUN.items() if words in self.command), "")
+
+
+def search_path() -> str:
+    """Return the PATH of a page's shell: what is installed beside this Python comes first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
+    """Give the fenced blocks of a page: line, language and text."""
+    text = page.read_text("utf-8")
+    for block in FENCED.finditer(text):
+        yield text.count("\n", 0, block.start()) + 1, block[1], block[2]
+
+
+def steps_of(page: Path) -> list[Step]:
+    """Return what a page tells its reader to do, in order."""
+    steps: list[Step] = []
+    for line, kind, text in blocks_of(page):
+        if kind in ("json", "text"):
+            assert steps, f"{page.name}:{line} shows what nothing prints"
+            assert steps[-1].printed is None, f"{page.name}:{line} shows what nothing prints"
+            steps[-1] = replace(steps[-1], line=line, head=f"```{kind}\n", printed=text)
+        elif kind == "console":
+            places = ((line + 1 + text.count("\n", 0, found.start()), found) for found in PRINTED.finditer(text))
+            steps += [Step(page, place, found[1], f"$ {found[1]}", found[2]) for place, found in places]
+        elif named := NAMED_FILE.match(text):
+            steps.append(Step(page, line, f"mkdir -p $(dirname {named[1]})\ncat >{named[1]} <<'END'\n{text}END\n"))
+        else:
+            assert kind in ("bash", "python"), f"{page.name}:{line} is {kind} without the name of a file"
+            steps.append(Step(page, line, text if kind == "bash" else f"\"$PYTHON\" - <<'END'\n{text}END\n"))
+    return steps
+
+
+STEPS = [step for page in PAGES for step in steps_of(page)]
+
+
+def start_of(page: Path) -> list[Step]:
+    """Return what a reader of a page has done before it."""
+    return steps_of(PAGES[0])[:2] if page != PAGES[0] and "$url" in page.read_text("utf-8") else []
+
+
+def set_scene(home: Path) -> None:
+    """Put into a page's folder what its reader has: the checkout, and a virtual environment here and in /opt."""
+    (home / ".venv" / "bin").mkdir(parents=True)
+    for name, line in PROGRAMS.items():
+        program = home / ".venv" / "bin" / name
+        program.write_text(f"#!/bin/bash\n{line}\n", "utf-8")
+        program.chmod(0o755)
+    (home / ".venv" / "lib" / "python3.11" / "site-packages" / "flask").mkdir(parents=True)
+    for folder in ("opt/findings-service", "var/lib/findings-service", "stand-ins"):
+        (home / folder).mkdir(parents=True)
+    (home / "opt" / "findings-service" / ".venv").symlink_to(home / ".venv")
+    (home / "examples").symlink_to(HERE / "examples")
+    (home / "stand-ins" / "bandit.py").write_text(BANDIT, "utf-8")
+
+
+def script_of(steps: Sequence[Step], mark: str) -> str:
+    """Return what the shell of a page is given: its steps, each closed by its exit code and a mark."""
+    script = STAND_INS
+    for step in steps:
+        command = step.command if not step.left_out else ":\n"
+        if SERVES.search(command):
+            command = f"in_background {shlex.quote(command)}; cat served\n"
+        script += f"{{\n{command}}} 2>&1\nprintf '\\n%s {mark}\\n' $?\n"
+    return script
+
+
+def play(page: Path, home: Path) -> dict[Step, tuple[int, str]]:
+    """Do what a page tells its reader to do, and return the exit code of each step and what it printed."""
+    set_scene(home)
+    before, steps = start_of(page), steps_of(page)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = re.sub(r"(?<![\w./}])/(?=(?:etc|opt|var)/)", f"{home}/", script_of([*before, *steps], "-- done --"))
+    (home / "script").write_text(script.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), "utf-8")
+    env = {
+        "FINDINGS_PORT": port,
+        "FINDINGS_URL": f"http://127.0.0.1:{port}",
+        "PATH": search_path(),
+        "PYTHON": sys.executable,
+        "HOME": str(home),
+    }
+    done = subprocess.run(
+        ["bash", "script"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env=environment(PYTHONPATH=f"{home}/stand-ins:{HERE}", **env),
+        timeout=120,
+        check=False,
+    )
+    said = done.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000")
+    said = re.sub(rf"{home}/(?=(?:etc|opt|var)/)", "/", said).replace(str(home), "/home/you/findings-service")
+    parts = re.findall(r"(.*?)\n(\d+) -- done --\n", said, re.DOTALL)[len(before) :]
+    assert len(parts) == len(steps), f"{said}{done.stderr}"
+    return {step: (int(code), printed) for step, (printed, code) in zip(steps, parts, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[Step, tuple[int, str]]]:
+    """Do what a page says, once."""
+    return cache(lambda page: play(page, tmp_path_factory.mktemp(page.stem).resolve()))
+
+
+def settled(step: Step, text: str) -> Any:
+    """Return what a step prints without what differs each time."""
+    for varying, instead in VARYING:
+        text = re.sub(varying, instead, text)
+    if step.is_json:
+        return json.loads(text, object_pairs_hook=list)
+    return [line.rstrip() for line in text.strip("\n").splitlines()]
+
+
+def laid_out(value: Any, indent: int = 0) -> str:
+    """Return JSON as a page shows it: in lines of at most 120 characters where that is possible."""
+    text = json.dumps(value, ensure_ascii=False)
+    if indent + len(text) <= 116 or not isinstance(value, (dict, list)) or not value:
+        return text
+    named = isinstance(value, dict)
+    items = [f"{json.dumps(name)}: " if named else "" for name in value]
+    held = value.values() if named else value
+    lines = [f"{' ' * indent}  {name}{laid_out(item, indent + 2)}" for name, item in zip(items, held, strict=True)]
+    opening, closing = "{}" if named else "[]"
+    return opening + "\n" + ",\n".join(lines) + f"\n{' ' * indent}{closing}"
+
+
+def reprint(step: Step, printed: str) -> None:
+    """Write into a page what a step printed now."""
+    text = f"{laid_out(json.loads(printed))}\n" if step.is_json else printed and f"{printed.strip(chr(10))}\n"
+    page = step.page.read_text("utf-8")
+    assert step.head + str(step.printed) in page
+    step.page.write_text(page.replace(step.head + str(step.printed), step.head + text, 1), "utf-8")
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="the pages talk to the service with curl")
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_a_page_prints_what_it_says(step: Step, played: Callable[[Path], dict[Step, tuple[int, str]]]) -> None:
+    if step.left_out:
+        pytest.skip(step.left_out)
+    code, printed = played(step.page)[step]
+    if step.printed is None:
+        assert code == 0, printed
+        return
+    last = printed.strip("\n").rpartition("\n")[2] if step.is_json else printed
+    if os.environ.get("REPRINT") and settled(step, last) != settled(step, step.printed):
+        reprint(step, last)
+        return
+    assert settled(step, last) == settled(step, step.printed)
+
+
+CHECKERS = {  # of configuration for other programs, in a folder that holds all of a page; ROOT is that folder
+    "ini": "systemd-analyze verify --man=no ROOT/etc/systemd/system/*.service ROOT/etc/systemd/system/*.timer",
+    "nginx": "nginx -t -p ROOT -c ROOT/whole.conf",
+    "caddy": "caddy adapt --adapter caddyfile --config ROOT/etc/caddy/Caddyfile",
+}
+
+
+@pytest.mark.parametrize("kind", CHECKERS)
+def test_a_configuration_is_what_its_program_takes(kind: str, tmp_path: Path) -> None:
+    program, *arguments = CHECKERS[kind].replace("ROOT", str(tmp_path)).split()
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed here")
+    for page in PAGES:
+        for _, language, text in blocks_of(page):
+            if language == kind and (named := NAMED_FILE.match(text)):
+                place = tmp_path / named[1].lstrip("/")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(re.sub(r"(?<==)/opt/\S+", "/bin/true", text), "utf-8")
+    places = "pid nginx.pid; error_log stderr; events {} http { access_log off; server { include etc/nginx/*/*; } }"
+    (tmp_path / "whole.conf").write_text(places, "utf-8")
+    line = f"{program} {' '.join(arguments)}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kind != "ini" or not done.stderr
+
+
+def page_named(name: str) -> str:
+    """Return the text of a page."""
+    return (HERE / name).read_text("utf-8")
+
+
+def table_rows(name: str) -> list[str]:
+    """Return the lines of the tables of a page."""
+    return [line for line in page_named(name).splitlines() if line.startswith("|")]
 
 
 @pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in OPERATIONS])
-def test_every_route_is_in_the_readme(method: str, path: str) -> None:
-    lines = [line for line in readme().splitlines() if f"{path}`" in line or f"{path}?" in line]
-    assert any(method in line for line in lines)
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_every_route_is_in_the_readme_and_the_reference(page: str, method: str, path: str) -> None:
+    assert f"`{method} {path}`" in page_named(page)
 
 
 def commands(group: click.Command, prefix: str = "findings-service") -> Iterator[tuple[str, click.Command]]:
@@ -3262,8 +3559,8 @@ COMMANDS = list(commands(findings_service.main))
 
 
 @pytest.mark.parametrize("name", [name for name, _ in COMMANDS])
-def test_every_command_is_in_the_readme(name: str) -> None:
-    assert name in readme()
+def test_every_command_is_in_the_handbook(name: str) -> None:
+    assert f"| `{name.removeprefix('findings-service ')}" in "\n".join(table_rows("docs/operations.md"))
 
 
 def settings_variables() -> list[str]:
@@ -3274,13 +3571,47 @@ def settings_variables() -> list[str]:
 
 
 @pytest.mark.parametrize("name", settings_variables())
-def test_every_setting_is_in_the_readme(name: str) -> None:
-    assert name in readme()
+def test_every_setting_is_in_the_handbook(name: str) -> None:
+    assert any(f"`{name}`" in row for row in table_rows("docs/operations.md"))
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_error_code_is_in_the_readme(code: str) -> None:
-    assert f"`{code}`" in readme()
+def test_every_error_code_is_in_the_reference(code: str) -> None:
+    assert any(row.startswith("| ") and f"`{code}`" in row for row in table_rows("docs/api.md"))
+
+
+def fields_of_the_api() -> list[str]:
+    """Return the names of all fields and parameters that the API takes or answers."""
+    models = [model for model in vars(findings_service).values() if isinstance(model, type)]
+    bases = (
+        findings_service.Model,
+        findings_service.Request,
+        findings_service.Problem,
+        findings_service.ProblemDetails,
+    )
+    fields = [each for model in models if issubclass(model, bases) for each in msgspec.structs.fields(model)]
+    return sorted({each.encode_name for each in fields})
+
+
+@pytest.mark.parametrize("name", fields_of_the_api())
+def test_every_field_is_in_the_reference(name: str) -> None:
+    assert any(f"`{name}`" in row for row in table_rows("docs/api.md"))
+
+
+def test_every_promise_names_the_test_behind_it() -> None:
+    named = {name for row in table_rows("docs/operations.md") for name in re.findall(r"`(test_\w+)`", row)}
+    assert len(named) > 20
+    assert named <= set(globals())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text("utf-8")):
+        path, _, anchor = link.partition("#")
+        target = page if not path else (page.parent / path).resolve()
+        assert target.exists(), link
+        titles = re.findall(r"(?m)^#+ (.+)$", target.read_text("utf-8")) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
 
 
 def test_the_limits_of_the_contract_can_be_set() -> None:
@@ -5473,7 +5804,7 @@ def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tm
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_backup_is_restored_as_the_readme_says(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server], tmp_path: Path) -> None:
     server = serve()
     path = f"{API}/runs/{server.start_run()}/tasks"
     server.request("POST", path, task(title="Before"))
