@@ -3467,22 +3467,19 @@ def settled(step: Step, text: str) -> Any:
     return [line.rstrip() for line in text.strip("\n").splitlines()]
 
 
-def laid_out(value: Any, indent: int = 0) -> str:
-    """Return JSON as a page shows it: in lines of at most 120 characters where that is possible."""
-    text = json.dumps(value, ensure_ascii=False)
-    if indent + len(text) <= 116 or not isinstance(value, (dict, list)) or not value:
-        return text
-    named = isinstance(value, dict)
-    items = [f"{json.dumps(name)}: " if named else "" for name in value]
-    held = value.values() if named else value
-    lines = [f"{' ' * indent}  {name}{laid_out(item, indent + 2)}" for name, item in zip(items, held, strict=True)]
-    opening, closing = "{}" if named else "[]"
-    return opening + "\n" + ",\n".join(lines) + f"\n{' ' * indent}{closing}"
+def laid_out(value: Any) -> str:
+    """Return JSON as a page shows it, in lines."""
+    lines = [""]
+    for piece in json.dumps(value, ensure_ascii=False, separators=(",\t", ": ")).split("\t"):
+        if len(lines[-1]) + len(piece) > 115:
+            lines.append("")
+        lines[-1] += f" {piece}"
+    return "\n".join(lines)[1:] + "\n"
 
 
 def reprint(step: Step, printed: str) -> None:
     """Write into a page what a step printed now."""
-    text = f"{laid_out(json.loads(printed))}\n" if step.is_json else printed and f"{printed.strip(chr(10))}\n"
+    text = laid_out(json.loads(printed)) if step.is_json else printed and f"{printed.strip(chr(10))}\n"
     page = step.page.read_text("utf-8")
     assert step.head + str(step.printed) in page
     step.page.write_text(page.replace(step.head + str(step.printed), step.head + text, 1), "utf-8")
@@ -3495,7 +3492,7 @@ def test_a_page_prints_what_it_says(step: Step, played: Callable[[Path], dict[St
         pytest.skip(step.left_out)
     code, printed = played(step.page)[step]
     if step.printed is None:
-        assert code == 0, printed
+        assert (code, "about:blank" in printed) == (0, False), printed
         return
     last = printed.strip("\n").rpartition("\n")[2] if step.is_json else printed
     if os.environ.get("REPRINT") and settled(step, last) != settled(step, step.printed):
