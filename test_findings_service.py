@@ -3253,13 +3253,13 @@ PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED_FILE = re.compile(r"(?:#!.*\n)?# ([\w./-]*(?:\.\w+|/Caddyfile))\n")
 PRINTED = re.compile(r"^\$ ((?:.*\\\n)*.*\n)((?:(?!\$ ).*\n)*)", re.MULTILINE)
-SERVES = re.compile(r"findings-service serve\b|^(?:gunicorn|waitress-serve|uwsgi) ")
+SERVES = re.compile(r"(?:findings-service serve|^(?:gunicorn|waitress-serve|uwsgi) .*)\n\Z")
 VARYING = (
     (UUID7.pattern, "ID"),
     (TIME.pattern, "TIME"),
     (KEY.pattern, "KEY"),
     (r"\d{4}-\d\d-\d\d(?:T\d{6}Z)?(?=\.db)", "DATE"),
-    (r"[\d,]+ bytes", "0 bytes"),
+    (r"[\d,]+ bytes(?: before, [\d,]+ now)?", "0 bytes"),
     (r"(Service|SQLite|version) \d+\.\d+\.\d+", r"\1 0.0.0"),
     (r'"(ms|bytes|sqlite|version)": ?("?)[\d.]+', r'"\1":\g<2>0'),
 )
@@ -3288,15 +3288,16 @@ halt() {
 }
 in_background() {  # a server, for which a reader opens another terminal
     halt
-    : >served
-    eval "$1" </dev/null >served 2>&1 &
+    : >"$said"
+    eval "$1" </dev/null >"$said" 2>&1 &
     server=$!
-    until { [ -s served ] && (: <>/dev/tcp/127.0.0.1/$FINDINGS_PORT); } 2>/dev/null; do
+    until { [ -s "$said" ] && (: <>/dev/tcp/127.0.0.1/$FINDINGS_PORT); } 2>/dev/null; do
         kill -0 $server 2>/dev/null || break
         sleep 0.05
     done
     sleep 0.1
-    eval "$(grep 'export FINDINGS_KEY=' served)"  # a reader pastes it
+    eval "$(grep 'export FINDINGS_KEY=' "$said")"  # a reader pastes it
+    kill -0 $server
 }
 systemctl() {  # there is no systemd where tests run: this does what the unit says
     local unit=/etc/systemd/system/${!#}
@@ -3306,13 +3307,13 @@ systemctl() {  # there is no systemd where tests run: this does what the unit sa
 start_unit() {
     [ -f "$1" ] || return 0
     local settings=$(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^Environment=/export /p')
-    local line="$settings; cd /var/lib/findings-service; exec $(sed -n 's/^ExecStart=//p' "$1")"
+    local line="$settings"$'\n'"exec $(sed -n 's/^ExecStart=//p' "$1")"
     if grep -q ^Type=oneshot "$1"; then bash -c "$line"; else in_background "$line"; fi
 }
 journalctl() {  # all that the server has said
-    cat "$page/served"
+    cat "$said"
 }
-page=$PWD
+said=$PWD/said
 set -m  # a process group for each server
 trap halt EXIT
 """
@@ -3401,8 +3402,9 @@ def set_scene(home: Path) -> None:
         program.write_text(f"#!/bin/bash\n{line}\n", "utf-8")
         program.chmod(0o755)
     (home / ".venv" / "lib" / "python3.11" / "site-packages" / "flask").mkdir(parents=True)
-    for folder in ("opt/findings-service", "var/lib/findings-service", "stand-ins"):
+    for folder in ("opt/findings-service", "var/lib/private/findings-service", "stand-ins"):
         (home / folder).mkdir(parents=True)
+    (home / "var" / "lib" / "findings-service").symlink_to("private/findings-service")  # as systemd's DynamicUser does
     (home / "opt" / "findings-service" / ".venv").symlink_to(home / ".venv")
     (home / "examples").symlink_to(HERE / "examples")
     (home / "stand-ins" / "bandit.py").write_text(BANDIT, "utf-8")
@@ -3414,7 +3416,7 @@ def script_of(steps: Sequence[Step], mark: str) -> str:
     for step in steps:
         command = step.command if not step.left_out else ":\n"
         if SERVES.search(command):
-            command = f"in_background {shlex.quote(command)}; cat served\n"
+            command = f'in_background {shlex.quote(command)} && cat "$said"\n'
         script += f"{{\n{command}}} 2>&1\nprintf '\\n%s {mark}\\n' $?\n"
     return script
 
