@@ -3283,7 +3283,8 @@ sudo() {  # what it would be needed for lies in the page's folder
     "$@"
 }
 halt() {
-    [ -z "$server" ] || { kill -- -$server; wait $server; } 2>/dev/null
+    [ -z "$server" ] || kill -- -$server 2>/dev/null
+    while [ -n "$server" ] && kill -0 -- -$server 2>/dev/null; do sleep 0.05; done
     server=
 }
 in_background() {  # a server, for which a reader opens another terminal
@@ -3308,7 +3309,7 @@ start_unit() {
     [ -f "$1" ] || return 0
     local settings=$(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^Environment=/export /p')
     local line="$settings"$'\n'"exec $(sed -n 's/^ExecStart=//p' "$1")"
-    if grep -q ^Type=oneshot "$1"; then bash -c "$line"; else in_background "$line"; fi
+    if grep -q ^Type=oneshot "$1"; then bash -c "$line" >>"$said" 2>&1; else in_background "$line"; fi
 }
 journalctl() {  # all that the server has said
     cat "$said"
