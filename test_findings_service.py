@@ -3246,7 +3246,7 @@ def test_the_schemas_of_openapi_judge_like_the_service(
 # - a `json` or `text` block is what the run block above it printed: of `json` the last line, white space aside;
 # - a block that begins with a comment of a path alone is put there; /etc, /opt and /var lie in the page's folder.
 #
-# A page of docs/ that uses `api` or the service begins where the README's first two blocks end.
+# A page of docs/ that says `$url` begins where the README's first two blocks end: with a server, `api` and `url`.
 # `REPRINT=1 python -m pytest -k prints_what_it_says` writes into the pages what is printed now.
 
 PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
@@ -3271,8 +3271,7 @@ SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installe
 PROGRAMS = {  # of a virtual environment that a reader makes
     "pip": "",  # it would fetch what is installed here; another test installs the service
     "python": 'exec "$PYTHON" "$@"',
-    "findings-service": f'exec "$PYTHON" {MODULE} "$@"',
-    "activate": "PATH=$PWD/.venv/bin:$PATH",
+    "findings-service": f'exec "$PYTHON" "{MODULE}" "$@"',
 }
 # Functions in place of programs that a test cannot run, or must not.
 STAND_INS = r"""
@@ -3449,7 +3448,9 @@ def play(page: Path, home: Path) -> dict[Step, tuple[int, str]]:
         check=False,
     )
     said = done.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000")
-    said = re.sub(rf"{home}/(?=(?:etc|opt|var)/)", "/", said).replace(str(home), "/home/you/findings-service")
+    said = re.sub(rf"{re.escape(str(home))}/(?=(?:etc|opt|var)/)", "/", said).replace(
+        str(home), "/home/you/findings-service"
+    )
     parts = re.findall(r"(.*?)\n(\d+) -- done --\n", said, re.DOTALL)[len(before) :]
     assert len(parts) == len(steps), f"{said}{done.stderr}"
     return {step: (int(code), printed) for step, (printed, code) in zip(steps, parts, strict=True)}
