@@ -1262,10 +1262,14 @@ def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
 SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
 PROBLEMS_OF_ONE = 100  # that one task can bring
-KEPT_SCHEMA = 128 * KIB  # characters of a schema whose compiled form is kept
+KEPT_JUDGES = 64 * KIB  # what all judges that are kept may weigh; it stands for up to 160 bytes, mostly for 20
+JUDGE_BASE = 256  # characters; what a judge takes besides
+KEPT_PATTERNS = 10_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
+PATTERN_BASE = 5  # parts; what a pattern takes besides
 PATTERN_LENGTH = 2000  # characters
 PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
-PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<times>\d+)(?:,\d*)?\}|.", regex.DOTALL)
+PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.", regex.DOTALL)
+SET_PART = 80  # characters of a set that take what another part does
 PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
 DRAFTS = {
     str(draft.META_SCHEMA.get("$id", draft.META_SCHEMA.get("id"))).rstrip("#"): draft
@@ -1289,9 +1293,14 @@ HOLDERS_OF_SCHEMAS = (
 
 
 # What a schema may hold for jsonschema-rs to accept extensions before jsonschema sees them: no references, nothing
-# that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little.
+# that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little:
+# it takes a microsecond to tell two numbers apart, so that none stands in an enum or const.
 TAME_DRAFTS = ("Draft202012Validator", "Draft201909Validator", "Draft7Validator", "Draft6Validator")
-TAME_SIZE = 8 * 1024  # characters of the schema, and of the extensions
+TAME_WEIGHT = 8 * KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
+PART_WEIGHT = 8  # characters that cost what a part does: a dot is ten states for Rust
+# The weight of a schema times the characters of extensions that jsonschema-rs may judge in one call, which nothing can
+# interrupt. The worst found: 10 ns each for `maximum` over floats, 6 ns for `(.?){1000}` over characters of four bytes.
+QUICK_WORK = 400_000
 TAME_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
 TAME_KEYWORDS = {
     *("$comment", "$id", "$schema", "const", "default", "deprecated", "description", "enum", "examples", "title"),
@@ -1348,25 +1357,96 @@ def time_limit(seconds: float) -> Iterator[None]:
         CLOCK.deadline = outer
 
 
+Made = TypeVar("Made")
+
+
+class Kept(dict[str, Made]):
+    """What was made of texts lately, by the text, up to a weight altogether; the oldest goes first.
+
+    What is there costs no more than a dict's item, in any thread. What is too heavy to be kept is made each time.
+    """
+
+    def __init__(self, make: Callable[[str], tuple[Made, int]], capacity: int) -> None:
+        """Keep what `make` returns, each with its weight."""
+        super().__init__()
+        self.make = make
+        self.capacity = capacity
+        self.weights: dict[str, int] = {}
+        self.lock = threading.Lock()
+
+    def __missing__(self, text: str) -> Made:
+        """Make what is not there."""
+        made, weight = self.make(text)
+        if weight <= self.capacity:
+            with self.lock:
+                self[text], self.weights[text] = made, weight
+                while sum(self.weights.values()) > self.capacity:
+                    oldest = next(iter(self.weights))
+                    del self[oldest], self.weights[oldest]
+        return made
+
+
+def pattern_cost(pattern: str, bound: str = "least") -> int:
+    """Return how many parts a pattern has when its repetitions are written out, which is what compiling it costs.
+
+    :param bound: of `{2,5}`, whether the "least" is written out, as `regex` does it, or the "most", as Rust does it.
+    """
+    tokens = list(PATTERN_TOKEN.finditer(pattern))
+    times = {token: int(token[bound] or token["least"]) for token in tokens if token["least"]}
+    if PATTERN_COMMENT.search(pattern):  # what looks like a group may stand in a comment: assume the worst
+        return len(tokens) * math.prod(max(1, number) for number in times.values())
+    outside: list[int] = []
+    total = last = 0
+    for token in tokens:
+        if token[0] == "(":
+            outside.append(total)
+            total = last = 0
+        elif token[0] == ")":
+            last = total
+            total += outside.pop() if outside else 0
+        elif token in times:
+            total += last * (times[token] - 1) if times[token] else 0
+            last *= times[token]
+        else:
+            last = 1 + len(token[0]) // SET_PART
+            total += last
+    return total + sum(outside)
+
+
+COMPILED = itertools.count(1)  # patterns of clients
+COMPILED_BETWEEN_PURGES = 500  # of up to PATTERN_LENGTH: some MB at most
+
+
+def compile_pattern(pattern: str) -> regex.Pattern[str]:
+    """Compile a client's pattern, and leave nothing of it in `regex`.
+
+    Its own cache would keep five hundred of up to 8 MB. Without that it still remembers the text of every pattern, and
+    drops those only when the cache is full or emptied.
+    """
+    if next(COMPILED) % COMPILED_BETWEEN_PURGES == 0:
+        regex.purge()
+    return regex.compile(pattern, cache_pattern=False)
+
+
+PATTERNS_KEPT = Kept(
+    lambda pattern: (compile_pattern(pattern), pattern_cost(pattern) + PATTERN_BASE), capacity=KEPT_PATTERNS
+)
+
+
 class TimedPatterns:
     r"""What jsonschema's keywords call `re`, with a time-out and \p{…}: one regular expression can run for ever."""
 
     @staticmethod
     def search(pattern: str, text: str) -> Any:
         """Search like `re.search`. :raises OutOfTime: past the deadline."""
+        compiled = PATTERNS_KEPT[pattern]
         left = min(CLOCK.deadline - time.monotonic(), 3600.0)
         if left <= 0:
             raise OutOfTime
         try:
-            return compiled_pattern(pattern).search(text, timeout=left, concurrent=True)
+            return compiled.search(text, timeout=left, concurrent=True)
         except TimeoutError:
             raise OutOfTime from None
-
-
-@lru_cache(maxsize=64)  # one can take 2.5 MB
-def compiled_pattern(pattern: str) -> regex.Pattern[str]:
-    """Compile a client's pattern, once."""
-    return regex.compile(pattern)
 
 
 def frozen(value: Any) -> Any:
@@ -1514,28 +1594,6 @@ class Subschema(Struct, frozen=True):
             yield from ((name, joined(("patternProperties", name), self.pointer)) for name in members)
 
 
-def pattern_cost(pattern: str) -> int:
-    """Return how many parts a pattern has when its repetitions are written out, which is what compiling it costs."""
-    tokens = list(PATTERN_TOKEN.finditer(pattern))
-    if PATTERN_COMMENT.search(pattern):  # what looks like a group may stand in a comment: assume the worst
-        return len(tokens) * math.prod(max(1, int(token["times"])) for token in tokens if token["times"])
-    outside: list[int] = []
-    total = last = 0
-    for token in tokens:
-        if token[0] == "(":
-            outside.append(total)
-            total = last = 0
-        elif token[0] == ")":
-            last = total
-            total += outside.pop() if outside else 0
-        elif token["times"]:
-            total += last * (int(token["times"]) - 1) if int(token["times"]) else 0
-            last *= int(token["times"])
-        else:
-            total, last = total + 1, 1
-    return total + sum(outside)
-
-
 def pattern_problem(pattern: str, pointer: str) -> Problem | None:
     """Tell what is wrong with a client's pattern, if anything is."""
     if len(pattern) > PATTERN_LENGTH:
@@ -1544,7 +1602,7 @@ def pattern_problem(pattern: str, pointer: str) -> Problem | None:
         return Problem("repeats too much, as a whole; lower the numbers in braces", pointer, value=cut(pattern))
     tick()
     try:
-        compiled_pattern(pattern)
+        compile_pattern(pattern)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         return Problem(f"is no regular expression: {cut(str(error))}", pointer, value=cut(pattern))
     return None
@@ -1613,16 +1671,10 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
         raise ValidationFailed(problems)
 
 
-def validator_of(text: str) -> Any:
-    """Return the validator of a stored schema; what is large is compiled again each time rather than kept."""
-    return compiled_schema(text) if len(text) <= KEPT_SCHEMA else compiled_schema.__wrapped__(text)
-
-
-@lru_cache(maxsize=64)
-def compiled_schema(text: str) -> Any:
-    """Return the validator of a stored schema, compiled once for each text."""
-    schema = msgspec.json.decode(text)
-    return guarded(draft_of(schema))(schema, registry=referencing.Registry())
+def tame_children(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Give what a tame schema holds: schemas, and lists of them."""
+    yield from schema.get("properties", {}).values()
+    yield from (schema[keyword] for keyword in TAME_HOLDERS if keyword in schema)
 
 
 def is_tame(schema: Any) -> bool:
@@ -1633,21 +1685,26 @@ def is_tame(schema: Any) -> bool:
         return isinstance(schema, bool)
     if not schema.keys() <= TAME_KEYWORDS or not TAME_PATTERN.fullmatch(schema.get("pattern", "")):
         return False
-    held = [schema[keyword] for keyword in TAME_HOLDERS if keyword in schema]
-    return all(map(is_tame, (*schema.get("properties", {}).values(), *held)))
+    if not all(isinstance(value, str | bool | None) for value in (*schema.get("enum", ()), schema.get("const"))):
+        return False
+    return all(map(is_tame, tame_children(schema)))
 
 
-@lru_cache(maxsize=64)
-def quick_judge(text: str) -> Callable[[Any], bool] | None:
-    """Return what accepts most good extensions at once, for a stored schema that is tame: jsonschema-rs, if it is here.
+def tame_cost(schema: Any) -> int:
+    """Return what the patterns of a tame schema cost together, as Rust writes them out."""
+    if isinstance(schema, list):
+        return sum(map(tame_cost, schema))
+    if isinstance(schema, bool):
+        return 0
+    return pattern_cost(schema.get("pattern", ""), "most") + sum(map(tame_cost, tame_children(schema)))
+
+
+def quick_judge(schema: Any, draft: str) -> Callable[[Any], bool] | None:
+    """Return what accepts most good extensions at once, for a schema that is tame: jsonschema-rs, if it is here.
 
     It only ever accepts: jsonschema stays the judge of what is refused, and finds the words for it.
     """
-    schema = msgspec.json.decode(text)
-    draft = draft_of(schema).__name__
-    if importlib.util.find_spec("jsonschema_rs") is None or draft not in TAME_DRAFTS:
-        return None
-    if not is_tame(schema):
+    if importlib.util.find_spec("jsonschema_rs") is None:
         return None
     jsonschema_rs = importlib.import_module("jsonschema_rs")
     try:
@@ -1655,6 +1712,36 @@ def quick_judge(text: str) -> Callable[[Any], bool] | None:
     except ValueError:  # a pattern that is good in Python alone
         return None
     return typing.cast(Callable[[Any], bool], judge.is_valid)
+
+
+class Judge(Struct, frozen=True):
+    """What judges extensions by one stored schema: a validator, and what accepts small ones quickly, if there is such.
+
+    `quick_size` is how many characters those may have.
+    """
+
+    validator: Any
+    accepts: Callable[[Any], bool] | None = None
+    quick_size: int = 0
+
+    def accepts_quickly(self, value: Any, size: int) -> bool:
+        """Tell whether extensions of so many characters are good, as far as that is quickly told."""
+        return self.accepts is not None and size <= self.quick_size and self.accepts(value)
+
+
+def make_judge(text: str) -> tuple[Judge, int]:
+    """Return the judge of a stored schema, and its weight."""
+    schema = msgspec.json.decode(text)
+    draft, weight = draft_of(schema), len(text)
+    validator = guarded(draft)(schema, registry=referencing.Registry())
+    accepts = None
+    if weight <= TAME_WEIGHT and draft.__name__ in TAME_DRAFTS and is_tame(schema):
+        weight += PART_WEIGHT * tame_cost(schema)
+        accepts = quick_judge(schema, draft.__name__) if weight <= TAME_WEIGHT else None
+    return Judge(validator, accepts, QUICK_WORK // weight), weight + JUDGE_BASE
+
+
+JUDGES = Kept(make_judge, capacity=KEPT_JUDGES)
 
 
 # The name that a message begins with.
@@ -1743,7 +1830,6 @@ def as_text(value: Any) -> str:
 def extension_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
     """Tell what is wrong with one task's extensions. :raises OutOfTime: past the deadline."""
     try:
-        tick()  # not every keyword takes a step that does
         yield from itertools.islice(told(validator, value, pointer), PROBLEMS_OF_ONE)
     except OutOfTime:
         raise
@@ -1759,17 +1845,16 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 
     :raises ExtensionCheckTimeout: when one task, or all together, took too long.
     """
-    validator = validator_of(schema)
-    accepts = quick_judge(schema) if len(schema) <= TAME_SIZE else None
     end = time.monotonic() + seconds
+    judge = JUDGES[schema]
     problems: list[Problem] = []
     for text, pointer in extensions:
-        value = msgspec.json.decode(text) if text else {}
-        if accepts is not None and len(text or "") <= TAME_SIZE and accepts(value):
-            continue
         try:
             with time_limit(min(seconds * TASK_SHARE, end - time.monotonic())):
-                problems.extend(extension_problems(validator, value, pointer))
+                tick()
+                value = msgspec.json.decode(text) if text else {}
+                if not judge.accepts_quickly(value, len(text or "")):
+                    problems.extend(extension_problems(judge.validator, value, pointer))
         except OutOfTime:
             detail = "took too long to check; simplify the extensions, or the project type's schema"
             message = (

@@ -2779,6 +2779,7 @@ TAME_VALUES = [
         {"é": {}},
     ),
 ]
+TAME_CONSTANTS = [value for value in TAME_VALUES if value is None or isinstance(value, bool | str)]
 TAME_PATTERNS = [
     "^a",
     "b$",
@@ -2803,8 +2804,8 @@ def tame_schema(random_source: random.Random, depth: int = 0) -> Any:
                 [0, 1, 3]
             )
         },
-        {"enum": random_source.sample(TAME_VALUES[:20], 4)},
-        {"const": choose(TAME_VALUES)},
+        {"enum": random_source.sample(TAME_CONSTANTS, 4)},
+        {"const": choose(TAME_CONSTANTS)},
         {"pattern": choose(TAME_PATTERNS)},
         {"required": [choose(["a", "b", "é"])]},
     ]
@@ -2820,7 +2821,8 @@ def test_what_the_quick_judge_accepts_jsonschema_accepts_too(draft: str) -> None
     random_source, verdicts = random.Random(draft), Counter[tuple[bool, bool]]()
     for _ in range(400):
         text = json.dumps({"$schema": draft, **tame_schema(random_source)})
-        quick, judge = findings_service.quick_judge(text), findings_service.compiled_schema(text)
+        judges, _ = findings_service.make_judge(text)
+        quick, judge = judges.accepts, judges.validator
         assert quick is not None, text
         for value in TAME_VALUES:
             verdicts[quick(value), judge.is_valid(value)] += 1
@@ -2845,10 +2847,100 @@ def test_what_the_quick_judge_accepts_jsonschema_accepts_too(draft: str) -> None
         unknown={"x-unit": 1},
         old_draft={"$schema": "http://json-schema.org/draft-04/schema#"},
         below={"properties": {"a": {"items": {"not": {}}}}},
+        number={"items": {"const": 0.5}},
+        numbers={"items": {"enum": [None, [1]]}},
+        repetition={"pattern": "^.{0,2000}$"},
+        repetitions={"pattern": "^(a{10}){40,200}$"},
+        many_patterns={"items": {"anyOf": [{"pattern": f"^[a-z]{{{n}}}$"} for n in range(1, 60)]}},
+        large={"enum": ["x" * 9000]},
     ),
 )
 def test_a_schema_that_two_validators_may_read_differently_has_one_judge(schema: Any) -> None:
-    assert findings_service.quick_judge(json.dumps(schema)) is None
+    judge, _ = findings_service.make_judge(json.dumps(schema))
+    assert judge.accepts is None
+
+
+def all_of(rule: Any, times: int) -> dict[str, Any]:
+    """Return a schema that judges each item many times, and a value of which the last is the good one."""
+    return {"items": {"anyOf": [*[rule] * times, True]}}
+
+
+QUICK_WORK = cases(
+    constants=(all_of({"const": "-"}, 300), "a"),
+    enumerations=(all_of({"enum": [None, *map(str, range(100))]}, 3), "-"),
+    floats=(all_of({"maximum": -0.5}, 300), 0.5),
+    few_floats=(all_of({"maximum": -0.5}, 20), 0.5),
+    large_floats=(all_of({"maximum": -9}, 100), 1e300),
+    types=(all_of({"type": "null"}, 100), 1),
+    required=(all_of({"required": ["a"]}, 100), {"b": 1}),
+    properties=(all_of({"properties": {"b": False}}, 100), {"b": 1}),
+    patterns=(all_of({"pattern": "^a.?$"}, 50), "x"),
+    wide_pattern=(all_of({"pattern": "^(.?){450}x$"}, 1), "😀" * 20),
+    pattern_over_much=({"items": {"anyOf": [{"pattern": "(.{50}){2}x"}, True]}}, "😀" * 200),
+)
+
+
+@pytest.mark.parametrize(("schema", "item"), QUICK_WORK)
+def test_the_quick_judge_is_never_given_more_than_takes_milliseconds(schema: Any, item: Any) -> None:
+    judge, _ = findings_service.make_judge(json.dumps(schema, separators=(",", ":")))
+    size = len(json.dumps(item, ensure_ascii=False, separators=(",", ":"))) + 1
+    value, took = [item] * (judge.quick_size // size), []
+    for _ in range(3):
+        began = time.thread_time()
+        assert judge.accepts_quickly(value, size * len(value))
+        took.append(time.thread_time() - began)
+    assert min(took) < 0.02
+    assert not judge.accepts_quickly([item] * (len(value) + 2), size * (len(value) + 2))
+
+
+def test_an_ordinary_schema_is_judged_quickly() -> None:
+    schema = json.dumps({"properties": {f"field-{n}": {"type": "string", "maxLength": 500} for n in range(10)}})
+    judge, _ = findings_service.make_judge(schema)
+    assert judge.quick_size > 500
+
+
+def test_the_clock_is_looked_at_before_every_task(client: Client, make_app: Callable[..., flask.Flask]) -> None:
+    run = client.start(client.register("web", in_a({"type": "string"}))["name"])
+    hurried = client_of(make_app(schema_timeout="0"), name="hurried")
+    response = hurried.post(f"{API}/runs/{run}/tasks", json=task(extensions={"a": "good"}))
+    assert_problem(response, 422, "extension_check_timeout", "/extensions")
+
+
+def test_a_long_row_of_quick_checks_leaves_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings_service.CLOCK, "held_up", time.monotonic() + 0.05)
+    tasks = ((value, "", 10) for value in iter(lambda: time.sleep(0.01) or {"a": "good"}, None))
+    with pytest.raises(findings_service.Postponed):
+        findings_service.check_extensions('{"properties": {"a": {"type": "string"}}}', tasks, 2.0)
+
+
+def test_what_is_kept_is_bounded_by_its_weight_and_the_oldest_goes_first() -> None:
+    made: list[str] = []
+    kept = findings_service.Kept(lambda text: (made.append(text) or text.upper(), len(text)), capacity=6)
+    asked = ("a", "bb", "a", "ccc", "dd", "bb", "heavier", "heavier")
+    assert [kept[text] for text in asked] == [text.upper() for text in asked]
+    assert made == ["a", "bb", "ccc", "dd", "bb", "heavier", "heavier"]
+    assert dict(kept) == {"dd": "DD", "bb": "BB"}
+
+
+def test_what_is_kept_serves_several_threads() -> None:
+    kept = findings_service.Kept(lambda text: (int(text), len(text)), capacity=50)
+    numbers = [number * thread % 97 for thread in range(1, 9) for number in range(3000)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda number: kept[str(number)], numbers, chunksize=3000)) == numbers
+    assert kept.keys() == kept.weights.keys()
+    assert sum(kept.weights.values()) <= 50
+
+
+def test_nothing_of_a_clients_pattern_stays_in_the_regex_package() -> None:
+    regex.purge()
+    tracemalloc.start()
+    try:
+        for number in range(1200):
+            findings_service.compile_pattern(f"(?#{'é' * 1900}){number}")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2_500_000  # the texts alone are five
 
 
 @pytest.mark.parametrize(
@@ -5099,6 +5191,41 @@ def test_one_clients_hostile_checks_do_not_time_anothers_out(serve: Callable[...
             codes.add(server.request("POST", path, slow).json["code"])
     assert {answer.json["code"] for answer in hostile.result()} == {"extension_check_timeout"}
     assert codes == {"validation_failed"}
+
+
+def test_many_quick_checks_cost_their_own_client_only(besieged: Server, hostile_key: str) -> None:
+    schema = in_a({"items": {"anyOf": [{"const": number} for number in range(561)]}})
+    body = {"name": "product", "extensionSchema": schema}
+    assert besieged.request("POST", f"{API}/project-types", body, hostile_key).status_code == 201
+    run = besieged.request("POST", f"{API}/runs", {"projectType": "product"}, hostile_key).json["id"]
+    for value in ([560] * 2000, [0] * 90):
+        batch = {"tasks": [task(extensions={"a": value})] * 100}
+        with another_client(besieged, 0.3):
+            besieged.request("POST", f"{API}/runs/{run}/tasks", batch, hostile_key)
+
+
+def resident(server: Server) -> float:
+    """Return the memory that a server's process holds, in MB."""
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text("ascii").split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
+def test_five_hundred_heavy_patterns_do_not_stay_in_memory(server: Server) -> None:
+    def register(number: int) -> None:
+        schema = in_a({"pattern": f"[a-z0-9]{{4000}}{number}"})
+        body = {"name": f"heavy-{number}", "extensionSchema": schema}
+        assert server.request("POST", f"{API}/project-types", body).status_code == 201
+        run = server.request("POST", f"{API}/runs", {"projectType": body["name"]}).json["id"]
+        answer = server.request("POST", f"{API}/runs/{run}/tasks", task(extensions={"a": "x"}))
+        assert_problem(answer, 422, "validation_failed", "/extensions/a")
+
+    for number in range(20):
+        register(number)
+    before = resident(server)
+    for number in range(20, 520):
+        register(number)
+    assert resident(server) - before < 30
 
 
 @pytest.mark.parametrize("text", ['{"not":', '{"properties":{"a":', "[", '{"allOf":[{},'])
