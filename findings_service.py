@@ -4,7 +4,7 @@
 #     "click>=8.1.3",
 #     "flask>=3.1.3",
 #     "granian>=2.7,<3",
-#     "jsonschema>=4.26,<5",
+#     "jsonschema>=4.21,<5",
 #     "msgspec>=0.20",
 #     "regex>=2024.11.6",
 #     "werkzeug>=3.1.6",
@@ -26,6 +26,7 @@ import gc
 import hashlib
 import hmac
 import importlib
+import importlib.metadata
 import importlib.util
 import io
 import itertools
@@ -1283,6 +1284,7 @@ DRAFTS = {
     )
 }
 NEWEST_DRAFT = next(iter(DRAFTS))
+JSONSCHEMAS = "jsonschema>=4.21,<5"  # whose private names are known, as in the metadata; a test runs the ends
 # Where a schema holds others: by name, or as one schema or a list of them.
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 HOLDERS_OF_SCHEMAS = (
@@ -1476,21 +1478,27 @@ def private_copy(name: str, **replacements: Any) -> types.ModuleType:
     Its keywords look `re` and their helpers up in their module. Patching the module itself would change
     jsonschema for the application that embeds us, and writing six keywords of two drafts again would make us
     the judge of what a schema means.
+
+    :raises AttributeError: when a name is not there, and so would not be looked up.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
-        raise ImportError(name)
+        raise ImportError(f"there is no {name}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for replaced, replacement in replacements.items():
-        if hasattr(module, replaced):
-            setattr(module, replaced, replacement)
+        if not hasattr(module, replaced):
+            raise AttributeError(f"{name} has no {replaced}")
+        setattr(module, replaced, replacement)
     return module
 
 
 def as_set(function: Callable[..., Iterable[Any]]) -> Callable[..., set[Any]]:
     """Return `function` with its list as a set, in which looking one of 40,000 property names up costs nothing."""
     return lambda *arguments: set(function(*arguments))
+
+
+EVALUATED_FINDERS = ("find_evaluated_property_keys_by_schema", "find_evaluated_item_indexes_by_schema")
 
 
 @cache
@@ -1504,15 +1512,14 @@ def keywords_by_module() -> dict[str, types.ModuleType]:
         return bool(equal(one, two))
 
     helpers["equal"] = timed_equal
-    ours = {name: helpers[name] for name in ("equal", "uniq", "find_additional_properties")}
-    copies = {}
-    for module in ("jsonschema._keywords", "jsonschema._legacy_keywords"):
-        copy = private_copy(module, re=TimedPatterns, _utils=types.SimpleNamespace(**helpers), **ours)
-        for finder in ("find_evaluated_property_keys_by_schema", "find_evaluated_item_indexes_by_schema"):
-            own = vars(copy)[finder] if module.endswith("_legacy_keywords") else helpers[finder]
-            setattr(copy, finder, as_set(own))
-        copies[module] = copy
-    return copies
+    for finder in EVALUATED_FINDERS:
+        helpers[finder] = as_set(helpers[finder])
+    names = ("equal", "uniq", "find_additional_properties", *EVALUATED_FINDERS)
+    newest = private_copy("jsonschema._keywords", re=TimedPatterns, **{name: helpers[name] for name in names})
+    older = private_copy("jsonschema._legacy_keywords", re=TimedPatterns, _utils=types.SimpleNamespace(**helpers))
+    for finder in EVALUATED_FINDERS:
+        setattr(older, finder, as_set(getattr(older, finder)))
+    return {"jsonschema._keywords": newest, "jsonschema._legacy_keywords": older}
 
 
 def timed_evolve(self: Any, **changes: Any) -> Any:
@@ -1539,6 +1546,19 @@ def guarded(stock: Any) -> Any:
     ours: Any = validators.extend(stock, keywords)  # type: ignore[no-untyped-call]
     ours.evolve = timed_evolve
     return ours
+
+
+def require_known_jsonschema() -> None:
+    """Check that jsonschema has the private names that ours take the place of, before the first task needs them.
+
+    :raises ConfigurationError: when it has not.
+    """
+    try:
+        for draft in DRAFTS.values():
+            guarded(draft)({"pattern": "a"}).evolve(schema={})
+    except (ImportError, AttributeError, LookupError, TypeError) as error:
+        version = importlib.metadata.version("jsonschema")
+        raise ConfigurationError(f"jsonschema {version} is not known here ({error}); use {JSONSCHEMAS}") from error
 
 
 def draft_of(schema: Mapping[str, Any]) -> Any:
@@ -4320,8 +4340,10 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     It leaves the application's error pages, JSON provider and configuration alone. Without `settings`, those
     of the environment hold.
 
+    :raises ConfigurationError: for a setting that makes no sense, and a jsonschema that is not known.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
+    require_known_jsonschema()
     service = Service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, service)
     try:
@@ -4379,7 +4401,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     """Return the service as a WSGI application of its own.
 
     :param given: settings by name, such as `db="findings.db"`, before those of the environment.
-    :raises ConfigurationError: for a setting that makes no sense.
+    :raises ConfigurationError: for a setting that makes no sense, and a jsonschema that is not known.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
     app = LeanFlask(__name__, static_folder=None)

@@ -11,6 +11,7 @@ import base64
 import gzip
 import hashlib
 import http.client
+import importlib.metadata
 import itertools
 import json
 import os
@@ -2961,6 +2962,48 @@ def test_a_pattern_that_takes_long_to_compile_is_refused(client: Client, pattern
     assert_problem(response, 422, "validation_failed", "/extensionSchema/properties/a/pattern")
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "missing"),
+    cases(
+        name=("uniq", "all_unique", "jsonschema._utils has no uniq"),
+        module=("_keywords", "_rules", "there is no jsonschema._keywords"),
+    ),
+)
+def test_a_jsonschema_that_is_not_known_is_one_line_at_the_start(
+    tmp_path: Path, name: str, other: str, missing: str
+) -> None:
+    changed = tmp_path / "jsonschema"
+    shutil.copytree(Path(jsonschema.__file__).parent, changed, ignore=shutil.ignore_patterns("tests", "__pycache__"))
+    for path in changed.glob("*.py"):
+        text = re.sub(rf"\b{name}\b", other, path.read_text("utf-8"))
+        path.unlink()
+        path.with_stem(re.sub(rf"^{name}$", other, path.stem)).write_text(text, "utf-8")
+    done = command("serve", "--port", "0", "--db", str(tmp_path / "x.db"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    version = importlib.metadata.version("jsonschema")
+    assert done.stderr == f"Error: jsonschema {version} is not known here ({missing}); use jsonschema>=4.21,<5\n"
+
+
+OLDEST_JSONSCHEMA = findings_service.JSONSCHEMAS.partition(",")[0].replace(">=", "==")
+EXTENSION_TESTS = (
+    *("test_extensions_that", "judged_by_its_draft", "schema_is_refused_where", "references_inside", "unicode"),
+    "too_long_is_given_up",
+)
+
+
+@pytest.mark.parametrize("wanted", [OLDEST_JSONSCHEMA, findings_service.JSONSCHEMAS])
+def test_either_end_of_what_jsonschema_may_be_serves(tmp_path: Path, wanted: str) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    fetching = [*pip, "--target", str(tmp_path), wanted]
+    fetched = subprocess.run(fetching, capture_output=True, text=True, timeout=60, check=False)
+    if fetched.returncode != 0:
+        pytest.skip(f"pip does not get {wanted}: {fetched.stderr}")
+    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", " or ".join(EXTENSION_TESTS)]
+    env = environment(PYTHONPATH=str(tmp_path))
+    done = subprocess.run(line, cwd=HERE, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 # ---------------------------------------------------------------------------
 # Project types
 # ---------------------------------------------------------------------------
@@ -3720,6 +3763,7 @@ def test_the_script_metadata_equals_the_projects() -> None:
     project = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
     assert script["requires-python"] == project["requires-python"]
     assert sorted(script["dependencies"]) == sorted(project["dependencies"])
+    assert findings_service.JSONSCHEMAS in project["dependencies"]
 
 
 # ---------------------------------------------------------------------------
