@@ -3825,7 +3825,7 @@ def log_request(form: str, environ: Mapping[str, Any], status: int, size: int, s
         "key": who and who.name,
         "runId": noted.run_id,
     }
-    line = json.dumps(fields) if form == "json" else " ".join(map(as_word, fields.values()))
+    line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
     with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
