@@ -20,6 +20,11 @@ only what stands above it.
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `python3` is
+    raise (SystemExit if __name__ == "__main__" else ImportError)("findings_service needs Python 3.11 or newer")
+
 import ast
 import asyncio
 import gc
@@ -35,14 +40,15 @@ import logging
 import math
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sqlite3
-import sys
 import threading
 import time
 import types
 import typing
+import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
@@ -53,18 +59,32 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 
-import click
-import flask
-import jsonschema
-import msgspec
-import referencing
-import referencing.jsonschema
-import regex
-from jsonschema import validators
-from msgspec import Meta, Raw, Struct
-from werkzeug.datastructures import Headers
-from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
-from werkzeug.routing import MapAdapter
+try:
+    import click
+    import flask
+    import jsonschema
+    import msgspec
+    import referencing
+    import referencing.jsonschema
+    import regex
+    from jsonschema import validators
+    from msgspec import Meta, Raw, Struct
+    from werkzeug.datastructures import Headers
+    from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
+    from werkzeug.routing import MapAdapter
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.exit(
+        f"The package {missing.name} is not installed. In this folder, run `uv run findings_service.py`, or:"
+        " python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/findings-service"
+    )
+
+try:
+    import fcntl
+    import pwd
+except ImportError:  # Windows
+    fcntl = pwd = None  # type: ignore[assignment]
 
 __version__ = "0.1.0"
 
@@ -75,6 +95,8 @@ log = logging.getLogger("findings_service")
 # ---------------------------------------------------------------------------
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+SHORTEST_KEY = 16  # characters
+SHORTEST_KEEP = 3600.0  # seconds
 
 
 class ConfigurationError(Exception):
@@ -114,10 +136,15 @@ def parse_path(text: str) -> str:
 
 
 def parse_key(text: str) -> str:
-    """Return an API key. :raises ValueError: for one that no Authorization header can carry."""
+    """Return an API key, or "" for none.
+
+    :raises ValueError: for one that can be guessed, or that no Authorization header can carry.
+    """
     key = text.strip()
     if not key.isascii() or not key.isprintable():
         raise ValueError("a key has letters, digits and signs of ASCII only")
+    if 0 < len(key) < SHORTEST_KEY:
+        raise ValueError(f"a key of {len(key)} characters can be guessed; give at least {SHORTEST_KEY}")
     return key
 
 
@@ -135,28 +162,47 @@ def parse_base_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def parse_switch(text: str) -> bool:
-    """Return whether `text` is on. :raises ValueError: when it is neither on nor off."""
-    if text.lower() not in ("on", "off", "true", "false", "1", "0"):
-        raise ValueError(f"{text!r} is neither on nor off")
-    return text.lower() in ("on", "true", "1")
+def parse_keep(text: str) -> float:
+    """Return for how many seconds finished runs are kept, 0 for ever. :raises ValueError: for what is no such time."""
+    seconds = parse_duration(text)
+    if 0 < seconds < SHORTEST_KEEP:
+        raise ValueError(f"{text!r} would forget what was just reported; give at least 1h, or 0 to keep everything")
+    return seconds
 
 
 class Settings(Struct, frozen=True, kw_only=True):
     """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes."""
 
-    db: str = "findings.db"
-    api_key: str = ""
-    max_body: int = 16 * 1024 * 1024
-    max_batch: int = 1000
-    busy_timeout: float = 10.0
-    run_timeout: float = 24 * 3600.0
-    schema_timeout: float = 2.0
-    body_timeout: float = 30.0
-    synchronous: str = "FULL"
-    checkpoints: bool = True
-    log: str = ""
-    base_url: str = ""
+    db: Annotated[str, Meta(description="The database file. It is made with mode 0600.")] = "findings.db"
+    api_key: Annotated[
+        str, Meta(description="A key accepted as a full one of client default, for CI jobs; 16 characters or more.")
+    ] = ""
+    max_body: Annotated[int, Meta(description="Bytes of a body. A screenshot has its place in one.")] = 16 * 1024 * 1024
+    max_batch: Annotated[int, Meta(description="Tasks in a batch. One is stored in a fraction of a second.")] = 1000
+    busy_timeout: Annotated[
+        float, Meta(description="How long a write waits while another process has the database locked.")
+    ] = 10.0
+    run_timeout: Annotated[
+        float, Meta(description="A run without any request for so long is failed: its agent has died.")
+    ] = 24 * 3600.0
+    schema_timeout: Annotated[
+        float,
+        Meta(description="For the extension checks of one request. A task gets an eighth of it, a schema two fifths."),
+    ] = 2.0
+    body_timeout: Annotated[float, Meta(description="For a body to arrive, from a slow client too.")] = 30.0
+    synchronous: Annotated[
+        str, Meta(description="FULL, EXTRA or NORMAL, which is faster and loses the last commits in a power cut.")
+    ] = "FULL"
+    keep: Annotated[
+        float,
+        Meta(description="`serve` removes runs that finished longer ago, as `prune` does: 365d, say. 0 keeps all."),
+    ] = 0.0
+    log: Annotated[
+        str, Meta(description="json or text: a line for each request on standard error. Empty for none.")
+    ] = ""
+    base_url: Annotated[
+        str, Meta(description="What links begin with behind a proxy that serves the API under a prefix.")
+    ] = ""
 
     PARSERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
         "db": parse_path,
@@ -168,10 +214,16 @@ class Settings(Struct, frozen=True, kw_only=True):
         "schema_timeout": parse_duration,
         "body_timeout": parse_duration,
         "synchronous": parse_synchronous,
-        "checkpoints": parse_switch,
+        "keep": parse_keep,
         "log": parse_log,
         "base_url": parse_base_url,
     }
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """Return what each setting is, by the variable of the environment that sets it."""
+        hints = typing.get_type_hints(cls, include_extras=True)
+        return {f"FINDINGS_{name.upper()}": hints[name].__metadata__[0].description for name in cls.PARSERS}
 
     @classmethod
     def read(cls, **given: Any) -> Settings:
@@ -890,6 +942,8 @@ MIGRATIONS: Mapping[int, str] = {
     2: "DROP INDEX IF EXISTS tasks_by_external_id; DROP INDEX IF EXISTS tasks_by_identity;",
 }
 LARGE_WAL = 8 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
+CHECKPOINT_PAGES = 1000  # of the WAL, after which a commit folds it into the file
+LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -978,11 +1032,7 @@ def prepare_schema(connection: Connection) -> None:
 
 
 def connect(settings: Settings) -> Connection:
-    """Open the file with the pragmas that the promises need.
-
-    Only one connection on a machine checkpoints by itself: SQLite before 3.51.3 can corrupt a file when two
-    connections write and checkpoint at the same instant (https://www.sqlite.org/wal.html#walresetbug).
-    """
+    """Open the file with the pragmas that the promises need. It does not checkpoint by itself."""
     connection = sqlite3.connect(
         settings.db, timeout=BUSY_SLICE, isolation_level=None, check_same_thread=False, factory=Connection
     )
@@ -991,7 +1041,7 @@ def connect(settings: Settings) -> Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {1000 if settings.checkpoints else 0}")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
         connection.execute("PRAGMA cache_size = -57344")
         prepare_schema(connection)
@@ -1018,6 +1068,29 @@ def patiently(work: Callable[[], Any], patience: float) -> Any:
         time.sleep(BUSY_SLICE)
 
 
+def user_name() -> str:
+    """Return who this process runs as."""
+    with suppress(AttributeError, KeyError):  # Windows has no such names, and a container may have only a number
+        return pwd.getpwuid(os.geteuid()).pw_name
+    return "this user"
+
+
+def missing_right(path: str) -> str | None:
+    """Say what this process's user may not do with a database or its folder, or return None when nothing is missing.
+
+    SQLite says no more than "unable to open database file", and makes files beside it even to read.
+    """
+    folder = Path(path).absolute().parent
+    for place, mode, deed in (
+        (folder, os.W_OK | os.X_OK, "write in"),
+        (path, os.R_OK, "read"),
+        (path, os.W_OK, "write"),
+    ):
+        if os.access(place, os.F_OK) and not os.access(place, mode):
+            return f"{user_name()} may not {deed} {place}"
+    return None
+
+
 def claim_file(path: str) -> None:
     """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode."""
     with suppress(FileExistsError):
@@ -1034,22 +1107,74 @@ def open_database(settings: Settings) -> Connection:
     try:
         claim_file(settings.db)
         return typing.cast(Connection, patiently(partial(connect, settings), settings.busy_timeout))
-    except OSError as error:
-        raise DatabaseUnusable(f"{settings.db} cannot be opened: {error.strerror}") from error
-    except sqlite3.Error as error:
-        raise DatabaseUnusable(f"{settings.db} cannot be used: {error}") from error
+    except (OSError, sqlite3.Error) as error:
+        cause = missing_right(settings.db) or getattr(error, "strerror", None) or error
+        raise DatabaseUnusable(f"{settings.db} cannot be used: {cause}") from error
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Return what tells the file at a path from any other: its device and inode. None where there is no file."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Checkpointer:
+    """The right to fold the WAL into the file, which one process of those that have the database open holds.
+
+    SQLite before 3.51.3 can corrupt a file when two connections write and checkpoint at the same instant
+    (https://www.sqlite.org/wal.html#walresetbug). A lock says whose turn it is, because the system gives it back
+    however its holder ends. It is on a file of its own: closing any descriptor of the database would drop SQLite's
+    locks on that (https://www.sqlite.org/howtocorrupt.html, 2.2). That file stays: who removed it could leave two
+    processes with a lock each. Where the system has no such locks, every process folds for itself.
+    """
+
+    def __init__(self, db: str) -> None:
+        self.path = f"{Path(db).resolve()}-checkpointer"
+        self.held = False
+        self._file: int | None = None
+
+    def try_take(self) -> bool:
+        """Take the right unless another process has it, and tell whether it is held now."""
+        if self.held or fcntl is None:
+            self.held = True
+            return True
+        try:
+            if self._file is None:
+                self._file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
+                self._give_to_owner(self._file)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.held = True
+        except OSError as error:
+            self.held = not isinstance(error, BlockingIOError)
+        return self.held
+
+    def _give_to_owner(self, file: int) -> None:
+        """Let the database's owner have the file, as SQLite does with the WAL, when root was here first."""
+        with suppress(OSError):
+            owner = Path(self.path.removesuffix("-checkpointer")).stat()
+            os.fchown(file, owner.st_uid, owner.st_gid)
+
+    def give_back(self) -> None:
+        """Let another process take the right."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self.held = None, False
 
 
 class Database:
     """The one connection of a process, and the one way to write through it.
 
-    Threads take turns: with SQLite underneath, more connections in one process are slower, not faster. After
-    a fork each process opens its own. `version` counts the commits. `grouped` is true while the front door
-    holds one transaction open for several requests; each is then a savepoint in it.
+    Threads take turns: with SQLite underneath, more connections in one process are slower, not faster. `version`
+    counts the commits. `grouped` is true while the front door holds one transaction open for several requests; each
+    is then a savepoint in it. `checkpointer` is held by one process of those that have the file open.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings = msgspec.structs.replace(settings, db=str(Path(settings.db).absolute()))  # wherever we go
+        self.checkpointer = Checkpointer(settings.db)
         self.lock = threading.RLock()
         self.grouped = False
         self.busy = False
@@ -1057,13 +1182,55 @@ class Database:
         self.last_uses: dict[tuple[str, str | int], str] = {}
         self._written_uses = self.last_uses
         self._connection: Connection | None = None
-        self._process = 0
+        self._file: tuple[int, int] | None = None
+        self._gone = False
+        self._looked = -LOOK_EVERY
+        DATABASES.add(self)
 
     def connection(self) -> Connection:
-        """Return this process's connection. Hold the lock while you use it."""
-        if self._connection is None or self._process != os.getpid():
-            self._connection, self._process = open_database(self.settings), os.getpid()
+        """Return this process's connection. Hold the lock while you use it.
+
+        :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
+        """
+        if self._connection is None:
+            self._connection = open_database(self.settings)
+            self._file, self._gone, self._looked = identity(self.settings.db), False, -LOOK_EVERY
+        if time.monotonic() >= self._looked + LOOK_EVERY and not self._connection.in_transaction:
+            self._looked = time.monotonic()
+            self._look(self._connection)
+        if self._gone and not self._connection.in_transaction:
+            raise DatabaseUnusable("it was moved, replaced or deleted while the service runs")
         return self._connection
+
+    def _look(self, connection: Connection) -> None:
+        """See whether the file is where it was, and whose turn it is to checkpoint."""
+        gone = identity(self.settings.db) != self._file
+        if gone != self._gone:
+            self._gone = gone
+            self._tell_and_fold(connection)
+        if not gone and not self.checkpointer.held:
+            pages = CHECKPOINT_PAGES if self.checkpointer.try_take() else 0
+            connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+
+    def _tell_and_fold(self, connection: Connection) -> None:
+        """Say that the file has gone or come back, and let its WAL, which stays at the old path, meet no other file.
+
+        Folded in, it makes the moved file whole, and a deleted one can still be saved from /proc. Where other processes
+        have the file open too, it is only emptied.
+        """
+        if not self._gone:
+            log.warning("%r is back; going on", self.settings.db)
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        log.error(
+            "%r was moved, replaced or deleted: every request is refused until it is put back or the service is"
+            " restarted",
+            self.settings.db,
+        )
+        with suppress(sqlite3.Error):
+            if self.checkpointer.held:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.execute("PRAGMA journal_mode = DELETE")
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -1180,26 +1347,80 @@ class Database:
             self.last_uses[table, key] = at
 
     def keep_house(self) -> None:
-        """Write what readers left to write, and fold a WAL that others' commits made large into the file."""
-        with self.lock, suppress(sqlite3.Error, OSError):
+        """Write what readers left to write, and fold the WAL into the file when it is large.
+
+        Also when it would shrink the file, which another process has compacted.
+        """
+        with self.lock, suppress(sqlite3.Error, OSError, DatabaseUnusable):
             if self.last_uses:
                 self.try_begin()
                 with self.grouping():
                     pass
-            if self.settings.checkpoints and Path(f"{self.settings.db}-wal").stat().st_size > LARGE_WAL:
-                self.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection = self.connection()
+            if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def wal_size(self) -> int:
+        """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
+        return Path(f"{Path(self.settings.db).resolve()}-wal").stat().st_size
+
+    def excess(self, connection: Connection) -> int:
+        """Return how many bytes longer the file is than the database in it and the WAL."""
+        pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        return max(0, Path(self.settings.db).stat().st_size - int(pages) * int(size))
 
     def close(self) -> None:
         """Write what is left to write, and close the connection; SQLite then folds the WAL into the file."""
         with self.lock:
-            if self._connection is None or self._process != os.getpid():
+            if self._connection is None:
                 return
-            with suppress(sqlite3.Error):
+            with suppress(sqlite3.Error, DatabaseUnusable):
                 if self.last_uses:
                     with self.transaction():
                         pass
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close the connection, if there is one; the next use opens another."""
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self.checkpointer.give_back()
+
+
+# Neither a connection nor a lock that a thread holds survives a fork, nor what SQLite knows of both in its own
+# memory (https://www.sqlite.org/howtocorrupt.html, 2.6). So no database is open while a process forks, nobody is
+# inside SQLite, and parent and child each open their own when they need it.
+
+DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+class Forking(threading.local):
+    """The databases that a thread holds while it forks."""
+
+    held: Sequence[Database] = ()
+
+
+FORKING = Forking()
+
+
+def close_for_fork() -> None:
+    """Wait until nobody uses a database, and close it."""
+    FORKING.held = list(DATABASES)
+    for database in FORKING.held:
+        database.lock.acquire()
+        database.disconnect()
+
+
+def reopen_after_fork() -> None:
+    """Let the databases be used again, in the parent and in the child."""
+    for database in FORKING.held:
+        database.lock.release()
+    FORKING.held = ()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=close_for_fork, after_in_parent=reopen_after_fork, after_in_child=reopen_after_fork)
 
 
 def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
@@ -3785,7 +4006,7 @@ def as_service_error(error: Exception) -> ServiceError:
     elif isinstance(error, HTTPException) and (error.code or 500) < 500:
         known = InvalidParameter("request", str(error.description))
     if known is None:
-        log.error("bug in %s %s", flask.request.method, flask.request.path, exc_info=error)
+        log.error("bug in %r %r", flask.request.method, flask.request.path, exc_info=error)
         known = InternalError("The service has a bug here; it is in its log. Nothing was stored.")
     return known
 
@@ -4544,11 +4765,11 @@ def refused(error: Exception) -> Answer:
     known = storage_error(error) if isinstance(error, sqlite3.Error) else None
     if isinstance(error, ServiceError):
         known = error
+    elif isinstance(error, DatabaseUnusable):
+        known = StorageFull(str(error))
     if known is None:
         log.error("a transaction failed", exc_info=error)
-        known = (
-            StorageFull(str(error)) if isinstance(error, DatabaseUnusable) else InternalError("The service has a bug.")
-        )
+        known = InternalError("The service has a bug.")
     headers = [("Content-Type", "application/problem+json"), *known.headers.items()]
     return Answer(known.status, headers, msgspec.json.encode(problem_details(known)))
 
@@ -4894,7 +5115,7 @@ def run_worker(settings: Settings, host: str, port: int, message: str, parent: i
 
 
 def run_workers(settings: Settings, host: str, port: int, message: str, count: int) -> None:
-    """Serve with several processes, only the first of which checkpoints. When one dies, all stop.
+    """Serve with several processes. When one dies, all stop.
 
     :raises ChildProcessError: when a worker died by itself.
     """
@@ -4904,8 +5125,7 @@ def run_workers(settings: Settings, host: str, port: int, message: str, count: i
         child = os.fork()
         if child == 0:
             os.close(held)
-            ours = msgspec.structs.replace(settings, checkpoints=number == 0)
-            run_worker(ours, host, port, message if number == 0 else "", watched)
+            run_worker(settings, host, port, message if number == 0 else "", watched)
             os._exit(0)
         children[child] = number
     os.close(watched)
@@ -4967,7 +5187,7 @@ def opened(db: str, *, new: bool = False) -> Iterator[Database]:
     with readable_errors():
         if not new and not Path(db).exists():
             raise DatabaseUnusable(f"there is no file {db}")
-        database = Database(Settings.read(db=db, checkpoints=False))
+        database = Database(Settings.read(db=db))
         try:
             yield database
         finally:

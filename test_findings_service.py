@@ -3929,8 +3929,8 @@ def test_a_key_that_is_not_given_is_no_key(tmp_path: Path) -> None:
 
 
 def test_a_given_key_serves_a_new_database(make_app: Callable[..., flask.Flask]) -> None:
-    client = make_app(api_key="a long secret").test_client()
-    headers = {"Authorization": "Bearer a long secret"}
+    client = make_app(api_key="a long secret of a host").test_client()
+    headers = {"Authorization": "Bearer a long secret of a host"}
     assert client.post(f"{API}/project-types", json={"name": "web"}, headers=headers).status_code == 201
 
 
@@ -3939,10 +3939,10 @@ import os, subprocess, sys
 from findings_service import create_app
 
 def register(name):
-    headers = {"Authorization": "Bearer secret"}
+    headers = {"Authorization": "Bearer a-key-of-the-environment"}
     return app.test_client().post("/api/v1/project-types", json={"name": name}, headers=headers).status_code
 
-app = create_app(db=sys.argv[1], api_key="secret")
+app = create_app(db=sys.argv[1], api_key="a-key-of-the-environment")
 if os.fork() == 0:
     first = register("web")
     subprocess.run([sys.executable, "findings_service.py", "check", "--db", sys.argv[1]], check=True)
@@ -3958,6 +3958,40 @@ def test_what_a_forked_worker_acknowledged_is_there(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
         names = connection.execute("SELECT name FROM project_types ORDER BY name").fetchall()
     assert names == [("later",), ("web",)]
+
+
+FORKING_WHILE_WRITING = """
+import itertools, os, sys, threading, time
+from findings_service import create_app
+
+def register(name):
+    headers = {"Authorization": "Bearer a-key-of-the-environment"}
+    return app.test_client().post("/api/v1/project-types", json={"name": name}, headers=headers).status_code
+
+def write():
+    for number in itertools.count():
+        register(f"parent-{number % 50}")
+
+app = create_app(db=sys.argv[1], api_key="a-key-of-the-environment")
+threading.Thread(target=write, daemon=True).start()
+children = []
+for number in range(10):
+    time.sleep(0.01)
+    children.append(os.fork())
+    if children[-1] == 0:
+        sys.exit(0 if register(f"child-{number}") == 201 else 1)
+sys.exit(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children) or register("parent") - 201)
+"""
+
+
+def test_a_fork_while_another_thread_writes_hangs_nobody(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", FORKING_WHILE_WRITING, str(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        names = connection.execute("SELECT name FROM project_types WHERE name LIKE 'child-%' ORDER BY name").fetchall()
+    assert names == [(f"child-{number}",) for number in range(10)]
+    assert faults_of(tmp_path / "x.db") == []
 
 
 @pytest.mark.parametrize("reading", ["get_data", "get_json"])
@@ -4120,9 +4154,9 @@ def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
 
 
 def test_the_key_of_the_environment_opens_a_server(serve: Callable[..., Server]) -> None:
-    server = serve(until=r"http://127\.0\.0\.1:\d+", FINDINGS_API_KEY="ci-secret")
-    assert "ci-secret" not in server.said
-    assert server.request("GET", f"{API}/tasks", key="ci-secret").status_code == 200
+    server = serve(until=r"http://127\.0\.0\.1:\d+", FINDINGS_API_KEY="a-secret-of-a-ci-job")
+    assert "a-secret-of-a-ci-job" not in server.said
+    assert server.request("GET", f"{API}/tasks", key="a-secret-of-a-ci-job").status_code == 200
     assert server.request("GET", f"{API}/tasks", key="other").status_code == 401
 
 
@@ -4945,6 +4979,90 @@ def test_a_database_that_became_read_only_is_told_and_read(app: flask.Flask, cli
     assert client.post(f"{API}/runs/{run}/tasks", json=task()).status_code == 201
 
 
+def refused_everywhere(ask: Callable[..., Any]) -> None:
+    """Check that reads, writes and the health check all say that the storage cannot be used."""
+    for method, path, body in (
+        ("GET", f"{API}/tasks", None),
+        ("POST", f"{API}/runs", {"projectType": "web"}),
+        ("GET", "/healthz", None),
+    ):
+        assert_storage_problem(ask(method, path, body), "storage_full")
+
+
+def took_away(db: Path) -> None:
+    """Move a database's file, and leave what lies beside it."""
+    db.rename(db.with_name("moved.db"))
+
+
+def took_away_and_replaced(db: Path) -> None:
+    """Put another database where one was."""
+    other = db.with_name("another.db")
+    database_of(create_app(db=str(other))).close()
+    db.rename(db.with_name("moved.db"))
+    other.rename(db)
+
+
+@pytest.mark.parametrize("take_away", [took_away, took_away_and_replaced])
+def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
+    server: Server, take_away: Callable[[Path], None]
+) -> None:
+    path, moved = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("moved.db")
+    with ThreadPoolExecutor(4) as pool:
+        writes = [pool.submit(server.request, "POST", path, task()) for _ in range(200)]
+        take_away(server.db)
+        kept = Counter(each.result().status_code for each in writes)
+        deadline = time.monotonic() + 5
+        while server.request("GET", "/healthz").status_code == 200 and time.monotonic() < deadline:
+            kept[201] += server.request("POST", path, task()).status_code == 201
+    refused_everywhere(server.request)
+    time.sleep(1.1)
+    refused_everywhere(server.request)
+    assert not server.db.with_name("served.db-wal").exists()
+    assert faults_of(moved) == []
+    server.db.unlink(missing_ok=True)
+    moved.rename(server.db)
+    while server.request("GET", "/healthz").status_code != 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.request("POST", path, task()).status_code == 201
+    assert server.request("GET", f"{API}/tasks").json["total"] == kept[201] + 1
+    log = next(server.db.parent.glob("*.log")).read_text("utf-8")
+    assert (log.count("moved, replaced or deleted"), log.count("is back"), "Traceback" in log) == (1, 1, False)
+
+
+def test_an_idle_server_says_that_its_file_was_deleted(server: Server) -> None:
+    server.start_run()
+    server.db.unlink()
+    log, deadline = next(server.db.parent.glob("*.log")), time.monotonic() + 8
+    while "deleted" not in log.read_text("utf-8") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    refused_everywhere(server.request)
+    assert not server.db.exists()
+    assert server.stop() == 0
+
+
+def test_an_embedded_service_notices_that_its_file_has_gone(
+    client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(findings_service, "LOOK_EVERY", 0)
+    client.add(run)
+    took_away(tmp_path / "findings.db")
+    refused_everywhere(lambda method, path, body: client.open(path, method=method, json=body))
+    (tmp_path / "moved.db").rename(tmp_path / "findings.db")
+    client.add(run)
+    assert client.read("tasks")["total"] == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_a_database_is_found_again_wherever_the_process_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = create_app(db="here.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert app.test_client().get("/healthz").status_code == 200
+    database_of(app).close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_a_damaged_page_is_told_and_not_called_a_bug(aged: Path, make_app: Callable[..., flask.Flask]) -> None:
     app = make_app()
     client = client_of(app)
@@ -5077,6 +5195,42 @@ def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable
         "resolved": 0,
     }
     assert faults_of(server.db) == []
+
+
+WRITING = """
+import itertools, sys, time
+from findings_service import Database, Settings
+
+database = Database(Settings(db=sys.argv[1], synchronous="NORMAL"))
+for number in itertools.count():
+    with database.transaction() as connection:
+        connection.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (f"{number % 100}", "x" * 20_000))
+    pages = database.connection().execute("PRAGMA wal_autocheckpoint").fetchone()[0]
+    print("checkpoints" if pages else "leaves it", flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", WRITING, str(tmp_path / "x.db")]
+    first, second = (subprocess.Popen(line, cwd=HERE, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    try:
+        for each in (first, second):
+            each.stdout.readline()
+        said = [{each.stdout.readline().strip() for _ in range(200)} for each in (first, second)]
+        assert sorted(said, key=repr) == [{"checkpoints"}, {"leaves it"}]
+        holder, other = (first, second) if said[0] == {"checkpoints"} else (second, first)
+        holder.kill()
+        took_over = time.monotonic() + 3
+        while other.stdout.readline().strip() != "checkpoints":
+            assert time.monotonic() < took_over
+        assert {other.stdout.readline().strip() for _ in range(500)} == {"checkpoints"}
+        assert (tmp_path / "x.db-wal").stat().st_size < 10 * 2**20
+    finally:
+        for each in (first, second):
+            each.kill()
+            each.communicate()
+    assert faults_of(tmp_path / "x.db") == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
