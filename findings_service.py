@@ -51,7 +51,7 @@ import typing
 import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
 from operator import itemgetter
@@ -1091,6 +1091,12 @@ def missing_right(path: str) -> str | None:
     return None
 
 
+def unusable(path: str, error: OSError | sqlite3.Error) -> DatabaseUnusable:
+    """Return the error that says why a database cannot be used."""
+    cause = missing_right(path) or getattr(error, "strerror", None) or error
+    return DatabaseUnusable(f"{path} cannot be used: {cause}")
+
+
 def claim_file(path: str) -> None:
     """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode."""
     with suppress(FileExistsError):
@@ -1108,8 +1114,7 @@ def open_database(settings: Settings) -> Connection:
         claim_file(settings.db)
         return typing.cast(Connection, patiently(partial(connect, settings), settings.busy_timeout))
     except (OSError, sqlite3.Error) as error:
-        cause = missing_right(settings.db) or getattr(error, "strerror", None) or error
-        raise DatabaseUnusable(f"{settings.db} cannot be used: {cause}") from error
+        raise unusable(settings.db, error) from error
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -1466,6 +1471,64 @@ def copy_database(
     finally:
         source.execute("ROLLBACK")
         copy.close()
+
+
+BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file, and would take for that of the next one there
+
+
+def discard_database(path: str) -> None:
+    """Remove a database that nobody uses."""
+    for suffix in ("", *BESIDE):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def make_way(path: str) -> None:
+    """Let another file take the place of a database: fold in, or else remove, what lies beside it.
+
+    :raises DatabaseUnusable: when another process has it open.
+    """
+    if Path(path).exists():
+        try:
+            with closing(sqlite3.connect(path, timeout=BUSY_SLICE, isolation_level=None)) as old:
+                old.execute("PRAGMA journal_mode = DELETE")  # which takes a database with a WAL for itself alone
+                old.execute("BEGIN EXCLUSIVE")  # and this one without
+        except sqlite3.Error as error:  # what is no database is in nobody's use
+            if is_busy(error):
+                raise DatabaseUnusable(f"{path} is open in another process; it was left as it is") from None
+    for suffix in BESIDE:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def require_room(connection: Connection, path: str) -> None:
+    """Refuse to compact where the disk has no room for it: a copy, and what is copied back from that.
+
+    :raises DatabaseUnusable: then.
+    """
+    folder = Path(path).resolve().parent
+    pages, free, size = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    needed, room = 2 * (pages - free) * size, shutil.disk_usage(folder).free
+    if room < needed:
+        raise DatabaseUnusable(f"compacting {path} needs {needed:,} bytes of room in {folder}; there are {room:,}")
+    with suppress(sqlite3.Error):  # the copy lies there too, and not where temporary files are, which may be small
+        connection.execute(f"PRAGMA temp_store_directory = '{str(folder).replace(chr(39), chr(39) * 2)}'")
+
+
+@contextmanager
+def alone(connection: Connection, path: str) -> Iterator[None]:
+    """Have the file for this connection alone, without a WAL. :raises DatabaseUnusable: when others have it open."""
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as error:
+        if is_busy(error):
+            raise DatabaseUnusable(f"{path} is open in another process; stop that, or say --while-serving") from None
+        raise
+    try:
+        yield
+    finally:
+        connection.execute("PRAGMA journal_mode = WAL")
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -2197,10 +2260,12 @@ def hashed(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def insert_client(connection: Connection, client_id: str) -> None:
-    """Make a client, unless it is there."""
-    connection.execute(
-        "INSERT INTO clients (id, created_at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", (client_id, timestamp())
+def insert_client(connection: Connection, client_id: str) -> bool:
+    """Make a client, unless it is there. Return whether it is new."""
+    return bool(
+        connection.execute(
+            "INSERT INTO clients (id, created_at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", (client_id, timestamp())
+        ).rowcount
     )
 
 
@@ -2232,6 +2297,16 @@ def select_keys(connection: Connection) -> list[tuple[Any, ...]]:
         """SELECT id, client_id, name, level, created_at, expires_at, last_used_at, revoked_at
            FROM api_keys ORDER BY id"""
     ).fetchall()
+
+
+def select_live_keys(connection: Connection, client_id: str, name: str) -> list[str]:
+    """Return the ids of a client's keys of that name that are good; databases of old may have several."""
+    rows = connection.execute(
+        """SELECT id FROM api_keys WHERE client_id = ? AND name = ? AND revoked_at IS NULL
+           AND (expires_at IS NULL OR expires_at > ?) ORDER BY id""",
+        (client_id, name, timestamp()),
+    )
+    return [key_id for (key_id,) in rows]
 
 
 def revoke_key(connection: Connection, key_id: str) -> bool:
@@ -3193,6 +3268,8 @@ def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswe
 
 # Growing old: what is wrong, and what can go
 
+RUNS_AT_ONCE = 100  # that one look for old ones takes
+
 
 def recounted(connection: Connection) -> Counter[Sort]:
     """Count everything that the counters count, one by one."""
@@ -3312,6 +3389,30 @@ def check_health(connection: Connection) -> None:
         (timestamp(),),
     )
     connection.execute("SELECT checked_at FROM health").fetchone()
+
+
+def prune_slices(database: Database, before: str) -> Iterator[tuple[int, int]]:
+    """Remove the runs that finished before a time, and the tasks that only they report, a little with each step.
+
+    Each step is a short transaction at most, so that others come between, and gives how many runs and tasks it removed.
+    """
+    last = 0
+    while True:
+        with database.reading() as connection:
+            rows = connection.execute(
+                """SELECT finished_at, client_id, seq, id, project_type, target_url, status FROM runs
+                   WHERE seq > ? ORDER BY seq LIMIT ?""",
+                (last, RUNS_AT_ONCE),
+            ).fetchall()
+        if not rows:
+            return
+        for finished_at, client_id, *key in rows:
+            if finished_at is not None and finished_at < before:
+                with database.transaction() as connection:
+                    tasks = delete_run(connection, client_id, RunKey(*key))
+                yield 1, tasks
+        last = rows[-1][2]
+        yield 0, 0
 
 
 # ---------------------------------------------------------------------------
@@ -4573,7 +4674,7 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
                 insert_client(connection, "default")
             fail_idle_runs(connection, service.settings.run_timeout)
     except sqlite3.Error as error:  # reported here, not to the first client
-        raise DatabaseUnusable(f"{service.settings.db} cannot be used: {error}") from error
+        raise unusable(service.settings.db, error) from error
     finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
         service.database.close()
 
@@ -4652,6 +4753,8 @@ HEADER_TIMEOUT = 5  # seconds
 GATHERING = 0.00005  # seconds; how long, and how often, a group waits for the clients of the last one
 GATHERINGS = 3
 HOUSEKEEPING = 5.0  # seconds between two turns of it
+FORGETTING = 600.0  # seconds between two searches for runs that are too old
+FORGETTING_PAUSE = 0.05  # seconds between two steps of one, for the requests
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 ENVIRON = {
     "SCRIPT_NAME": "",
@@ -4890,6 +4993,35 @@ def run_held_up(app: Any, environ: dict[str, Any]) -> Answer:
         CLOCK.held_up = float("inf")
 
 
+class Forgetting:
+    """Removes the runs that are older than the settings keep, between requests, in one process of several."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._slices: Iterator[object] | None = None
+        self._next_search = 0.0
+
+    def start_when_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Search for what is too old, unless that is under way, was so a short time ago, or is another process's."""
+        keep = self.database.settings.keep
+        due = self._slices is None and time.monotonic() >= self._next_search
+        if keep and due and self.database.checkpointer.held:
+            self._slices = prune_slices(self.database, timestamp(ago=keep))
+            self._step(loop, self._slices)
+
+    def _step(self, loop: asyncio.AbstractEventLoop, slices: Iterator[object]) -> None:
+        try:
+            self.database.try_begin()  # the loop cannot wait for a lock, as the steps by themselves would
+            with self.database.grouping():
+                goes_on = next(slices, None) is not None
+        except (sqlite3.Error, DatabaseUnusable):
+            goes_on = False  # the next search finds the rest
+        if goes_on:
+            loop.call_later(FORGETTING_PAUSE, self._step, loop, slices)
+        else:
+            self._slices, self._next_search = None, time.monotonic() + FORGETTING
+
+
 class FrontDoor:
     """Takes requests from granian and calls a WSGI application on the event loop's thread, one at a time.
 
@@ -4902,6 +5034,7 @@ class FrontDoor:
         self.app = app
         self.settings = settings
         self.writes = WriteQueue(app, database) if database else None
+        self.forgetting = Forgetting(database) if database else None
         self._turns: dict[str, asyncio.Lock] = {}
         self._arriving: set[asyncio.Timeout] = set()
         self._room = Room(2 * settings.max_body)
@@ -4914,8 +5047,9 @@ class FrontDoor:
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Keep house from time to time."""
-        if self.writes is not None:
+        if self.writes is not None and self.forgetting is not None:
             self.writes.database.keep_house()
+            self.forgetting.start_when_due(loop)
             loop.call_later(HOUSEKEEPING, self.__rsgi_init__, loop)
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
@@ -5152,41 +5286,108 @@ def run_workers(settings: Settings, host: str, port: int, message: str, count: i
 # Command line
 # ---------------------------------------------------------------------------
 
-database_option = click.option("--db", envvar="FINDINGS_DB", default="findings.db", show_default=True, help="The file.")
+
+class Command(click.Command):
+    """A command whose help, in the list of commands too, is shown whole."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:  # noqa: ARG002 - click cuts it there
+        """Return what the command does."""
+        return " ".join((self.help or "").split())
+
+
+class Group(click.Group):
+    """A group of such commands, or of such groups."""
+
+    command_class = Command
+    group_class = type
+    get_short_help_str = Command.get_short_help_str
+
+
+class ServeCommand(Command):
+    """The command that all settings are for."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write what can be set in the environment only."""
+        with formatter.section("Settings of the environment (times are seconds, or a number with s, m, h or d)"):
+            options = {each.envvar for each in self.params}
+            described = Settings.descriptions().items()
+            formatter.write_dl([(name, meaning) for name, meaning in described if name not in options])
+
+
+class Option(click.Option):
+    """An option that the environment sets too; what is wrong there is called by the variable's name."""
+
+    def __init__(self, *names: Any, **attributes: Any) -> None:
+        super().__init__(*names, **{"show_envvar": True, "show_default": True, **attributes})
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Return the value of the option."""
+        try:
+            return super().handle_parse_result(ctx, opts, args)
+        except click.BadParameter as error:
+            if ctx.get_parameter_source(str(self.name)) is click.core.ParameterSource.ENVIRONMENT:
+                raise click.ClickException(f"{self.envvar}: {error.message}") from None
+            raise
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A duration on the command line, in seconds."""
+    """A duration on the command line, in seconds; above zero, where nothing else makes sense."""
 
     name = "duration"
+
+    def __init__(self, *, above_zero: bool = False) -> None:
+        self.above_zero = above_zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the seconds."""
         if isinstance(value, float):
             return value
         try:
-            return parse_duration(str(value))
+            seconds = -1.0 if str(value).strip().startswith("-") else parse_duration(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if seconds < 0 or (self.above_zero and not seconds):
+            self.fail(f"{value!r} must be {'above' if self.above_zero else 'at least'} zero", param, ctx)
+        return seconds
+
+
+def listening_address(_: click.Context, __: click.Parameter, host: str) -> str:
+    """Return the IP address of a host on the command line."""
+    try:
+        return address_of(host)
+    except OSError as error:
+        raise click.BadParameter(f"{host!r} is no address of this machine: {error.strerror}") from None
+
+
+database_option = click.option(
+    "--db", cls=Option, envvar="FINDINGS_DB", default="findings.db", help=Settings.descriptions()["FINDINGS_DB"]
+)
 
 
 @contextmanager
-def readable_errors() -> Iterator[None]:
-    """Turn what can go wrong with a set-up into one line and exit code 1."""
+def readable_errors(db: str) -> Iterator[None]:
+    """Turn what can go wrong with a set-up or a database into one line and exit code 1."""
     try:
         yield
+    except PermissionError as error:
+        raise click.ClickException(f"{user_name()} may not use {error.filename}: {error.strerror}") from None
     except (ConfigurationError, DatabaseUnusable, ChildProcessError, OSError) as error:
         raise click.ClickException(str(error)) from None
     except sqlite3.Error as error:
-        raise click.ClickException(f"the database cannot be used: {error}") from None
+        raise click.ClickException(str(unusable(db, error))) from None
 
 
 @contextmanager
-def opened(db: str, *, new: bool = False) -> Iterator[Database]:
-    """Give a command the database, beside a service that may be running."""
-    with readable_errors():
+def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
+    """Give a command the database, beside a service that may be running.
+
+    :param hint: what to do where there is none.
+    """
+    with readable_errors(db):
         if not new and not Path(db).exists():
-            raise DatabaseUnusable(f"there is no file {db}")
+            raise DatabaseUnusable(f"there is no file {db}{hint}")
         database = Database(Settings.read(db=db))
         try:
             yield database
@@ -5194,39 +5395,43 @@ def opened(db: str, *, new: bool = False) -> Iterator[Database]:
             database.close()
 
 
-@click.group()
+@click.group(cls=Group)
 @click.version_option(__version__, prog_name="findings-service")
 def main() -> None:
     """Keep the findings of agents in one SQLite file, and serve them over HTTP."""
 
 
-@main.command()
+@main.command(cls=ServeCommand)
 @database_option
 @click.option(
-    "--host", envvar="FINDINGS_HOST", default="127.0.0.1", show_default=True, help="The address to listen on."
+    "--host",
+    cls=Option,
+    envvar="FINDINGS_HOST",
+    default="127.0.0.1",
+    callback=listening_address,
+    help="The address to listen on.",
 )
 @click.option(
     "--port",
+    cls=Option,
     envvar="FINDINGS_PORT",
     default=8000,
-    show_default=True,
     type=click.IntRange(0, 65535),
     help="The port; 0 for any free one.",
 )
 @click.option(
     "--workers",
+    cls=Option,
     envvar="FINDINGS_WORKERS",
     default=1,
-    show_default=True,
     type=click.IntRange(1, 64),
     help="Processes. One is the fastest for most; see the README.",
 )
 def serve(db: str, host: str, port: int, workers: int) -> None:
     """Serve the API until SIGTERM or Ctrl-C."""
-    with readable_errors():
+    with readable_errors(db):
         settings = Settings.read(db=db)
         try:
-            host = address_of(host)
             port = free_port(host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
@@ -5287,25 +5492,73 @@ def warn_of_exposure(host: str) -> None:
         )
 
 
+class Progress:
+    """Shows on a terminal how far a command is: the share that is done or, where nobody knows it, the seconds."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._shown = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            click.echo(err=True)
+
+    def _show(self, text: str) -> None:
+        if text != self._shown and sys.stderr.isatty():
+            click.echo(f"\r{text}", nl=False, err=True)
+            self._shown = text
+
+    def show_share(self, done: int, total: int) -> None:
+        """Show how much of the whole is done."""
+        self._show(f"{100 * done // total if total else 100:3d} %")
+
+    def show_copied(self, _: int, remaining: int, total: int) -> None:
+        """Show the share of the pages that a backup has copied."""
+        self.show_share(total - remaining, total)
+
+    def show_seconds(self) -> int:
+        """Show how long it has taken; SQLite, which calls this now and then, goes on for 0."""
+        self._show(f"{time.monotonic() - self._started:3.0f} s")
+        return 0
+
+    @contextmanager
+    def watching(self, connection: Connection) -> Iterator[None]:
+        """Show how long the statements of a connection take."""
+        self.show_seconds()
+        connection.set_progress_handler(self.show_seconds, 1_000_000)
+        try:
+            yield
+        finally:
+            connection.set_progress_handler(None, 0)
+
+
+def audit(connection: Connection, db: str) -> None:
+    """Print what is wrong with a database. :raises click.ClickException: when anything is."""
+    with Progress() as progress, progress.watching(connection):
+        found = list(faults(connection))
+    for fault in found:
+        click.echo(fault)
+    if found:
+        raise click.ClickException(f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
+
+
 @main.command()
 @database_option
 def check(db: str) -> None:
     """Audit a database, also one in use: exit code 1 and one line for each fault."""
-    found = 0
     with opened(db) as database, database.snapshot() as connection:
-        for fault in faults(connection):
-            found += 1
-            click.echo(fault)
-    users = processes_using(db)
-    if has_wal_reset_bug() and users > 1:
-        click.echo(
-            f"Warning: SQLite {sqlite3.sqlite_version} can corrupt a file that two connections write and checkpoint at"
-            f" once, and {users} processes have this one open. Workers of `serve` are safe: only one checkpoints. For"
-            " others set FINDINGS_CHECKPOINTS=off in all but one, or update SQLite to 3.51.3.",
-            err=True,
-        )
-    if found:
-        raise click.ClickException(f"{found} fault{'s' if found > 1 else ''} in {db}")
+        users, ours = processes_using(db), processes_using(database.checkpointer.path)
+        if has_wal_reset_bug() and users > max(ours, 1):
+            click.echo(
+                f"Warning: SQLite {sqlite3.sqlite_version} can corrupt a file that two connections write and checkpoint"
+                f" at once, and {users} processes have this one open. Those of this service agree on one that"
+                " checkpoints; another program does not. Stop that, or update SQLite to 3.51.3.",
+                err=True,
+            )
+        audit(connection, db)
     click.echo(f"{db} is sound: schema version {SCHEMA_VERSION}, SQLite {sqlite3.sqlite_version}.", err=True)
 
 
@@ -5315,32 +5568,22 @@ def check(db: str) -> None:
 @database_option
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
-    partial_file = Path(f"{file}.partial")
+    partial_file = f"{file}.partial"
     with opened(db) as database, database.reading() as source:
         if Path(file).exists() and (not replace or Path(file).samefile(db)):
             raise click.ClickException(f"{file} is there already; name another file, or say --replace")
-        partial_file.unlink(missing_ok=True)
+        Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        discard_database(partial_file)
         try:
-            wrong = copy_database(source, str(partial_file), Progress())
+            with Progress() as progress:
+                wrong = copy_database(source, partial_file, progress.show_copied)
             if wrong:
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
-            partial_file.replace(file)
+            make_way(file)
+            Path(partial_file).replace(file)
         finally:
-            partial_file.unlink(missing_ok=True)
+            discard_database(partial_file)
     click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
-
-
-class Progress:
-    """Shows on a terminal how far a backup is."""
-
-    def __init__(self) -> None:
-        self.shown = sys.stderr.isatty()
-
-    def __call__(self, _: int, remaining: int, total: int) -> None:
-        """Show the share of the pages that are copied."""
-        if self.shown:
-            done = 100 if not total else 100 * (total - remaining) // total
-            click.echo(f"\r{done:3d} %", nl=remaining == 0, err=True)
 
 
 @main.command()
@@ -5352,15 +5595,46 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
     before = timestamp(ago=finished_before)
     with opened(db) as database:
         with database.snapshot() as connection:
-            runs, tasks = select_old_runs(connection, before), count_orphans(connection, before)
-        if dry_run:
-            click.echo(f"Would remove {len(runs)} runs and {tasks} tasks.")
-            return
-        tasks = 0
-        for client_id, run in runs:  # a transaction each, so that a service that is running goes on
-            with database.transaction() as connection:
-                tasks += delete_run(connection, client_id, run)
-    click.echo(f"Removed {len(runs)} runs and {tasks} tasks.")
+            expected = len(select_old_runs(connection, before))
+            if dry_run:
+                click.echo(f"Would remove {expected} runs and {count_orphans(connection, before)} tasks.")
+                return
+        runs = tasks = 0
+        with Progress() as progress:
+            for more_runs, more_tasks in prune_slices(database, before):
+                runs, tasks = runs + more_runs, tasks + more_tasks
+                progress.show_share(min(runs, expected), expected)
+    click.echo(f"Removed {runs} runs and {tasks} tasks.")
+    if runs:
+        click.echo(
+            "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True
+        )
+
+
+SHRINKING = 15.0  # seconds to wait for a running service to give the space back
+
+
+@main.command()
+@click.option("--while-serving", is_flag=True, help="Beside a running service. Its writes wait, up to their time-out.")
+@database_option
+def compact(while_serving: bool, db: str) -> None:
+    """Give the space of what was removed back to the disk, and audit the database."""
+    before = Path(db).stat().st_size if Path(db).exists() else 0
+    with opened(db) as database, database.reading() as connection:
+        require_room(connection, db)
+        with (
+            Progress() as progress,
+            progress.watching(connection),
+            nullcontext() if while_serving else alone(connection, db),
+        ):
+            patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
+        deadline = time.monotonic() + SHRINKING
+        while database.excess(connection) and time.monotonic() < deadline:
+            database.keep_house()  # or, where that is a running service's, it does so in its next turn
+            time.sleep(BUSY_SLICE)
+        audit(connection, db)
+        later = "; the rest follows with the next writes" if database.excess(connection) else ""
+    click.echo(f"{db}: {before:,} bytes before, {Path(db).stat().st_size:,} now{later}. It is sound.", err=True)
 
 
 @main.group()
@@ -5368,22 +5642,35 @@ def keys() -> None:
     """Issue, list and revoke API keys."""
 
 
+client_option = click.option("--client", default="default", show_default=True, help="Whose data the key opens.")
+
+
 @keys.command("create")
 @click.argument("name")
-@click.option("--client", default="default", show_default=True, help="Whose data the key opens.")
-@click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True, help="What the key may do.")
-@click.option("--expires", type=Seconds(), metavar="DURATION", help="How long the key is good, such as 90d.")
+@client_option
+@click.option("--level", type=click.Choice(LEVELS), default="agent", show_default=True, help="What the key may do.")
+@click.option(
+    "--expires", type=Seconds(above_zero=True), metavar="DURATION", help="How long the key is good, such as 90d."
+)
+@click.option("--new", is_flag=True, help="Make the database if it is not there.")
 @database_option
-def create_key(name: str, client: str, level: str, expires: float | None, db: str) -> None:
+def create_key(name: str, client: str, level: str, expires: float | None, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
     for text in (name, client):
         if not regex.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", text) or not text.strip():
             raise click.UsageError("A name is 1 to 100 characters, and not blank.")
     expires_at = timestamp(ago=-expires) if expires is not None else None
-    with opened(db, new=True) as database, database.transaction() as connection:
+    hint = "; say --new to make it, or name another with --db"
+    with opened(db, new=new, hint=hint) as database, database.transaction() as connection:
+        if select_live_keys(connection, client, name):
+            raise click.ClickException(f"client {client!r} has a live key {name!r}; revoke it, or choose another name")
+        is_new = insert_client(connection, client)
         key = insert_key(connection, name, client, level, expires_at)
+    if is_new:
+        click.echo(f"Client {client!r} is new.", err=True)
     until = f" until {expires_at}" if expires_at else ""
-    click.echo(f"Key {name!r} for client {client!r}, level {level}{until}. It is shown this once:", err=True)
+    click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {Path(db).resolve()}.", err=True)
+    click.echo("It is shown this once:", err=True)
     click.echo(key)
 
 
@@ -5401,14 +5688,19 @@ def list_keys(db: str) -> None:
 
 
 @keys.command("revoke")
-@click.argument("key_id")
+@click.argument("key", metavar="NAME|KEY_ID")
+@client_option
 @database_option
-def revoke(key_id: str, db: str) -> None:
-    """Revoke the key KEY_ID at once, also in a service that is running."""
+def revoke(key: str, client: str, db: str) -> None:
+    """Revoke a key at once, also in a service that is running."""
     with opened(db) as database, database.transaction() as connection:
-        if not revoke_key(connection, key_id):
-            raise click.ClickException(f"there is no live key {key_id!r}; see: findings-service keys list")
-    click.echo(f"Key {key_id} is revoked.", err=True)
+        if not revoke_key(connection, key):
+            found = select_live_keys(connection, client, key)
+            if len(found) != 1:
+                held = f"{len(found)} live keys {key!r}; name one by its KEY_ID" if found else f"no live key {key!r}"
+                raise click.ClickException(f"client {client!r} has {held}; see: findings-service keys list")
+            revoke_key(connection, found[0])
+    click.echo(f"Key {key} is revoked.", err=True)
 
 
 if __name__ == "__main__":

@@ -1106,6 +1106,16 @@ def test_a_bug_is_logged_and_never_shown(
     assert "Traceback" in caplog.text
 
 
+def test_a_path_forges_no_line_of_the_log(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(findings_service, "select_task", lambda *_: 1 / 0)
+    assert_problem(client.get(f"{API}/tasks/x%0Aforged%0Dline"), 500, "internal_error")
+    assert [record.getMessage().splitlines() for record in caplog.records] == [
+        [rf"bug in 'GET' '{API}/tasks/x\nforged\rline'"]
+    ]
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the write lock of a database, as another process might."""
@@ -4062,18 +4072,63 @@ def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable
 
 
 def test_a_start_makes_no_key_where_one_exists(serve: Callable[..., Server], tmp_path: Path) -> None:
-    done = command("keys", "create", "ci", "--db", str(tmp_path / "served.db"))
+    done = command("keys", "create", "ci", "--new", "--db", str(tmp_path / "served.db"))
     server = serve(until=r"http://127\.0\.0\.1:\d+")
     assert not KEY.search(server.said)
     assert server.request("GET", f"{API}/tasks", key=done.stdout.strip()).status_code == 200
 
 
 def test_keys_create_prints_the_key_alone_on_stdout(tmp_path: Path) -> None:
-    done = command("keys", "create", "ci", "--level", "agent", "--expires", "90d", FINDINGS_DB=str(tmp_path / "x.db"))
+    done = command("keys", "create", "ci", "--new", "--expires", "90d", FINDINGS_DB=str(tmp_path / "x.db"))
     assert done.returncode == 0
     assert re.fullmatch(KEY.pattern + "\n", done.stdout)
-    assert done.stderr
+    for told in ("Client 'default' is new", "level agent", str(tmp_path / "x.db")):
+        assert told in done.stderr
     assert not KEY.search(done.stderr)
+
+
+def test_keys_create_makes_no_database_unless_told_to(tmp_path: Path) -> None:
+    done = invoke("keys", "create", "ci", "--db", str(tmp_path / "x.db"))
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert "--new" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_a_live_key_is_unique_in_its_client(app: flask.Flask, tmp_path: Path) -> None:
+    def create(*options: str) -> int:
+        return invoke("keys", "create", "ci", *options, "--db", str(tmp_path / "findings.db")).exit_code
+
+    assert [create(), create(), create("--client", "other")] == [0, 1, 0]
+    assert invoke("keys", "revoke", "ci", "--db", str(tmp_path / "findings.db")).exit_code == 0
+    assert [create("--expires", "0.01s"), time.sleep(0.02), create()] == [0, None, 0]
+
+
+def test_a_key_is_revoked_by_its_name_or_id(app: flask.Flask, tmp_path: Path) -> None:
+    db = ("--db", str(tmp_path / "findings.db"))
+    for client in ("default", "other"):
+        invoke("keys", "create", "ci", "--client", client, *db)
+    assert invoke("keys", "revoke", "ci", "--client", "other", *db).exit_code == 0
+    listed = invoke("keys", "list", *db).stdout.splitlines()
+    assert [line.split()[1] for line in listed if line.endswith("-")] == ["default"]
+    key_id = next(line.split()[0] for line in listed if line.endswith("-"))
+    assert invoke("keys", "revoke", key_id, "--client", "other", *db).exit_code == 0
+    for name in ("ci", key_id, "nope"):
+        done = invoke("keys", "revoke", name, *db)
+        assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+        assert f"no live key {name!r}" in done.stderr
+
+
+def test_a_name_that_two_keys_have_is_not_revoked(app: flask.Flask, tmp_path: Path) -> None:
+    for _ in range(2):
+        make_key(app, "twin")
+    done = invoke("keys", "revoke", "twin", "--db", str(tmp_path / "findings.db"))
+    assert (done.exit_code, "2 live keys 'twin'" in done.stderr) == (1, True)
+
+
+def test_a_new_client_is_told_of_once(app: flask.Flask, tmp_path: Path) -> None:
+    db = ("--db", str(tmp_path / "findings.db"))
+    told = [invoke("keys", "create", name, "--client", "shop", *db).stderr for name in "ab"]
+    assert ["Client 'shop' is new" in each for each in told] == [True, False]
 
 
 def test_keys_work_and_are_revoked_beside_a_running_server(server: Server) -> None:
@@ -4101,6 +4156,8 @@ def test_keys_expire_when_they_were_told_to(server: Server) -> None:
 BAD_COMMANDS = cases(
     level=(("keys", "create", "x", "--level", "root"), 2),
     duration=(("keys", "create", "x", "--expires", "soon"), 2),
+    expired=(("keys", "create", "x", "--expires", "0"), 2),
+    expired_long_ago=(("keys", "create", "x", "--expires", "-90d"), 2),
     unknown_key=(("keys", "revoke", "nope"), 1),
     port=(("serve", "--port", "99999"), 2),
     unknown_command=(("sing",), 2),
@@ -4113,6 +4170,47 @@ def test_a_bad_command_says_so_and_fails(tmp_path: Path, arguments: tuple[str, .
     assert (done.returncode, done.stdout) == (code, "")
     assert "Error" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("expires", ["0", "0d", "-1", "-90d"])
+def test_a_key_that_never_was_good_is_refused_with_a_reason(app: flask.Flask, tmp_path: Path, expires: str) -> None:
+    done = invoke("keys", "create", "x", "--expires", expires, "--db", str(tmp_path / "findings.db"))
+    assert done.exit_code == 2
+    assert f"'{expires}' must be above zero" in done.stderr
+
+
+BAD_VARIABLES = cases(
+    port=("FINDINGS_PORT", "web"),
+    port_too_high=("FINDINGS_PORT", "99999"),
+    host=("FINDINGS_HOST", "no such host"),
+    workers=("FINDINGS_WORKERS", "0"),
+    db=("FINDINGS_DB", ":memory:"),
+    key=("FINDINGS_API_KEY", "guessable"),
+    keep=("FINDINGS_KEEP", "59m"),
+    synchronous=("FINDINGS_SYNCHRONOUS", "OFF"),
+)
+
+
+@pytest.mark.parametrize(("variable", "text"), BAD_VARIABLES)
+def test_a_bad_variable_is_called_by_its_name_in_one_line(tmp_path: Path, variable: str, text: str) -> None:
+    env = {"FINDINGS_DB": str(tmp_path / "x.db"), "FINDINGS_PORT": "0", variable: text}
+    done = command("serve", **env)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert done.stderr.startswith(f"Error: {variable}: ")
+
+
+def test_help_names_every_variable_and_cuts_nothing_off() -> None:
+    told = " ".join(invoke("serve", "--help").stdout.split())
+    for variable, meaning in Settings.descriptions().items():
+        assert variable in told
+        assert meaning in told
+    for variable in settings_variables():
+        assert variable in told
+    for name, each in COMMANDS:
+        words = name.split()[1:]
+        assert "FINDINGS_DB" in invoke(*words, "--help").stdout
+        listed = " ".join(invoke(*words[:-1], "--help").stdout.split())
+        assert " ".join(each.help.split()) in listed
 
 
 def test_the_database_is_its_owners_alone(server: Server) -> None:
@@ -4692,6 +4790,20 @@ def test_check_warns_of_the_wal_reset_bug_where_it_can_strike(
     assert (f"{processes} processes" in done.stderr) == warns
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells who has a file open")
+def test_check_does_not_warn_of_this_services_own_processes(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings_service, "has_wal_reset_bug", lambda: True)
+    server = serve("--workers", "2")
+    deadline = time.monotonic() + 10
+    while findings_service.processes_using(str(server.db)) < 2 and time.monotonic() < deadline:
+        server.request("GET", "/healthz")
+    assert invoke("check", "--db", str(server.db)).stderr.startswith(f"{server.db} is sound")
+    with held_open(server.db, 1):
+        assert "3 processes have this one open" in invoke("check", "--db", str(server.db)).stderr
+
+
 # ---------------------------------------------------------------------------
 # Repeated requests
 # ---------------------------------------------------------------------------
@@ -5096,7 +5208,7 @@ UNUSABLE = cases(
     folder=(lambda path: path.mkdir(), "cannot be"),
     nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
 )
-COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "keys create x", "keys list")
+COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -5149,18 +5261,56 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
+    program = "import encodings.idna, os, findings_service; os.geteuid() or os.setuid(65534); findings_service.main()"
+    line = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+
+
 def test_a_read_only_file_is_one_line_and_left_alone(aged: Path, open_folder: Path) -> None:
     path = Path(shutil.copy(aged, open_folder / "read-only.db"))
     before = path.read_bytes()
     path.chmod(0o444)
     open_folder.chmod(0o555)
-    # Imported before root becomes somebody else, who may not reach the checkout.
-    program = "import encodings.idna, os, findings_service; os.geteuid() or os.setuid(65534); findings_service.main()"
-    line = [sys.executable, "-c", program, "serve", "--port", "0", "--db", str(path)]
-    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    done = as_nobody("serve", "--port", "0", "--db", str(path))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert str(path) in done.stderr
     assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
+@pytest.mark.parametrize("line", ["serve --port 0", "keys create x --new", "compact"])
+@pytest.mark.parametrize(
+    ("file_mode", "folder_mode", "right"),
+    cases(
+        file=(0o400, 0o777, "may not read {0}/x.db"),
+        read_only_file=(0o444, 0o777, "may not write {0}/x.db"),
+        folder=(0o666, 0o555, "may not write in {0}"),
+    ),
+)
+def test_who_may_not_use_which_file_is_told(
+    aged: Path, open_folder: Path, line: str, file_mode: int, folder_mode: int, right: str
+) -> None:
+    path = Path(shutil.copy(aged, open_folder / "x.db"))
+    path.chmod(file_mode)
+    open_folder.chmod(folder_mode)
+    done = as_nobody(*line.format(open_folder).split(), "--db", str(path))
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert f"nobody {right.format(open_folder)}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
+def test_a_new_database_or_a_backup_where_one_may_not_write_is_told(aged: Path, open_folder: Path) -> None:
+    (open_folder / "mine").mkdir(mode=0o755)
+    done = as_nobody("serve", "--port", "0", "--db", str(open_folder / "mine" / "x.db"))
+    assert f"nobody may not write in {open_folder / 'mine'}" in done.stderr
+    open_folder.chmod(0o777)
+    path = Path(shutil.copy(aged, open_folder / "x.db"))
+    path.chmod(0o666)
+    done = as_nobody("backup", str(open_folder / "mine" / "copy.db"), "--db", str(path))
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert f"nobody may not use {open_folder / 'mine' / 'copy.db'}" in done.stderr
 
 
 # ---------------------------------------------------------------------------
@@ -6167,6 +6317,53 @@ def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: 
     assert faults_of(aged) == []
 
 
+def test_a_backup_makes_the_folder_that_it_goes_to(aged: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "backups" / "november" / "copy.db"
+    assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 0
+    assert content_of(copy) == content_of(aged)
+    assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
+
+
+def die_with_a_wal(db: Path) -> None:
+    """Write to a database as a process that dies before anything of it is in the file, but all in the WAL."""
+    program = (
+        "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None);"
+        "db.execute('PRAGMA journal_mode = WAL'); db.execute('PRAGMA wal_autocheckpoint = 0');"
+        "db.execute('CREATE TABLE waste (a)'); db.execute('INSERT INTO waste VALUES (zeroblob(500000))'); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(db)], check=True)
+    assert db.with_name(f"{db.name}-wal").stat().st_size > 500_000
+
+
+@pytest.mark.parametrize("left", ["copy.db", "copy.db.partial"])
+def test_what_a_crash_left_beside_an_older_backup_does_not_touch_the_new_one(
+    aged: Path, tmp_path: Path, left: str
+) -> None:
+    copy = tmp_path / "copy.db"
+    die_with_a_wal(tmp_path / left)
+    if left != copy.name:
+        (tmp_path / left).unlink()
+    assert invoke("backup", str(copy), "--replace", "--db", str(aged)).exit_code == 0
+    assert [path.name for path in tmp_path.glob("copy.db*")] == ["copy.db"]
+    assert faults_of(copy) == []
+    assert content_of(copy) == content_of(aged)
+
+
+def test_a_backup_replaces_no_database_that_another_process_has_open(
+    aged: Path, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = serve()
+    run = server.start_run()
+    done = invoke("backup", str(server.db), "--replace", "--db", str(aged))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert f"{server.db} is open in another process" in done.stderr
+    assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
+    assert not list(tmp_path.glob("*.partial*"))
+    server.stop()
+    assert invoke("backup", str(server.db), "--replace", "--db", str(aged)).exit_code == 0
+    assert content_of(server.db) == content_of(aged)
+
+
 def heard_on_a_terminal(*arguments: str) -> str:
     """Run a command whose standard error is a terminal, and return what shows there."""
     ours, theirs = pty.openpty()
@@ -6193,6 +6390,29 @@ def test_a_backup_shows_its_progress_on_a_terminal_only(client: Client, run: str
     assert len(shown) > 1
     assert shown[0] < shown[-1] == 100
     assert "%" not in command("backup", str(tmp_path / "two.db"), *db).stderr
+
+
+def test_an_audit_and_a_prune_show_their_progress_on_a_terminal_only(
+    app: flask.Flask, client: Client, tmp_path: Path
+) -> None:
+    client.register("web")
+    runs = [client.start() for _ in range(4)]
+    for run in runs:
+        client.add(run)
+        client.finish(run)
+    finish_ago(app, 91, *runs)
+    db = ("--db", str(tmp_path / "findings.db"))
+    assert "\r  0 s" in heard_on_a_terminal("check", *db)
+    assert "\r" not in command("check", *db).stderr
+    assert re.findall(r"(\d+) %", heard_on_a_terminal("prune", "--finished-before", "90d", *db)) == [
+        "25",
+        "50",
+        "75",
+        "100",
+    ]
+    client.finish(runs := client.start())
+    finish_ago(app, 91, runs)
+    assert "%" not in command("prune", "--finished-before", "90d", *db).stderr
 
 
 # A database of the first schema, compressed: a project type with a schema, a run that was completed, three tasks.
@@ -6398,6 +6618,125 @@ def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
     assert faults_of(server.db) == []
 
 
+def fill_and_prune(server: Server) -> int:
+    """Leave a server with a megabyte of nothing in its file, and one run; return the size of the file."""
+    old, kept = server.start_run(), server.start_run()
+    server.request("POST", f"{API}/runs/{kept}/tasks", task(title="Kept"))
+    for _ in range(5):
+        server.request("POST", f"{API}/runs/{old}/tasks", {"tasks": [task(description="x" * 60_000)] * 5})
+    server.request("PATCH", f"{API}/runs/{old}", {"status": "completed"})
+    with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+        connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
+    assert "compact" in invoke("prune", "--finished-before", "90d", "--db", str(server.db)).stderr
+    with closing(sqlite3.connect(server.db)) as connection:
+        connection.execute("PRAGMA wal_checkpoint")
+    return server.db.stat().st_size
+
+
+def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callable[..., Server]) -> None:
+    server = serve()
+    before = fill_and_prune(server)
+    done = invoke("compact", "--db", str(server.db))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert "--while-serving" in done.stderr
+    assert server.db.stat().st_size == before > 1_000_000
+    server.stop()
+    done = invoke("compact", "--db", str(server.db))
+    after = server.db.stat().st_size
+    assert done.exit_code == 0
+    assert f"{before:,} bytes before, {after:,} now. It is sound." in done.stderr
+    assert after < 300_000
+    again = serve(until=LISTENING)
+    assert [each["title"] for each in again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]] == ["Kept"]
+    with closing(sqlite3.connect(server.db)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) -> None:
+    before = fill_and_prune(server)
+    path, done = f"{API}/runs/{server.start_run()}/tasks", threading.Event()
+
+    def write() -> Counter[int]:
+        statuses = Counter[int]()
+        while not done.is_set():
+            statuses[server.request("POST", path, task()).status_code] += 1
+        return statuses
+
+    with ThreadPoolExecutor(2) as pool:
+        writing = [pool.submit(write) for _ in range(2)]
+        compacted = command("compact", "--while-serving", "--db", str(server.db))
+        done.set()
+    assert compacted.returncode == 0, compacted.stderr
+    assert "follows" not in compacted.stderr
+    assert server.db.stat().st_size < before
+    assert {status for each in writing for status in each.result()} == {201}
+    assert server.request("GET", f"{API}/tasks").json["total"] == 1 + sum(each.result()[201] for each in writing)
+    assert faults_of(server.db) == []
+
+
+def test_compact_shrinks_the_file_of_an_idle_server(server: Server) -> None:
+    before = fill_and_prune(server)
+    assert command("compact", "--while-serving", "--db", str(server.db)).returncode == 0
+    assert server.db.stat().st_size < 300_000 < before
+
+
+def test_compact_needs_room(aged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files_in(aged.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 10_000))
+    done = invoke("compact", "--db", str(aged))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert "there are 10,000" in done.stderr
+    assert files_in(aged.parent)["findings.db"] == before["findings.db"]
+
+
+def test_compact_audits_what_it_made(aged: Path) -> None:
+    with closing(sqlite3.connect(aged, isolation_level=None)) as connection:
+        connection.execute("UPDATE counters SET n = n + 1")
+    done = invoke("compact", "--db", str(aged))
+    assert (done.exit_code, "counter: " in done.stdout) == (1, True)
+
+
+def test_a_server_forgets_by_the_clock_what_it_is_not_to_keep(serve: Callable[..., Server]) -> None:
+    server = serve()
+    old, young, running = (server.start_run() for _ in range(3))
+    for run, names in ((old, "ab"), (young, "bc"), (running, "d")):
+        server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=name) for name in names]})
+    for run, hours in ((old, 3), (young, 1)):
+        server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
+        with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+            at = findings_service.timestamp(ago=hours * 3600)
+            connection.execute("UPDATE runs SET finished_at = ?, created_at = ? WHERE id = ?", (at, at, run))
+    server.stop()
+    again = serve("--workers", "2", until=LISTENING, FINDINGS_KEEP="2h")
+    deadline = time.monotonic() + 10
+    while again.request("GET", f"{API}/runs/{old}", key=server.key).status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert again.request("GET", f"{API}/runs", key=server.key).json["total"] == 2
+    left = again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]
+    assert sorted(each["externalId"] for each in left) == ["b", "c", "d"]
+    assert faults_of(again.db) == []
+
+
+def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+        connection.execute("INSERT INTO project_types VALUES ('default', 'web', 'x', '', '', NULL, '')")
+        connection.executemany(
+            """INSERT INTO runs (client_id, id, project_type, status, created_at, updated_at, last_used_at, finished_at)
+               VALUES ('default', ?, 'web', 'completed', '', '', '', ?)""",
+            [(str(n), "2020" if n % 100 == 0 else "2099") for n in range(3000)],
+        )
+        connection.execute("INSERT INTO counters VALUES ('default', 'runs', 'completed', 0, 0, 3000)")
+    server.stop()
+    again, waits = serve(until=LISTENING, FINDINGS_KEEP="1h"), []
+    while again.request("GET", f"{API}/runs?limit=1", key=server.key).json["total"] > 2970:
+        began = time.monotonic()
+        assert again.request("GET", "/healthz", key=server.key).status_code == 200
+        waits.append(time.monotonic() - began)
+    assert len(waits) > 100
+    assert max(waits) < 0.2
+
+
 def on(db: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command on a database file."""
     return command(*words, "--db", str(db))
@@ -6448,7 +6787,7 @@ def test_a_walk_goes_on_behind_a_pruned_task(client: Client, app: flask.Flask, t
 
 
 @pytest.mark.parametrize(
-    "words", [("check",), ("backup", "x.db"), ("prune", "--finished-before", "1d"), ("keys", "list")]
+    "words", [("check",), ("backup", "x.db"), ("prune", "--finished-before", "1d"), ("compact",), ("keys", "list")]
 )
 def test_a_command_makes_no_database_of_its_own(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = on(tmp_path / "none.db", *words)
@@ -6460,6 +6799,18 @@ def test_a_command_makes_no_database_of_its_own(tmp_path: Path, words: tuple[str
 # ---------------------------------------------------------------------------
 # Packaging
 # ---------------------------------------------------------------------------
+
+
+def test_a_python_without_the_packages_is_told_what_to_install(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-S", "-E", *arguments]
+        return subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, check=False)
+
+    done = run(str(MODULE), "serve", "--db", str(tmp_path / "x.db"))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    for told in ("click is not installed", "pip install .", "uv run findings_service.py"):
+        assert told in done.stderr
+    assert "ModuleNotFoundError: No module named 'click'" in run("-c", "import findings_service").stderr
 
 
 @pytest.fixture
