@@ -1513,7 +1513,8 @@ def require_room(connection: Connection, path: str) -> None:
     if room < needed:
         raise DatabaseUnusable(f"compacting {path} needs {needed:,} bytes of room in {folder}; there are {room:,}")
     with suppress(sqlite3.Error):  # the copy lies there too, and not where temporary files are, which may be small
-        connection.execute(f"PRAGMA temp_store_directory = '{str(folder).replace(chr(39), chr(39) * 2)}'")
+        quoted = str(folder).replace("'", "''")
+        connection.execute(f"PRAGMA temp_store_directory = '{quoted}'")
 
 
 @contextmanager

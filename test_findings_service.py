@@ -6845,3 +6845,110 @@ def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) 
         assert (tmp_path / "here.db").exists()
     finally:
         assert server.stop() == 0
+
+
+# ---------------------------------------------------------------------------
+# The example agent
+# ---------------------------------------------------------------------------
+
+BANDIT = """
+import json, pathlib, time
+if pathlib.Path("slow").exists():
+    pathlib.Path("begun").touch()
+    time.sleep(30)
+if pathlib.Path("broken").exists():
+    raise SystemExit("bandit broke")
+code = "3 exec(user_input) " + "x" * 300_000 * pathlib.Path("refused").exists()
+print(json.dumps({"results": 2 * [{
+    "test_id": "B102", "filename": "./a.py", "line_number": 3, "code": code, "issue_text": "Use of exec.",
+    "issue_severity": "HIGH", "issue_confidence": "HIGH", "issue_cwe": {"id": 78}, "more_info": "https://example.com/",
+}]}))
+raise SystemExit(1)
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path, server: Server) -> Callable[..., subprocess.Popen[str]]:
+    """Start the example agent beside a server, with a stand-in for bandit, on a folder with such files."""
+    (tmp_path / "lib" / "bandit").mkdir(parents=True)
+    (tmp_path / "lib" / "bandit" / "__main__.py").write_text(BANDIT, "utf-8")
+    (tmp_path / "code").mkdir()
+
+    def start(*files: str, folder: str = "code", **env: str) -> subprocess.Popen[str]:
+        for name in files:
+            (tmp_path / "code" / name).touch()
+        line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(tmp_path / folder)]
+        given = {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"http://127.0.0.1:{server.port}"}
+        given["PYTHONPATH"] = str(tmp_path / "lib")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([*line, "--target", "https://example.com/"], env=environment(**(given | env)), **pipes)
+
+    return start
+
+
+def runs_of(server: Server) -> list[tuple[str, str | None]]:
+    """Return how a server's runs stand, newest first."""
+    runs = server.request("GET", f"{API}/runs").json["runs"]
+    return [(run["status"], run["statusReason"]) for run in runs]
+
+
+def test_the_example_agent_reports_and_knows_its_findings_again(agent: Any, server: Server) -> None:
+    for created, unchanged in ((2, 0), (0, 2)):
+        out, errors = (process := agent()).communicate(timeout=20)
+        assert (process.returncode, errors) == (0, "")
+        assert f"{created} created, 0 updated, 0 reopened, {unchanged} unchanged" in out
+    assert runs_of(server) == [("completed", None)] * 2
+
+
+MISSING = cases(
+    key=({"FINDINGS_KEY": ""}, "FINDINGS_KEY is not set"),
+    bad_key=({"FINDINGS_KEY": "fts_x"}, "unauthorized"),
+    service=({"FINDINGS_URL": "http://127.0.0.1:9"}, "There is no service at http://127.0.0.1:9"),
+    url=({"FINDINGS_URL": "nowhere"}, "There is no service at nowhere"),
+    bandit=({"PYTHONPATH": ""}, "bandit is not installed"),
+    folder=({"folder": "none"}, "There is no folder"),
+)
+
+
+@pytest.mark.parametrize(("without", "told"), MISSING)
+def test_the_example_agent_says_in_one_line_what_is_missing(
+    agent: Any, server: Server, without: dict[str, str], told: str
+) -> None:
+    out, errors = (process := agent(**without)).communicate(timeout=20)
+    assert (process.returncode, out, len(errors.splitlines())) == (1, "", 1), errors
+    assert told in errors
+    assert runs_of(server) == []
+
+
+@pytest.mark.parametrize(("file", "reason"), [("broken", "bandit failed: bandit broke"), ("refused", "POST ")])
+def test_a_run_of_the_example_agent_fails_with_it(agent: Any, server: Server, file: str, reason: str) -> None:
+    _, errors = (process := agent(file)).communicate(timeout=20)
+    assert (process.returncode, len(errors.strip().splitlines())) == (1, 1), errors
+    [(status, told)] = runs_of(server)
+    assert (status, told.startswith(reason)) == ("failed", True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_of_the_example_agent_ends_when_it_is_stopped(
+    agent: Any, server: Server, tmp_path: Path, how: Any
+) -> None:
+    process, deadline = agent("slow"), time.monotonic() + 10
+    while not (tmp_path / "code" / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(how)
+    assert process.communicate(timeout=20)[1].splitlines() == [f"stopped by {how.name}"]
+    assert runs_of(server) == [("failed", f"stopped by {how.name}")]
+
+
+def test_a_run_of_the_example_agent_ends_though_the_service_was_away(
+    agent: Any, server: Server, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    process, deadline = agent("slow"), time.monotonic() + 10
+    while not (tmp_path / "code" / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    server.stop()
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    again = serve("--port", str(server.port), until=LISTENING)
+    assert process.communicate(timeout=20)[1].splitlines() == ["stopped by SIGTERM"]
+    assert again.request("GET", f"{API}/runs", key=server.key).json["runs"][0]["status"] == "failed"

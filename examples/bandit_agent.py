@@ -6,15 +6,25 @@ known again by its test, its file and its line of code, wherever in the file tha
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NoReturn
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+URL = os.environ.get("FINDINGS_URL") or "http://127.0.0.1:8000"
+KEY = os.environ.get("FINDINGS_KEY", "")
+AGAIN = (1, 2, 4, 8)  # seconds to wait before each new try of what must not get lost
 TEXT, LINE = {"type": "string"}, {"type": "integer", "minimum": 1}
 SCHEMA = {
     "properties": {"testId": TEXT, "cwe": LINE, "confidence": TEXT, "file": TEXT, "line": LINE},
@@ -23,22 +33,33 @@ SCHEMA = {
 }
 
 
-def call(method: str, path: str, body: dict[str, Any]) -> Any:
-    """Return the service's answer; one that is an error ends the agent with the problem details."""
-    url = f"{os.environ.get('FINDINGS_URL', 'http://127.0.0.1:8000')}/api/v1/{path}"
-    headers = {"Authorization": f"Bearer {os.environ['FINDINGS_KEY']}", "Content-Type": "application/json"}
+def call(method: str, path: str, body: dict[str, Any], same: str = "", waits: Sequence[float] = ()) -> Any:
+    """Return the service's answer; what it refuses ends the agent with the problem details.
+
+    The service does a POST once, however often it comes with the same Idempotency-Key.
+    """
+    same = same or str(uuid.uuid4())
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    headers |= {"Idempotency-Key": same} if method == "POST" else {}
     try:
-        with urlopen(Request(url, json.dumps(body).encode(), headers, method=method), timeout=60) as response:
+        request = Request(f"{URL}/api/v1/{path}", json.dumps(body).encode(), headers, method=method)
+        with urlopen(request, timeout=30) as response:
             return json.load(response)
     except HTTPError as error:
-        sys.exit(f"{method} {url}: {error.read().decode()}")
+        passing, said = error.code == 503, f"{method} {URL}/api/v1/{path}: {error.read().decode()}"
+    except (OSError, HTTPException, ValueError) as error:
+        passing, said = True, f"There is no service at {URL} ({error}): start it, or say where it is with FINDINGS_URL."
+    if not passing or not waits:
+        sys.exit(said)
+    time.sleep(waits[0])
+    return call(method, path, body, same, waits[1:])
 
 
 def scan(folder: str) -> list[dict[str, Any]]:
     """Return bandit's results. It runs inside the folder, so that paths are relative, and -P imports nothing there."""
     command = [sys.executable, "-P", "-m", "bandit", "-r", ".", "-f", "json", "-q"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    results: list[dict[str, Any]] = json.loads(done.stdout or sys.exit(done.stderr))["results"]
+    results: list[dict[str, Any]] = json.loads(done.stdout or sys.exit(f"bandit failed: {done.stderr}"))["results"]
     return sorted(results, key=lambda result: (result["filename"], result["line_number"]))
 
 
@@ -60,23 +81,46 @@ def task(result: dict[str, Any], seen: Counter[str]) -> dict[str, Any]:
     }
 
 
+def stop(number: int, _: object) -> NoReturn:
+    """End the agent as an error does, so that its run ends too."""
+    sys.exit(f"stopped by {signal.Signals(number).name}")
+
+
+def report(folder: str, target: str) -> Any:
+    """Examine a folder in one run, and return the run as it ended: failed, when anything goes wrong."""
+    start, same = {"projectType": "bandit", "targetUrl": target}, str(uuid.uuid4())
+    run = ""
+    try:
+        run = call("POST", "runs", start, same)["id"]
+        seen: Counter[str] = Counter()
+        tasks = [task(result, seen) for result in scan(folder)]
+        for first in range(0, len(tasks), 1000):
+            call("POST", f"runs/{run}/tasks", {"tasks": tasks[first : first + 1000]}, waits=AGAIN)
+        return call("PATCH", f"runs/{run}", {"status": "completed"}, waits=AGAIN)
+    except BaseException as error:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_IGN)
+        run = run or call("POST", "runs", start, same)["id"]  # it may have been started all the same
+        call("PATCH", f"runs/{run}", {"status": "failed", "statusReason": str(error)[:1000]}, waits=AGAIN)
+        raise
+
+
 def main() -> None:
-    """Examine a folder in one run, which is failed when anything goes wrong."""
+    """Report what bandit finds, or say in one line what is missing for that."""
     parser = argparse.ArgumentParser(description="Report what bandit finds in a folder.")
     parser.add_argument("folder")
     parser.add_argument("--target", required=True, metavar="URL", help="the repository; part of a finding's identity")
     options = parser.parse_args()
+    if not KEY:
+        sys.exit("FINDINGS_KEY is not set: export the service's first key, or one of `findings-service keys create`.")
+    if not Path(options.folder).is_dir():
+        sys.exit(f"There is no folder {options.folder}.")
+    if importlib.util.find_spec("bandit") is None:
+        sys.exit(f"bandit is not installed: {sys.executable} -m pip install bandit")
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, stop)
     call("POST", "project-types", {"name": "bandit", "label": "Bandit", "extensionSchema": SCHEMA})
-    run = f"runs/{call('POST', 'runs', {'projectType': 'bandit', 'targetUrl': options.target})['id']}"
-    try:
-        seen: Counter[str] = Counter()
-        tasks = [task(result, seen) for result in scan(options.folder)]
-        for start in range(0, len(tasks), 1000):
-            call("POST", f"{run}/tasks", {"tasks": tasks[start : start + 1000]})
-    except BaseException as error:
-        call("PATCH", run, {"status": "failed", "statusReason": str(error)[:1000]})
-        raise
-    done = call("PATCH", run, {"status": "completed"})
+    done = report(options.folder, options.target)
     for title, counts in (("submitted", done["submitted"]), *done["summary"].items()):
         print(f"{title:10}", counts if isinstance(counts, int) else ", ".join(f"{n} {k}" for k, n in counts.items()))
 
