@@ -195,7 +195,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "FULL"
     keep: Annotated[
         float,
-        Meta(description="`serve` removes runs that finished longer ago, as `prune` does: 365d, say. 0 keeps all."),
+        Meta(description="`serve` removes runs that finished longer ago, as `prune` does: 365d, say."),
     ] = 0.0
     log: Annotated[
         str, Meta(description="json or text: a line for each request on standard error. Empty for none.")
@@ -223,7 +223,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def descriptions(cls) -> dict[str, str]:
         """Return what each setting is, by the variable of the environment that sets it."""
         hints = typing.get_type_hints(cls, include_extras=True)
-        return {f"FINDINGS_{name.upper()}": hints[name].__metadata__[0].description for name in cls.PARSERS}
+        return {f"FINDINGS_{name.upper()}": hints[name].__metadata__[0].description for name in cls.__struct_fields__}
 
     @classmethod
     def read(cls, **given: Any) -> Settings:
@@ -1210,23 +1210,22 @@ class Database:
     def _look(self, connection: Connection) -> None:
         """See whether the file is where it was, and whose turn it is to checkpoint."""
         gone = identity(self.settings.db) != self._file
-        if gone != self._gone:
-            self._gone = gone
-            self._tell_and_fold(connection)
+        if gone and not self._gone:
+            self._take_leave(connection)
+        elif self._gone and not gone:
+            connection.execute("PRAGMA journal_mode = WAL")
+            log.warning("%r is back; going on", self.settings.db)
+        self._gone = gone
         if not gone and not self.checkpointer.held:
             pages = CHECKPOINT_PAGES if self.checkpointer.try_take() else 0
             connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
 
-    def _tell_and_fold(self, connection: Connection) -> None:
-        """Say that the file has gone or come back, and let its WAL, which stays at the old path, meet no other file.
+    def _take_leave(self, connection: Connection) -> None:
+        """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
 
-        Folded in, it makes the moved file whole, and a deleted one can still be saved from /proc. Where other processes
-        have the file open too, it is only emptied.
+        So a moved file is whole, and a deleted one can still be saved from /proc. Where other processes have the file
+        open too, the WAL is only emptied.
         """
-        if not self._gone:
-            log.warning("%r is back; going on", self.settings.db)
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
         log.error(
             "%r was moved, replaced or deleted: every request is refused until it is put back or the service is"
             " restarted",
@@ -5311,8 +5310,9 @@ class ServeCommand(Command):
         """Write what can be set in the environment only."""
         with formatter.section("Settings of the environment (times are seconds, or a number with s, m, h or d)"):
             options = {each.envvar for each in self.params}
-            described = Settings.descriptions().items()
-            formatter.write_dl([(name, meaning) for name, meaning in described if name not in options])
+            defaults = zip(Settings.descriptions().items(), msgspec.structs.astuple(Settings()), strict=True)
+            rows = [(name, f"{meaning}  [default: {value or 'none'}]") for (name, meaning), value in defaults]
+            formatter.write_dl([row for row in rows if row[0] not in options])
 
 
 class Option(click.Option):

@@ -3760,6 +3760,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
 
 
+def test_every_setting_says_what_it_is_and_can_be_read() -> None:
+    assert list(Settings.PARSERS) == list(Settings.__struct_fields__)
+    assert all(meaning.endswith(".") for meaning in Settings.descriptions().values())
+
+
 def test_the_limits_of_the_contract_can_be_set() -> None:
     limits = {f"FINDINGS_{name}" for name in ("MAX_BODY", "MAX_BATCH", "BUSY_TIMEOUT", "RUN_TIMEOUT", "SCHEMA_TIMEOUT")}
     around = {"FINDINGS_DB", "FINDINGS_HOST", "FINDINGS_PORT", "FINDINGS_WORKERS", "FINDINGS_API_KEY"}
@@ -5381,6 +5386,26 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
             each.kill()
             each.communicate()
     assert faults_of(tmp_path / "x.db") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
+def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
+    aged.with_name("findings.db-checkpointer").unlink()
+    os.chown(aged, 65534, 65534)
+    assert invoke("check", "--db", str(aged)).exit_code == 0
+    lock = aged.with_name("findings.db-checkpointer").stat()
+    assert (lock.st_uid, lock.st_gid, stat.S_IMODE(lock.st_mode)) == (65534, 65534, 0o600)
+
+
+def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules.update(fcntl=None, pwd=None, resource=None); import findings_service as fs;"
+        "opened = [fs.Database(fs.Settings(db=sys.argv[1])).connection() for _ in range(2)];"
+        "print([each.execute('PRAGMA wal_autocheckpoint').fetchone()[0] for each in opened])"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout, done.stderr) == ("[1000, 1000]\n", "")
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
