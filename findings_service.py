@@ -76,7 +76,7 @@ except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
     sys.exit(
-        f"The package {missing.name} is not installed. In this folder, run `uv run findings_service.py`, or:"
+        f"The package {missing.name} is not installed. In the folder of the checkout, run `uv run findings_service.py`, or:"
         " python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/findings-service"
     )
 
@@ -1235,6 +1235,7 @@ class Database:
             if self.checkpointer.held:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             connection.execute("PRAGMA journal_mode = DELETE")
+        self.checkpointer.give_back()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -5633,7 +5634,8 @@ def compact(while_serving: bool, db: str) -> None:
         while database.excess(connection) and time.monotonic() < deadline:
             database.keep_house()  # or, where that is a running service's, it does so in its next turn
             time.sleep(BUSY_SLICE)
-        audit(connection, db)
+        with database.snapshot():
+            audit(connection, db)
         later = "; the rest follows with the next writes" if database.excess(connection) else ""
     click.echo(f"{db}: {before:,} bytes before, {Path(db).stat().st_size:,} now{later}. It is sound.", err=True)
 
