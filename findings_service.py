@@ -76,7 +76,7 @@ except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
     sys.exit(
-        f"The package {missing.name} is not installed. In the folder of the checkout, run `uv run findings_service.py`, or:"
+        f"The package {missing.name} is not installed. In the checkout's folder, run `uv run findings_service.py`, or:"
         " python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/findings-service"
     )
 

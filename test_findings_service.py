@@ -2919,7 +2919,7 @@ def test_the_clock_is_looked_at_before_every_task(client: Client, make_app: Call
 
 def test_a_long_row_of_quick_checks_leaves_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings_service.CLOCK, "held_up", time.monotonic() + 0.05)
-    tasks = ((value, "", 10) for value in iter(lambda: time.sleep(0.01) or {"a": "good"}, None))
+    tasks = ((text, "") for text in iter(lambda: time.sleep(0.01) or '{"a": "good"}', None))
     with pytest.raises(findings_service.Postponed):
         findings_service.check_extensions('{"properties": {"a": {"type": "string"}}}', tasks, 2.0)
 
@@ -3459,7 +3459,7 @@ said=$PWD/said
 set -m  # a process group for each server
 trap halt EXIT
 """
-BANDIT = """
+BANDIT_OF_THE_PAGES = """
 import json
 
 levels = ["HIGH"] + ["MEDIUM"] * 3 + ["LOW"] * 9
@@ -3552,7 +3552,7 @@ def set_scene(home: Path) -> None:
     (home / "var" / "lib" / "findings-service").symlink_to("private/findings-service")  # as systemd's DynamicUser does
     (home / "opt" / "findings-service" / ".venv").symlink_to(home / ".venv")
     (home / "examples").symlink_to(HERE / "examples")
-    (home / "stand-ins" / "bandit.py").write_text(BANDIT, "utf-8")
+    (home / "stand-ins" / "bandit.py").write_text(BANDIT_OF_THE_PAGES, "utf-8")
 
 
 def script_of(steps: Sequence[Step], mark: str) -> str:
