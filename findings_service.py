@@ -5427,7 +5427,7 @@ def main() -> None:
     envvar="FINDINGS_WORKERS",
     default=1,
     type=click.IntRange(1, 64),
-    help="Processes. One is the fastest for most; see the README.",
+    help="Processes. One is the fastest for most; see docs/operations.md.",
 )
 def serve(db: str, host: str, port: int, workers: int) -> None:
     """Serve the API until SIGTERM or Ctrl-C."""
