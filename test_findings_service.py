@@ -4000,7 +4000,7 @@ sys.exit(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 
 
 def test_a_fork_while_another_thread_writes_hangs_nobody(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", FORKING_WHILE_WRITING, str(tmp_path / "x.db")]
+    line = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_WHILE_WRITING, str(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
