@@ -528,13 +528,15 @@ Title = Annotated[str, Meta(max_length=500, pattern=NOT_BLANK)]  # what is empty
 ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
+FREE_FORM = "Any JSON object, returned exactly as it was sent. No text and no name in it may contain U+0000."
 JsonObject = Annotated[
     Raw,
     Meta(
         extra_json_schema={
             "type": "object",
+            "description": FREE_FORM,
             "propertyNames": NO_NUL,
-            "additionalProperties": {"$ref": "JsonValue"},
+            "additionalProperties": {},  # a schema that refers to itself is more than generators of clients take
         }
     ),
 ]
@@ -581,12 +583,6 @@ class SuccessCriterion(Request, gc=False):
     automatable: bool | None = None
 
 
-SHOWS_SOMETHING = {
-    "anyOf": [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("label", "url", "content")]
-}
-SHOWS_NOTHING = "must have a label, a url or a content"
-
-
 class TaskReport(Request):
     """One finding, as an agent reports it."""
 
@@ -595,9 +591,7 @@ class TaskReport(Request):
     status: TaskStatus | None = None
     external_id: ExternalId | None = None
     description: LongText | None = None
-    evidence: (
-        Annotated[list[Annotated[Evidence, Meta(extra_json_schema=SHOWS_SOMETHING)]], Meta(max_length=100)] | None
-    ) = None
+    evidence: Annotated[list[Evidence], Meta(max_length=100)] | None = None
     remediation: Annotated[list[RemediationStep], Meta(max_length=100)] | None = None
     success_criteria: Annotated[list[SuccessCriterion], Meta(max_length=100)] | None = None
     extensions: SentObject = msgspec.field(default_factory=Raw)
@@ -836,77 +830,103 @@ class NoQuery(Request):
 
 Listed = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
 Sought = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
+AFTER = "The place behind which the page begins; follow `next` rather than making one up."
+Value = TypeVar("Value")
+SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
+Several = Annotated[list[Value], Meta(max_length=1000)]
 
 
 class PageQuery(Request):
     """Which page of a list: counted from its start, or from behind a place in it."""
 
-    page: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
-    limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    after: str | None = None
+    page: (
+        Annotated[
+            int,
+            Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker."),
+        ]
+        | None
+    ) = None
+    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
+    after: Annotated[str, Meta(description=AFTER)] | None = None
 
 
 class RunQuery(PageQuery):
-    """Which runs; lists are separated by commas."""
+    """Which runs."""
 
-    after: Annotated[str, Meta(pattern=PLACE)] | None = None
-    project_type: Annotated[list[Listed], Meta(max_length=1000)] | None = None
-    status: Annotated[list[RunStatus], Meta(max_length=1000)] | None = None
-    target_url: Sought | None = None
+    after: Annotated[str, Meta(pattern=PLACE, description=AFTER)] | None = None
+    project_type: Annotated[Several[Listed], Meta(description=f"Runs of these project types. {SEVERAL}")] | None = None
+    status: Annotated[Several[RunStatus], Meta(description=f"Runs with these statuses. {SEVERAL}")] | None = None
+    target_url: Annotated[Sought, Meta(description="Runs of this target, exactly as stored.")] | None = None
 
 
 class TaskQuery(PageQuery):
-    """Which tasks, in which order; lists are separated by commas."""
+    """Which tasks, in which order."""
 
-    after: Annotated[str, Meta(pattern=SEVERE_PLACE)] | None = None
-    status: Annotated[list[TaskStatus], Meta(max_length=1000)] | None = None
-    severity: Annotated[list[Severity], Meta(max_length=1000)] | None = None
-    run_id: Annotated[list[Listed], Meta(max_length=1000)] | None = None
-    project_type: Annotated[list[Listed], Meta(max_length=1000)] | None = None
-    target_url: Sought | None = None
-    external_id: Sought | None = None
-    missing_from: Sought | None = None
-    sort: Literal["-createdAt", "createdAt", "severity"] = "-createdAt"
-    view: Literal["default", "full"] = "default"
+    after: Annotated[str, Meta(pattern=SEVERE_PLACE, description=AFTER)] | None = None
+    status: Annotated[Several[TaskStatus], Meta(description=f"Tasks with these statuses. {SEVERAL}")] | None = None
+    severity: Annotated[Several[Severity], Meta(description=f"Tasks of these severities. {SEVERAL}")] | None = None
+    run_id: Annotated[Several[Listed], Meta(description=f"Tasks that these runs reported. {SEVERAL}")] | None = None
+    project_type: Annotated[Several[Listed], Meta(description=f"Tasks of these project types. {SEVERAL}")] | None = None
+    target_url: Annotated[Sought, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    external_id: Annotated[Sought, Meta(description="Tasks with this id of the agent's, exactly as stored.")] | None = (
+        None
+    )
+    missing_from: (
+        Annotated[
+            Sought,
+            Meta(
+                description="A run: the open and in-progress tasks with an externalId, of its project type and target,"
+                " that it did not report."
+            ),
+        ]
+        | None
+    ) = None
+    sort: Annotated[
+        Literal["-createdAt", "createdAt", "severity"],
+        Meta(
+            description="The order: newest first, oldest first, or critical ones first and the newest first within.",
+            extra_json_schema={"x-enum-varnames": ["NEWEST_FIRST", "OLDEST_FIRST", "SEVERITY"]},
+        ),
+    ] = "-createdAt"
+    view: Annotated[
+        Literal["default", "full"],
+        Meta(
+            description="`full` adds description, evidence, remediation, successCriteria and extensions to each task."
+        ),
+    ] = "default"
 
 
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
-ENUMERATIONS = {frozenset(values): list(values) for values in (SEVERITIES, TASK_STATUSES, RUN_STATUSES)}
-JSON_VALUE = {
-    "description": "Any JSON value without U+0000.",
-    "anyOf": [
-        {"type": ["null", "boolean", "number"]},
-        {"type": "string", **NO_NUL},
-        {"type": "array", "items": {"$ref": f"{COMPONENTS}JsonValue"}},
-        {"type": "object", "propertyNames": NO_NUL, "additionalProperties": {"$ref": f"{COMPONENTS}JsonValue"}},
-    ],
-}
+ENUMERATIONS = {"RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
+SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
-# Rules between fields, which a model cannot express.
-RULES = {
+# Rules between fields, which a model cannot express. Generators of clients make nothing of `not`, and so make one class
+# of each of these models where `anyOf` would make them three.
+RULES: dict[str, dict[str, Any]] = {
+    "Evidence": {
+        "not": {"type": "object", "properties": {name: {"type": "null"} for name in ("label", "url", "content")}}
+    },
     "RunUpdate": {
         "not": {
             "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
             "required": ["status", "resolveMissing"],
         }
-    }
+    },
 }
 
 
 def corrected(schema: Any) -> Any:
-    """Return a generated schema with whole references, and with enumerations in their own order."""
+    """Return a generated schema with the enumerations that have a name by reference."""
     if isinstance(schema, list):
         return [corrected(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {name: corrected(value) for name, value in schema.items()}
-    if schema.get("$ref") == "JsonValue":
-        schema["$ref"] = f"{COMPONENTS}JsonValue"
-    if "enum" in schema:
-        schema["enum"] = ENUMERATIONS.get(frozenset(schema["enum"]), schema["enum"])
-    return schema
+    for name, values in ENUMERATIONS.items():
+        if schema == {"enum": sorted(values)}:
+            return {"$ref": f"{COMPONENTS}{name}"}
+    return {name: corrected(value) for name, value in schema.items()}
 
 
 def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
@@ -914,7 +934,8 @@ def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
     listed = list(models)
     references, components = msgspec.json.schema_components(listed, ref_template=COMPONENTS + "{name}")
     ruled = {name: {**schema, **RULES.get(name, {})} for name, schema in corrected(components).items()}
-    return dict(zip(listed, references, strict=True)), ruled | {"JsonValue": JSON_VALUE}
+    named = {name: {"type": "string", "enum": list(values)} for name, values in ENUMERATIONS.items()}
+    return dict(zip(listed, references, strict=True)), ruled | named
 
 
 def in_ecma(schema: Any) -> Any:
@@ -2068,7 +2089,7 @@ def culprits(error: Any) -> list[str]:
 NUMBERED = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
 # Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
 SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
-    (SHOWS_SOMETHING["anyOf"], SHOWS_NOTHING, ()),
+    (RULES["Evidence"]["not"], SHOWS_NOTHING, ()),
     (RULES["RunUpdate"]["not"], COMPLETED_ALONE, ("resolveMissing",)),
 )
 
@@ -3869,6 +3890,7 @@ def parameter_kinds(model: Any) -> dict[str, type]:
 
 
 Query = TypeVar("Query", bound=Struct)
+PARAMETERS = 5000  # of one request: repeated filters of a thousand values each
 
 
 def read_query(model: type[Query], text: str) -> Query:
@@ -3876,16 +3898,24 @@ def read_query(model: type[Query], text: str) -> Query:
     if not text:
         return model()
     try:
-        pairs = parse_qsl(text.encode("latin-1").decode(), keep_blank_values=True, errors="strict", max_num_fields=100)
+        pairs = parse_qsl(
+            text.encode("latin-1").decode(), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS
+        )
     except ValueError:
-        raise InvalidParameter("query string", "must be percent-encoded UTF-8 with at most 100 parameters") from None
+        raise InvalidParameter(
+            "query string", f"must be percent-encoded UTF-8 with at most {PARAMETERS:,} parameters"
+        ) from None
     kinds, values = parameter_kinds(model), dict[str, Any]()
     for name, value in pairs:
         if name not in kinds:
             raise InvalidParameter(name, f"is not a known parameter; known here: {', '.join(kinds) or 'none'}")
-        if name in values:
-            raise InvalidParameter(name, "is given more than once; separate several values by commas")
-        values[name] = parameter_value(name, value, kinds[name])
+        if name in values and kinds[name] is not list:
+            raise InvalidParameter(name, "is given more than once, and takes one value")
+        read = parameter_value(name, value, kinds[name])
+        if kinds[name] is list:
+            values.setdefault(name, []).extend(read)
+        else:
+            values[name] = read
     try:
         return msgspec.convert(values, model)
     except msgspec.ValidationError as error:
@@ -4385,7 +4415,7 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     return call.write_once(submit)
 
 
-@operation("GET", "/api/v1/tasks", "read", {200: (TaskPage, FullTaskPage)}, query=TaskQuery)
+@operation("GET", "/api/v1/tasks", "read", {200: (FullTaskPage, TaskPage)}, query=TaskQuery)
 def get_tasks(call: Call) -> flask.Response:
     """List tasks, newest first or by severity."""
     query: TaskQuery = call.query
@@ -4503,6 +4533,13 @@ def get_health(call: Call) -> flask.Response:
 # ---------------------------------------------------------------------------
 
 ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
+TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
+REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
+# What the HTTP server refuses before the request comes here.
+BARE_REFUSALS = {
+    "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
+    "431": {"description": "There are a hundred headers or more, or they are too large. There is no body."},
+}
 PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
 
 
@@ -4543,7 +4580,7 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         by_status.setdefault(error.status, []).append(error)
     for status, errors in by_status.items():
         described[str(status)] = described_refusal(status, errors, references)
-    return described
+    return described | BARE_REFUSALS
 
 
 def described_refusal(
@@ -4575,15 +4612,16 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
     ]
     if each.method == "POST":
         length = {"type": "string", "minLength": 1, "maxLength": 255}
-        parameters.append({"name": "Idempotency-Key", "in": "header", "schema": length})
+        parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
     schema = in_ecma(corrected(msgspec.json.schema(each.query, ref_template=COMPONENTS + "{name}")))
     fields = schema["$defs"][each.query.__name__]["properties"] if "$defs" in schema else {}
     for name, field_schema in fields.items():
         alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
-        parameter = {"name": name, "in": "query", "schema": alternatives[0]}
+        description = alternatives[0].pop("description")
+        parameter = {"name": name, "in": "query", "description": description, "schema": alternatives[0]}
         if alternatives[0].get("type") == "array":
             alternatives[0]["minItems"] = 1
-            parameter |= {"style": "form", "explode": False}
+            parameter |= {"style": "form", "explode": True}  # commas do too, but some generators repeat in any case
         parameters.append(parameter)
     return parameters
 
@@ -4592,6 +4630,7 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
     """Return one operation of the document."""
     described: dict[str, Any] = {
         "operationId": each.handler.__name__,
+        "tags": [next((tag for tag in TAGS if f"{API}/{tag}" in each.path), "service")],
         "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
         "parameters": described_parameters(each),
         "responses": described_answers(each, references),

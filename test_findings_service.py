@@ -11,6 +11,7 @@ import base64
 import gzip
 import hashlib
 import http.client
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -1475,7 +1476,16 @@ BAD_PARAMETERS = cases(
     status_of_a_run=("tasks", "status=running", "status"),
     status_of_a_task=("runs", "status=open", "status"),
     status_spaces=("tasks", "status=open,%20resolved", "status"),
-    status_repeated=("tasks", "status=open&status=resolved", "status"),
+    status_repeated_empty=("tasks", "status=open&status=", "status"),
+    target_repeated=("tasks", "targetUrl=a&targetUrl=a", "targetUrl"),
+    target_repeated_for_runs=("runs", "targetUrl=a&targetUrl=b", "targetUrl"),
+    external_id_repeated=("tasks", "externalId=a&externalId=b", "externalId"),
+    missing_from_repeated=("tasks", "missingFrom=a&missingFrom=a", "missingFrom"),
+    page_repeated=("runs", "page=1&page=2", "page"),
+    sort_repeated=("tasks", "sort=severity&sort=severity", "sort"),
+    view_repeated=("tasks", "view=full&view=full", "view"),
+    too_many=("tasks", "&".join(["status=open"] * 1001), "status"),
+    far_too_many=("tasks", "&".join(["status=open"] * 5001), "query string"),
     severity_unknown=("tasks", "severity=hgh", "severity"),
     severity_empty=("tasks", "severity=", "severity"),
     run_empty=("tasks", "runId=", "runId"),
@@ -1494,6 +1504,25 @@ BAD_PARAMETERS = cases(
     after_too_short=("tasks", f"after={UNKNOWN_ID[:-1]}", "after"),
     after_repeated=("tasks", f"after={UNKNOWN_ID}&after={UNKNOWN_ID}", "after"),
 )
+
+
+SEVERAL_VALUES = cases(
+    commas="status=open,resolved",
+    repeated="status=open&status=resolved",
+    both="status=open,resolved&status=open",
+    apart="status=open&limit=50&status=resolved",
+    many="&".join(["status=open"] * 999 + ["status=resolved"]),
+)
+
+
+@pytest.mark.parametrize("query", SEVERAL_VALUES)
+def test_a_filter_takes_several_values_by_commas_and_by_repeating(client: Client, run: str, query: str) -> None:
+    for status in STATUSES:
+        client.submit(run, task(status=status), task(status=status))
+    page = client.get(f"{API}/tasks?{query}").json
+    assert (page["total"], {each["status"] for each in page["tasks"]}) == (4, {"open", "resolved"})
+    shorter = client.get(f"{API}/tasks?{query.replace('limit=50', 'limit=3')}{'' if 'limit' in query else '&limit=3'}")
+    assert len(client.get(shorter.json["next"]).json["tasks"]) == 1
 
 
 @pytest.mark.parametrize(("path", "query", "parameter"), BAD_PARAMETERS)
@@ -2204,11 +2233,15 @@ def test_a_bad_batch_is_refused(client: Client, run: str, body: dict[str, Any], 
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=body), 422, "validation_failed", pointer)
 
 
-def test_a_clean_scan_submits_an_empty_batch(client: Client, run: str) -> None:
-    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": []})
-    counts = dict.fromkeys(("created", "updated", "reopened", "unchanged"), 0)
-    assert (response.status_code, response.json) == (200, {**counts, "tasks": []})
-    assert client.finish(run)["status"] == "completed"
+@pytest.mark.parametrize("schema", [None, WCAG_SCHEMA])
+def test_an_empty_batch_is_no_error(client: Client, schema: Any) -> None:
+    run = client.start(client.register("web", schema)["name"], targetUrl="https://example.com/")
+    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": []}, headers={"Idempotency-Key": "clean"})
+    zeros = dict.fromkeys(("created", "updated", "reopened", "unchanged"), 0)
+    assert (response.status_code, response.json) == (200, {**zeros, "tasks": []})
+    assert client.read(f"runs/{run}")["submitted"] == {**zeros, "resolved": 0}
+    assert client.finish(run, resolveMissing=True)["summary"]["total"] == 0
+    assert_problem(client.post(f"{API}/runs/{run}/tasks", json={"tasks": []}), 409, "run_finished")
 
 
 def test_a_batch_may_have_a_thousand_tasks(client: Client, run: str) -> None:
@@ -3332,6 +3365,8 @@ def test_every_status_of_a_route_is_in_openapi(
 ) -> None:
     responses = document["paths"][path][method.lower()]["responses"]
     assert {str(status) for status in statuses} <= set(responses)
+    for status in ("414", "431"):  # of the HTTP server, and bare
+        assert "content" not in responses.pop(status)
     for status, response in responses.items():
         kind = "application/json" if int(status) < 300 else "application/problem+json"
         assert list(response["content"]) == [kind]
@@ -3360,11 +3395,38 @@ def test_openapi_names_the_key_and_what_needs_none(document: dict[str, Any]) -> 
     assert open_to_all == {"/healthz", f"{API}/openapi.json"}
 
 
+def test_every_parameter_is_described(document: dict[str, Any]) -> None:
+    parameters = [
+        each for methods in document["paths"].values() for one in methods.values() for each in one["parameters"]
+    ]
+    assert {each["in"] for each in parameters} == {"path", "query", "header"}
+    assert [each["name"] for each in parameters if not each.get("description")] == []
+
+
+TOO_MUCH = cases(
+    path=(f"/{'a' * 66_000}", {}, 414),
+    query=(f"{API}/tasks?q={'a' * 66_000}", {}, 414),
+    headers=(f"{API}/tasks", {f"X-{number}": "a" for number in range(100)}, 431),
+    header=(f"{API}/tasks", {"X-Long": "a" * 600_000}, 431),
+)
+
+
+@pytest.mark.parametrize(("path", "headers", "status"), TOO_MUCH)
+def test_what_the_http_server_refuses_is_described(
+    server: Server, document: dict[str, Any], path: str, headers: dict[str, str], status: int
+) -> None:
+    answer = server.request("GET", path, **headers)
+    assert (answer.status_code, answer.data) == (status, b"")
+    assert all(str(status) in each["responses"] for methods in document["paths"].values() for each in methods.values())
+
+
 SENT = cases(
     run=("RunStart", {"projectType": "web", "metadata": {"a": [1]}}, {"projectType": "web", "sevrity": 1}),
     task=("TaskReport", WHOLE_TASK, task(severity="hgh")),
     step=("RemediationStep", {"instruction": "x", "step": 1.0}, {"instruction": "x", "step": 1.5}),
-    batch=("TaskBatch", {"tasks": []}, {"tasks": [task(), {}]}),
+    batch=("TaskBatch", {"tasks": [task()]}, {"tasks": [{}]}),
+    empty_batch=("TaskBatch", {"tasks": []}, {"tasks": None}),
+    evidence=("Evidence", {"label": "x", "url": None}, {"type": "code", "content": None}),
     triage=("TaskUpdate", {"status": "open"}, {"status": "closed"}),
     type=("ProjectTypeDefinition", DEFINITION, {"name": "-"}),
 )
@@ -3378,6 +3440,112 @@ def test_the_schemas_of_openapi_judge_like_the_service(
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(good)
     assert not validator.is_valid(bad)
+
+
+def generate(document: dict[str, Any], folder: Path, *line: str) -> None:
+    """Run a generator of clients over a document, and check that it has nothing to complain of."""
+    (folder / "openapi.json").write_text(json.dumps(document), "utf-8")
+    (folder / "config.json").write_text('{"post_hooks": []}', "utf-8")
+    python = [sys.executable, "-W", "error", "-m"]
+    done = subprocess.run([*python, *line], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert (done.returncode, re.search("(?i)warning|unable|fail", said)) == (0, None), said
+
+
+def test_a_generated_client_takes_a_night_through(
+    server: Server, document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--path", "openapi.json", "--meta", "none", "--output-path", "night_client", "--config", "config.json")
+    generate(document, tmp_path, "openapi_python_client", "generate", *options)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    models, client = importlib.import_module("night_client.models"), importlib.import_module("night_client")
+    url = f"http://127.0.0.1:{server.port}"
+
+    def call(operation: str, *arguments: Any, **named: Any) -> Any:
+        with client.AuthenticatedClient(base_url=url, token=server.key) as api:
+            return importlib.import_module(f"night_client.api.{operation}").sync(*arguments, client=api, **named)
+
+    schema = models.ProjectTypeDefinitionExtensionSchemaType0.from_dict(WCAG_SCHEMA)
+    definition = models.ProjectTypeDefinition(name="web", label=None, extension_schema=schema)
+    assert call("project_types.post_project_types", body=definition).extension_schema.to_dict() == WCAG_SCHEMA
+    metadata = models.RunStartMetadataType0.from_dict({"commit": {"parents": ["a", None, 1.5]}})
+    run = call(
+        "runs.post_runs",
+        body=models.RunStart(project_type="web", target_url="https://example.com/", metadata=metadata),
+        idempotency_key="night",
+    )
+    assert (run.status, run.metadata.to_dict()) == (models.RunStatus.RUNNING, metadata.to_dict())
+    reports = [
+        models.TaskReport(
+            title=f"Finding {severity}",
+            severity=severity,
+            external_id=f"finding-{severity}",
+            evidence=[models.Evidence(type_="code", content="<img>")],
+            remediation=[models.RemediationStep(instruction="Say what it shows")],
+            success_criteria=[models.SuccessCriterion(description="It has a text", automatable=True)],
+            extensions=models.TaskReportExtensionsType0.from_dict({"wcag": "1.1.1"}),
+        )
+        for severity in models.Severity
+    ]
+    submission = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=reports))
+    assert (submission.created, submission.tasks[0].result) == (5, models.TaskResultResult.CREATED)
+    assert call("runs.post_tasks", run.id, body=reports[0]).unchanged == 1
+    severe, statuses = [models.Severity.CRITICAL, models.Severity.HIGH], list(models.TaskStatus)
+    wanted = {"status": statuses, "severity": severe, "run_id": [run.id, UNKNOWN_ID]}
+    heads = call("tasks.get_tasks", **wanted, sort=models.GetTasksSort.SEVERITY)
+    assert [each.severity for each in heads.tasks] == severe
+    whole = call("tasks.get_tasks", **wanted, view=models.GetTasksView.FULL)
+    assert isinstance(whole, models.FullTaskPage)
+    assert whole.tasks[0].extensions.to_dict() == {"wcag": "1.1.1"}
+    triage = models.TaskUpdate(status=models.TaskStatus.DISMISSED, comment="Meant so")
+    assert call("tasks.patch_task", heads.tasks[0].id, body=triage).status == models.TaskStatus.DISMISSED
+    history = call("tasks.get_task_history", heads.tasks[0].id).history
+    assert [(each.from_, each.to) for each in history][-1] == (models.TaskStatus.OPEN, models.TaskStatus.DISMISSED)
+    end = models.RunUpdate(status=models.RunUpdateStatus.COMPLETED, resolve_missing=True)
+    assert call("runs.patch_run", run.id, body=end).status == models.RunStatus.COMPLETED
+    assert call("runs.get_run", run.id).summary.by_status.dismissed == 1
+    listed = call("runs.get_runs", status=[models.RunStatus.COMPLETED, models.RunStatus.FAILED], project_type=["web"])
+    assert [each.id for each in listed.runs] == [run.id]
+    refused = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=[]))
+    assert (refused.status, refused.code) == (409, "run_finished")
+    assert call("tasks.get_task", UNKNOWN_ID).code == "not_found"
+
+
+def test_generated_models_take_a_night_through(
+    server: Server, document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--input", "openapi.json", "--output", "night_models.py", "--output-model-type", "pydantic_v2.BaseModel")
+    generate(document, tmp_path, "datamodel_code_generator", *options, "--formatters", "builtin", "--use-annotated")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    models = importlib.import_module("night_models")
+
+    def call(method: str, path: str, answer: Any, body: Any = None) -> Any:
+        sent = body.model_dump_json(by_alias=True, exclude_unset=True) if body else None
+        answered = server.request(method, f"{API}/{path}", sent)
+        assert answered.status_code < 300, answered.data
+        return answer.model_validate_json(answered.data)
+
+    definition = models.ProjectTypeDefinition(name="web", extensionSchema=WCAG_SCHEMA)
+    assert call("POST", "project-types", models.ProjectTypeWithSchema, definition).extensionSchema == WCAG_SCHEMA
+    start = models.RunStart(projectType="web", targetUrl="https://example.com/", metadata={"commit": [1, {}]})
+    run = call("POST", "runs", models.Run, start)
+    assert run.metadata == start.metadata
+    report = models.TaskReport(
+        title="Image without alt text",
+        severity=models.Severity.high,
+        evidence=[models.Evidence(label="x")],
+        extensions={"wcag": "1.1.1"},
+    )
+    batch = models.TaskBatch(tasks=[report, report])
+    assert call("POST", f"runs/{run.id}/tasks", models.Submission, batch).created == 2
+    tasks = call("GET", "tasks?status=open&status=resolved&severity=high,low&view=full", models.FullTaskPage).tasks
+    assert tasks[0].extensions == report.extensions
+    triage = models.TaskUpdate(status=models.TaskStatus.in_progress)
+    assert call("PATCH", f"tasks/{tasks[0].id}", models.Task, triage).status is triage.status
+    history = call("GET", f"tasks/{tasks[0].id}/history", models.History).history
+    assert (history[-1].from_, history[-1].to) == (models.TaskStatus.open, models.TaskStatus.in_progress)
+    call("PATCH", f"runs/{run.id}", models.RunWithSummary, models.RunUpdate(status="completed"))
+    assert call("GET", f"runs/{run.id}", models.RunWithSummary).summary.total == 2
 
 
 # ---------------------------------------------------------------------------
@@ -6046,6 +6214,11 @@ def without_long_texts(description: Any) -> Any:
     }
 
 
+def without_nul(value: Any) -> Any:
+    """Leave U+0000 out of what is free-form: its description says so in words alone."""
+    return json.loads(re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", json.dumps(value)))
+
+
 class Fitting:
     """Puts what exists, and what goes together, into good requests: a description cannot know of it."""
 
@@ -6066,10 +6239,12 @@ class Fitting:
         """Name a project type that exists, and mend what breaks a rule between several fields."""
         body |= {"projectType": "web"} if "projectType" in body else {}
         body |= {"extensionSchema": {"properties": {"a": {}}}} if body.get("extensionSchema") else {}
+        body |= {"metadata": without_nul(body["metadata"])} if body.get("metadata") else {}
         if method == "PUT" or body.get("status") == "failed":
             body.pop("name", None)
             body.pop("resolveMissing", None)
         for each in (body, *body.get("tasks", ())):
+            each |= {"extensions": without_nul(each["extensions"])} if each.get("extensions") else {}
             for place, step in enumerate(each.get("remediation") or (), start=1):
                 step["step"] = place
 
