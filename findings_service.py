@@ -86,6 +86,15 @@ try:
 except ImportError:  # Windows
     fcntl = pwd = None  # type: ignore[assignment]
 
+__all__ = [
+    "ConfigurationError",
+    "DatabaseUnusable",
+    "FindingsBlueprint",
+    "Settings",
+    "__version__",
+    "create_app",
+    "create_blueprint",
+]
 __version__ = "0.1.0"
 
 log = logging.getLogger("findings_service")

@@ -29,6 +29,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import threading
 import time
@@ -7046,6 +7047,55 @@ def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) 
         assert (tmp_path / "here.db").exists()
     finally:
         assert server.stop() == 0
+
+
+EMBEDDING = """
+from flask import Flask
+from werkzeug.test import TestResponse
+
+from findings_service import *
+
+
+def make_host(db: str) -> Flask:
+    app = Flask(__name__)
+    settings: Settings = Settings.read(db=db)
+    try:
+        blueprint: FindingsBlueprint = create_blueprint(settings, name="findings")
+    except (ConfigurationError, DatabaseUnusable) as error:
+        raise SystemExit(f"{__version__}: {error}") from error
+    app.register_blueprint(blueprint, url_prefix="/findings")
+    reveal_type(blueprint.service.settings.max_body)
+    return app
+
+
+def health(db: str) -> TestResponse:
+    return create_app(Settings(db=db), max_body="1").test_client().get("/healthz")
+
+
+create_blueprint("findings.db")  # type: ignore[arg-type]
+Settings(max_body="1")  # type: ignore[arg-type]
+"""
+
+
+def test_an_embedders_strict_mypy_is_content_with_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(EMBEDDING, "utf-8")
+    python = str(installed / "bin" / "python")
+    line = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "host.py"]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    told, verdict = done.stdout.splitlines()
+    assert told.endswith('Revealed type is "int"')
+    assert (done.returncode, verdict) == (0, "Success: no issues found in 1 source file")
+
+
+def test_the_source_distribution_has_what_the_tests_need(tmp_path: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=HERE, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("this is no git checkout")
+    line = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(HERE)]
+    subprocess.run(line, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in listed.stdout.split() if not name.startswith(".ci/")} <= packed
 
 
 # ---------------------------------------------------------------------------
