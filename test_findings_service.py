@@ -2905,22 +2905,22 @@ def test_a_schema_that_two_validators_may_read_differently_has_one_judge(schema:
     assert judge.accepts is None
 
 
-def all_of(rule: Any, times: int) -> dict[str, Any]:
-    """Return a schema that judges each item many times, and a value of which the last is the good one."""
+def any_of(rule: Any, times: int) -> dict[str, Any]:
+    """Return a schema that takes every item, after it has held it against a rule so many times."""
     return {"items": {"anyOf": [*[rule] * times, True]}}
 
 
 QUICK_WORK = cases(
-    constants=(all_of({"const": "-"}, 300), "a"),
-    enumerations=(all_of({"enum": [None, *map(str, range(100))]}, 3), "-"),
-    floats=(all_of({"maximum": -0.5}, 300), 0.5),
-    few_floats=(all_of({"maximum": -0.5}, 20), 0.5),
-    large_floats=(all_of({"maximum": -9}, 100), 1e300),
-    types=(all_of({"type": "null"}, 100), 1),
-    required=(all_of({"required": ["a"]}, 100), {"b": 1}),
-    properties=(all_of({"properties": {"b": False}}, 100), {"b": 1}),
-    patterns=(all_of({"pattern": "^a.?$"}, 50), "x"),
-    wide_pattern=(all_of({"pattern": "^(.?){450}x$"}, 1), "😀" * 20),
+    constants=(any_of({"const": "-"}, 300), "a"),
+    enumerations=(any_of({"enum": [None, *map(str, range(100))]}, 3), "-"),
+    floats=(any_of({"maximum": -0.5}, 300), 0.5),
+    few_floats=(any_of({"maximum": -0.5}, 20), 0.5),
+    large_floats=(any_of({"maximum": -9}, 100), 1e300),
+    types=(any_of({"type": "null"}, 100), 1),
+    required=(any_of({"required": ["a"]}, 100), {"b": 1}),
+    properties=(any_of({"properties": {"b": False}}, 100), {"b": 1}),
+    patterns=(any_of({"pattern": "^a.?$"}, 50), "x"),
+    wide_pattern=(any_of({"pattern": "^(.?){450}x$"}, 1), "😀" * 20),
     pattern_over_much=({"items": {"anyOf": [{"pattern": "(.{50}){2}x"}, True]}}, "😀" * 200),
 )
 
