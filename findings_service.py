@@ -50,11 +50,10 @@ import types
 import typing
 import weakref
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
@@ -497,8 +496,10 @@ HTTP_URL = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://([^\x00-\x20\x7f/?#@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f/?#@:\[\]\\]+)"
     rf"(:[0-9]{{1,5}})?([/?#]{PRINTABLE}*)?\Z"
 )
-# A place in a list: behind an item, in a list by severity behind one that had that severity.
+# A place in a list: behind an item, in a list by severity behind one that had that severity; in a history, which
+# only grows, behind so many entries.
 PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
+ENTRY_PLACE = r"^[0-9]{1,15}\Z"
 SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
 
 # What a pattern is called in an error, and how ECMA 262 (and so OpenAPI) writes it.
@@ -516,6 +517,7 @@ PATTERNS = {
         HTTP_URL.replace(r"\Z", "$").replace(r"\x", r"\u00"),
     ),
     PLACE: ("is no place in this list; follow the next link as it is", PLACE.replace(r"\Z", "$")),
+    ENTRY_PLACE: ("is no place in this history; follow the next link as it is", ENTRY_PLACE.replace(r"\Z", "$")),
     SEVERE_PLACE: ("is no place in this list; follow the next link as it is", SEVERE_PLACE.replace(r"\Z", "$")),
     NOT_BLANK: ("must not be blank", "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"),
 }
@@ -771,9 +773,10 @@ class HistoryEntry(Model):
 
 
 class History(Model):
-    """What happened to a task, oldest first."""
+    """What happened to a task, oldest first; `next` is the link to what came later."""
 
     history: list[HistoryEntry]
+    next: str | None
 
 
 class ProjectType(Model):
@@ -857,6 +860,13 @@ class PageQuery(Request):
     ) = None
     limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
     after: Annotated[str, Meta(description=AFTER)] | None = None
+
+
+class HistoryQuery(Request):
+    """Which part of a task's history."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    after: Annotated[str, Meta(pattern=ENTRY_PLACE)] | None = None
 
 
 class RunQuery(PageQuery):
@@ -974,6 +984,7 @@ MIGRATIONS: Mapping[int, str] = {
 LARGE_WAL = 8 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 CHECKPOINT_PAGES = 1000  # of the WAL, after which a commit folds it into the file
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
+CLOCK_STEPS = 20_000  # of SQLite's machine, between two looks at the clock: a millisecond or less
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -991,7 +1002,7 @@ def schema_path() -> Path:
     return packaged if packaged.exists() else here / "schema.sql"
 
 
-Sort = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
+CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
 
 
 class Connection(sqlite3.Connection):
@@ -1003,8 +1014,8 @@ class Connection(sqlite3.Connection):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.counted: Counter[Sort] = Counter()
-        self.counting: Counter[Sort] = Counter()
+        self.counted: Counter[CounterKey] = Counter()
+        self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
 
     def take_seqs(self, count: int) -> range:
@@ -1020,13 +1031,18 @@ class Connection(sqlite3.Connection):
         self.counting.clear()
 
     def write_counts(self) -> None:
-        """Write what the transaction counted."""
+        """Write what the transaction counted; a counter that came down to nothing goes."""
         self.settle_counts()
         self.executemany(
             """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
                ON CONFLICT (client_id, scope, status, severity, identified)
                DO UPDATE SET n = counters.n + excluded.n""",
-            [(*sort, n) for sort, n in self.counted.items() if n],
+            [(*key, n) for key, n in self.counted.items() if n],
+        )
+        self.executemany(
+            """DELETE FROM counters
+               WHERE client_id = ? AND scope = ? AND status = ? AND severity = ? AND identified = ? AND n = 0""",
+            [key for key, n in self.counted.items() if n < 0],
         )
         self.forget()
 
@@ -1560,6 +1576,25 @@ def alone(connection: Connection, path: str) -> Iterator[None]:
         yield
     finally:
         connection.execute("PRAGMA journal_mode = WAL")
+
+
+@contextmanager
+def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
+    """Interrupt the statement that is at work when some seconds are over. :raises TimeoutError: then.
+
+    What reads little is never interrupted, however slow the disk is (https://www.sqlite.org/c3ref/progress_handler.html).
+    Where another engine keeps the data, this is its statement time-out.
+    """
+    end = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() > end, CLOCK_STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
+            raise
+        raise TimeoutError from None
+    finally:
+        connection.set_progress_handler(None, 0)
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -2205,10 +2240,12 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 # Store: SQL that SQLite and PostgreSQL share; the connection comes first
 # ---------------------------------------------------------------------------
 
+Item = TypeVar("Item")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
-MOST_ARMS = 100  # of one list query; SQLite allows 500
-LOOKUP_SIZE = 500  # external ids or seqs in one statement
+MOST_ARMS = 64  # of one statement; SQLite allows 500
+FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
+LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
 
 
 @lru_cache(maxsize=8)
@@ -2259,15 +2296,19 @@ def same_json(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and canonical(one) == canonical(other)
 
 
-def in_lots(values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Cut values into lots of a few sizes, the last filled up by repeating, so that few statements serve all."""
-    for start in range(0, len(values), LOOKUP_SIZE):
-        lot = values[start : start + LOOKUP_SIZE]
-        size = min(LOOKUP_SIZE, 1 << (len(lot) - 1).bit_length())
-        yield (*lot, *itertools.repeat(lot[-1], size - len(lot)))
+def rounded(values: Sequence[Item]) -> tuple[Item, ...]:
+    """Fill values up to a power of two by repeating the last, so that few statements serve all lengths."""
+    size = 1 << (len(values) - 1).bit_length()
+    return (*values, *itertools.repeat(values[-1], size - len(values)))
 
 
-def marks(values: Sequence[Any]) -> str:
+def in_lots(values: Sequence[Item], size: int = LOOKUP_SIZE) -> Iterator[tuple[Item, ...]]:
+    """Cut values into lots for a statement each, the last filled up by repeating."""
+    for start in range(0, len(values), size):
+        yield rounded(values[start : start + size])
+
+
+def marks(values: Collection[Any]) -> str:
     """Return the placeholders of a list of values."""
     return ", ".join("?" * len(values))
 
@@ -2357,7 +2398,7 @@ def revoke_key(connection: Connection, key_id: str) -> bool:
 def count(
     connection: Connection, client_id: str, scopes: Iterable[str], status: str, severity: int, identified: bool, n: int
 ) -> None:
-    """Count `n` more (or less) of one sort in every scope. It is written with the transaction."""
+    """Count `n` more (or less) of one kind in every scope. It is written with the transaction."""
     for each in scopes:
         connection.counting[client_id, each, status, severity, int(identified)] += n
 
@@ -2384,18 +2425,59 @@ def run_scope(run_seq: int) -> str:
     return f"tasks run:{run_seq}"
 
 
-def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
-    """Return the counters of some scopes: status, severity, identified, n."""
-    rows = connection.execute(
-        f"SELECT status, severity, identified, n FROM counters WHERE client_id = ? AND scope IN ({marks(names)})",
-        (client_id, *names),
-    ).fetchall()
+def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
+    """Return the counters of some scopes: scope, status, severity, identified, n."""
+    rows: list[tuple[str, str, int, int, int]] = []
+    for lot in in_lots(names):
+        rows += connection.execute(
+            f"""SELECT scope, status, severity, identified, n FROM counters
+                WHERE client_id = ? AND scope IN ({marks(lot)})""",
+            (client_id, *lot),
+        )
     for changes in (connection.counted, connection.counting):
-        rows += [(*sort[2:], n) for sort, n in changes.items() if sort[0] == client_id and sort[1] in names]
+        rows += [(*key[1:], n) for key, n in changes.items() if key[0] == client_id and key[1] in names]
     return rows
 
 
 # Lists: one page of a merge of index ranges
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """What both runs and tasks are filtered by, and counted by. `None` filters nothing."""
+
+    types: frozenset[str] | None = None
+    target_url: str | None = None
+    statuses: frozenset[str] | None = None
+    ranks: frozenset[int] | None = None
+
+    def accepts(self, status: str, severity: int) -> bool:
+        """Tell whether the filter lets a status and severity through."""
+        return (self.statuses is None or status in self.statuses) and (self.ranks is None or severity in self.ranks)
+
+    def accepts_surface(self, project_type: str, target_url: str) -> bool:
+        """Tell whether the filter lets a project type and target through."""
+        return (self.types is None or project_type in self.types) and self.target_url in (None, target_url)
+
+
+def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
+    """Return the values of a filter, None where it filters nothing."""
+    return None if values is None else frozenset(values)
+
+
+Cell = tuple[str | None, str, int]  # what is listed together: project type (where types are named), status, severity
+
+
+def select_cells(
+    connection: Connection, client_id: str, table: str, wanted: Filter, identified: Sequence[int] = (0, 1)
+) -> dict[Cell, int]:
+    """Count what a filter leaves of a table, in cells none of which is empty."""
+    named = {scope(table, name, wanted.target_url): name for name in wanted.types or (None,)}
+    cells: dict[Cell, int] = {}
+    for name, status, severity, has_id, n in select_counts(connection, client_id, list(named)):
+        if has_id in identified and wanted.accepts(status, severity):
+            cell = (named[name], status, severity)
+            cells[cell] = cells.get(cell, 0) + n
+    return {cell: n for cell, n in cells.items() if n}
 
 
 class Arm(Struct, frozen=True, gc=False):
@@ -2416,96 +2498,219 @@ class Position(Struct, frozen=True, gc=False):
     severity: int = 0
 
 
-class Listing(Struct, frozen=True):
-    """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each."""
+class Listing(Struct, frozen=True, kw_only=True):
+    """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each.
+
+    What the conditions call `listed` is `listed`, bound once for all ranges. `total` is how many rows there are,
+    where counters tell. Ranges of `sightings` may share tasks; then `tally` is all of them as one.
+    """
 
     table: str
-    arms: tuple[Arm, ...]
+    arms: tuple[Arm, ...] = ()
+    listed: tuple[Any, ...] = ()
+    total: int | None = None
+    tally: Arm | None = None
     newest_first: bool = True
     severity: int = 0
-    by_run: bool = False
-
-    @property
-    def source(self) -> str:
-        """The tables that hold the ranges."""
-        return "sightings JOIN tasks ON tasks.seq = sightings.task_seq" if self.by_run else self.table
 
     @property
     def seq(self) -> str:
         """The column that holds the order in the ranges' index."""
-        return "sightings.task_seq" if self.by_run else f"{self.table}.seq"
+        return "sightings.task_seq" if self.tally else f"{self.table}.seq"
+
+    @property
+    def order(self) -> str:
+        """The direction of the order."""
+        return "DESC" if self.newest_first else "ASC"
+
+    def source(self, arm: Arm, *, whole: bool = False) -> str:
+        """Return the tables that hold a range, also (or only where a condition needs it) with the rows themselves."""
+        if not self.tally:
+            return self.table
+        joins = whole or any("tasks." in condition for condition in arm.conditions)
+        return "sightings JOIN tasks ON tasks.seq = sightings.task_seq" if joins else "sightings"
+
+    def where(self, condition: str, *values: Any) -> Listing:
+        """Return the rows of which one more condition is true."""
+        arms = tuple(arm.where(condition, *values) for arm in self.arms)
+        tally = self.tally and self.tally.where(condition, *values)
+        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None)
 
     def behind(self, seq: int) -> Listing:
         """Return the rows that come behind one."""
-        comparison = f"{self.seq} {'<' if self.newest_first else '>'} ?"
-        return msgspec.structs.replace(self, arms=tuple(arm.where(comparison, seq) for arm in self.arms))
+        return self.where(f"{self.seq} {'<' if self.newest_first else '>'} ?", seq)
 
-    def select(
+    def rows(
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
-    ) -> list[tuple[Any, ...]]:
-        """Return some rows, each behind its seq.
+    ) -> Iterator[tuple[Any, ...]]:
+        """Return some rows, each read when it is asked for. One range alone needs no merge."""
+        values: tuple[Any, ...]
+        if len(self.arms) == 1:
+            arm = self.arms[0]
+            statement = f"""SELECT {columns} FROM {self.source(arm, whole=True)} {joined}
+                WHERE {" AND ".join(arm.conditions)} ORDER BY {self.seq} {self.order} LIMIT ? OFFSET ?"""
+            return self._execute(connection, statement, (*arm.values, limit, offset))
+        if 1 < len(self.arms) <= MOST_ARMS:
+            seqs, values = self._merged(self.arms, limit, offset)
+        elif found := self.seqs(connection, limit, offset):
+            values = rounded(found)
+            seqs = marks(values)
+        else:
+            return iter(())
+        statement = f"""SELECT {columns} FROM {self.table} {joined}
+            WHERE {self.table}.seq IN ({seqs}) ORDER BY {self.table}.seq {self.order}"""
+        return self._execute(connection, statement, values)
+
+    def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:
+        """Return the seqs of some rows."""
+        found: list[int] = []
+        for lot in in_lots(self.arms, MOST_ARMS):
+            merged = self._execute(connection, *self._merged(lot, limit + offset, 0))
+            found = sorted({*found, *(seq for (seq,) in merged)}, reverse=self.newest_first)[: limit + offset]
+        return found[offset:]
+
+    def _merged(self, arms: Sequence[Arm], limit: int, offset: int) -> tuple[str, tuple[Any, ...]]:
+        """Return what selects the seqs of some rows.
 
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
-        costs; only the rows of the page are looked up in their table. One range alone needs no merge.
+        costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
-        if not self.arms:
-            return []
-        order = f"ORDER BY seq {'DESC' if self.newest_first else 'ASC'} LIMIT ? OFFSET ?"
-        ranges = [f"FROM {self.source}{{}} WHERE {' AND '.join(arm.conditions)}" for arm in self.arms]
-        if len(ranges) == 1:
-            statement = f"SELECT {self.seq} AS seq, {columns} {ranges[0].format(f' {joined}')} {order}"
-        else:
-            merged = " UNION ALL ".join(f"SELECT {self.seq} AS seq {each.format('')}" for each in ranges)
-            statement = f"""SELECT page.seq, {columns} FROM ({merged} {order}) AS page
-                JOIN {self.table} ON {self.table}.seq = page.seq {joined}"""
-        values = (*(value for arm in self.arms for value in arm.values), limit, offset)
-        rows = connection.execute(statement, values).fetchall()
-        return rows if len(ranges) == 1 else sorted(rows, key=itemgetter(0), reverse=self.newest_first)
+        arms = arms if len(arms) <= FEW_ARMS else rounded(arms)
+        ranges = [
+            f"SELECT {self.seq} AS seq FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}" for arm in arms
+        ]
+        values = (*(value for arm in arms for value in arm.values), limit, offset)
+        return f"{' UNION '.join(ranges)} ORDER BY seq {self.order} LIMIT ? OFFSET ?", values
 
     def count(self, connection: Connection) -> int:
-        """Count the rows one by one, where no counter covers the filters."""
-        statements = [f"SELECT COUNT(*) FROM {self.source} WHERE {' AND '.join(arm.conditions)}" for arm in self.arms]
-        counts = map(connection.execute, statements, (arm.values for arm in self.arms))
-        return sum(int(count.fetchone()[0]) for count in counts)
+        """Return how many rows there are, counted one by one where no counter covers the filters."""
+        if self.total is not None:
+            return self.total
+        counted = 0
+        for arm in (self.tally,) if self.tally else self.arms:
+            number = f"COUNT(DISTINCT {self.seq})" if self.tally else "COUNT(*)"
+            statement = f"SELECT {number} FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
+            counted += int(self._execute(connection, statement, arm.values).fetchone()[0])
+        return counted
+
+    def _execute(self, connection: Connection, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        if not self.listed:
+            return connection.execute(statement, values)
+        listed = rounded(self.listed)
+        bound = ", ".join(["(?)"] * len(listed))
+        return connection.execute(f"WITH listed (value) AS (VALUES {bound}) {statement}", (*listed, *values))
 
 
-def filtered(arm: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> Arm:
-    """Return an arm with only some values in some columns."""
-    for column, values in ranges:
-        arm = arm.where(f"{column} IN ({marks(values)})", *values)
-    return arm
+class Found(Listing, frozen=True, kw_only=True):
+    """Rows that were looked up one by one."""
+
+    found: tuple[int, ...]
+
+    def behind(self, seq: int) -> Listing:
+        """Return the rows that come behind one."""
+        behind = tuple(each for each in self.found if (each < seq if self.newest_first else each > seq))
+        return msgspec.structs.replace(self, found=behind, total=len(behind))
+
+    def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
+        """Return the seqs of some rows."""
+        return sorted(self.found, reverse=self.newest_first)[offset : offset + limit]
 
 
-def spread(start: Arm, ranges: Sequence[tuple[str, Sequence[Any]]]) -> tuple[Arm, ...]:
-    """Return an arm for every combination of values. Where those are too many, the first columns only filter."""
-    if math.prod(len(values) for _, values in ranges) > MOST_ARMS:
-        return spread(filtered(start, ranges[:1]), ranges[1:])
-    arms = [start]
-    for column, values in ranges:
-        arms = [arm.where(f"{column} = ?", value) for arm in arms for value in values]
+class Ranges(Struct, frozen=True):
+    """Index ranges, the values of their `listed`, and how many rows stand in them, whether they are listed or not."""
+
+    arms: tuple[Arm, ...]
+    listed: tuple[Any, ...]
+    size: int
+
+
+def select_ranges(
+    connection: Connection, client_id: str, table: str, wanted: Filter, cells: Mapping[Cell, int]
+) -> Ranges:
+    """Return the index ranges that hold some cells of what a filter leaves.
+
+    No index has both type and target: the one that leaves fewer rows is used, and the other is looked at in each
+    row, unless it lets all of them through. COALESCE keeps the database from thinking otherwise.
+    """
+    if not cells:
+        return Ranges((), (), 0)
+    left = sum(cells.values())
+    start = Arm((f"{table}.client_id = ?",), (client_id,))
+    if wanted.types is None and wanted.target_url is None and wanted.statuses is None and wanted.ranks is None:
+        return Ranges((start,), (), left)
+    if wanted.types is None or wanted.target_url is None:
+        if wanted.target_url is not None:
+            start = start.where(f"{table}.target_url = ?", wanted.target_url)
+        return Ranges(cell_arms(start, table, cells), (), left)
+    of_types, of_target = (
+        sum(select_cells(connection, client_id, table, msgspec.structs.replace(wanted, **{name: None})).values())
+        for name in ("target_url", "types")
+    )
+    if of_types <= of_target:
+        if of_types > left:
+            start = start.where(f"COALESCE({table}.target_url, '') = ?", wanted.target_url)
+        return Ranges(cell_arms(start, table, cells), (), of_types)
+    start = start.where(f"{table}.target_url = ?", wanted.target_url)
+    listed = tuple({name for name, _, _ in cells}) if of_target > left else ()
+    if len(listed) == 1:
+        start, listed = start.where(f"COALESCE({table}.project_type, '') = ?", listed[0]), ()
+    elif listed:
+        start = start.where(f"COALESCE({table}.project_type, '') IN (SELECT value FROM listed)")
+    merged: dict[Cell, None] = dict.fromkeys((None, status, severity) for _, status, severity in cells)
+    return Ranges(cell_arms(start, table, merged), listed, of_target)
+
+
+def cell_arms(start: Arm, table: str, cells: Iterable[Cell]) -> tuple[Arm, ...]:
+    """Return an index range for each cell. Runs have no severity."""
+    arms = []
+    for project_type, status, severity in cells:
+        arm = start if project_type is None else start.where(f"{table}.project_type = ?", project_type)
+        arm = arm.where(f"{table}.status = ?", status)
+        arms.append(arm.where(f"{table}.severity = ?", severity) if severity else arm)
     return tuple(arms)
 
 
+def plan_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> Listing:
+    """Plan the list of what counters count."""
+    cells = select_cells(connection, client_id, table, wanted)
+    ranges = select_ranges(connection, client_id, table, wanted, cells)
+    return Listing(table=table, arms=ranges.arms, listed=ranges.listed, total=sum(cells.values()))
+
+
+def first_row(query: PageQuery) -> int:
+    """Return how many rows stand before the page that a query asks for."""
+    return ((query.page or 1) - 1) * query.limit
+
+
 def select_page(
+    connection: Connection, listing: Listing, columns: str, joined: str, query: PageQuery, position: Position | None
+) -> Iterator[tuple[Any, ...]]:
+    """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
+    part = listing.behind(position.seq) if position else listing
+    return part.rows(connection, columns, joined, query.limit + 1, first_row(query))
+
+
+def select_page_of_lists(
     connection: Connection,
-    listings: Sequence[Listing],
+    listings: Iterable[Listing],
     columns: str,
     joined: str,
     query: PageQuery,
     position: Position | None,
-) -> list[tuple[Any, ...]]:
-    """Return the rows of one page, each behind its seq, and one more row if there is a further page."""
-    rows: list[tuple[Any, ...]] = []
-    offset = ((query.page or 1) - 1) * query.limit
+) -> Iterator[tuple[Any, ...]]:
+    """Give the same of lists that follow each other, one for each severity."""
+    missing, offset = query.limit + 1, first_row(query)
     for listing in listings:
-        if len(rows) > query.limit or (position and listing.severity > position.severity):
-            continue
         part = listing.behind(position.seq) if position and listing.severity == position.severity else listing
-        found = part.select(connection, columns, joined, query.limit + 1 - len(rows), offset)
-        rows = rows + found if rows else found
+        found = 0
+        for row in part.rows(connection, columns, joined, missing, offset):
+            found += 1
+            yield row
+        missing -= found
+        if not missing:
+            return
         if offset:
             offset = 0 if found else max(0, offset - part.count(connection))
-    return rows
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -2527,6 +2732,9 @@ def select_rank(connection: Connection, client_id: str, task_id: str) -> int:
 
 
 # Project types
+
+MOST_PROJECT_TYPES = 10_000  # of a client, because they are listed all at once
+PROJECT_TYPES_TEXT = 16 * 1024 * KIB  # bytes of their labels and descriptions
 
 
 def select_project_type(connection: Connection, client_id: str, name: str) -> ProjectTypeWithSchema:
@@ -2550,18 +2758,38 @@ def select_project_types(connection: Connection, client_id: str) -> list[Project
     return [ProjectType(*row) for row in rows]
 
 
+def json_length(text: str) -> int:
+    """Return how many bytes a text takes in an answer, without its quotes."""
+    return len(msgspec.json.encode(text)) - 2
+
+
+def require_room(connection: Connection, client_id: str, name: str, label: str, description: str) -> None:
+    """Check that a client's project types, with this one, fit into one answer. :raises ValidationFailed: if not."""
+    others = connection.execute(
+        "SELECT label || description FROM project_types WHERE client_id = ? AND name <> ?", (client_id, name)
+    ).fetchall()
+    if len(others) >= MOST_PROJECT_TYPES:
+        detail = f"is one project type too many: a client may have {MOST_PROJECT_TYPES:,}"
+        raise ValidationFailed([Problem(detail, "/name", value=name)])
+    texts = [label + description, *(text for (text,) in others)]
+    if sum(map(json_length, texts)) > PROJECT_TYPES_TEXT:
+        detail = "is too long: the labels and descriptions of all project types may have 16 MiB together"
+        raise ValidationFailed([Problem(detail, "/description")])
+
+
 def insert_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> bool:
     """Register a project type. Return False when the same definition is there already.
 
-    :raises ProjectTypeExists: when another definition has the name.
+    :raises ProjectTypeExists: when another definition has the name. :raises ValidationFailed: when there is no room.
     """
     row = connection.execute(
         "SELECT label, description, extension_schema FROM project_types WHERE client_id = ? AND name = ?",
         (client_id, name),
     ).fetchone()
     if row is None:
+        require_room(connection, client_id, name, label, description)
         connection.execute(
             """INSERT INTO project_types (client_id, name, id, label, description, extension_schema, created_at)
                VALUES (?, ?, ?, ?, ?, ?, ?)""",
@@ -2579,7 +2807,11 @@ def insert_project_type(
 def update_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> None:
-    """Replace a project type's definition. Stored tasks are not judged again."""
+    """Replace a project type's definition. Stored tasks are not judged again.
+
+    :raises ValidationFailed: when there is no room for the new one.
+    """
+    require_room(connection, client_id, name, label, description)
     connection.execute(
         """UPDATE project_types SET label = ?, description = ?, extension_schema = ?
            WHERE client_id = ? AND name = ?""",
@@ -2618,6 +2850,19 @@ def find_run(connection: Connection, client_id: str, run_id: str) -> RunKey | No
     return RunKey(*row) if row else None
 
 
+def find_runs(connection: Connection, client_id: str, run_ids: Sequence[str]) -> list[RunKey]:
+    """Return the keys of those of some runs that the client has."""
+    runs = []
+    for lot in in_lots(run_ids):
+        rows = connection.execute(
+            f"""SELECT seq, id, project_type, target_url, status FROM runs
+                WHERE client_id = ? AND id IN ({marks(lot)})""",
+            (client_id, *lot),
+        )
+        runs += [RunKey(*row) for row in rows]
+    return runs
+
+
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
     """Return a run's key. :raises Missing: when the client has no such run."""
     run = find_run(connection, client_id, run_id)
@@ -2626,10 +2871,10 @@ def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKe
     return run
 
 
-def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
-    """Return a run's key and the schema of its tasks' extensions. :raises Missing: when there is no such run."""
+def select_schema_of_run(connection: Connection, client_id: str, run_id: str) -> str | None:
+    """Return the schema of the extensions of a run's tasks. :raises Missing: when there is no such run."""
     row = connection.execute(
-        """SELECT runs.seq, runs.id, runs.project_type, runs.target_url, runs.status, project_types.extension_schema
+        """SELECT project_types.extension_schema
            FROM runs JOIN project_types
                ON project_types.client_id = runs.client_id AND project_types.name = runs.project_type
            WHERE runs.client_id = ? AND runs.id = ?""",
@@ -2637,7 +2882,7 @@ def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -
     ).fetchone()
     if row is None:
         raise Missing(f"There is no run {cut(run_id)!r}.")
-    return RunKey(*row[:-1]), row[-1]
+    return typing.cast("str | None", row[0])
 
 
 def select_run(connection: Connection, run: RunKey) -> Run:
@@ -2654,7 +2899,7 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
 def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
     total, severities, statuses = 0, SeverityCounts(), StatusCounts()
-    for status, severity, _, n in select_counts(connection, client_id, [run_scope(run.seq)]):
+    for _, status, severity, _, n in select_counts(connection, client_id, [run_scope(run.seq)]):
         name = SEVERITIES[-severity]
         total += n
         setattr(severities, name, getattr(severities, name) + n)
@@ -2662,15 +2907,22 @@ def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summa
     return Summary(total, severities, statuses)
 
 
+def require_registered(connection: Connection, client_id: str, project_type: str) -> None:
+    """Check that a project type is there. :raises UnknownProjectType: if not, with the names that are."""
+    statement = "SELECT name FROM project_types WHERE client_id = ?"
+    if connection.execute(f"{statement} AND name = ?", (client_id, project_type)).fetchone():
+        return
+    known = ", ".join(name for (name,) in connection.execute(f"{statement} ORDER BY name LIMIT 100", (client_id,)))
+    raise UnknownProjectType(
+        f"Project type {cut(project_type)!r} is not registered. Registered: {cut(known) or 'none yet'}."
+        " Register it first: POST /api/v1/project-types with its name.",
+        [Problem("is not registered", "/projectType", value=cut(project_type))],
+    )
+
+
 def insert_run(connection: Connection, client_id: str, project_type: str, target_url: str, metadata: str) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
-    known = [row.name for row in select_project_types(connection, client_id)]
-    if project_type not in known:
-        raise UnknownProjectType(
-            f"Project type {cut(project_type)!r} is not registered. Registered: {cut(', '.join(known)) or 'none yet'}."
-            " Register it first: POST /api/v1/project-types with its name.",
-            [Problem("is not registered", "/projectType", value=cut(project_type))],
-        )
+    require_registered(connection, client_id, project_type)
     now, run_id = timestamp(), new_ids()[0]
     row = connection.execute(
         """INSERT INTO runs (client_id, id, project_type, target_url, metadata, status,
@@ -2726,44 +2978,20 @@ def finish_run(
 
 def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None:
     """Resolve the unfinished findings of the run's type and target that it did not report any more."""
-    listing = Listing("tasks", missing_arms(who.client_id, run, UNFINISHED, tuple(RANKS.values())))
-    tasks = select_states(connection, [row[0] for row in listing.select(connection, "tasks.id", "", -1, 0)])
+    listing = plan_missing(connection, who.client_id, TaskFilter(missing_from=run), run)
+    tasks = select_states(connection, listing.seqs(connection, sys.maxsize, 0))
     set_status(connection, who, tasks, "resolved", run_id=run.id)
     connection.execute("UPDATE runs SET resolved = resolved + ? WHERE seq = ?", (len(tasks), run.seq))
 
 
-def run_arms(client_id: str, query: RunQuery) -> tuple[Arm, ...]:
-    """Return the index ranges that hold the runs of a query."""
-    start = Arm(("runs.client_id = ?",), (client_id,))
-    types = list(dict.fromkeys(query.project_type or ()))
-    ranges: list[tuple[str, Sequence[Any]]] = []
-    if query.target_url is not None:
-        start = start.where("runs.target_url = ?", query.target_url)
-        if types:
-            start = start.where(f"runs.project_type IN ({marks(types)})", *types)
-    elif types:
-        ranges.append(("runs.project_type", types))
-    if start.values != (client_id,) or ranges or query.status:
-        ranges.append(("runs.status", list(dict.fromkeys(query.status or RUN_STATUSES))))
-    return spread(start, ranges)
-
-
-def select_runs(connection: Connection, client_id: str, query: RunQuery, position: Position | None) -> Sequence[Run]:
-    """Return one page of runs, newest first, and one more if there is a further page."""
-    rows = select_page(connection, [Listing("runs", run_arms(client_id, query))], RUN_COLUMNS, "", query, position)
-    return [run_model(row[1:]) for row in rows]
-
-
-def filtered_scopes(kind: str, types: Sequence[str] | None, target_url: str | None) -> list[str]:
-    """Name the scopes whose sum is what these filters leave."""
-    return [scope(kind, name, target_url) for name in dict.fromkeys(types or (None,))]
-
-
-def count_runs(connection: Connection, client_id: str, query: RunQuery) -> int:
-    """Return how many runs a query has, over all pages."""
-    names = filtered_scopes("runs", query.project_type, query.target_url)
-    statuses = query.status or RUN_STATUSES
-    return sum(n for status, _, _, n in select_counts(connection, client_id, names) if status in statuses)
+def select_runs(
+    connection: Connection, client_id: str, query: RunQuery, position: Position | None
+) -> tuple[Iterator[Run], int]:
+    """Return one page of runs, newest first, and one more if there is a further page; and how many there are in all."""
+    wanted = Filter(types=chosen(query.project_type), target_url=query.target_url, statuses=chosen(query.status))
+    listing = plan_cells(connection, client_id, "runs", wanted)
+    rows = select_page(connection, listing, RUN_COLUMNS, "", query, position)
+    return map(run_model, rows), listing.count(connection)
 
 
 # Tasks: reading
@@ -2795,167 +3023,216 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     return task_model(row)
 
 
-class TaskFilter(Struct, frozen=True):
-    """What a query of tasks asks for, with its run ids and its external id looked up. `None` filters nothing."""
+class TaskFilter(Filter, frozen=True, kw_only=True):
+    """What a query of tasks asks for, with its run ids looked up."""
 
-    statuses: Sequence[str] | None
-    ranks: Sequence[int] | None
-    types: Sequence[str] | None
-    target_url: str | None
-    identified: Sequence[int] | None
-    runs: Sequence[RunKey] | None
-    missing_from: RunKey | None
+    external_id: str | None = None
+    runs: Sequence[RunKey] | None = None
+    missing_from: RunKey | None = None
 
-    @property
-    def one_run(self) -> RunKey | None:
-        """The run that is asked for, where it is one."""
-        return self.runs[0] if self.runs is not None and len(self.runs) == 1 else None
-
-    def accepts(self, status: str, severity: int) -> bool:
-        """Tell whether the filter lets tasks of a status and severity through."""
-        return (self.statuses is None or status in self.statuses) and (self.ranks is None or severity in self.ranks)
-
-    def accepts_surface(self, run: RunKey) -> bool:
-        """Tell whether tasks of a run's project type and target can pass."""
-        return (self.types is None or run.project_type in self.types) and self.target_url in (None, run.target_url)
-
-
-def select_identified(connection: Connection, client_id: str, external_id: str) -> list[int]:
-    """Return the seqs of the tasks with an external id: one at most for each project type and target."""
-    rows = connection.execute("SELECT seq FROM tasks WHERE client_id = ? AND external_id = ?", (client_id, external_id))
-    return sorted(seq for (seq,) in rows)
+    def missing(self, run: RunKey) -> TaskFilter:
+        """Return the filter with what must hold for a task to be missing from a run, but for the run itself."""
+        types = {run.project_type} if self.accepts_surface(run.project_type, run.target_url) else set()
+        unfinished = [status for status in UNFINISHED if self.statuses is None or status in self.statuses]
+        return msgspec.structs.replace(
+            self, types=frozenset(types), target_url=run.target_url, statuses=frozenset(unfinished)
+        )
 
 
 def read_task_filter(connection: Connection, client_id: str, query: TaskQuery) -> TaskFilter:
     """Look up what a query names. :raises Missing: when `missingFrom` is no run of the client."""
-    runs = [find_run(connection, client_id, run_id) for run_id in dict.fromkeys(query.run_id or ())]
     return TaskFilter(
-        statuses=query.status and list(dict.fromkeys(query.status)),
-        ranks=[RANKS[name] for name in dict.fromkeys(query.severity)] if query.severity else None,
-        types=query.project_type and list(dict.fromkeys(query.project_type)),
+        types=chosen(query.project_type),
         target_url=query.target_url,
-        identified=select_identified(connection, client_id, query.external_id) if query.external_id else None,
-        runs=None if query.run_id is None else [run for run in runs if run],
+        statuses=chosen(query.status),
+        ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
+        external_id=query.external_id,
+        runs=None if query.run_id is None else find_runs(connection, client_id, list(dict.fromkeys(query.run_id))),
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
     )
 
 
-UNREPORTED = """NOT EXISTS (SELECT 1 FROM sightings AS reported WHERE reported.client_id = ?
-    AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
+UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sightings AS reported
+    WHERE reported.client_id = ? AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
+REPORTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
+    AND seen.run_seq = ? AND seen.task_seq = tasks.seq)"""
+# A task's runs are fewer than those that a filter names.
+REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
+    AND seen.task_seq = tasks.seq AND COALESCE(seen.run_seq, 0) IN (SELECT value FROM listed))"""
 
 
-def missing_arms(client_id: str, run: RunKey, statuses: Sequence[str], ranks: Sequence[int]) -> tuple[Arm, ...]:
-    """Return the index ranges with the findings of a run's type and target that it did not report."""
-    start = (
-        Arm(("tasks.client_id = ?", "tasks.target_url = ?"), (client_id, run.target_url))
-        .where("tasks.project_type = ?", run.project_type)
-        .where("tasks.external_id IS NOT NULL")
-        .where(UNREPORTED, client_id, run.seq)
+def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
+    """Plan the list of the findings of a run's type and target that it did not report."""
+    wanted = wanted.missing(run)
+    if wanted.runs is not None:
+        reported = plan_reported(connection, client_id, wanted, wanted.runs)
+        return reported.where(UNREPORTED, client_id, run.seq)
+    if not wanted.types:
+        return Listing(table="tasks", total=0)
+    cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
+    for _, status, severity, identified, n in select_counts(connection, client_id, [run_scope(run.seq)]):
+        if identified and wanted.accepts(status, severity):
+            cells[run.project_type, status, severity] -= n
+    cells = {cell: n for cell, n in cells.items() if n}  # where something is missing
+    ranges = select_ranges(connection, client_id, "tasks", wanted, cells)
+    found = Listing(table="tasks", arms=ranges.arms, listed=ranges.listed).where(UNREPORTED, client_id, run.seq)
+    return msgspec.structs.replace(found, total=sum(cells.values()))
+
+
+def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, runs: Sequence[RunKey]) -> Listing:
+    """Plan the list of what runs reported: from their sightings, or from the tasks if fewer of those can pass."""
+    named = {run_scope(run.seq): run for run in runs if wanted.accepts_surface(run.project_type, run.target_url)}
+    reported, accepted = Counter[str](), Counter[str]()
+    for name, status, severity, _, n in select_counts(connection, client_id, list(named)):
+        reported[name] += n
+        accepted[name] += n * wanted.accepts(status, severity)
+    kept = [named[name] for name in +accepted]
+    surfaces = {(run.project_type, run.target_url) for run in kept}
+    total = accepted.total() if len(surfaces) == len(kept) else None  # no other run can have reported the same
+    size = sum(reported[run_scope(run.seq)] for run in kept)
+    if size > accepted.total():
+        among = surface_ranges(connection, client_id, wanted, surfaces)
+        if among.size < size:
+            return msgspec.structs.replace(reported_among(client_id, among, kept), total=total)
+    return plan_sightings(client_id, wanted if size > accepted.total() else TaskFilter(), kept, total)
+
+
+def surface_ranges(
+    connection: Connection, client_id: str, wanted: TaskFilter, surfaces: Iterable[tuple[str, str]]
+) -> Ranges:
+    """Return index ranges that hold all tasks with a filter's statuses and severities, of some types and targets."""
+    types, targets = (frozenset(each) for each in zip(*surfaces, strict=True))
+    place = Filter(target_url=min(targets)) if len(targets) == 1 else Filter(types=types)
+    place = msgspec.structs.replace(place, statuses=wanted.statuses, ranks=wanted.ranks)
+    return select_ranges(connection, client_id, "tasks", place, select_cells(connection, client_id, "tasks", place))
+
+
+def reported_among(client_id: str, ranges: Ranges, runs: Sequence[RunKey]) -> Listing:
+    """Return the list of those tasks in some ranges that runs reported."""
+    found = Listing(table="tasks", arms=ranges.arms)
+    if len(runs) == 1:
+        return found.where(REPORTED, client_id, runs[0].seq)
+    listed = tuple(run.seq for run in runs)
+    return msgspec.structs.replace(found.where(REPORTED_BY_LISTED, client_id), listed=listed)
+
+
+def plan_sightings(client_id: str, wanted: Filter, runs: Sequence[RunKey], total: int | None) -> Listing:
+    """Plan the list of the tasks with a filter's statuses and severities that runs reported, from their sightings."""
+    if not runs:
+        return Listing(table="tasks", total=0)
+
+    def of(condition: str, *seqs: int) -> Arm:
+        arm = Arm(("sightings.client_id = ?", condition), (client_id, *seqs))
+        for column, values in (("status", wanted.statuses), ("severity", wanted.ranks)):
+            if values is not None:
+                arm = arm.where(f"tasks.{column} IN ({marks(values)})", *values)
+        return arm
+
+    seqs = rounded([run.seq for run in runs])
+    return Listing(
+        table="tasks",
+        arms=tuple(of("sightings.run_seq = ?", run.seq) for run in runs),
+        total=total,
+        tally=of(f"sightings.run_seq IN ({marks(seqs)})", *seqs),
     )
-    unfinished = [status for status in UNFINISHED if status in statuses]
-    return spread(start, [("tasks.status", unfinished), ("tasks.severity", ranks)])
 
 
-def restricted(arm: Arm, wanted: TaskFilter, client_id: str, by_runs: bool) -> Arm:
-    """Return an arm with the filters that its index does not fix."""
-    if wanted.types is not None:
-        arm = arm.where(f"tasks.project_type IN ({marks(wanted.types)})", *wanted.types)
-    if wanted.target_url is not None:
-        arm = arm.where("tasks.target_url = ?", wanted.target_url)
-    if wanted.identified is not None:
-        arm = arm.where(f"tasks.seq IN ({marks(wanted.identified)})", *wanted.identified)
-    if by_runs and wanted.runs is not None:
-        seqs = [run.seq for run in wanted.runs]
-        arm = arm.where(
-            f"""EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
-                AND seen.task_seq = tasks.seq AND seen.run_seq IN ({marks(seqs)}))""",
-            *(client_id, *seqs),
+def select_reporters(connection: Connection, client_id: str, seqs: Sequence[int]) -> dict[int, list[int]]:
+    """Return which runs reported some tasks."""
+    reporters: dict[int, list[int]] = {}
+    for lot in in_lots(seqs):
+        rows = connection.execute(
+            f"SELECT task_seq, run_seq FROM sightings WHERE client_id = ? AND task_seq IN ({marks(lot)})",
+            (client_id, *lot),
         )
-    return arm
+        for task_seq, run_seq in rows:
+            reporters.setdefault(task_seq, []).append(run_seq)
+    return reporters
 
 
-def task_arms(client_id: str, wanted: TaskFilter) -> tuple[Arm, ...]:
-    """Return the index ranges that hold a query's tasks, each in the order of creation."""
-    statuses, ranks = wanted.statuses or TASK_STATUSES, wanted.ranks or tuple(RANKS.values())
-    mixed = wanted.statuses is not None or wanted.ranks is not None
-    ranges: list[tuple[str, Sequence[Any]]] = [("tasks.status", statuses), ("tasks.severity", ranks)]
-    start = Arm(("tasks.client_id = ?",), (client_id,))
+def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, external_id: str) -> Listing:
+    """Look up the tasks with an external id: one at most for each project type and target."""
     if wanted.missing_from:
-        arms = missing_arms(client_id, wanted.missing_from, statuses, ranks)
-        return tuple(restricted(arm, wanted, client_id, by_runs=True) for arm in arms)
-    if wanted.one_run:
-        start = Arm(("sightings.client_id = ?", "sightings.run_seq = ?"), (client_id, wanted.one_run.seq))
-        return spread(restricted(start, wanted, client_id, by_runs=False), ranges if mixed else [])
-    if wanted.identified is not None and wanted.runs is None:
-        places = spread(start, [("tasks.seq", wanted.identified)])
-        filters = [("tasks.status", statuses), ("tasks.severity", ranks)] if mixed else []
-        others = msgspec.structs.replace(wanted, identified=None)
-        return tuple(restricted(filtered(arm, filters), others, client_id, by_runs=False) for arm in places)
-    if wanted.types is not None and wanted.target_url is None and wanted.runs is None:
-        return spread(start, [("tasks.project_type", wanted.types), *ranges])
-    start = restricted(start, wanted, client_id, by_runs=True)
-    return spread(start, ranges if mixed or wanted.target_url is not None else [])
-
-
-def task_listings(client_id: str, wanted: TaskFilter, sort: str) -> list[Listing]:
-    """Return the list that a query asks for: in the order of creation, or for each severity, the worst first."""
-    if wanted.runs == [] or wanted.identified == []:
-        return []
-    by_run = wanted.one_run is not None and wanted.missing_from is None
-    if sort != "severity":
-        return [Listing("tasks", task_arms(client_id, wanted), sort == "-createdAt", by_run=by_run)]
-    return [
-        Listing(
-            "tasks", task_arms(client_id, msgspec.structs.replace(wanted, ranks=[rank])), severity=rank, by_run=by_run
-        )
-        for rank in sorted(wanted.ranks or RANKS.values(), reverse=True)
+        wanted = wanted.missing(wanted.missing_from)
+    found = [
+        seq
+        for seq, *surface, status, severity in select_identified(connection, client_id, wanted, external_id)
+        if wanted.accepts_surface(*surface) and wanted.accepts(status, severity)
     ]
+    if wanted.runs is not None or wanted.missing_from:
+        reporters = select_reporters(connection, client_id, found)
+        runs = None if wanted.runs is None else {run.seq for run in wanted.runs}
+        without = wanted.missing_from.seq if wanted.missing_from else 0
+        found = [
+            seq
+            for seq in found
+            if (runs is None or not runs.isdisjoint(reporters[seq])) and without not in reporters[seq]
+        ]
+    return Found(table="tasks", found=tuple(found), total=len(found))
+
+
+def select_identified(
+    connection: Connection, client_id: str, wanted: TaskFilter, external_id: str
+) -> Iterator[tuple[Any, ...]]:
+    """Give the tasks with an external id, of a filter's types and target where it names both: seq, type, target, …"""
+    statement = """SELECT seq, project_type, target_url, status, severity FROM tasks
+        WHERE client_id = ? AND external_id = ?"""
+    if wanted.types is None:
+        yield from connection.execute(statement, (client_id, external_id))
+        return
+    target = () if wanted.target_url is None else (wanted.target_url,)
+    for lot in in_lots(list(wanted.types)):
+        place = f"AND project_type IN ({marks(lot)}) {'AND target_url = ?' if target else ''}"
+        yield from connection.execute(f"{statement} {place}", (client_id, external_id, *lot, *target))
+
+
+def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list that a filter asks for, in the order of creation, from where the fewest rows need to be read."""
+    if wanted.external_id is not None:
+        return plan_identified(connection, client_id, wanted, wanted.external_id)
+    if wanted.missing_from is not None:
+        return plan_missing(connection, client_id, wanted, wanted.missing_from)
+    if wanted.runs is not None:
+        return plan_reported(connection, client_id, wanted, wanted.runs)
+    return plan_cells(connection, client_id, "tasks", wanted)
+
+
+def plan_by_severity(
+    connection: Connection, client_id: str, wanted: TaskFilter, position: Position | None
+) -> Iterator[Listing]:
+    """Plan the list for each severity from a place on, the worst first."""
+    for rank in sorted(wanted.ranks or RANKS.values(), reverse=True):
+        if position is None or rank <= position.severity:
+            listing = plan_tasks(connection, client_id, msgspec.structs.replace(wanted, ranks=frozenset({rank})))
+            yield msgspec.structs.replace(listing, severity=rank)
 
 
 def select_tasks(
     connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
-) -> Sequence[TaskHead]:
-    """Return one page of tasks, and one more if there is a further page."""
-    listings = task_listings(client_id, wanted, query.sort)
-    if query.view == "full":
-        rows = select_page(connection, listings, f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS, query, position)
-        return [task_model(row[1:]) for row in rows]
-    return [TaskHead(*row[1:]) for row in select_page(connection, listings, HEAD_COLUMNS, "", query, position)]
+) -> tuple[Iterator[TaskHead], int]:
+    """Return one page of tasks, and one more if there is a further page; and how many there are in all."""
+    whole = query.view == "full"
+    columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
+    listing = plan_tasks(connection, client_id, wanted)
+    if query.sort == "severity":
+        listings = plan_by_severity(connection, client_id, wanted, position)
+        rows = select_page_of_lists(connection, listings, columns, joined, query, position)
+    else:
+        listing = msgspec.structs.replace(listing, newest_first=query.sort == "-createdAt")
+        rows = select_page(connection, listing, columns, joined, query, position)
+    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), listing.count(connection)
 
 
-def count_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> int:
-    """Return how many tasks a query has, over all pages; from counters wherever they cover the filters."""
-
-    def total(names: Sequence[str], statuses: Sequence[str] = TASK_STATUSES, identified: Sequence[int] = (0, 1)) -> int:
-        rows = select_counts(connection, client_id, names)
-        if not (wanted.statuses or wanted.ranks or wanted.missing_from):
-            return sum(row[3] for row in rows)
-        return sum(
-            n
-            for status, severity, has_id, n in rows
-            if status in statuses and has_id in identified and wanted.accepts(status, severity)
-        )
-
-    if wanted.identified is not None or (wanted.runs is not None and (wanted.missing_from or not wanted.one_run)):
-        return sum(listing.count(connection) for listing in task_listings(client_id, wanted, "-createdAt"))
-    if run := wanted.missing_from or wanted.one_run:
-        if not wanted.accepts_surface(run):
-            return 0
-        if not wanted.missing_from:
-            return total([run_scope(run.seq)])
-        surface = total([scope("tasks", run.project_type, run.target_url)], UNFINISHED, (1,))
-        return surface - total([run_scope(run.seq)], UNFINISHED, (1,))
-    return total(filtered_scopes("tasks", wanted.types, wanted.target_url))
-
-
-def select_history(connection: Connection, client_id: str, task_seq: int) -> list[HistoryEntry]:
-    """Return what happened to a task, oldest first."""
+def select_history(
+    connection: Connection, client_id: str, task_seq: int, limit: int, offset: int
+) -> Iterator[HistoryEntry]:
+    """Give what happened to a task, oldest first, behind so many entries, and one more if there is a further page."""
     rows = connection.execute(
         """SELECT at, event, key_name, run_id, from_status, to_status, comment, COALESCE(changed, '[]')
-           FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq""",
-        (client_id, task_seq),
+           FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq LIMIT ? OFFSET ?""",
+        (client_id, task_seq, limit + 1, offset),
     )
-    return [HistoryEntry(*(*row[:-1], Raw(row[-1]))) for row in rows]
+    return (HistoryEntry(*(*row[:-1], Raw(row[-1]))) for row in rows)
 
 
 # Tasks: writing
@@ -2992,7 +3269,7 @@ class State(Struct, frozen=True, gc=False):
     identified: bool
 
 
-class Known(Struct, frozen=True, gc=False):
+class StoredFinding(Struct, frozen=True, gc=False):
     """A stored finding that is reported again."""
 
     state: State
@@ -3006,7 +3283,9 @@ class Known(Struct, frozen=True, gc=False):
         if (self.title, self.state.severity, self.details) == (report.title, report.severity, report.details):
             return []
         fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
-        same = itertools.starmap(same_json, zip(self.details[1:], report.details[1:], strict=True))
+        # Left out, extensions are {}: only they are stored as they were sent.
+        pairs = zip(("{}",) * 4, self.details[1:], report.details[1:], strict=True)
+        same = (same_json(one or empty, other or empty) for empty, one, other in pairs)
         fields += [("description", self.details[0] == report.description)]
         fields += zip(("evidence", "remediation", "successCriteria", "extensions"), same, strict=True)
         return [name for name, equal in fields if not equal]
@@ -3040,9 +3319,11 @@ def select_states(connection: Connection, seqs: Sequence[int]) -> list[State]:
     return sorted(states, key=lambda state: state.seq)
 
 
-def select_known(connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]) -> dict[str, Known]:
+def select_findings(
+    connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]
+) -> dict[str, StoredFinding]:
     """Return the stored findings of a run's type and target that have these external ids."""
-    known = {}
+    findings = {}
     for lot in in_lots(external_ids):
         rows = connection.execute(
             f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
@@ -3056,23 +3337,16 @@ def select_known(connection: Connection, client_id: str, run: RunKey, external_i
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
         for row in rows:
-            known[row[7]] = Known(State(*row[:7]), row[7], row[8], row[9:14], bool(row[14]))
-    return known
+            findings[row[7]] = StoredFinding(State(*row[:7]), row[7], row[8], row[9:14], bool(row[14]))
+    return findings
 
 
 def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, str, int]]) -> None:
     """Move stored tasks to another status and severity in all counters that they count in."""
     moved = [change for change in changes if (change[0].status, change[0].severity) != change[1:]]
-    runs: dict[int, list[str]] = {}
-    for lot in in_lots([state.seq for state, _, _ in moved]):
-        rows = connection.execute(
-            f"SELECT task_seq, run_seq FROM sightings WHERE client_id = ? AND task_seq IN ({marks(lot)})",
-            (client_id, *lot),
-        )
-        for task_seq, run_seq in rows:
-            runs.setdefault(task_seq, []).append(run_scope(run_seq))
+    reporters = select_reporters(connection, client_id, [state.seq for state, _, _ in moved])
     for state, status, severity in moved:
-        names = (*scopes("tasks", state.project_type, state.target_url), *runs.get(state.seq, ()))
+        names = (*scopes("tasks", state.project_type, state.target_url), *map(run_scope, reporters[state.seq]))
         count(connection, client_id, names, state.status, state.severity, state.identified, -1)
         count(connection, client_id, names, status, severity, state.identified, 1)
 
@@ -3151,16 +3425,16 @@ def insert_tasks(
             for seq, _, status, _ in added
         ],
     )
-    sorts = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
-    for sort, n in sorts.items():
-        count(connection, who.client_id, (*scopes("tasks", *surface), run_scope(run.seq)), *sort, n)
+    kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
+    for kind, n in kinds.items():
+        count(connection, who.client_id, (*scopes("tasks", *surface), run_scope(run.seq)), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
-class Again(Struct, frozen=True, gc=False):
-    """A known finding with its newer report, and what that comes to."""
+class RepeatedReport(Struct, frozen=True, gc=False):
+    """A stored finding with its newer report, and what that comes to."""
 
-    finding: Known
+    finding: StoredFinding
     report: Report
     changed: list[str]
     status: TaskStatus
@@ -3174,10 +3448,10 @@ class Again(Struct, frozen=True, gc=False):
 
 
 def update_tasks(
-    connection: Connection, who: Principal, run: RunKey, again: Sequence[Again], now: str
+    connection: Connection, who: Principal, run: RunKey, repeated: Sequence[RepeatedReport], now: str
 ) -> list[TaskResult]:
-    """Store newer reports of known findings, and return what became of each."""
-    rewritten = [item for item in again if item.result != "unchanged"]
+    """Store newer reports of stored findings, and return what became of each."""
+    rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
         "UPDATE tasks SET title = ?, severity = ?, status = ?, updated_at = ? WHERE seq = ?",
         [(item.report.title, item.report.severity, item.status, now, item.finding.state.seq) for item in rewritten],
@@ -3190,20 +3464,22 @@ def update_tasks(
     moves = [(item.finding.state, item.status, item.report.severity) for item in rewritten]
     count_moves(connection, who.client_id, moves)
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
-    see_again(connection, who.client_id, run, [item for item in again if not item.finding.seen_by_run], now)
-    return [TaskResult(item.finding.state.id, item.status, item.finding.external_id, item.result) for item in again]
+    see_again(connection, who.client_id, run, [item for item in repeated if not item.finding.seen_by_run], now)
+    return [TaskResult(item.finding.state.id, item.status, item.finding.external_id, item.result) for item in repeated]
 
 
-def reported_entry(who: Principal, run: RunKey, item: Again, now: str) -> tuple[Any, ...]:
+def reported_entry(who: Principal, run: RunKey, item: RepeatedReport, now: str) -> tuple[Any, ...]:
     """Return the history entry of a report that changed something."""
     moved = (item.finding.state.status, item.status) if item.result == "reopened" else (None, None)
     changed = json.dumps(item.changed)
     return (who.client_id, item.finding.state.seq, now, "reported", who.name, run.id, *moved, None, changed)
 
 
-def see_again(connection: Connection, client_id: str, run: RunKey, again: Sequence[Again], now: str) -> None:
+def see_again(
+    connection: Connection, client_id: str, run: RunKey, repeated: Sequence[RepeatedReport], now: str
+) -> None:
     """Store that a run reported findings that it had not reported before."""
-    seqs = [item.finding.state.seq for item in again]
+    seqs = [item.finding.state.seq for item in repeated]
     for lot in in_lots(seqs):
         connection.execute(
             f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
@@ -3211,14 +3487,14 @@ def see_again(connection: Connection, client_id: str, run: RunKey, again: Sequen
             (run.id, now, *lot),
         )
     insert_sightings(connection, client_id, run.seq, seqs)
-    for (status, severity), n in Counter((item.status, item.report.severity) for item in again).items():
+    for (status, severity), n in Counter((item.status, item.report.severity) for item in repeated).items():
         count(connection, client_id, [run_scope(run.seq)], status, severity, True, n)
 
 
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
     """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
 
-    :param run: as it was read, maybe before this transaction.
+    :param run: as it is in this transaction: one that was pruned leaves its seq to another.
     :raises RunFinished: when the run is not running any more.
     """
     if run.status != "running":
@@ -3227,26 +3503,24 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = dict(zip(keys, reports, strict=True))
-    known = select_known(connection, who.client_id, run, sorted(key for key in unique if isinstance(key, str)))
-    new = {key: report for key, report in unique.items() if key not in known}
-    again = [
-        Again(finding, unique[key], finding.changed(unique[key]), finding.next_status(unique[key]))
-        for key, finding in known.items()
+    findings = select_findings(connection, who.client_id, run, sorted(key for key in unique if isinstance(key, str)))
+    new = {key: report for key, report in unique.items() if key not in findings}
+    repeated = [
+        RepeatedReport(finding, unique[key], finding.changed(unique[key]), finding.next_status(unique[key]))
+        for key, finding in findings.items()
     ]
     results: dict[str | int, TaskResult] = {}
     if new:
         results.update(zip(new, insert_tasks(connection, who, run, list(new.values()), now), strict=True))
-    if again:
-        results.update(zip(known, update_tasks(connection, who, run, again, now), strict=True))
+    if repeated:
+        results.update(zip(findings, update_tasks(connection, who, run, repeated, now), strict=True))
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
-    still_running = connection.execute(
+    connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
-               unchanged = unchanged + ?, updated_at = ?, last_used_at = ? WHERE seq = ? AND status = 'running'""",
+               unchanged = unchanged + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",
         (*done, now, now, run.seq),
-    ).rowcount
-    if not still_running:
-        raise RunFinished("The run was finished meanwhile; start another one to submit more.")
+    )
     return Submission(*done, [results[key] for key in keys])
 
 
@@ -3304,13 +3578,13 @@ def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswe
 RUNS_AT_ONCE = 100  # that one look for old ones takes
 
 
-def recounted(connection: Connection) -> Counter[Sort]:
+def recounted(connection: Connection) -> Counter[CounterKey]:
     """Count everything that the counters count, one by one."""
-    counts: Counter[Sort] = Counter()
-    sorts = "status, severity, external_id IS NOT NULL"
+    counts: Counter[CounterKey] = Counter()
+    kind = "status, severity, external_id IS NOT NULL"
     for client, project_type, target_url, status, severity, identified, n in connection.execute(
-        f"""SELECT client_id, project_type, target_url, {sorts}, COUNT(*) FROM tasks
-            GROUP BY client_id, project_type, target_url, {sorts}"""
+        f"""SELECT client_id, project_type, target_url, {kind}, COUNT(*) FROM tasks
+            GROUP BY client_id, project_type, target_url, {kind}"""
     ):
         for name in scopes("tasks", project_type, target_url):
             counts[client, name, status, severity, identified] += n
@@ -3321,9 +3595,9 @@ def recounted(connection: Connection) -> Counter[Sort]:
         for name in scopes("runs", project_type, target_url):
             counts[client, name, status, 0, 0] += n
     for client, run_seq, status, severity, identified, n in connection.execute(
-        f"""SELECT sightings.client_id, run_seq, {sorts}, COUNT(*)
+        f"""SELECT sightings.client_id, run_seq, {kind}, COUNT(*)
             FROM sightings JOIN tasks ON tasks.seq = sightings.task_seq
-            GROUP BY sightings.client_id, run_seq, {sorts}"""
+            GROUP BY sightings.client_id, run_seq, {kind}"""
     ):
         counts[client, run_scope(run_seq), status, severity, identified] += n
     return counts
@@ -3372,6 +3646,9 @@ ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other JOIN runs ON run
     WHERE other.client_id = sightings.client_id AND other.task_seq = sightings.task_seq AND {})"""
 
 
+PRUNE_SLICE = 500  # sightings in one transaction: some milliseconds
+
+
 def select_old_runs(connection: Connection, before: str) -> list[tuple[str, RunKey]]:
     """Return the runs, with their clients, that finished before a time."""
     rows = connection.execute(
@@ -3394,24 +3671,35 @@ def count_orphans(connection: Connection, before: str) -> int:
     return int(row[0])
 
 
-def delete_run(connection: Connection, client_id: str, run: RunKey) -> int:
-    """Remove a run and the tasks that no other run reports. Return how many those were; 0 if the run has gone."""
-    if find_run(connection, client_id, run.id) is None:  # another prune was faster
-        return 0
-    orphans = connection.execute(
-        f"""SELECT task_seq FROM sightings
-            WHERE client_id = ? AND run_seq = ? AND {ONLY_SIGHTING.format("runs.seq <> ?")}""",
-        (client_id, run.seq, run.seq),
+def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE) -> tuple[int, bool]:
+    """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
+
+    Whatever stands between two slices is sound: the run has fewer tasks then. Return how many tasks went, and
+    whether the run is gone, maybe because somebody else was faster.
+    """
+    if find_run(connection, client_id, run.id) is None:
+        return 0, True
+    rows = connection.execute(
+        f"""SELECT {STATE_COLUMNS}, {ONLY_SIGHTING.format("runs.seq <> ?")}
+            FROM sightings JOIN tasks ON tasks.seq = sightings.task_seq
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
+        (run.seq, client_id, run.seq, size),
     ).fetchall()
-    states = select_states(connection, [seq for (seq,) in orphans])
-    for state in states:
-        names = scopes("tasks", state.project_type, state.target_url)
-        count(connection, client_id, names, state.status, state.severity, state.identified, -1)
-    count(connection, client_id, scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
-    connection.executemany("DELETE FROM tasks WHERE seq = ?", [(state.seq,) for state in states])
-    connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
-    connection.execute("DELETE FROM counters WHERE client_id = ? AND scope = ?", (client_id, run_scope(run.seq)))
-    return len(states)
+    orphans = []
+    for *fields, only in rows:
+        state = State(*fields)
+        names = scopes("tasks", state.project_type, state.target_url) if only else ()
+        count(connection, client_id, (*names, run_scope(run.seq)), state.status, state.severity, state.identified, -1)
+        orphans += [(state.seq,)] if only else []
+    connection.executemany(
+        "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
+        [(client_id, run.seq, row[0]) for row in rows],
+    )
+    connection.executemany("DELETE FROM tasks WHERE seq = ?", orphans)
+    if len(rows) < size:
+        count(connection, client_id, scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
+        connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
+    return len(orphans), len(rows) < size
 
 
 def check_health(connection: Connection) -> None:
@@ -3440,10 +3728,11 @@ def prune_slices(database: Database, before: str) -> Iterator[tuple[int, int]]:
         if not rows:
             return
         for finished_at, client_id, *key in rows:
-            if finished_at is not None and finished_at < before:
+            gone = finished_at is None or finished_at >= before
+            while not gone:
                 with database.transaction() as connection:
-                    tasks = delete_run(connection, client_id, RunKey(*key))
-                yield 1, tasks
+                    tasks, gone = prune_slice(connection, client_id, RunKey(*key))
+                yield int(gone), tasks
         last = rows[-1][2]
         yield 0, 0
 
@@ -4321,6 +4610,8 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
 
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
+LIST_TIME = 0.25  # seconds that a list may keep the database at work
+PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of a page's items, with room for what stands around them
 
 
 def page_position(call: Call, connection: Connection, table: str, sort: str = "-createdAt") -> Position | None:
@@ -4342,15 +4633,56 @@ def next_link(call: Call, after: str) -> str:
     return f"{call.address}?{'&'.join([*kept, f'limit={call.query.limit}', f'after={after}'])}"
 
 
-def page_of(call: Call, rows: Sequence[Any], total: int) -> tuple[Any, ...]:
-    """Return the fields of a page, from its items and one more if there is a further page."""
-    items, link = rows[: call.query.limit], None
-    if len(rows) > len(items):
-        last = items[-1]
+@contextmanager
+def listing(call: Call) -> Iterator[Connection]:
+    """Give the connection to a list: one moment, and a bounded time. :raises InvalidParameter: when that is over."""
+    try:
+        with call.database.snapshot() as connection, statement_limit(connection, LIST_TIME):
+            yield connection
+    except TimeoutError:
+        detail = (
+            "asks for more than can be found in time; give fewer values or more filters,"
+            " and follow the next link instead of asking for a page far down"
+        )
+        raise InvalidParameter("query string", detail) from None
+
+
+class Taken(Struct):
+    """The items of a page as they go out, the last of them as it was read, and whether the list goes on behind it."""
+
+    items: list[Any] = msgspec.field(default_factory=list)
+    last: Any = None
+    more: bool = False
+
+
+def take(items: Iterable[Any], limit: int) -> Taken:
+    """Take the items of a page, of which one more is there if there is a further page."""
+    found = list(items)
+    return Taken(found[:limit], found[limit - 1] if len(found) >= limit else None, len(found) > limit)
+
+
+def take_weighed(items: Iterable[Any], limit: int) -> Taken:
+    """Take bulky items, each encoded as soon as it is read; the page ends early where it would be too large."""
+    taken, weight = Taken(), 0
+    for item in items:
+        encoded = msgspec.json.encode(item)
+        weight += len(encoded) + 1
+        if len(taken.items) == limit or (taken.items and weight > PAGE_SIZE):
+            taken.more = True
+            break
+        taken.items.append(Raw(encoded))
+        taken.last = item
+    return taken
+
+
+def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
+    """Return the fields of a page."""
+    link, last = None, taken.last
+    if taken.more:
         by_severity = getattr(call.query, "sort", "") == "severity"
         link = next_link(call, f"{last.severity}.{last.id}" if by_severity else last.id)
     page = None if call.query.after is not None else call.query.page or 1
-    return page, call.query.limit, total, link, items
+    return page, call.query.limit, total, link, taken.items
 
 
 @operation("POST", "/api/v1/runs", "agent", {201: Run}, body=RunStart, refusals=(UnknownProjectType,))
@@ -4371,17 +4703,17 @@ def post_runs(call: Call) -> flask.Response:
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery)
 def get_runs(call: Call) -> flask.Response:
     """List runs, newest first."""
-    with call.database.reading() as connection:
+    with listing(call) as connection:
         position = page_position(call, connection, "runs")
-        rows = select_runs(connection, call.client_id, call.query, position)
-        total = count_runs(connection, call.client_id, call.query)
-    return answer(200, RunPage(*page_of(call, rows, total)))
+        runs, total = select_runs(connection, call.client_id, call.query, position)
+        taken = take_weighed(runs, call.query.limit)
+    return answer(200, RunPage(*page_of(call, taken, total)))
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
 def get_run(call: Call, run_id: str) -> flask.Response:
     """Get a run, with a summary of the tasks that it reported."""
-    with call.database.reading() as connection:
+    with call.database.snapshot() as connection:
         run = select_run_key(connection, call.client_id, run_id)
         if run.status == "running":
             call.database.use_later("runs", run.seq, timestamp())
@@ -4412,7 +4744,7 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
 def post_tasks(call: Call, run_id: str) -> flask.Response:
     """Submit one task, or a batch of which all are stored or none."""
     with call.database.reading() as connection:
-        run, schema = select_run_and_schema(connection, call.client_id, run_id)
+        schema = select_schema_of_run(connection, call.client_id, run_id)
     parsed: Parsed = call.body
     if schema is not None:
         parsed.problems += check_extensions(schema, parsed.extensions, call.service.settings.schema_timeout)
@@ -4420,6 +4752,7 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
         raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
 
     def submit(connection: Connection) -> flask.Response:
+        run = select_run_key(connection, call.client_id, run_id)
         submission = submit_reports(connection, call.principal, run, parsed.reports)
         return answer(201 if submission.created else 200, submission)
 
@@ -4430,13 +4763,13 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
 def get_tasks(call: Call) -> flask.Response:
     """List tasks, newest first or by severity."""
     query: TaskQuery = call.query
-    with call.database.reading() as connection:
+    with listing(call) as connection:
         position = page_position(call, connection, "tasks", query.sort)
         wanted = read_task_filter(connection, call.client_id, query)
-        rows = select_tasks(connection, call.client_id, wanted, query, position)
-        total = count_tasks(connection, call.client_id, wanted)
+        tasks, total = select_tasks(connection, call.client_id, wanted, query, position)
+        taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
     page: Any = FullTaskPage if query.view == "full" else TaskPage
-    return answer(200, page(*page_of(call, rows, total)))
+    return answer(200, page(*page_of(call, taken, total)))
 
 
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task})
@@ -4456,12 +4789,15 @@ def patch_task(call: Call, task_id: str) -> flask.Response:
         return answer(200, select_task(connection, call.client_id, task_id))
 
 
-@operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History})
+@operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
 def get_task_history(call: Call, task_id: str) -> flask.Response:
     """Get what happened to a task, oldest first."""
-    with call.database.reading() as connection:
+    before, limit = int(call.query.after or 0), call.query.limit
+    with listing(call) as connection:
         state = select_state(connection, call.client_id, task_id)
-        return answer(200, History(select_history(connection, call.client_id, state.seq)))
+        taken = take_weighed(select_history(connection, call.client_id, state.seq, limit, before), limit)
+    link = next_link(call, str(before + len(taken.items))) if taken.more else None
+    return answer(200, History(taken.items, link))
 
 
 def read_definition(call: Call, name: str) -> tuple[str, str, str | None]:
