@@ -692,11 +692,17 @@ def flat_reads(stored: Stored) -> Mapping[str, list[bytes]]:
     """Return the reads that must cost the same whatever is stored."""
     deep = stored.read("SELECT id FROM tasks WHERE seq <= ? ORDER BY seq DESC LIMIT 1000", stored.rows // 10)[::50]
     run_id = stored.read("SELECT id FROM runs ORDER BY seq LIMIT 1 OFFSET ?", stored.rows // BATCH // 2)[0][0]
+    few_runs = ",".join(row[0] for row in stored.read("SELECT id FROM runs ORDER BY seq LIMIT ?", SMALL // BATCH))
+    many_types = ",".join(["bench", *(f"type-{number}" for number in range(999))])
+    external_id = stored.read("SELECT external_id FROM tasks WHERE seq = ?", stored.rows // 2)[0][0]
     paths = {
         "list, page 1": ["/api/v1/tasks"],
         "list, one status": ["/api/v1/tasks?status=open"],
         "list, one severity": ["/api/v1/tasks?severity=critical"],
         "list, by severity": ["/api/v1/tasks?sort=severity"],
+        "list, the first 10 runs": [f"/api/v1/tasks?runId={few_runs}"],
+        "list, 1,000 project types": [f"/api/v1/tasks?projectType={many_types}&status=open"],
+        "list, one externalId": [f"/api/v1/tasks?externalId={external_id}"],
         "list, next links behind 9 tenths": [f"/api/v1/tasks?limit=50&after={row[0]}" for row in deep],
         "a run with its summary": [f"/api/v1/runs/{run_id}"],
         "one task": stored.task_paths(1000),

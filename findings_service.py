@@ -984,7 +984,8 @@ MIGRATIONS: Mapping[int, str] = {
 LARGE_WAL = 8 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 CHECKPOINT_PAGES = 1000  # of the WAL, after which a commit folds it into the file
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
-CLOCK_STEPS = 20_000  # of SQLite's machine, between two looks at the clock: a millisecond or less
+CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
+CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1080,7 +1081,12 @@ def prepare_schema(connection: Connection) -> None:
 def connect(settings: Settings) -> Connection:
     """Open the file with the pragmas that the promises need. It does not checkpoint by itself."""
     connection = sqlite3.connect(
-        settings.db, timeout=BUSY_SLICE, isolation_level=None, check_same_thread=False, factory=Connection
+        settings.db,
+        timeout=BUSY_SLICE,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=Connection,
+        cached_statements=CACHED_STATEMENTS,
     )
     try:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
@@ -2243,7 +2249,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 Item = TypeVar("Item")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
-MOST_ARMS = 64  # of one statement; SQLite allows 500
+MOST_ARMS = 32  # of one statement; SQLite allows 500
 FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
 
@@ -3092,7 +3098,7 @@ def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, ru
     size = sum(reported[run_scope(run.seq)] for run in kept)
     if size > accepted.total():
         among = surface_ranges(connection, client_id, wanted, surfaces)
-        if among.size < size:
+        if among.size + len(among.arms) * len(kept) < size:  # each range makes a table of the runs for itself
             return msgspec.structs.replace(reported_among(client_id, among, kept), total=total)
     return plan_sightings(client_id, wanted if size > accepted.total() else TaskFilter(), kept, total)
 

@@ -43,7 +43,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import click.testing
@@ -1275,10 +1275,11 @@ def every_combination(options: dict[str, tuple[str | None, ...]]) -> list[dict[s
 def task_options(survey: Survey) -> dict[str, tuple[str | None, ...]]:
     """Return values to try for each parameter of a list of tasks."""
     first, second, third = (survey.runs[place]["id"] for place in (3, 4, 12))
+    all_runs = ",".join(run["id"] for run in survey.runs)
     return {
         "status": (None, "open", "in_progress,open", "dismissed,resolved,dismissed"),
         "severity": (None, "high", "info,critical"),
-        "runId": (None, first, UNKNOWN_ID, f"{UNKNOWN_ID},{third}", f"{first},{second}"),
+        "runId": (None, first, UNKNOWN_ID, f"{UNKNOWN_ID},{third}", f"{first},{second}", all_runs),
         "projectType": (None, "web", "unknown", "cli,web"),
         "targetUrl": (None, TARGETS[1]),
         "externalId": (None, "f-3"),
@@ -1328,6 +1329,17 @@ def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey,
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected, len(expected)), query
 
 
+def test_a_list_of_many_ranges_is_the_same_list(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("findings_service.MOST_ARMS", 2)
+    monkeypatch.setattr("findings_service.FEW_ARMS", 1)
+    for query in random.Random(4).sample(task_queries(survey), 150):
+        expected = survey.expected_tasks(query)
+        walked = [item["id"] for page in survey.client.walk("tasks", limit=9, **query) for item in page["tasks"]]
+        assert walked == expected, query
+        jumped = survey.client.read("tasks", limit=3, page=3, **query)
+        assert [item["id"] for item in jumped["tasks"]] == expected[6:9], query
+
+
 def test_every_combination_of_run_filters_finds_and_counts_the_right_runs(survey: Survey) -> None:
     for query in run_queries():
         page = survey.client.read("runs", limit=200, **query)
@@ -1357,18 +1369,21 @@ def traced_selects(survey: Survey, path: str, queries: list[dict[str, str]]) -> 
                 survey.client.get(page["next"])
     finally:
         connection.set_trace_callback(None)
-    selects = [statement for statement in traced if statement.lstrip().startswith("SELECT")]
+    selects = [statement for statement in traced if statement.lstrip().startswith(("SELECT", "WITH"))]
     return {re.sub(r"'[^']*'|\b\d+\b", "?", statement): statement for statement in selects}
 
 
 def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
-    """Return the steps of a query plan that read a whole table or sort."""
+    """Return the steps of a query plan that read a whole table or sort.
+
+    Counting the tasks that several runs share takes a set of them: no counter knows how many they share.
+    """
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     named = re.findall(r"(?:FROM|JOIN)\s+(\w+)(?:\s+AS\s+(\w+))?", statement)
     real = tables | {alias for table, alias in named if table in tables}
     steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
     scans = [step for step in steps if step.startswith("SCAN") and step.split()[1] in real]
-    return scans + [step for step in steps if "TEMP B-TREE" in step]
+    return scans + [step for step in steps if "TEMP B-TREE" in step and "count(DISTINCT)" not in step]
 
 
 def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
@@ -1384,6 +1399,150 @@ def test_no_list_of_runs_scans_a_table_or_sorts(survey: Survey) -> None:
     connection = database_of(survey.app).connection()
     for statement in traced_selects(survey, "runs", run_queries()).values():
         assert not scanned_tables(connection, statement), statement
+
+
+def submit_surfaces(client: Client, count: int) -> list[str]:
+    """Report one external id in runs of as many project types and targets, and return the runs."""
+    runs = []
+    for number in range(count):
+        client.register(f"type-{number}")
+        runs.append(client.start(f"type-{number}", targetUrl=f"https://example.com/{number % 7}"))
+        client.submit(runs[-1], task(externalId="same"), task(externalId="same"), task())
+    return runs
+
+
+def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client, app: flask.Flask) -> None:
+    runs, traced, dice = submit_surfaces(client, 60), set[str](), random.Random(5)
+    execute = findings_service.Connection.execute
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            findings_service.Connection,
+            "execute",
+            lambda self, statement, *values: traced.add(statement) or execute(self, statement, *values),
+        )
+        for _ in range(150):
+            query = {
+                "projectType": ",".join(
+                    f"type-{number}" for number in dice.sample(range(1000), dice.randrange(1, 999))
+                ),
+                "runId": ",".join(dice.sample(runs, dice.randrange(1, 60))),
+                "status": ",".join(dice.sample(STATUSES, dice.randrange(1, 4))),
+                "missingFrom": dice.choice(runs),
+            }
+            for name in dice.sample(sorted(query), 2):
+                del query[name]
+            client.read("tasks", **query)
+    assert len(traced) < 150
+    assert max(map(len, traced)) < 10_000
+
+
+def test_a_thousand_runs_of_a_thousand_types_are_no_error(client: Client) -> None:
+    runs = submit_surfaces(client, 40)
+    many_runs = ",".join([*runs, *(f"run-{number}" for number in range(960))])
+    many_types = ",".join(f"type-{number}" for number in range(1000))
+    for sort, target in itertools.product(("-createdAt", "severity"), (None, "https://example.com/1")):
+        query = {"sort": sort, "limit": 200, "status": "open,resolved", "projectType": many_types}
+        query |= {"targetUrl": target} if target else {}
+        assert client.read("tasks", **query)["total"] == (12 if target else 80)
+        assert client.read("tasks", runId=many_runs, **query)["total"] == (12 if target else 80)
+
+
+def test_one_external_id_on_many_surfaces_is_listed_like_others(client: Client) -> None:
+    runs = submit_surfaces(client, 40)
+    walked = [item for page in client.walk("tasks", externalId="same", limit=7) for item in page["tasks"]]
+    assert [item["runId"] for item in walked] == runs[::-1]
+    assert client.read("tasks", externalId="same", runId=f"{runs[3]},{runs[5]}")["total"] == 2
+    assert client.read("tasks", externalId="same", targetUrl="https://example.com/1")["total"] == 6
+    missing = client.start("type-3", targetUrl="https://example.com/3")
+    assert client.read("tasks", externalId="same", missingFrom=missing)["tasks"] == [walked[-4]]
+    assert client.read("tasks", externalId="same", missingFrom=runs[3])["total"] == 0
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no list have any time."""
+    monkeypatch.setattr("findings_service.LIST_TIME", -1)
+    monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_list_that_takes_too_long_is_refused_and_tells_what_would_help(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    for path in ("tasks", "tasks?page=3", "tasks?externalId=x", "runs", f"tasks/{task_id}/history"):
+        problem = assert_problem(client.get(f"{API}/{path}"), 400, "invalid_parameter", "query string")
+        assert "fewer values" in problem["detail"]
+    client.finish(run)
+    assert client.read(f"tasks/{task_id}")["status"] == "open"
+
+
+def test_another_error_of_a_list_stays_what_it_is(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: Any) -> NoReturn:
+        error = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise error
+
+    monkeypatch.setattr("findings_service.select_tasks", locked)
+    assert_problem(client.get(f"{API}/tasks"), 503, "busy")
+
+
+def test_a_list_and_its_total_are_of_one_moment(
+    app: flask.Flask, client: Client, run: str, make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add(run)
+    other, select_cells = client_of(make_app(), name="other"), findings_service.select_cells
+
+    def slow(*arguments: Any) -> Any:
+        cells = select_cells(*arguments)
+        other.add(run)
+        return cells
+
+    monkeypatch.setattr("findings_service.select_cells", slow)
+    page = client.read("tasks")
+    assert (page["total"], len(page["tasks"])) == (1, 1)
+    monkeypatch.undo()
+    assert client.read("tasks")["total"] == 2
+
+
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+@pytest.mark.parametrize("filters", [{}, {"status": "open,resolved"}], ids=["all", "merged"])
+def test_a_page_ends_early_where_it_would_be_too_large(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, sort: str, filters: dict[str, str]
+) -> None:
+    sizes = (10, 3000, 10, 10, 9000, 10, 10, 2000, 2000, 10)
+    tasks = [task(severity=SEVERITIES[n % 3], description="x" * size) for n, size in enumerate(sizes)]
+    client.submit(run, *tasks)
+    whole = client.read("tasks", view="full", sort=sort, **filters)["tasks"]
+    monkeypatch.setattr("findings_service.PAGE_SIZE", 5000)
+    pages = list(client.walk("tasks", view="full", sort=sort, **filters))
+    assert [item for page in pages for item in page["tasks"]] == whole
+    assert 3 < len(pages) < 9
+    assert all(len(json.dumps(page["tasks"])) < 5600 or len(page["tasks"]) == 1 for page in pages)
+    assert {page["total"] for page in pages} == {10}
+    assert len(client.read("tasks", sort=sort)["tasks"]) == 10
+
+
+def test_a_page_of_runs_ends_early_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.register("web")
+    runs = [client.start(metadata={"a": "x" * 3000}) for _ in range(5)]
+    monkeypatch.setattr("findings_service.PAGE_SIZE", 8000)
+    pages = list(client.walk("runs"))
+    assert [len(page["runs"]) for page in pages] == [2, 2, 1]
+    assert [item["id"] for page in pages for item in page["runs"]] == runs[::-1]
+
+
+def test_a_page_of_screenshots_takes_little_memory(client: Client, run: str) -> None:
+    evidence = [{"content": "x" * 250_000}] * 16
+    for _ in range(12):
+        client.submit(run, *[task(evidence=evidence)] * 3)
+    tracemalloc.start()
+    try:
+        answer = client.get(f"{API}/tasks?view=full&limit=200")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 12 * 2**20 < len(answer.data) <= 16 * 2**20
+    assert len(answer.json["tasks"]) == 4
+    assert peak < 5 * 16 * 2**20
 
 
 def test_a_list_has_its_page_limit_total_and_next(client: Client, run: str) -> None:
@@ -1843,6 +2002,13 @@ def test_white_space_does_not_count_in_the_size_of_metadata(client: Client, run:
     assert client.send("POST", f"{API}/runs", body).status_code == 201
 
 
+def test_starting_a_run_does_not_read_all_project_types(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("findings_service.select_project_types")
+    assert client.start("web") != run
+
+
 @pytest.mark.parametrize("status", ["completed", "failed"])
 def test_finishing_a_run_keeps_how_and_when_it_ended(client: Client, run: str, status: str) -> None:
     time.sleep(0.002)
@@ -2079,6 +2245,55 @@ def test_a_submission_that_creates_nothing_is_200(client: Client, run: str) -> N
     assert client.post(path, json=task(externalId="a")).status_code == 200
     assert client.post(path, json=task(externalId="a", title="new")).status_code == 200
     assert client.post(path, json={"tasks": [task(externalId="a"), task(externalId="b")]}).status_code == 201
+
+
+def test_a_submission_of_nothing_changes_nothing_but_uses_the_run(app: flask.Flask, client: Client, run: str) -> None:
+    who = findings_service.Principal("", "default", "tests", "full")
+    with database_of(app).transaction() as connection:
+        connection.execute("UPDATE runs SET last_used_at = '2020-01-01T00:00:00.000Z'")
+        key = findings_service.select_run_key(connection, "default", run)
+        done = findings_service.submit_reports(connection, who, key, [])
+        assert connection.execute("SELECT last_used_at FROM runs").fetchone()[0] > "2026"
+    assert (done.created, done.updated, done.reopened, done.unchanged, done.tasks) == (0, 0, 0, 0, [])
+
+
+def other_run_in_its_place(client: Client, run: str) -> str:
+    """Prune a run, and start another one that takes its seq."""
+    database = database_of(client.application)
+    with database.transaction() as connection:
+        key = findings_service.select_run_key(connection, "default", run)
+        findings_service.prune_slice(connection, "default", key)
+        new = findings_service.insert_run(connection, "default", "web", "", "{}")
+    assert new.seq == key.seq
+    return new.id
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "status", "code"),
+    cases(
+        pruned=(other_run_in_its_place, 404, "not_found"),
+        finished=(Client.finish, 409, "run_finished"),
+    ),
+)
+def test_a_run_that_goes_while_its_tasks_are_checked_gets_none(
+    client: Client,
+    run: str,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Callable[[Client, str], object],
+    status: int,
+    code: str,
+) -> None:
+    select_schema_of_run, at_work = findings_service.select_schema_of_run, client_of(client.application, name="other")
+
+    def interrupted(*arguments: Any) -> str | None:
+        schema = select_schema_of_run(*arguments)
+        meanwhile(at_work, run)
+        return schema
+
+    monkeypatch.setattr("findings_service.select_schema_of_run", interrupted)
+    assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), status, code)
+    assert client.read("tasks")["total"] == 0
+    assert faults_of(Path(database_of(client.application).settings.db)) == []
 
 
 def test_one_bad_task_stores_nothing_of_the_batch(client: Client, run: str) -> None:
@@ -2373,6 +2588,14 @@ def test_key_order_and_white_space_change_nothing(client: Client, run: str) -> N
     assert len(client.history(task_id)) == 1
 
 
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations([..., None, {}], 2)])
+def test_empty_extensions_are_the_same_as_none(client: Client, run: str, before: Any, after: Any) -> None:
+    client.add(run, externalId="x", extensions=before, evidence=... if before is ... else [])
+    again = task(externalId="x", extensions=after, evidence=... if after is ... else [])
+    assert client.submit(run, again)["unchanged"] == 1
+    assert client.submit(run, again | {"extensions": {"a": 1}})["updated"] == 1
+
+
 def test_a_run_that_reports_a_task_again_moves_its_last_seen_once(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     first = client.read(f"tasks/{task_id}")
@@ -2479,6 +2702,28 @@ def test_history_tells_all_that_happened_oldest_first(app: flask.Flask, client: 
         ("reported", "agent", second, "resolved", "open", ["title"]),
     ]
     assert set(client.history(task_id)[0]) == {*fields, "at", "comment"}
+
+
+def test_a_history_is_read_in_parts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_id = client.add(run)
+    for number in range(7):
+        client.triage(task_id, "open", comment=f"{number}" * 1000)
+    whole = client.read(f"tasks/{task_id}/history")
+    assert (len(whole["history"]), whole["next"]) == (8, None)
+    pages = list(client.walk(f"tasks/{task_id}/history", limit=3))
+    assert [len(page["history"]) for page in pages] == [3, 3, 2]
+    assert [entry for page in pages for entry in page["history"]] == whole["history"]
+    monkeypatch.setattr("findings_service.PAGE_SIZE", 2600)
+    pages = list(client.walk(f"tasks/{task_id}/history"))
+    assert [len(page["history"]) for page in pages] == [3, 2, 2, 1]
+    assert [entry for page in pages for entry in page["history"]] == whole["history"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=", "after=-1", "after=x", "page=1"])
+def test_a_bad_part_of_a_history_is_refused(client: Client, run: str, query: str) -> None:
+    path = f"{API}/tasks/{client.add(run)}/history"
+    assert_problem(client.get(f"{path}?{query}"), 400, "invalid_parameter", query.partition("=")[0])
+    assert client.get(f"{path}?limit=1000&after=999999").json == {"history": [], "next": None}
 
 
 def test_counters_equal_a_recount_after_anything(client: Client) -> None:
@@ -3143,6 +3388,32 @@ def test_a_project_type_at_the_bounds_is_taken(client: Client, name: str) -> Non
     assert response.status_code == 201
     assert {field: client.read(f"project-types/{name}")[field] for field in body} == body
     assert client.read("runs", projectType=name)["total"] == 0
+
+
+def test_a_client_has_room_for_so_many_project_types(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("findings_service.MOST_PROJECT_TYPES", 2)
+    for name in ("a", "b", "a"):
+        client.register(name)
+    problem = assert_problem(client.post(f"{API}/project-types", json={"name": "c"}), 422, "validation_failed", "/name")
+    assert "2" in problem["errors"][0]["detail"]
+    assert client.put(f"{API}/project-types/b", json={"label": "B"}).status_code == 200
+    client_of(client.application, client="other").register("c")
+
+
+def test_labels_and_descriptions_of_a_client_have_room_together(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("findings_service.PROJECT_TYPES_TEXT", 100)
+    path = f"{API}/project-types"
+    assert client.post(path, json={"name": "a", "label": "é", "description": "é" * 19}).status_code == 201
+    for method, body in (
+        (client.post, {"name": "b", "description": "x" * 60}),
+        (client.put, {"description": "x" * 100}),
+    ):
+        target = path if method == client.post else f"{path}/a"
+        assert_problem(method(target, json=body), 422, "validation_failed", "/description")
+    assert client.post(path, json={"name": "b", "description": "x" * 59}).status_code == 201
+    assert client.put(f"{path}/b", json={"description": "x" * 59}).status_code == 200
 
 
 def test_replacing_a_project_type_takes_defaults_for_what_is_left_out(client: Client) -> None:
@@ -6802,6 +7073,28 @@ def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.F
     assert (client.read("tasks")["total"], stranger.read("tasks")["total"]) == (2, 0)
     assert (client.read(f"runs/{run}")["summary"]["total"], stranger.read("runs")["total"]) == (2, 0)
     assert faults_of(path) == []
+
+
+def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, client: Client, run: str) -> None:
+    path = Path(database_of(app).settings.db)
+    shared = client.start(targetUrl="https://example.com/")
+    for run_id, names in ((run, "abcd"), (shared, "bd")):
+        client.submit(run_id, *[task(externalId=name) for name in names], task())
+    client.finish(run)
+    removed, gone = [], False
+    while not gone:
+        with database_of(app).transaction() as connection:
+            key = findings_service.RunKey(1, run, "web", "https://example.com/", "completed")
+            tasks, gone = findings_service.prune_slice(connection, "default", key, 2)
+        removed.append(tasks)
+        assert faults_of(path) == []
+        assert client.read("tasks")["total"] == 6 - sum(removed)
+    assert removed == [1, 1, 1]
+    assert [each["id"] for each in client.read("runs")["runs"]] == [shared]
+    assert client.read("tasks", runId=shared)["total"] == 3
+    with database_of(app).transaction() as connection:
+        assert findings_service.prune_slice(connection, "default", key) == (0, True)
+        assert connection.execute("SELECT COUNT(*) FROM counters WHERE scope = 'tasks run:1'").fetchone() == (0,)
 
 
 def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
