@@ -1003,6 +1003,7 @@ def schema_path() -> Path:
     return packaged if packaged.exists() else here / "schema.sql"
 
 
+RUN_SCOPE = "tasks run:"  # what counts the tasks of a run begins with this
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
 
 
@@ -1032,7 +1033,7 @@ class Connection(sqlite3.Connection):
         self.counting.clear()
 
     def write_counts(self) -> None:
-        """Write what the transaction counted; a counter that came down to nothing goes."""
+        """Write what the transaction counted. A run's counter that came down to nothing goes, as runs themselves do."""
         self.settle_counts()
         self.executemany(
             """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
@@ -1043,7 +1044,7 @@ class Connection(sqlite3.Connection):
         self.executemany(
             """DELETE FROM counters
                WHERE client_id = ? AND scope = ? AND status = ? AND severity = ? AND identified = ? AND n = 0""",
-            [key for key, n in self.counted.items() if n < 0],
+            [key for key, n in self.counted.items() if n < 0 and key[1].startswith(RUN_SCOPE)],
         )
         self.forget()
 
@@ -2428,7 +2429,7 @@ def scopes(kind: str, project_type: str, target_url: str) -> tuple[str, ...]:
 
 def run_scope(run_seq: int) -> str:
     """Name the scope of the tasks that a run reported."""
-    return f"tasks run:{run_seq}"
+    return f"{RUN_SCOPE}{run_seq}"
 
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
@@ -3100,7 +3101,7 @@ def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, ru
         among = surface_ranges(connection, client_id, wanted, surfaces)
         if among.size + len(among.arms) * len(kept) < size:  # each range makes a table of the runs for itself
             return msgspec.structs.replace(reported_among(client_id, among, kept), total=total)
-    return plan_sightings(client_id, wanted if size > accepted.total() else TaskFilter(), kept, total)
+    return plan_sightings(client_id, wanted if size > accepted.total() else Filter(), kept, total)
 
 
 def surface_ranges(
