@@ -865,8 +865,8 @@ class PageQuery(Request):
 class HistoryQuery(Request):
     """Which part of a task's history."""
 
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
-    after: Annotated[str, Meta(pattern=ENTRY_PLACE)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000, description="Entries on a page.")] = 1000
+    after: Annotated[str, Meta(pattern=ENTRY_PLACE, description=AFTER)] | None = None
 
 
 class RunQuery(PageQuery):
@@ -2770,7 +2770,7 @@ def json_length(text: str) -> int:
     return len(msgspec.json.encode(text)) - 2
 
 
-def require_room(connection: Connection, client_id: str, name: str, label: str, description: str) -> None:
+def require_place(connection: Connection, client_id: str, name: str, label: str, description: str) -> None:
     """Check that a client's project types, with this one, fit into one answer. :raises ValidationFailed: if not."""
     others = connection.execute(
         "SELECT label || description FROM project_types WHERE client_id = ? AND name <> ?", (client_id, name)
@@ -2796,7 +2796,7 @@ def insert_project_type(
         (client_id, name),
     ).fetchone()
     if row is None:
-        require_room(connection, client_id, name, label, description)
+        require_place(connection, client_id, name, label, description)
         connection.execute(
             """INSERT INTO project_types (client_id, name, id, label, description, extension_schema, created_at)
                VALUES (?, ?, ?, ?, ?, ?, ?)""",
@@ -2818,7 +2818,7 @@ def update_project_type(
 
     :raises ValidationFailed: when there is no room for the new one.
     """
-    require_room(connection, client_id, name, label, description)
+    require_place(connection, client_id, name, label, description)
     connection.execute(
         """UPDATE project_types SET label = ?, description = ?, extension_schema = ?
            WHERE client_id = ? AND name = ?""",
