@@ -64,6 +64,8 @@ from findings_service import OPERATIONS, Settings, create_app, create_blueprint
 
 HERE = Path(__file__).resolve().parent
 MODULE = HERE / "findings_service.py"
+# Not the file itself, which Python would compile anew for each of hundreds of processes.
+PROGRAM = (sys.executable, "-m", "findings_service")
 API = "/api/v1"
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -368,8 +370,10 @@ def environment(**more: str) -> dict[str, str]:
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the service to its end."""
-    line = [sys.executable, str(MODULE), *arguments]
-    return subprocess.run(line, capture_output=True, text=True, env=environment(**env), timeout=30, check=False)
+    line = [*PROGRAM, *arguments]
+    return subprocess.run(
+        line, cwd=HERE, capture_output=True, text=True, env=environment(**env), timeout=30, check=False
+    )
 
 
 def start_process(line: list[str], db: Path, until: str, cwd: Path = HERE, **env: str) -> Server:
@@ -394,7 +398,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
     def start(*options: str, until: str = r"curl .*\n", **env: str) -> Server:
         db = Path(env.pop("FINDINGS_DB", str(tmp_path / "served.db")))
-        line = [sys.executable, "findings_service.py", "serve", "--port", "0", "--db", str(db), *options]
+        line = [*PROGRAM, "serve", "--port", "0", "--db", str(db), *options]
         started.append(start_process(line, db, until, **env))
         return started[-1]
 
@@ -3288,11 +3292,14 @@ EXTENSION_TESTS = (
 
 @pytest.mark.parametrize("wanted", [OLDEST_JSONSCHEMA, findings_service.JSONSCHEMAS])
 def test_either_end_of_what_jsonschema_may_be_serves(tmp_path: Path, wanted: str) -> None:
+    """The newest is mostly the one that all tests here run with."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     fetching = [*pip, "--target", str(tmp_path), wanted]
     fetched = subprocess.run(fetching, capture_output=True, text=True, timeout=60, check=False)
     if fetched.returncode != 0:
         pytest.skip(f"pip does not get {wanted}: {fetched.stderr}")
+    if (tmp_path / f"jsonschema-{importlib.metadata.version('jsonschema')}.dist-info").exists():
+        return
     line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", " or ".join(EXTENSION_TESTS)]
     env = environment(PYTHONPATH=str(tmp_path))
     done = subprocess.run(line, cwd=HERE, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -3859,7 +3866,7 @@ SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installe
 PROGRAMS = {  # of a virtual environment that a reader makes
     "pip": "",  # it would fetch what is installed here; another test installs the service
     "python": 'exec "$PYTHON" "$@"',
-    "findings-service": f'exec "$PYTHON" "{MODULE}" "$@"',
+    "findings-service": 'exec "$PYTHON" -m findings_service "$@"',
 }
 # Functions in place of programs that a test cannot run, or must not.
 STAND_INS = r"""
@@ -4858,37 +4865,6 @@ def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Serv
     assert_problem(server.request("POST", f"{API}/runs/{run}/tasks", large), 413, "body_too_large")
 
 
-BEFORE_THE_BODY = cases(
-    path=("/nowhere", {}, 404),
-    method=("PUT", {}, 405),
-    key=("", {"Authorization": "Bearer fts_no"}, 401),
-    level=("", {"Authorization": "READ"}, 403),
-    size=("", {"Content-Length": str(17 * KIB * KIB)}, 413),
-    chunked=("", {"Transfer-Encoding": "chunked", "Authorization": "Bearer fts_no"}, 401),
-    kind=("", {"Content-Type": "text/plain"}, 415),
-    encoding=("", {"Content-Encoding": "gzip"}, 415),
-)
-
-
-@pytest.mark.parametrize(("where", "headers", "status"), BEFORE_THE_BODY)
-def test_what_can_be_judged_before_a_large_body_is(
-    server: Server, where: str, headers: dict[str, str], status: int
-) -> None:
-    key = command("keys", "create", "reader", "--level", "read", "--db", str(server.db)).stdout.strip()
-    method, path = ("PUT", f"{API}/runs") if where == "PUT" else ("POST", where or f"{API}/runs")
-    sent = {"Host": "x", "Authorization": f"Bearer {server.key}", "Content-Type": "application/json"} | headers
-    if sent["Authorization"] == "READ":
-        sent["Authorization"] = f"Bearer {key}"
-    if "Transfer-Encoding" not in sent:
-        sent.setdefault("Content-Length", "1000000")
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
-        connection.sendall("\r\n".join([*lines, "\r\n"]).encode())
-        heard = connection.recv(65536)  # although none of the body was sent
-    assert int(heard[9:12]) == status
-    assert b"connection: close" in heard.lower()
-
-
 def memory_of(server: Server) -> float:
     """Return the resident memory of a server, in MiB."""
     pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
@@ -4956,17 +4932,7 @@ def cpu_seconds(server: Server) -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells a process's time")
 def test_more_connections_than_open_files_do_not_spin(tmp_path: Path) -> None:
-    line = [
-        "sh",
-        "-c",
-        'ulimit -n 64 && exec "$@"',
-        "sh",
-        sys.executable,
-        "findings_service.py",
-        "serve",
-        "--port",
-        "0",
-    ]
+    line = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *PROGRAM, "serve", "--port", "0"]
     small = start_process([*line, "--db", str(tmp_path / "small.db")], tmp_path / "small.db", "curl")
     try:
         with ExitStack() as opened:
@@ -5877,7 +5843,7 @@ WAIT = 1.5  # seconds that a hostile request may take: one, and some for a busy 
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A real server that hostile clients share with others; bodies must arrive in half a second."""
     db = tmp_path_factory.mktemp("besieged") / "besieged.db"
-    line = [sys.executable, "findings_service.py", "serve", "--port", "0", "--db", str(db)]
+    line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
     server = start_process(line, db, r"curl .*\n", FINDINGS_BODY_TIMEOUT="0.5")
     try:
         server.start_run()
@@ -6162,7 +6128,7 @@ def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.s
 def stopping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[tuple[int, float]]]:
     """A server that is told to stop while connections hang: how it ended, and after how many seconds."""
     db = tmp_path_factory.mktemp("stopping") / "stopping.db"
-    line = [sys.executable, "findings_service.py", "serve", "--port", "0", "--db", str(db)]
+    line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
     server = start_process(line, db, r"curl .*\n")
 
     def stop() -> tuple[int, float]:
@@ -6473,6 +6439,33 @@ def test_a_stop_waits_for_half_open_connections_but_not_for_long(stopping: Futur
     code, seconds = stopping.result(20)
     assert code == 0
     assert seconds < 13
+
+
+BEFORE_THE_BODY = cases(
+    path=("POST", "/nowhere", {}, 404),
+    method=("PUT", f"{API}/runs", {}, 405),
+    key=("POST", f"{API}/runs", {"Authorization": "Bearer fts_no"}, 401),
+    level=("PUT", f"{API}/project-types/web", {}, 403),
+    size=("POST", f"{API}/runs", {"Content-Length": str(17 * KIB * KIB)}, 413),
+    chunked=("POST", f"{API}/runs", {"Transfer-Encoding": "chunked", "Authorization": "Bearer fts_no"}, 401),
+    kind=("POST", f"{API}/runs", {"Content-Type": "text/plain"}, 415),
+    encoding=("POST", f"{API}/runs", {"Content-Encoding": "gzip"}, 415),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "status"), BEFORE_THE_BODY)
+def test_what_can_be_judged_before_a_large_body_is(
+    besieged: Server, hostile_key: str, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    sent = {"Host": "x", "Authorization": f"Bearer {hostile_key}", "Content-Type": "application/json"} | headers
+    if "Transfer-Encoding" not in sent:
+        sent.setdefault("Content-Length", "1000000")
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
+    with socket.create_connection(("127.0.0.1", besieged.port), timeout=5) as connection:
+        connection.sendall("\r\n".join([*lines, "\r\n"]).encode())
+        heard = connection.recv(65536)  # although none of the body was sent
+    assert status_of(heard) == status
+    assert b"connection: close" in heard.lower()
 
 
 # ---------------------------------------------------------------------------
@@ -6847,8 +6840,8 @@ def heard_on_a_terminal(*arguments: str) -> str:
     """Run a command whose standard error is a terminal, and return what shows there."""
     ours, theirs = pty.openpty()
     heard = b""
-    line = [sys.executable, str(MODULE), *arguments]
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=theirs, env=environment()) as process:
+    line = [*PROGRAM, *arguments]
+    with subprocess.Popen(line, cwd=HERE, stdout=subprocess.DEVNULL, stderr=theirs, env=environment()) as process:
         os.close(theirs)
         with suppress(OSError):  # Linux says so when the other end is closed
             while part := os.read(ours, 4096):
