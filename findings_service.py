@@ -4396,15 +4396,19 @@ def refuse_path(path: str) -> NoReturn:
 class JsonResponse(flask.Response):
     """A finished answer: its headers are as they stand, and need no working out for each request.
 
-    But for its length: an embedding application may have changed the body, to compress it, say.
+    But for its length where an embedding application has changed the body, to compress it, say.
     """
 
     automatically_set_content_length = False
 
+    def __init__(self, text: bytes, status: int, headers: Headers) -> None:
+        super().__init__(text, status, headers)
+        self._as_made = self.response
+
     def get_wsgi_headers(self, environ: Any) -> Headers:  # noqa: ARG002
         """Return the headers."""
-        if self.is_sequence:
-            self.headers["Content-Length"] = str(sum(map(len, typing.cast("list[bytes]", self.response))))
+        if self.response is not self._as_made:
+            self.headers["Content-Length"] = str(len(self.get_data()))
         return self.headers
 
 
@@ -4413,7 +4417,8 @@ def json_response(
 ) -> flask.Response:
     """Return an answer with a JSON text."""
     text = body.encode() if isinstance(body, str) else body
-    return JsonResponse(text, status, Headers([("Content-Type", f"application/{kind}"), *(headers or {}).items()]))
+    listed = [("Content-Type", f"application/{kind}"), ("Content-Length", str(len(text))), *(headers or {}).items()]
+    return JsonResponse(text, status, Headers(listed))
 
 
 def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
@@ -4483,7 +4488,7 @@ def log_request(form: str, environ: Mapping[str, Any], status: int, size: int, s
         "bytes": size,
         "client": who and who.client_id,
         "key": who and who.name,
-        "runId": noted.run_id,
+        "runId": noted.run_id if regex.fullmatch(PLACE, noted.run_id or "") else None,  # it may be anything
     }
     line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
     with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
@@ -4511,11 +4516,11 @@ class Call:
         "service",
     )
 
-    def __init__(self, service: Service, operation: Operation, run_id: str = "") -> None:
+    def __init__(self, service: Service, operation: Operation, run_id: str | None = None) -> None:
         """Check all that does not depend on what is stored, in the contract's order."""
         environ = flask.request.environ
         self.service, self.operation = service, operation
-        self.noted = environ[NOTED] = Noted(operation.path, run_id if regex.fullmatch(PLACE, run_id) else None)
+        self.noted = environ[NOTED] = Noted(operation.path, run_id)
         self._body: Any = None
         self._problems: Sequence[Problem] = ()
         self.request_key: RequestKey | None = None
@@ -5073,7 +5078,7 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
         service.database.close()
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
-        return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id", "")).perform(parts))
+        return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id")).perform(parts))
 
     def no_route(rest: str = "") -> flask.Response:
         return respond(service, lambda: refuse_path(f"{API}/{rest}" if rest else "/healthz"))
