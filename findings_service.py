@@ -27,6 +27,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `
 
 import ast
 import asyncio
+import errno
 import gc
 import hashlib
 import hmac
@@ -398,6 +399,7 @@ class ValidationFailed(ServiceError):
     def __init__(self, problems: Sequence[Problem], *, complete: bool = True) -> None:
         count = f"{'' if complete else 'At least '}{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         more = f"; the first {LISTED_PROBLEMS} are listed" if len(problems) > LISTED_PROBLEMS else ""
+        self.complete = complete
         super().__init__(f"{count} in the request body{more}; nothing was stored.", problems)
 
 
@@ -1179,6 +1181,9 @@ def identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without locks says
+
+
 class Checkpointer:
     """The right to fold the WAL into the file, which one process of those that have the database open holds.
 
@@ -1206,8 +1211,11 @@ class Checkpointer:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.held = True
         except OSError as error:
-            self.held = not isinstance(error, BlockingIOError)
+            self.held = error.errno in NO_LOCKS
         return self.held
+
+    def __del__(self) -> None:
+        self.give_back()
 
     def _give_to_owner(self, file: int) -> None:
         """Let the database's owner have the file, as SQLite does with the WAL, when root was here first."""
@@ -1305,7 +1313,8 @@ class Database:
             try:
                 yield connection
             finally:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # an error of the disk has ended it
+                    connection.execute("ROLLBACK")
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -1404,6 +1413,16 @@ class Database:
         with self.lock:
             self.last_uses[table, key] = at
 
+    @contextmanager
+    def at_once(self) -> Iterator[Connection]:
+        """Give the connection to a writer that does not wait, and whose transactions are savepoints in this one.
+
+        :raises sqlite3.OperationalError: when another process has the database.
+        """
+        self.try_begin()
+        with self.grouping() as connection:
+            yield connection
+
     def keep_house(self) -> None:
         """Write what readers left to write, and fold the WAL into the file when it is large.
 
@@ -1411,8 +1430,7 @@ class Database:
         """
         with self.lock, suppress(sqlite3.Error, OSError, DatabaseUnusable):
             if self.last_uses:
-                self.try_begin()
-                with self.grouping():
+                with self.at_once():
                     pass
             connection = self.connection()
             if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
@@ -1522,7 +1540,8 @@ def copy_database(
         source.backup(copy, pages=1000, progress=progress)
         return list(file_faults(copy))
     finally:
-        source.execute("ROLLBACK")
+        if source.in_transaction:
+            source.execute("ROLLBACK")
         copy.close()
 
 
@@ -1732,6 +1751,9 @@ class Kept(dict[str, Made]):
         self.capacity = capacity
         self.weights: dict[str, int] = {}
         self.lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):  # no child begins with a lock that nobody gives back
+            free = self.lock.release
+            os.register_at_fork(before=self.lock.acquire, after_in_parent=free, after_in_child=free)
 
     def __missing__(self, text: str) -> Made:
         """Make what is not there."""
@@ -1858,6 +1880,35 @@ def as_set(function: Callable[..., Iterable[Any]]) -> Callable[..., set[Any]]:
 EVALUATED_FINDERS = ("find_evaluated_property_keys_by_schema", "find_evaluated_item_indexes_by_schema")
 
 
+def any_of(keywords: types.ModuleType) -> Any:
+    """Return `anyOf`, which of a choice between something and null tells what is wrong with the something.
+
+    jsonschema's own gathers all of that before it says that neither fits, however much it is.
+    """
+    stock = vars(keywords)["anyOf"]
+
+    def anyOf(validator: Any, alternatives: Any, instance: Any, schema: Any) -> Iterator[Any]:  # noqa: N802
+        if len(alternatives) != 2 or alternatives.count({"type": "null"}) != 1:
+            yield from stock(validator, alternatives, instance, schema)
+        elif instance is not None:
+            place = 1 - alternatives.index({"type": "null"})
+            yield from validator.descend(instance, alternatives[place], schema_path=place)
+
+    return anyOf
+
+
+def additional_properties(keywords: types.ModuleType) -> Any:
+    """Return `additionalProperties`, which names no more unwanted members than are told of."""
+    stock, find = (vars(keywords)[name] for name in ("additionalProperties", "find_additional_properties"))
+
+    def additionalProperties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:  # noqa: N802
+        if allowed is False and isinstance(instance, dict) and len(instance) > PROBLEMS_OF_ONE:
+            instance = dict.fromkeys(itertools.islice(find(instance, schema), PROBLEMS_OF_ONE))
+        yield from stock(validator, allowed, instance, schema)
+
+    return additionalProperties
+
+
 @cache
 def keywords_by_module() -> dict[str, types.ModuleType]:
     """Return jsonschema's modules of keywords, with our patterns, comparisons and deadline in them."""
@@ -1873,6 +1924,9 @@ def keywords_by_module() -> dict[str, types.ModuleType]:
         helpers[finder] = as_set(helpers[finder])
     names = ("equal", "uniq", "find_additional_properties", *EVALUATED_FINDERS)
     newest = private_copy("jsonschema._keywords", re=TimedPatterns, **{name: helpers[name] for name in names})
+    for keyword in (any_of, additional_properties):
+        ours = keyword(newest)
+        setattr(newest, ours.__name__, ours)
     older = private_copy("jsonschema._legacy_keywords", re=TimedPatterns, _utils=types.SimpleNamespace(**helpers))
     for finder in EVALUATED_FINDERS:
         setattr(older, finder, as_set(getattr(older, finder)))
@@ -2145,17 +2199,6 @@ SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 )
 
 
-def meant(error: Any) -> Iterator[Any]:
-    """Give what a fault is about: where something or null may stand, what is wrong with the something."""
-    alternatives = error.validator_value if error.validator == "anyOf" else ()
-    if len(alternatives) != 2 or {"type": "null"} not in alternatives:
-        yield error
-        return
-    for inner in error.context:
-        if inner.schema != {"type": "null"}:
-            yield from meant(inner)
-
-
 def in_short(error: Any, name: str = "") -> str:
     """Return jsonschema's message, so that what is asked for is there, however long the value is that it begins with.
 
@@ -2167,7 +2210,7 @@ def in_short(error: Any, name: str = "") -> str:
         message = f"Additional properties are not allowed ({cut(name)!r} was unexpected){known and f'; known: {known}'}"
     if error.validator in NUMBERED:
         message += f" ({error.validator} is {error.validator_value})"
-    if len(message) <= REPEATED_TEXT or error.validator.endswith("Properties"):
+    if len(message) <= REPEATED_TEXT or (error.validator or "").endswith("Properties"):
         return cut(message)
     value = repr(error.instance)
     rest = message.removeprefix(value)
@@ -2194,9 +2237,8 @@ def told(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
     """Tell everything that jsonschema finds wrong with a value. :raises OutOfTime: past the deadline."""
     for error in validator.iter_errors(value):
         tick()
-        for fault in meant(error):
-            if not (fault.validator == "pattern" and "\0" in fault.instance):  # U+0000 is told for itself
-                yield from fault_problems(fault, pointer)
+        if not (error.validator == "pattern" and "\0" in error.instance):  # U+0000 is told for itself
+            yield from fault_problems(error, pointer)
 
 
 def as_text(value: Any) -> str:
@@ -3079,7 +3121,8 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
     for _, status, severity, identified, n in select_counts(connection, client_id, [run_scope(run.seq)]):
         if identified and wanted.accepts(status, severity):
-            cells[run.project_type, status, severity] -= n
+            cell = (run.project_type, status, severity)  # of which this transaction may have left none
+            cells[cell] = cells.get(cell, 0) - n
     cells = {cell: n for cell, n in cells.items() if n}  # where something is missing
     ranges = select_ranges(connection, client_id, "tasks", wanted, cells)
     found = Listing(table="tasks", arms=ranges.arms, listed=ranges.listed).where(UNREPORTED, client_id, run.seq)
@@ -3583,6 +3626,7 @@ def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswe
 # Growing old: what is wrong, and what can go
 
 RUNS_AT_ONCE = 100  # that one look for old ones takes
+PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
 
 
 def recounted(connection: Connection) -> Counter[CounterKey]:
@@ -3653,17 +3697,9 @@ ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other JOIN runs ON run
     WHERE other.client_id = sightings.client_id AND other.task_seq = sightings.task_seq AND {})"""
 
 
-PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
-
-
-def select_old_runs(connection: Connection, before: str) -> list[tuple[str, RunKey]]:
-    """Return the runs, with their clients, that finished before a time."""
-    rows = connection.execute(
-        """SELECT client_id, seq, id, project_type, target_url, status FROM runs
-           WHERE finished_at < ? ORDER BY seq""",
-        (before,),
-    )
-    return [(client_id, RunKey(*key)) for client_id, *key in rows]
+def count_old_runs(connection: Connection, before: str) -> int:
+    """Return how many runs finished before a time."""
+    return int(connection.execute("SELECT COUNT(*) FROM runs WHERE finished_at < ?", (before,)).fetchone()[0])
 
 
 def count_orphans(connection: Connection, before: str) -> int:
@@ -3709,16 +3745,6 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     return len(orphans), len(rows) < size
 
 
-def check_health(connection: Connection) -> None:
-    """Write and read one row, so that trouble shows here before a client meets it."""
-    connection.execute(
-        """INSERT INTO health (id, checked_at) VALUES (1, ?)
-           ON CONFLICT (id) DO UPDATE SET checked_at = excluded.checked_at""",
-        (timestamp(),),
-    )
-    connection.execute("SELECT checked_at FROM health").fetchone()
-
-
 def prune_slices(database: Database, before: str) -> Iterator[tuple[int, int]]:
     """Remove the runs that finished before a time, and the tasks that only they report, a little with each step.
 
@@ -3744,6 +3770,16 @@ def prune_slices(database: Database, before: str) -> Iterator[tuple[int, int]]:
         yield 0, 0
 
 
+def check_health(connection: Connection) -> None:
+    """Write and read one row, so that trouble shows here before a client meets it."""
+    connection.execute(
+        """INSERT INTO health (id, checked_at) VALUES (1, ?)
+           ON CONFLICT (id) DO UPDATE SET checked_at = excluded.checked_at""",
+        (timestamp(),),
+    )
+    connection.execute("SELECT checked_at FROM health").fetchone()
+
+
 # ---------------------------------------------------------------------------
 # Reading a request: from bytes and parameters to checked values
 # ---------------------------------------------------------------------------
@@ -3760,7 +3796,7 @@ NOTED = "findings_service.noted"
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
 MANY_OBJECTS = 50  # that a task of a batch seldom has, so that the batch may have too many tasks
-MANY_VALUES = 500_000  # in a body; beyond, looking through one that breaks a rule would take hundreds of megabytes
+MANY_VALUES = 250_000  # in a body; beyond, looking through one that breaks a rule would take hundreds of megabytes
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
 JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', regex.DOTALL)
@@ -3966,16 +4002,17 @@ class Parsed(Struct):
             readable_items(document.get("remediation"), RemediationStep),
         )
         there = {(problem.pointer, problem.detail) for problem in problems}
-        more = [problem.below(pointer) for problem in rules]
-        self.problems += [problem for problem in more if (problem.pointer, problem.detail) not in there]
+        more = (problem.below(pointer) for problem in rules)
+        unsaid = (problem for problem in more if (problem.pointer, problem.detail) not in there)
+        self.problems += itertools.islice(unsaid, PROBLEMS_OF_ONE)
         if isinstance(document.get("extensions"), dict | None):
             self.add_extensions(decoder(dict[str, Raw]).decode(text).get("extensions", Raw()), pointer, levels)
 
 
 def readable_items(items: Any, model: type[Checked]) -> list[Checked | None]:
-    """Return the items of an array in a task that its model has refused, None in place of those that are bad."""
+    """Return the first items of an array in a task that its model has refused, None in place of those that are bad."""
     readable: list[Checked | None] = []
-    for item in items if isinstance(items, list) else ():
+    for item in items[:PROBLEMS_OF_ONE] if isinstance(items, list) else ():
         try:
             readable.append(msgspec.convert(item, model))
         except msgspec.ValidationError:
@@ -4079,6 +4116,9 @@ def compact_length(text: bytes) -> int:
         raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
 
 
+OUT_OF_TIME = Problem("breaks rules, and there was no time to tell all of them; send less at once", "")
+
+
 def parse_submission(text: bytes, settings: Settings) -> Parsed:
     """Read a submission of either form, and note every problem of each bad task."""
     try:
@@ -4086,16 +4126,21 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed:
     except NOT_JSON:
         single = True
     parsed = Parsed()
-    if single:
-        add_task(parsed, text, "", levels=1)
-    else:
-        add_batch(parsed, text, settings)
+    try:
+        with time_limit(settings.schema_timeout):
+            if single:
+                add_task(parsed, text, "", levels=1)
+            else:
+                add_batch(parsed, text, settings)
+    except OutOfTime:  # only what a model has refused is looked through for so long
+        parsed.complete = False
+        parsed.problems.append(OUT_OF_TIME)
     parsed.problems += nul_problems(text)
     return parsed
 
 
 def add_task(parsed: Parsed, text: bytes, pointer: str, levels: int) -> None:
-    """Read one task, or note everything that is wrong with it."""
+    """Read one task, or note everything that is wrong with it. :raises OutOfTime: past the deadline."""
     try:
         task = read_model(TaskReport, text)
     except msgspec.ValidationError as error:
@@ -4105,7 +4150,7 @@ def add_task(parsed: Parsed, text: bytes, pointer: str, levels: int) -> None:
 
 
 def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
-    """Read the tasks of a batch; where its model refuses it, one by one, for as long as checks may take."""
+    """Read the tasks of a batch; where its model refuses it, one by one. :raises OutOfTime: past the deadline."""
     if text.count(b"{") > MANY_OBJECTS * settings.max_batch:  # counting tasks unread takes a tenth of reading them
         with suppress(msgspec.ValidationError):
             require_size(read_model(UnreadBatch, text).tasks, settings)
@@ -4114,13 +4159,9 @@ def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
     except msgspec.ValidationError as error:
         items = batch_items(parsed, text, error)
         require_size(items, settings)
-        try:
-            with time_limit(settings.schema_timeout):
-                for place, item in enumerate(items):
-                    tick()
-                    add_task(parsed, bytes(item), f"/tasks/{place}", levels=3)
-        except OutOfTime:
-            parsed.complete = False
+        for place, item in enumerate(items):
+            tick()
+            add_task(parsed, bytes(item), f"/tasks/{place}", levels=3)
     else:
         require_size(tasks, settings)
         for place, task in enumerate(tasks):
@@ -4166,7 +4207,7 @@ def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(ordered, key=lambda problem: id(problem) not in first_ids)
 
 
-def parse_model(model: type[Checked], exempt: str | None, text: bytes, _: Settings) -> Checked:
+def parse_model(model: type[Checked], exempt: str | None, text: bytes, settings: Settings) -> Checked:
     """Read a body that is one model; one of its fields may be exempt from the rule about U+0000.
 
     :raises ValidationFailed: with everything against it.
@@ -4174,7 +4215,13 @@ def parse_model(model: type[Checked], exempt: str | None, text: bytes, _: Settin
     try:
         value = read_model(model, text)
     except msgspec.ValidationError as error:
-        raise ValidationFailed(model_problems(model, document_of(text), error) + nul_problems(text, exempt)) from None
+        document, complete = document_of(text), True
+        try:
+            with time_limit(settings.schema_timeout):
+                problems = model_problems(model, document, error)
+        except OutOfTime:
+            problems, complete = [OUT_OF_TIME], False
+        raise ValidationFailed(problems + nul_problems(text, exempt), complete=complete) from None
     for raw in msgspec.structs.astuple(value):
         if isinstance(raw, Raw) and bytes(raw) and not has_many_values(bytes(raw)):  # else it is refused for that
             with suppress(msgspec.ValidationError):
@@ -4287,6 +4334,7 @@ def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
 # ---------------------------------------------------------------------------
 
 KEY_KNOWN = 0.005  # seconds
+IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 
 
 class Service:
@@ -4299,6 +4347,13 @@ class Service:
         self._met: dict[str, Principal] = {}
         self._met_until = 0.0
         self._met_version = 0
+        self._idle_until = 0.0
+
+    def fail_idle_runs(self, connection: Connection) -> None:
+        """Fail the runs that nobody uses any more, unless that was done within the last second."""
+        if time.monotonic() >= self._idle_until:
+            self._idle_until = time.monotonic() + IDLE_SEARCH
+            fail_idle_runs(connection, self.settings.run_timeout)
 
     def authenticate(self, header: str) -> Principal:
         """Return who sends an Authorization header. :raises Unauthorized: when it is nobody.
@@ -4506,6 +4561,7 @@ class Call:
 
     __slots__ = (
         "_body",
+        "_complete",
         "_problems",
         "body_hash",
         "noted",
@@ -4536,7 +4592,7 @@ class Call:
             try:
                 self._body = operation.parse(text, service.settings)
             except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
-                self._problems = error.problems
+                self._problems, self._complete = error.problems, error.complete
         self.query: Any = read_query(operation.query, environ.get("QUERY_STRING", ""))
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
@@ -4548,7 +4604,7 @@ class Call:
     def body(self) -> Any:
         """The checked body. :raises ValidationFailed: only now, because an unknown id comes first."""
         if self._problems:
-            raise ValidationFailed(self._problems)
+            raise ValidationFailed(self._problems, complete=self._complete)
         return self._body
 
     @property
@@ -4704,7 +4760,7 @@ def post_runs(call: Call) -> flask.Response:
     metadata, _ = read_object(body.metadata, "/metadata", 64 * KIB, NESTING - 1)
 
     def start(connection: Connection) -> flask.Response:
-        fail_idle_runs(connection, call.service.settings.run_timeout)
+        call.service.fail_idle_runs(connection)
         run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata or "{}")
         call.noted.run_id = run.id
         return answer(201, select_run(connection, run), f"{call.address}/{run.id}")
@@ -4739,7 +4795,7 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
         run = select_run_key(connection, call.client_id, run_id)
         body: RunUpdate = call.body
         if body.resolve_missing and body.status != "completed":
-            raise ValidationFailed([Problem("goes with the status completed only", "/resolveMissing", value=True)])
+            raise ValidationFailed([Problem(COMPLETED_ALONE, "/resolveMissing", value=True)])
         finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
         return answer(200, select_run_with_summary(connection, call.client_id, run))
 
@@ -5125,6 +5181,8 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     :raises ConfigurationError: for a setting that makes no sense, and a jsonschema that is not known.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
+    if settings is not None and given:
+        raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
     app = LeanFlask(__name__, static_folder=None)
     app.url_map.merge_slashes = False
     blueprint = create_blueprint(settings or Settings.read(**given))
@@ -5199,9 +5257,9 @@ class Room:
         try:
             yield
         finally:
+            self._taken[key] -= size
+            self._taken += Counter()  # forgets keys that hold nothing
             async with self._changed:
-                self._taken[key] -= size
-                self._taken += Counter()  # forgets keys that hold nothing
                 self._changed.notify_all()
 
 
@@ -5410,9 +5468,10 @@ class Forgetting:
 
     def _step(self, loop: asyncio.AbstractEventLoop, slices: Iterator[object]) -> None:
         try:
-            self.database.try_begin()  # the loop cannot wait for a lock, as the steps by themselves would
-            with self.database.grouping():
+            with self.database.at_once():
                 goes_on = next(slices, None) is not None
+        except sqlite3.OperationalError as error:  # where another process has the database, nothing has been done yet
+            goes_on = is_busy(error)
         except (sqlite3.Error, DatabaseUnusable):
             goes_on = False  # the next search finds the rest
         if goes_on:
@@ -5434,7 +5493,7 @@ class FrontDoor:
         self.settings = settings
         self.writes = WriteQueue(app, database) if database else None
         self.forgetting = Forgetting(database) if database else None
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
         self._room = Room(2 * settings.max_body)
 
@@ -5445,11 +5504,14 @@ class FrontDoor:
             timeout.reschedule(min(timeout.when() or last, last))
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Keep house from time to time."""
+        """Keep house from time to time: also fail the runs that nobody uses any more, and forget old ones."""
         if self.writes is not None and self.forgetting is not None:
-            self.writes.database.keep_house()
-            self.forgetting.start_when_due(loop)
             loop.call_later(HOUSEKEEPING, self.__rsgi_init__, loop)
+            database = self.writes.database
+            database.keep_house()
+            with suppress(sqlite3.Error, DatabaseUnusable), database.at_once() as connection:
+                fail_idle_runs(connection, self.settings.run_timeout)
+            self.forgetting.start_when_due(loop)
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
@@ -5484,6 +5546,8 @@ class FrontDoor:
         The body is read once path, key, level and headers were found good without it, and there is room for it.
         """
         environ.update({AWAITED: True, "CONTENT_LENGTH": length or ""})
+        if environ["REQUEST_METHOD"] not in ("POST", "PUT", "PATCH"):  # nobody wants this body
+            return await self._answer(environ)
         answer = run_held_up(self.app, environ)
         if not environ.pop(WANTED, False):
             return answer
@@ -5684,6 +5748,9 @@ def run_workers(settings: Settings, host: str, port: int, message: str, count: i
 # ---------------------------------------------------------------------------
 # Command line
 # ---------------------------------------------------------------------------
+
+
+SHRINKING = 15.0  # seconds to wait for a running service to give the space back
 
 
 class Command(click.Command):
@@ -5995,7 +6062,7 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
     before = timestamp(ago=finished_before)
     with opened(db) as database:
         with database.snapshot() as connection:
-            expected = len(select_old_runs(connection, before))
+            expected = count_old_runs(connection, before)
             if dry_run:
                 click.echo(f"Would remove {expected} runs and {count_orphans(connection, before)} tasks.")
                 return
@@ -6011,16 +6078,13 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
         )
 
 
-SHRINKING = 15.0  # seconds to wait for a running service to give the space back
-
-
 @main.command()
 @click.option("--while-serving", is_flag=True, help="Beside a running service. Its writes wait, up to their time-out.")
 @database_option
 def compact(while_serving: bool, db: str) -> None:
     """Give the space of what was removed back to the disk, and audit the database."""
-    before = Path(db).stat().st_size if Path(db).exists() else 0
     with opened(db) as database, database.reading() as connection:
+        before = Path(db).stat().st_size
         require_room(connection, db)
         with (
             Progress() as progress,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import gzip
 import hashlib
 import http.client
@@ -1038,13 +1039,55 @@ def test_what_is_wrong_around_the_tasks_is_told_with_what_is_wrong_in_them(clien
     assert set(problems_of(client.post(path, json={"tasks": {"a": 1}, "run": 1}))) == {"/tasks", "/run"}
 
 
-def test_problems_that_take_long_to_find_are_told_as_far_as_they_were(make_app: Callable[..., flask.Flask]) -> None:
-    client = client_of(make_app(schema_timeout="0.05"))
-    client.register("web")
-    bad = {"evidence": [{"label": 1, "url": "x", "content": []}] * 30}
-    response = client.post(f"{API}/runs/{client.start()}/tasks", json={"tasks": [bad] * 300})
-    problem = assert_problem(response, 422, "validation_failed", "/tasks/0/title")
-    assert problem["detail"].startswith("At least ")
+def out_of_time_after(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """Let time be over at so many looks at the clock."""
+    left = itertools.count(looks, -1)
+
+    def tick() -> None:
+        if next(left) <= 0:
+            raise findings_service.OutOfTime
+
+    monkeypatch.setattr(findings_service, "tick", tick)
+
+
+GOOD, BAD = task(), task(evidence=[{"label": 1, "url": "x"}])
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2, 3, 10, 30])
+@pytest.mark.parametrize("body", cases(single=BAD, last={"tasks": [GOOD] * 3 + [BAD]}, first={"tasks": [BAD, GOOD]}))
+def test_what_takes_too_long_to_be_told_is_refused_all_the_same(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, body: Any, looks: int
+) -> None:
+    out_of_time_after(monkeypatch, looks)
+    response = client.post(f"{API}/runs/{run}/tasks", json=body)
+    monkeypatch.undo()
+    problem = assert_problem(response, 422, "validation_failed")
+    assert problem["detail"].startswith("At least ") == any(not error["pointer"] for error in problem["errors"])
+    assert client.read("tasks")["total"] == 0
+
+
+def test_a_run_that_takes_too_long_to_be_judged_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_time_after(monkeypatch, 0)
+    response = client.post(f"{API}/runs", json={"x": 1})
+    assert assert_problem(response, 422, "validation_failed", "")["detail"].startswith("At least 1 problem")
+
+
+MUCH_AMISS = cases(
+    evidence=("runs/RUN/tasks", task(evidence=[{"url": "j"}] * 70_000)),
+    urls=("runs/RUN/tasks", task(evidence=[{"url": "javascript:"}] * 70_000)),
+    steps=("runs/RUN/tasks", task(remediation=[{"step": 1}] * 70_000)),
+    members=("runs/RUN/tasks", task(**{f"m{n}": 1 for n in range(200_000)})),
+    around=("runs/RUN/tasks", {"tasks": [task()], **{f"m{n}": 1 for n in range(200_000)}}),
+    run=("runs", {f"m{n}": 1 for n in range(200_000)}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), MUCH_AMISS)
+def test_of_much_that_is_amiss_the_first_hundred_are_told_soon(client: Client, run: str, path: str, body: Any) -> None:
+    began = time.monotonic()
+    problem = assert_problem(client.post(f"{API}/{path.replace('RUN', run)}", json=body), 422, "validation_failed")
+    assert time.monotonic() - began < 1.5
+    assert len(problem["errors"]) == 100
 
 
 MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
@@ -2149,6 +2192,20 @@ def test_resolve_missing_leaves_other_types_targets_and_clients_alone(app: flask
     assert {owner.read(f"tasks/{task_id}")["status"] for owner, task_id in others} == {"open"}
 
 
+def test_a_run_may_end_in_one_group_with_the_triage_of_what_it_did_not_report(
+    app: flask.Flask, client: Client, run: str
+) -> None:
+    client.add(run, externalId="gone", status="open")
+    task_id = client.add(run, externalId="kept", status="in_progress")
+    second = client.start(targetUrl="https://example.com/")
+    client.add(second, externalId="kept", status="in_progress")
+    database_of(app).try_begin()
+    with database_of(app).grouping():
+        client.triage(task_id, "dismissed")
+        assert client.finish(second, resolveMissing=True)["submitted"]["resolved"] == 1
+    assert client.read("tasks", missingFrom=second)["total"] == 0
+
+
 def test_without_resolve_missing_a_missing_task_is_only_a_hint(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     second = client.start(targetUrl="https://example.com/")
@@ -2167,12 +2224,22 @@ def test_an_idle_run_fails_when_another_one_starts(make_app: Callable[..., flask
     client = client_of(make_app(run_timeout="0.1"))
     client.register("web")
     idle = client.start()
-    time.sleep(0.15)
+    time.sleep(1.1)  # idle runs are looked for once a second at most
     fresh = client.start()
     assert [item["id"] for item in client.read("runs", status="running")["runs"]] == [fresh]
     assert client.read("runs", status="failed")["total"] == 1
     assert_timed_out(client.read(f"runs/{idle}"))
     assert_problem(client.post(f"{API}/runs/{idle}/tasks", json=task()), 409, "run_finished")
+
+
+def test_an_idle_run_fails_by_the_clock(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_RUN_TIMEOUT="1s")
+    server.start_run()
+    deadline = time.monotonic() + 10
+    while server.request("GET", f"{API}/runs").json["runs"][0]["status"] == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert_timed_out(server.request("GET", f"{API}/runs").json["runs"][0])
 
 
 def test_an_idle_run_fails_at_start_up(make_app: Callable[..., flask.Flask]) -> None:
@@ -2826,6 +2893,23 @@ def test_extensions_that_keep_the_schema_are_taken(client: Client) -> None:
     response = judge(client, WCAG_SCHEMA, {"wcag": "1.1.1", "pages": [1, 2.0]})
     stored = client.read(f"tasks/{response.json['tasks'][0]['id']}")
     assert stored["extensions"] == {"wcag": "1.1.1", "pages": [1, 2.0]}
+
+
+NULLABLE = cases(
+    inside=({"anyOf": [{"properties": {"a": {"type": "null"}}}, {"type": "null"}]}, {"a": 5}, {"a": None}),
+    twice=({"anyOf": [{"type": "null"}, {"type": "null"}]}, 5, None),
+    either=({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x", 5),
+    null=({"anyOf": [{"type": "null"}, {"minLength": 2}]}, "x", None),
+    three=({"anyOf": [{"type": "integer"}, {"type": "boolean"}, {"type": "null"}]}, "x", None),
+    false=(False, "x" * 300, ...),
+)
+
+
+@pytest.mark.parametrize(("rule", "bad", "good"), NULLABLE)
+def test_a_choice_with_null_is_judged_as_the_standard_has_it(client: Client, rule: Any, bad: Any, good: Any) -> None:
+    told = problems_of(judge(client, in_a(rule), {"a": bad}))
+    assert all(pointer.startswith("/extensions") and "cannot be checked" not in told[pointer] for pointer in told)
+    assert judge(client, in_a(rule), {} if good is ... else {"a": good}).status_code == 201
 
 
 def test_without_a_schema_any_extensions_are_taken(client: Client) -> None:
@@ -4398,6 +4482,20 @@ def test_an_application_is_a_wsgi_application_of_its_own(tmp_path: Path) -> None
     assert client_of(two).read("project-types") == {"projectTypes": []}
     for app in (one, two):
         database_of(app).close()
+
+
+def test_settings_are_given_whole_or_by_name(tmp_path: Path) -> None:
+    with pytest.raises(findings_service.ConfigurationError, match="not both: max_body"):
+        create_app(Settings(db=str(tmp_path / "x.db")), max_body="1")
+
+
+def test_an_application_that_is_gone_lets_another_one_checkpoint(tmp_path: Path) -> None:
+    for _ in range(3):
+        app = create_app(db=str(tmp_path / "x.db"))
+        client_of(app).read("tasks")
+        assert database_of(app).checkpointer.held
+        del app
+        gc.collect()
 
 
 def test_a_key_that_is_not_given_is_no_key(tmp_path: Path) -> None:
@@ -6449,6 +6547,17 @@ def test_a_stop_waits_for_half_open_connections_but_not_for_long(stopping: Futur
     code, seconds = stopping.result(20)
     assert code == 0
     assert seconds < 13
+
+
+@pytest.mark.parametrize("headers", [["Content-Length: 20000"], ["Transfer-Encoding: chunked"]])
+def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Server, headers: list[str]) -> None:
+    server.start_run()
+    with locked(server.db), socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall("\r\n".join(["GET /healthz HTTP/1.1", "Host: x", *headers, "\r\n"]).encode())
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert server.request("GET", f"{API}/runs").status_code == 200
+        assert time.monotonic() - began < 1
 
 
 BEFORE_THE_BODY = cases(
