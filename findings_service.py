@@ -1647,6 +1647,7 @@ PATTERN_LENGTH = 2000  # characters
 PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
 PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.", regex.DOTALL)
 SET_PART = 80  # characters of a set that take what another part does
+RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>)")  # takes a hundred megabytes over a long text
 PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
 DRAFTS = {
     str(draft.META_SCHEMA.get("$id", draft.META_SCHEMA.get("id"))).rstrip("#"): draft
@@ -1902,9 +1903,13 @@ def additional_properties(keywords: types.ModuleType) -> Any:
     stock, find = (vars(keywords)[name] for name in ("additionalProperties", "find_additional_properties"))
 
     def additionalProperties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:  # noqa: N802
-        if allowed is False and isinstance(instance, dict) and len(instance) > PROBLEMS_OF_ONE:
-            instance = dict.fromkeys(itertools.islice(find(instance, schema), PROBLEMS_OF_ONE))
-        yield from stock(validator, allowed, instance, schema)
+        if allowed is not False or not isinstance(instance, dict):
+            yield from stock(validator, allowed, instance, schema)
+            return
+        unwanted = dict.fromkeys(itertools.islice(find(instance, schema), PROBLEMS_OF_ONE))
+        for error in stock(validator, allowed, unwanted, schema):
+            error.unwanted = list(unwanted)  # names cannot be told apart in the message
+            yield error
 
     return additionalProperties
 
@@ -2031,6 +2036,8 @@ def pattern_problem(pattern: str, pointer: str) -> Problem | None:
         return Problem(f"a pattern may have at most {PATTERN_LENGTH:,} characters", pointer)
     if pattern_cost(pattern) > PATTERN_COST:
         return Problem("repeats too much, as a whole; lower the numbers in braces", pointer, value=cut(pattern))
+    if RECURSION.search(pattern):
+        return Problem("must not refer to a group of its own, as (?R) and (?1) do", pointer, value=cut(pattern))
     tick()
     try:
         compile_pattern(pattern)
@@ -2175,19 +2182,19 @@ def make_judge(text: str) -> tuple[Judge, int]:
 JUDGES = Kept(make_judge, capacity=KEPT_JUDGES)
 
 
-# The name that a message begins with.
-NAMED_FIRST = regex.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+# A name in a message.
+QUOTED = regex.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
 def culprits(error: Any) -> list[str]:
     """Return the members that a fault is about, where it is about members that are missing or unwanted."""
     if error.validator in ("required", "dependentRequired", "dependencies") and error.validator_value is not True:
-        named = NAMED_FIRST.match(error.message)  # the rule may list ten thousand, of which each fault is about one
-        return [ast.literal_eval(named[0])] if named else []
-    if error.validator in ("additionalProperties", "unevaluatedProperties") and error.validator_value is False:
-        unwanted = (name for name in error.instance if repr(name) in error.message)
-        return list(itertools.islice(unwanted, PROBLEMS_OF_ONE))  # each is searched for in a long message
-    return []
+        first = QUOTED.match(error.message)  # the rule may list ten thousand, of which each fault is about one
+        return [ast.literal_eval(first[0])] if first else []
+    if error.validator == "unevaluatedProperties" and error.validator_value is False:
+        named = itertools.islice(QUOTED.finditer(error.message), PROBLEMS_OF_ONE)
+        return [ast.literal_eval(each[0]) for each in named]
+    return list(getattr(error, "unwanted", ()))
 
 
 # Keywords whose messages leave out the number that they ask for.
@@ -2220,6 +2227,9 @@ def in_short(error: Any, name: str = "") -> str:
 def fault_problems(error: Any, pointer: str) -> Iterator[Problem]:
     """Tell of one fault that jsonschema found, at each of the members that it is about."""
     rule, place, value = error.validator_value, [*error.absolute_path], short(error.instance)
+    if value == math.inf:  # which stands for it
+        yield Problem("has a number with too many digits", joined(place, pointer))
+        return
     for theirs, words, member in SAYINGS:
         if rule == theirs:
             yield Problem(words, joined([*place, *member], pointer))
@@ -3796,7 +3806,8 @@ NOTED = "findings_service.noted"
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
 MANY_OBJECTS = 50  # that a task of a batch seldom has, so that the batch may have too many tasks
-MANY_VALUES = 250_000  # in a body; beyond, looking through one that breaks a rule would take hundreds of megabytes
+MOST_VALUES = 500_000  # in a body
+LARGEST_SCHEMA = 1024 * KIB  # bytes, as compact JSON
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
 JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', regex.DOTALL)
@@ -3821,21 +3832,38 @@ def require_json(text: bytes, levels: int = NESTING) -> Any:
     """
     try:
         if text.count(b"[") + text.count(b"{") > levels and nesting(text) > levels:
-            raise MalformedJSON(f"The body has more than {NESTING} levels of arrays and objects.")
+            raise not_json(RecursionError())
         return msgspec.json.decode(text)
     except msgspec.ValidationError as error:
         if str(error).startswith("Integer"):  # of so many digits that Python would take its time
             raise
         raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
+    except NOT_JSON as error:
+        raise not_json(error) from None
 
 
-def has_many_values(text: bytes) -> bool:
-    """Tell whether a JSON text has more values than can be looked through. Each stands behind one of three signs."""
-    if sum(map(text.count, (b",", b"[", b"{"))) <= MANY_VALUES:
-        return False
-    return sum(map(JSON_STRING.sub(b"", text).count, (b",", b"[", b"{"))) > MANY_VALUES
+def not_json(error: Exception) -> MalformedJSON:
+    """Return what a caller is told of a text that is no JSON, or has more levels than can be read."""
+    if isinstance(error, RecursionError):
+        return MalformedJSON(f"The body has more than {NESTING} levels of arrays and objects.")
+    return MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.")
+
+
+def require_few_values(text: bytes) -> None:
+    """Refuse a body of so many values that reading them would take hundreds of megabytes.
+
+    Each value stands behind one of three signs, and not more than one in two strings is a name.
+
+    :raises ValidationFailed: then.
+    """
+    if sum(map(text.count, (b",", b"[", b"{"))) <= MOST_VALUES:
+        return
+    strings = (text.count(b'"') - text.count(b'\\"')) // 2
+    if strings <= 2 * MOST_VALUES:
+        bare, strings = JSON_STRING.subn(b"", text, 2 * MOST_VALUES + 1)
+        if strings <= 2 * MOST_VALUES and sum(map(bare.count, (b",", b"[", b"{"))) <= MOST_VALUES:
+            return
+    raise ValidationFailed([Problem(f"has over {MOST_VALUES:,} values; send it in parts", "")])
 
 
 def readable_number(digits: str) -> int | float:
@@ -3853,11 +3881,8 @@ def document_of(text: bytes) -> Any:
 
     Of a number with more digits than Python reads in reasonable time, infinity is left.
 
-    :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it is too much to be looked through.
+    :raises MalformedJSON: when it is no JSON.
     """
-    if has_many_values(text):
-        detail = f"breaks a rule, and has over {MANY_VALUES:,} values, too many to tell which; send it in parts"
-        raise ValidationFailed([Problem(detail, "")])
     try:
         return require_json(text)
     except msgspec.ValidationError:
@@ -3892,8 +3917,10 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
         document = {name: value for name, value in document.items() if name != exempt}
     problems, in_task = [], Counter[tuple[str | int, ...]]()
     for place in nul_places(document):
-        in_task[place[:2]] += 1  # of a batch, a task
-        if in_task[place[:2]] <= PROBLEMS_OF_ONE:
+        tick()
+        task = place[:2] if place[0] == "tasks" else ()
+        in_task[task] += 1
+        if in_task[task] <= PROBLEMS_OF_ONE:
             pointer = joined(str(token).replace("\0", "\\u0000") for token in place)
             problems.append(Problem("must not contain U+0000", pointer))
     return problems
@@ -3918,8 +3945,10 @@ def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, 
 
     Where jsonschema finds nothing, which no body has come to yet, msgspec's word has to do.
     """
-    problems = itertools.islice(told(judge_of(model), document, pointer), PROBLEMS_OF_ONE)
-    return list(problems) or [Problem(cut(str(refusal)), pointer)]
+    problems = list(itertools.islice(told(judge_of(model), document, pointer), PROBLEMS_OF_ONE))
+    if problems or next(nul_places(document), None) is not None:
+        return problems
+    return [Problem(cut(str(refusal)), pointer)]
 
 
 Checked = TypeVar("Checked", bound=Struct)
@@ -3931,9 +3960,8 @@ def read_model(model: type[Checked], text: bytes) -> Checked:
         return typing.cast(Checked, decoder(model).decode(text))
     except msgspec.ValidationError:
         raise
-    except NOT_JSON:
-        require_json(text)
-        raise
+    except NOT_JSON as error:
+        raise not_json(error) from None
 
 
 class Envelope(Struct):
@@ -4001,9 +4029,9 @@ class Parsed(Struct):
             readable_items(document.get("evidence"), Evidence),
             readable_items(document.get("remediation"), RemediationStep),
         )
-        there = {(problem.pointer, problem.detail) for problem in problems}
+        there = {problem.pointer for problem in problems}
         more = (problem.below(pointer) for problem in rules)
-        unsaid = (problem for problem in more if (problem.pointer, problem.detail) not in there)
+        unsaid = (problem for problem in more if problem.pointer not in there)
         self.problems += itertools.islice(unsaid, PROBLEMS_OF_ONE)
         if isinstance(document.get("extensions"), dict | None):
             self.add_extensions(decoder(dict[str, Raw]).decode(text).get("extensions", Raw()), pointer, levels)
@@ -4084,7 +4112,7 @@ def evidence_url_complaint(url: str) -> str | None:
     return "must be at most 2,048 characters long" if len(url) > 2048 else None
 
 
-def read_object(raw: Raw, pointer: str, limit: int | None, levels: int) -> tuple[str | None, Any]:
+def read_object(raw: Raw, pointer: str, limit: int, levels: int) -> tuple[str | None, Any]:
     """Return a free-form object as its text exactly as sent (None when left out) and as what it means ({} then).
 
     Its length is judged first: what is short takes little memory, whatever stands in it.
@@ -4095,10 +4123,8 @@ def read_object(raw: Raw, pointer: str, limit: int | None, levels: int) -> tuple
     text = bytes(raw)
     if text in (b"", b"null"):
         return None, {}
-    if limit and len(text) > limit and compact_length(text) > limit:
+    if len(text) > limit and compact_length(text) > limit:
         raise ValidationFailed([Problem(f"must be at most {limit // KIB} KiB as compact JSON", pointer)])
-    if has_many_values(text):
-        raise ValidationFailed([Problem(f"must have at most {MANY_VALUES:,} values", pointer)])
     try:
         value = require_json(text, levels)
     except msgspec.ValidationError:
@@ -4113,7 +4139,7 @@ def compact_length(text: bytes) -> int:
     try:
         return len(msgspec.json.format(text, indent=-1))
     except NOT_JSON as error:
-        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
+        raise not_json(error) from None
 
 
 OUT_OF_TIME = Problem("breaks rules, and there was no time to tell all of them; send less at once", "")
@@ -4132,10 +4158,10 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed:
                 add_task(parsed, text, "", levels=1)
             else:
                 add_batch(parsed, text, settings)
-    except OutOfTime:  # only what a model has refused is looked through for so long
+            parsed.problems += nul_problems(text)
+    except OutOfTime:  # only what breaks rules is looked through for so long
         parsed.complete = False
         parsed.problems.append(OUT_OF_TIME)
-    parsed.problems += nul_problems(text)
     return parsed
 
 
@@ -4223,7 +4249,7 @@ def parse_model(model: type[Checked], exempt: str | None, text: bytes, settings:
             problems, complete = [OUT_OF_TIME], False
         raise ValidationFailed(problems + nul_problems(text, exempt), complete=complete) from None
     for raw in msgspec.structs.astuple(value):
-        if isinstance(raw, Raw) and bytes(raw) and not has_many_values(bytes(raw)):  # else it is refused for that
+        if isinstance(raw, Raw) and bytes(raw):
             with suppress(msgspec.ValidationError):
                 require_json(bytes(raw), NESTING - 1)
     if problems := nul_problems(text, exempt):
@@ -4590,6 +4616,7 @@ class Call:
         if operation.parse is not None:
             text = read_body(service.settings)
             try:
+                require_few_values(text)
                 self._body = operation.parse(text, service.settings)
             except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
                 self._problems, self._complete = error.problems, error.complete
@@ -4871,7 +4898,7 @@ def get_task_history(call: Call, task_id: str) -> flask.Response:
 def read_definition(call: Call, name: str) -> tuple[str, str, str | None]:
     """Return label, description and extension schema of a request, the schema checked and as it was sent."""
     body: ProjectTypeUpdate = call.body
-    text, schema = read_object(body.extension_schema, "/extensionSchema", None, NESTING - 1)
+    text, schema = read_object(body.extension_schema, "/extensionSchema", LARGEST_SCHEMA, NESTING - 1)
     if text is not None:
         check_schema(schema, "/extensionSchema", call.service.settings.schema_timeout * SCHEMA_SHARE)
     return name if body.label is None else body.label, body.description or "", text
@@ -5203,6 +5230,8 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
 OWN_FILES = 40  # that the process itself has open
+STALLED = 5.0  # seconds that a large body may be behind the pace at which it would arrive in time
+UNJUDGED = 1.0  # seconds that a small body may take before its request is judged without it
 SMALL_BODY = 16 * KIB  # bytes of a body that is read before anything about its request is known
 HELD_UP = 0.1  # seconds that one request may hold up the event loop before its checks go on in a thread
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
@@ -5213,6 +5242,10 @@ HOUSEKEEPING = 5.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 FORGETTING_PAUSE = 0.05  # seconds between two steps of one, for the requests
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
+BODIED = ("POST", "PUT", "PATCH")
+# What the front door notes for itself in the environment of a request.
+ANNOUNCED = "findings_service.announced"  # the Content-Length
+REFUSED = "findings_service.refused"  # the answer, given before the body had arrived
 ENVIRON = {
     "SCRIPT_NAME": "",
     "SERVER_PROTOCOL": "HTTP/1.1",
@@ -5292,6 +5325,9 @@ def environ_of(scope: Any) -> dict[str, Any]:
         if "_" not in header:
             name = environ_name(header)
             environ[name] = f"{environ[name]},{value}" if name in environ else value
+    for header in scope.headers.keys():  # noqa: SIM118 - items() leaves out what is no ASCII, and so would lose a key
+        if "_" not in header:
+            environ.setdefault(environ_name(header), "")
     environ.pop("HTTP_HOST", None)
     put_body(environ, b"")
     return environ
@@ -5496,10 +5532,11 @@ class FrontDoor:
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
         self._room = Room(2 * settings.max_body)
+        self._last_moment = math.inf
 
     def hurry(self) -> None:
         """Give the bodies that are on their way a last moment, because the service is to stop."""
-        last = asyncio.get_running_loop().time() + LAST_MOMENT
+        last = self._last_moment = asyncio.get_running_loop().time() + LAST_MOMENT
         for timeout in self._arriving:
             timeout.reschedule(min(timeout.when() or last, last))
 
@@ -5520,8 +5557,9 @@ class FrontDoor:
         if length is None and "transfer-encoding" not in scope.headers:
             answer = await self._answer(environ)
         elif length is not None and int(length) <= SMALL_BODY:
+            environ[ANNOUNCED] = length
             await self._take_body(environ, int(length), protocol)
-            answer = await self._answer(environ)
+            answer = environ.get(REFUSED) or await self._answer(environ)
         else:
             answer = await self._answer_large(environ, length, protocol)
         if scope.method == "HEAD":
@@ -5546,14 +5584,15 @@ class FrontDoor:
         The body is read once path, key, level and headers were found good without it, and there is room for it.
         """
         environ.update({AWAITED: True, "CONTENT_LENGTH": length or ""})
-        if environ["REQUEST_METHOD"] not in ("POST", "PUT", "PATCH"):  # nobody wants this body
+        if environ["REQUEST_METHOD"] not in BODIED:  # nobody wants this body
             return await self._answer(environ)
         answer = run_held_up(self.app, environ)
         if not environ.pop(WANTED, False):
             return answer
         size = int(length or self.settings.max_body)
         try:
-            async with self._room.taken(environ[NOTED].principal.key_id, size, self.settings.body_timeout):
+            patience = 2 * self.settings.body_timeout  # for others' bodies, and for their answers
+            async with self._room.taken(environ[NOTED].principal.key_id, size, patience):
                 del environ[AWAITED]
                 await self._take_body(environ, int(length or 0), protocol)
                 return await self._answer(environ)
@@ -5562,14 +5601,16 @@ class FrontDoor:
 
     async def _take_body(self, environ: dict[str, Any], length: int, protocol: Any) -> None:
         """Read a request's body into its environment, and note there what was wrong with it."""
-        body = bytearray()
+        body, loop = bytearray(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.settings.body_timeout) as timeout:
                 self._arriving.add(timeout)
-                await self._fill(body, length, protocol)
+                judging = loop.call_later(UNJUDGED, self._judge_early, environ, timeout)
+                await self._fill(body, length, protocol, timeout)
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             environ[CUT_SHORT] = True
         finally:
+            judging.cancel()
             self._arriving.discard(timeout)
         if len(body) > self.settings.max_body:
             environ[TOO_LARGE] = True
@@ -5578,12 +5619,27 @@ class FrontDoor:
             environ[CUT_SHORT] = True
         put_body(environ, bytes(body))
 
-    async def _fill(self, body: bytearray, length: int, protocol: Any) -> None:
-        """Read a body, up to where it is over the limit."""
+    def _judge_early(self, environ: dict[str, Any], timeout: asyncio.Timeout) -> None:
+        """Wait no longer for a body that does not come if its request is refused without it."""
+        if environ["REQUEST_METHOD"] in BODIED:
+            judged = {**environ, AWAITED: True, "CONTENT_LENGTH": environ.get(ANNOUNCED, "")}
+            answer = run_held_up(self.app, judged)
+            if not judged.get(WANTED):
+                environ.update({AWAITED: True, REFUSED: answer, NOTED: judged.get(NOTED)})
+                timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def _fill(self, body: bytearray, length: int, protocol: Any, timeout: asyncio.Timeout) -> None:
+        """Read a body, up to where it is over the limit; a large one that falls behind its pace is given up."""
+        loop, patience = asyncio.get_running_loop(), self.settings.body_timeout
+        began = loop.time() + min(STALLED, patience)
+        if length > SMALL_BODY:
+            timeout.reschedule(min(began, self._last_moment))
         async for chunk in protocol:
             body += chunk
             if len(body) > self.settings.max_body or len(body) == length:  # asking for the end costs a turn
                 return
+            if length > SMALL_BODY:
+                timeout.reschedule(min(began + patience * len(body) / length, self._last_moment))
 
     async def _run_aside(self, environ: dict[str, Any]) -> Answer:
         """Run a request again in a thread, where its checks may take their time."""
@@ -6036,6 +6092,9 @@ def check(db: str) -> None:
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
     partial_file = f"{file}.partial"
+    belongs = {f"{Path(db).resolve()}{suffix}" for suffix in ("", *BESIDE, "-checkpointer")}
+    if belongs & {str(Path(name).resolve()) for name in (file, partial_file)}:
+        raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
     with opened(db) as database, database.reading() as source:
         if Path(file).exists() and (not replace or Path(file).samefile(db)):
             raise click.ClickException(f"{file} is there already; name another file, or say --replace")
@@ -6107,11 +6166,20 @@ def keys() -> None:
     """Issue, list and revoke API keys."""
 
 
-client_option = click.option("--client", default="default", show_default=True, help="Whose data the key opens.")
+def printable(_: click.Context, __: click.Parameter, text: str) -> str:
+    """Return a name on the command line that a list can show."""
+    if not 1 <= len(text) <= 100 or not text.isprintable() or not text.strip():
+        raise click.BadParameter("must be 1 to 100 printable characters, and not blank")
+    return text
+
+
+client_option = click.option(
+    "--client", default="default", show_default=True, callback=printable, help="Whose data the key opens."
+)
 
 
 @keys.command("create")
-@click.argument("name")
+@click.argument("name", callback=printable)
 @client_option
 @click.option("--level", type=click.Choice(LEVELS), default="agent", show_default=True, help="What the key may do.")
 @click.option(
@@ -6121,9 +6189,6 @@ client_option = click.option("--client", default="default", show_default=True, h
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
-    for text in (name, client):
-        if not regex.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", text) or not text.strip():
-            raise click.UsageError("A name is 1 to 100 characters, and not blank.")
     expires_at = timestamp(ago=-expires) if expires is not None else None
     hint = "; say --new to make it, or name another with --db"
     with opened(db, new=new, hint=hint) as database, database.transaction() as connection:
@@ -6153,7 +6218,7 @@ def list_keys(db: str) -> None:
 
 
 @keys.command("revoke")
-@click.argument("key", metavar="NAME|KEY_ID")
+@click.argument("key", metavar="NAME|KEY_ID", callback=printable)
 @client_option
 @database_option
 def revoke(key: str, client: str, db: str) -> None:

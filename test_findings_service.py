@@ -1072,6 +1072,25 @@ def test_a_run_that_takes_too_long_to_be_judged_is_refused(client: Client, monke
     assert assert_problem(response, 422, "validation_failed", "")["detail"].startswith("At least 1 problem")
 
 
+def test_unwanted_members_are_told_by_their_own_names(client: Client, run: str) -> None:
+    told = problems_of(client.post(f"{API}/runs/{run}/tasks", json=task(**{"it's 'title'": 2})))
+    assert set(told) == {"/it's 'title'"}
+    for rule in ("additionalProperties", "unevaluatedProperties"):
+        schema = {"properties": {"a": {}}, rule: False}
+        assert set(problems_of(judge(client, schema, {"a": 1, "x'a'": 2}))) == {"/extensions/x'a'"}
+
+
+def test_no_problem_is_told_twice_or_of_a_value_that_nobody_sent(client: Client, run: str) -> None:
+    path = f"{API}/runs/{run}/tasks"
+    body = json.dumps(task(description="x" * 70_000, remediation=[{"instruction": "x", "step": 1}, {"instruction": 1}]))
+    response = client.send("POST", path, body.replace('"step": 1', '"step": ' + "9" * 4301))
+    told = assert_problem(response, 422, "validation_failed")["errors"]
+    assert len({error["pointer"] for error in told if "step" not in error["pointer"]}) == 2
+    assert {error["detail"] for error in told if "step" in error["pointer"]} == {"has a number with too many digits"}
+    response = client.post(f"{API}/runs", json={"projectType": "web", "targetUrl": "http://a\0b"})
+    assert problems_of(response) == {"/targetUrl": "must not contain U+0000"}
+
+
 MUCH_AMISS = cases(
     evidence=("runs/RUN/tasks", task(evidence=[{"url": "j"}] * 70_000)),
     urls=("runs/RUN/tasks", task(evidence=[{"url": "javascript:"}] * 70_000)),
@@ -1079,6 +1098,7 @@ MUCH_AMISS = cases(
     members=("runs/RUN/tasks", task(**{f"m{n}": 1 for n in range(200_000)})),
     around=("runs/RUN/tasks", {"tasks": [task()], **{f"m{n}": 1 for n in range(200_000)}}),
     run=("runs", {f"m{n}": 1 for n in range(200_000)}),
+    nul=("runs/RUN/tasks", task(extensions={f"\0{n}": 1 for n in range(10_000)})),
 )
 
 
@@ -1092,28 +1112,32 @@ def test_of_much_that_is_amiss_the_first_hundred_are_told_soon(client: Client, r
 
 MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
 MANY_VALUES = cases(
-    metadata=("runs", b'{"projectType":"web","metadata":{"a":%s}}', "/metadata"),
-    metadata_list=("runs", b'{"projectType":"web","metadata":%s}', "/metadata"),
-    unknown=("runs", b'{"projectType":"web","x":%s}', ""),
-    schema=("project-types", b'{"name":"x","extensionSchema":{"enum":%s}}', "/extensionSchema"),
-    extensions=("runs/RUN/tasks", b'{"title":"x","severity":"low","extensions":{"a":%s}}', "/extensions"),
-    evidence=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":%s}', ""),
-    tasks=("runs/RUN/tasks", b'{"tasks":%s}', ""),
-    nul=("runs", b'{"projectType":"web\\u0000","metadata":{"a":%s}}', ""),
+    metadata=("runs", b'{"projectType":"web","metadata":{"a":%s}}', 422),
+    unknown=("runs", b'{"projectType":"web","x":%s}', 422),
+    strings=("runs", b'{"x":[' + b'"",' * 3_000_000 + b'""]}', 422),
+    escaped_strings=("runs", b'{"x":[' + rb'"\\",' * 3_000_000 + b'""]}', 422),
+    schema=("project-types", b'{"name":"x","extensionSchema":{"enum":%s}}', 422),
+    extensions=("runs/RUN/tasks", b'{"title":"x","severity":"low","extensions":{"a":%s}}', 422),
+    evidence=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":%s}', 422),
+    objects=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":[' + b"{}," * 3_000_000 + b"{}]}", 422),
+    tasks=("runs/RUN/tasks", b'{"tasks":%s}', 422),
+    unclosed=("runs", b'{"projectType":"web","metadata":{"a":[' + b"0," * 400_000, 400),
+    deep=("runs", b'{"projectType":"web","metadata":{"a":' + b"[" * 400_000, 400),
 )
 
 
-@pytest.mark.parametrize(("path", "body", "pointer"), MANY_VALUES)
+@pytest.mark.parametrize(("path", "body", "status"), MANY_VALUES)
 def test_millions_of_values_are_refused_soon_and_in_little_memory(
-    client: Client, run: str, path: str, body: bytes, pointer: str
+    client: Client, run: str, path: str, body: bytes, status: int
 ) -> None:
+    body = body.replace(b"%s", MANY)
     tracemalloc.start()
     try:
-        response = client.send("POST", f"{API}/{path.replace('RUN', run)}", body % MANY)
+        response = client.send("POST", f"{API}/{path.replace('RUN', run)}", body)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert_problem(response, 422, "validation_failed", pointer)
+    assert_problem(response, status, "validation_failed" if status == 422 else "malformed_json")
     assert peak < 60 * KIB * KIB
 
 
@@ -3340,6 +3364,9 @@ def test_nothing_of_a_clients_pattern_stays_in_the_regex_package() -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
+        "(?R)?a",
+        "(a)(?1)",
+        "(?P<a>b)(?&a)",
         "((a{1000}){1000}){1000}",
         "(?x)( a{1000} # (\n ){1000}",
         "(?:a{500}){500}",
@@ -4721,6 +4748,10 @@ def test_keys_expire_when_they_were_told_to(server: Server) -> None:
 
 
 BAD_COMMANDS = cases(
+    surrogate=(("keys", "create", "\udcff", "--new"), 2),
+    surrogate_client=(("keys", "create", "x", "--client", "\udcff", "--new"), 2),
+    surrogate_revoked=(("keys", "revoke", "\udcff"), 2),
+    unprintable=(("keys", "create", "a\u202eb", "--new"), 2),
     level=(("keys", "create", "x", "--level", "root"), 2),
     duration=(("keys", "create", "x", "--expires", "soon"), 2),
     expired=(("keys", "create", "x", "--expires", "0"), 2),
@@ -5022,6 +5053,27 @@ def test_room_for_bodies_is_shared_among_keys_and_waited_for() -> None:
         return order
 
     assert asyncio.run(scenario()) == ["a", "b", "c", "a"]
+
+
+def test_a_header_that_is_no_ascii_is_not_left_out(server: Server) -> None:
+    server.start_run()
+    body = b'{"projectType": "web"}'
+    for line, status in (("Idempotency-Key: é", 400), ("Content-Encoding: é", 415)):
+        assert status_of(speak(server, raw_request(server, "POST", f"{API}/runs", body, line))) == status
+    assert server.request("GET", f"{API}/runs").json["total"] == 1
+
+
+def test_a_small_body_that_does_not_come_is_not_waited_for_without_a_key(server: Server) -> None:
+    head = server.head_of(f"{API}/runs", 10).replace(server.key.encode(), b"fts_no")
+    began = time.monotonic()
+    assert status_of(speak(server, head)) == 401
+    assert time.monotonic() - began < 5
+
+
+def test_a_large_body_that_stalls_is_given_up_long_before_its_time(server: Server) -> None:
+    began = time.monotonic()
+    assert status_of(speak(server, server.head_of(f"{API}/runs", 16 * KIB * KIB) + b"{")) == 400
+    assert time.monotonic() - began < 10
 
 
 def test_a_header_with_an_underscore_is_not_the_one_with_a_hyphen(server: Server) -> None:
@@ -6895,6 +6947,16 @@ def test_a_damaged_database_gives_no_backup(aged: Path, tmp_path: Path) -> None:
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
     assert "damaged" in done.stderr
     assert [path.name for path in tmp_path.glob("copy.db*")] == []
+
+
+@pytest.mark.parametrize("name", ["findings.db-shm", "findings.db-wal", "findings.db-checkpointer", "findings.db"])
+def test_a_backup_takes_no_place_of_what_belongs_to_the_database(aged: Path, name: str) -> None:
+    result = invoke("backup", str(aged.with_name(name)), "--replace", "--db", str(aged))
+    assert result.exit_code == 1
+    assert "belongs to" in result.output
+    aged.rename(aged.with_name("x.partial"))
+    assert invoke("backup", str(aged.with_name("x")), "--db", str(aged.with_name("x.partial"))).exit_code == 1
+    assert faults_of(aged.with_name("x.partial")) == []
 
 
 def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: Path) -> None:
