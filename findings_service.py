@@ -1644,6 +1644,7 @@ JUDGE_BASE = 256  # characters; what a judge takes besides
 KEPT_PATTERNS = 10_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
 PATTERN_BASE = 5  # parts; what a pattern takes besides
 PATTERN_LENGTH = 2000  # characters
+SHORT_SEARCH = 0.001  # seconds that a search may keep other threads waiting
 PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
 PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.", regex.DOTALL)
 SET_PART = 80  # characters of a set that take what another part does
@@ -1820,11 +1821,17 @@ class TimedPatterns:
 
     @staticmethod
     def search(pattern: str, text: str) -> Any:
-        """Search like `re.search`. :raises OutOfTime: past the deadline."""
+        """Search like `re.search`. :raises OutOfTime: past the deadline.
+
+        Only a search that takes its time lets other threads run: who gives Python's lock back for a moment, over and
+        over, takes it again before anybody else wakes up, and so keeps it from them for seconds.
+        """
         compiled = PATTERNS_KEPT[pattern]
         left = min(CLOCK.deadline - time.monotonic(), 3600.0)
         if left <= 0:
             raise OutOfTime
+        with suppress(TimeoutError):
+            return compiled.search(text, timeout=min(left, SHORT_SEARCH), concurrent=False)
         try:
             return compiled.search(text, timeout=left, concurrent=True)
         except TimeoutError:

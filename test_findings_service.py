@@ -374,6 +374,12 @@ class Server:
             return self.process.wait(15)
 
 
+def memory_of(server: Server) -> float:
+    """Return the resident memory of a server, in MiB."""
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / KIB / KIB
+
+
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a command: ours, without settings of the service but for the given ones."""
     return {name: value for name, value in os.environ.items() if not name.startswith("FINDINGS_")} | more
@@ -5004,12 +5010,6 @@ def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Serv
     assert_problem(server.request("POST", f"{API}/runs/{run}/tasks", large), 413, "body_too_large")
 
 
-def memory_of(server: Server) -> float:
-    """Return the resident memory of a server, in MiB."""
-    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / KIB / KIB
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the memory of a process")
 @pytest.mark.parametrize("known", [False, True], ids=["without_a_key", "with_a_key"])
 def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) -> None:
@@ -6150,12 +6150,6 @@ def test_many_quick_checks_cost_their_own_client_only(besieged: Server, hostile_
             besieged.request("POST", f"{API}/runs/{run}/tasks", batch, hostile_key)
 
 
-def resident(server: Server) -> float:
-    """Return the memory that a server's process holds, in MB."""
-    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text("ascii").split()[1])
-    return pages * resource.getpagesize() / 1e6
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
 def test_five_hundred_heavy_patterns_do_not_stay_in_memory(server: Server) -> None:
     def register(number: int) -> None:
@@ -6168,10 +6162,19 @@ def test_five_hundred_heavy_patterns_do_not_stay_in_memory(server: Server) -> No
 
     for number in range(20):
         register(number)
-    before = resident(server)
+    before = memory_of(server)
     for number in range(20, 520):
         register(number)
-    assert resident(server) - before < 30
+    assert memory_of(server) - before < 30
+
+
+def test_many_short_searches_leave_other_requests_their_turn(besieged: Server, hostile_key: str) -> None:
+    besieged.request("POST", f"{API}/project-types", {"name": "web"}, key=hostile_key)
+    run = besieged.request("POST", f"{API}/runs", {"projectType": "web"}, key=hostile_key).json["id"]
+    with another_client(besieged, 0.6):
+        body = {"evidence": [{"label": ""}] * 160_000}
+        answer = besieged.request("POST", f"{API}/runs/{run}/tasks", body, key=hostile_key)
+    assert_problem(answer, 422, "validation_failed")
 
 
 @pytest.mark.parametrize("text", ['{"not":', '{"properties":{"a":', "[", '{"allOf":[{},'])
