@@ -5627,9 +5627,9 @@ class FrontDoor:
         put_body(environ, bytes(body))
 
     def _judge_early(self, environ: dict[str, Any], timeout: asyncio.Timeout) -> None:
-        """Wait no longer for a body that does not come if its request is refused without it."""
-        if environ["REQUEST_METHOD"] in BODIED:
-            judged = {**environ, AWAITED: True, "CONTENT_LENGTH": environ.get(ANNOUNCED, "")}
+        """Wait no longer for a small body that does not come if its request is refused without it."""
+        if environ["REQUEST_METHOD"] in BODIED and ANNOUNCED in environ:
+            judged = {**environ, AWAITED: True, "CONTENT_LENGTH": environ[ANNOUNCED]}
             answer = run_held_up(self.app, judged)
             if not judged.get(WANTED):
                 environ.update({AWAITED: True, REFUSED: answer, NOTED: judged.get(NOTED)})
