@@ -1214,9 +1214,6 @@ class Checkpointer:
             self.held = error.errno in NO_LOCKS
         return self.held
 
-    def __del__(self) -> None:
-        self.give_back()
-
     def _give_to_owner(self, file: int) -> None:
         """Let the database's owner have the file, as SQLite does with the WAL, when root was here first."""
         with suppress(OSError):
@@ -1252,6 +1249,11 @@ class Database:
         self._gone = False
         self._looked = -LOOK_EVERY
         DATABASES.add(self)
+
+    def __del__(self) -> None:
+        """Let another application in this process checkpoint, when the one that had this database is gone."""
+        if hasattr(self, "_connection"):
+            self.disconnect()
 
     def connection(self) -> Connection:
         """Return this process's connection. Hold the lock while you use it.
