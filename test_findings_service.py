@@ -5976,7 +5976,8 @@ def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
 def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules.update(fcntl=None, pwd=None, resource=None); import findings_service as fs;"
-        "opened = [fs.Database(fs.Settings(db=sys.argv[1])).connection() for _ in range(2)];"
+        "databases = [fs.Database(fs.Settings(db=sys.argv[1])) for _ in range(2)];"
+        "opened = [each.connection() for each in databases];"
         "print([each.execute('PRAGMA wal_autocheckpoint').fetchone()[0] for each in opened])"
     )
     line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
