@@ -504,24 +504,15 @@ PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 ENTRY_PLACE = r"^[0-9]{1,15}\Z"
 SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
 
-# What a pattern is called in an error, and how ECMA 262 (and so OpenAPI) writes it.
+# What a pattern is called in an error.
 PATTERNS = {
-    NAME_PATTERN: (
-        "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
-        "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-    ),
-    ABSOLUTE_URL: (
-        "must be an absolute URL with a scheme, without spaces",
-        ABSOLUTE_URL.replace(r"\Z", "$").replace(r"\x", r"\u00"),
-    ),
-    HTTP_URL: (
-        "must be an absolute http or https URL, without spaces",
-        HTTP_URL.replace(r"\Z", "$").replace(r"\x", r"\u00"),
-    ),
-    PLACE: ("is no place in this list; follow the next link as it is", PLACE.replace(r"\Z", "$")),
-    ENTRY_PLACE: ("is no place in this history; follow the next link as it is", ENTRY_PLACE.replace(r"\Z", "$")),
-    SEVERE_PLACE: ("is no place in this list; follow the next link as it is", SEVERE_PLACE.replace(r"\Z", "$")),
-    NOT_BLANK: ("must not be blank", "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"),
+    NAME_PATTERN: "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
+    ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
+    HTTP_URL: "must be an absolute http or https URL, without spaces",
+    PLACE: "is no place in this list; follow the next link as it is",
+    ENTRY_PLACE: "is no place in this history; follow the next link as it is",
+    SEVERE_PLACE: "is no place in this list; follow the next link as it is",
+    NOT_BLANK: "must not be blank",
 }
 
 Severity = Literal["critical", "high", "medium", "low", "info"]
@@ -966,8 +957,10 @@ def in_ecma(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = {name: in_ecma(value) for name, value in schema.items()}
-    if schema.get("pattern") in PATTERNS:
-        schema["pattern"] = PATTERNS[schema["pattern"]][1]
+    if (pattern := schema.get("pattern")) == NOT_BLANK:
+        schema["pattern"] = "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"
+    elif pattern in PATTERNS:
+        schema["pattern"] = pattern.replace(r"\Z", "$").replace(r"\x", r"\u00")
     return schema
 
 
@@ -1181,6 +1174,7 @@ def identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+CHECKPOINTER = "-checkpointer"  # the name of a file of our own beside the database ends so
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without locks says
 
 
@@ -1195,7 +1189,7 @@ class Checkpointer:
     """
 
     def __init__(self, db: str) -> None:
-        self.path = f"{Path(db).resolve()}-checkpointer"
+        self.path = f"{Path(db).resolve()}{CHECKPOINTER}"
         self.held = False
         self._file: int | None = None
 
@@ -1217,7 +1211,7 @@ class Checkpointer:
     def _give_to_owner(self, file: int) -> None:
         """Let the database's owner have the file, as SQLite does with the WAL, when root was here first."""
         with suppress(OSError):
-            owner = Path(self.path.removesuffix("-checkpointer")).stat()
+            owner = Path(self.path.removesuffix(CHECKPOINTER)).stat()
             os.fchown(file, owner.st_uid, owner.st_gid)
 
     def give_back(self) -> None:
@@ -1426,14 +1420,8 @@ class Database:
             yield connection
 
     def keep_house(self) -> None:
-        """Write what readers left to write, and fold the WAL into the file when it is large.
-
-        Also when it would shrink the file, which another process has compacted.
-        """
+        """Fold the WAL into the file when it is large, or the file is longer than what is in it."""
         with self.lock, suppress(sqlite3.Error, OSError, DatabaseUnusable):
-            if self.last_uses:
-                with self.at_once():
-                    pass
             connection = self.connection()
             if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -1586,8 +1574,12 @@ def require_room(connection: Connection, path: str) -> None:
     needed, room = 2 * (pages - free) * size, shutil.disk_usage(folder).free
     if room < needed:
         raise DatabaseUnusable(f"compacting {path} needs {needed:,} bytes of room in {folder}; there are {room:,}")
-    with suppress(sqlite3.Error):  # the copy lies there too, and not where temporary files are, which may be small
-        quoted = str(folder).replace("'", "''")
+
+
+def copy_beside(connection: Connection, path: str) -> None:
+    """Have SQLite make its copies beside a database, and not where temporary files are, which may be small."""
+    with suppress(sqlite3.Error):
+        quoted = str(Path(path).resolve().parent).replace("'", "''")
         connection.execute(f"PRAGMA temp_store_directory = '{quoted}'")
 
 
@@ -1813,7 +1805,7 @@ def compile_pattern(pattern: str) -> regex.Pattern[str]:
     return regex.compile(pattern, cache_pattern=False)
 
 
-PATTERNS_KEPT = Kept(
+CLIENT_PATTERNS = Kept(
     lambda pattern: (compile_pattern(pattern), pattern_cost(pattern) + PATTERN_BASE), capacity=KEPT_PATTERNS
 )
 
@@ -1828,7 +1820,7 @@ class TimedPatterns:
         Only a search that takes its time lets other threads run: who gives Python's lock back for a moment, over and
         over, takes it again before anybody else wakes up, and so keeps it from them for seconds.
         """
-        compiled = PATTERNS_KEPT[pattern]
+        compiled = CLIENT_PATTERNS[pattern]
         left = min(CLOCK.deadline - time.monotonic(), 3600.0)
         if left <= 0:
             raise OutOfTime
@@ -2067,8 +2059,12 @@ def walked(root: Subschema, specification: referencing.Specification[Any]) -> It
         yield subschema
         for value, pointer in subschema.children():
             if isinstance(value, dict):
-                resolver = subschema.resolver.in_subresource(specification.create_resource(value))
-                waiting.append(Subschema(value, pointer, resolver))
+                try:
+                    resolver = subschema.resolver.in_subresource(specification.create_resource(value))
+                except (AttributeError, ValueError):
+                    yield Problem("has an id that is no URI reference", pointer)
+                else:
+                    waiting.append(Subschema(value, pointer, resolver))
         for keyword, target in subschema.references():
             pointer = joined((keyword,), subschema.pointer)
             try:
@@ -2091,7 +2087,10 @@ def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
     for fault in judge.iter_errors(schema):
         yield Problem(cut(fault.message), joined(fault.absolute_path, pointer))
     specification = specification_of(draft)
-    resolver = referencing.Registry().resolver_with_root(specification.create_resource(schema))
+    try:
+        resolver = referencing.Registry().resolver_with_root(specification.create_resource(schema))
+    except AttributeError:  # its id is no text, as has just been told
+        return
     for found in walked(Subschema(schema, pointer, resolver), specification):
         if isinstance(found, Problem):
             yield found
@@ -2246,7 +2245,7 @@ def fault_problems(error: Any, pointer: str) -> Iterator[Problem]:
     if error.validator == "enum":
         yield Problem(cut(f"must be one of: {', '.join(map(as_text, rule))}"), joined(place, pointer), value=value)
     elif error.validator == "pattern" and rule in PATTERNS:
-        yield Problem(PATTERNS[rule][0], joined(place, pointer), value=value)
+        yield Problem(PATTERNS[rule], joined(place, pointer), value=value)
     else:
         for name in culprits(error) or [""]:
             yield Problem(in_short(error, name), joined([*place, name] if name else place, pointer))
@@ -3814,6 +3813,7 @@ POSTPONED = "findings_service.postponed"
 NOTED = "findings_service.noted"
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
+LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
 MANY_OBJECTS = 50  # that a task of a batch seldom has, so that the batch may have too many tasks
 MOST_VALUES = 500_000  # in a body
 LARGEST_SCHEMA = 1024 * KIB  # bytes, as compact JSON
@@ -3880,11 +3880,6 @@ def readable_number(digits: str) -> int | float:
     return int(digits) if len(digits) <= READABLE_DIGITS else math.inf
 
 
-def no_number(text: str) -> NoReturn:
-    """Refuse what Python takes for a number and JSON does not. :raises MalformedJSON: always."""
-    raise MalformedJSON(f"The body is not one UTF-8 JSON value: {text} is no number.")
-
-
 def document_of(text: bytes) -> Any:
     """Return what a body means that breaks a rule, so that all that is wrong with it can be told.
 
@@ -3896,8 +3891,9 @@ def document_of(text: bytes) -> Any:
         return require_json(text)
     except msgspec.ValidationError:
         pass
+    require_json(LONG_NUMBER.sub(b"9999", text))  # json.loads takes lone surrogates and 1e999
     try:
-        return json.loads(text, parse_int=readable_number, parse_constant=no_number)
+        return json.loads(text, parse_int=readable_number)
     except ValueError as error:
         raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
 
@@ -3922,16 +3918,16 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
     if not NUL_ESCAPE.search(text):
         return []
     document = document_of(text)
+    tick()
     if isinstance(document, dict) and exempt:
         document = {name: value for name, value in document.items() if name != exempt}
     problems, in_task = [], Counter[tuple[str | int, ...]]()
     for place in nul_places(document):
         tick()
-        task = place[:2] if place[0] == "tasks" else ()
+        task = place[:2] if place[:1] == ("tasks",) else ()
         in_task[task] += 1
         if in_task[task] <= PROBLEMS_OF_ONE:
-            pointer = joined(str(token).replace("\0", "\\u0000") for token in place)
-            problems.append(Problem("must not contain U+0000", pointer))
+            problems.append(Problem("must not contain U+0000", joined(place)))
     return problems
 
 
@@ -4247,22 +4243,27 @@ def parse_model(model: type[Checked], exempt: str | None, text: bytes, settings:
 
     :raises ValidationFailed: with everything against it.
     """
+    value, refusal = None, None
     try:
         value = read_model(model, text)
     except msgspec.ValidationError as error:
-        document, complete = document_of(text), True
-        try:
-            with time_limit(settings.schema_timeout):
-                problems = model_problems(model, document, error)
-        except OutOfTime:
-            problems, complete = [OUT_OF_TIME], False
-        raise ValidationFailed(problems + nul_problems(text, exempt), complete=complete) from None
-    for raw in msgspec.structs.astuple(value):
+        refusal = error
+    for raw in msgspec.structs.astuple(value) if value else ():
         if isinstance(raw, Raw) and bytes(raw):
             with suppress(msgspec.ValidationError):
                 require_json(bytes(raw), NESTING - 1)
-    if problems := nul_problems(text, exempt):
-        raise ValidationFailed(problems)
+    problems: list[Problem] = []
+    complete = True
+    try:
+        with time_limit(settings.schema_timeout):
+            if refusal is not None:
+                problems += model_problems(model, document_of(text), refusal)
+            problems += nul_problems(text, exempt)
+    except OutOfTime:
+        problems.append(OUT_OF_TIME)
+        complete = False
+    if value is None or problems:
+        raise ValidationFailed(problems, complete=complete)
     return value
 
 
@@ -4278,11 +4279,10 @@ def parameter_kinds(model: Any) -> dict[str, type]:
     return kinds
 
 
-Query = TypeVar("Query", bound=Struct)
 PARAMETERS = 5000  # of one request: repeated filters of a thousand values each
 
 
-def read_query(model: type[Query], text: str) -> Query:
+def read_query(model: type[Checked], text: str) -> Checked:
     """Return the query parameters of a request as their model. :raises InvalidParameter: for the first bad one."""
     if not text:
         return model()
@@ -4526,16 +4526,19 @@ def problem_answer(error: ServiceError) -> flask.Response:
     return json_response(msgspec.json.encode(problem_details(error)), error.status, error.headers, "problem+json")
 
 
+def known_error(error: Exception) -> ServiceError | None:
+    """Return what a caller is told of an exception of ours or the database's, None when it is a bug."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, DatabaseUnusable):
+        return StorageFull(str(error))
+    return storage_error(error) if isinstance(error, sqlite3.Error) else None
+
+
 def as_service_error(error: Exception) -> ServiceError:
     """Return what a caller is told of any exception; a bug is logged here."""
-    known: ServiceError | None = None
-    if isinstance(error, ServiceError):
-        known = error
-    elif isinstance(error, sqlite3.Error):
-        known = storage_error(error)
-    elif isinstance(error, DatabaseUnusable):
-        known = StorageFull(str(error))
-    elif isinstance(error, HTTPException) and error.code == 413:
+    known = known_error(error)
+    if isinstance(error, HTTPException) and error.code == 413:
         known = BodyTooLarge("The body is over the limit of the application; send it in parts.")
     elif isinstance(error, HTTPException) and (error.code or 500) < 500:
         known = InvalidParameter("request", str(error.description))
@@ -5064,9 +5067,8 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
     if each.method == "POST":
         length = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
-    schema = in_ecma(corrected(msgspec.json.schema(each.query, ref_template=COMPONENTS + "{name}")))
-    fields = schema["$defs"][each.query.__name__]["properties"] if "$defs" in schema else {}
-    for name, field_schema in fields.items():
+    _, components = schemas_of([each.query])
+    for name, field_schema in in_ecma(components[each.query.__name__]["properties"]).items():
         alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
         description = alternatives[0].pop("description")
         parameter = {"name": name, "in": "query", "description": description, "schema": alternatives[0]}
@@ -5343,9 +5345,8 @@ def environ_of(scope: Any) -> dict[str, Any]:
 
 
 def put_body(environ: dict[str, Any], body: bytes) -> None:
-    """Put a body into a request's environment, also into one that an application was called with before."""
+    """Put a body into a request's environment."""
     environ.update({BODY: body, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)) if body else ""})
-    environ.pop("werkzeug.request", None)
 
 
 def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
@@ -5367,11 +5368,7 @@ def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
 
 def refused(error: Exception) -> Answer:
     """Return the answer to a write whose transaction failed."""
-    known = storage_error(error) if isinstance(error, sqlite3.Error) else None
-    if isinstance(error, ServiceError):
-        known = error
-    elif isinstance(error, DatabaseUnusable):
-        known = StorageFull(str(error))
+    known = known_error(error)
     if known is None:
         log.error("a transaction failed", exc_info=error)
         known = InternalError("The service has a bug.")
@@ -5550,13 +5547,13 @@ class FrontDoor:
             timeout.reschedule(min(timeout.when() or last, last))
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Keep house from time to time: also fail the runs that nobody uses any more, and forget old ones."""
+        """Keep house from time to time: fail the runs that nobody uses any more, and forget old ones."""
         if self.writes is not None and self.forgetting is not None:
             loop.call_later(HOUSEKEEPING, self.__rsgi_init__, loop)
             database = self.writes.database
-            database.keep_house()
             with suppress(sqlite3.Error, DatabaseUnusable), database.at_once() as connection:
                 fail_idle_runs(connection, self.settings.run_timeout)
+            database.keep_house()
             self.forgetting.start_when_due(loop)
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
@@ -5654,7 +5651,6 @@ class FrontDoor:
         """Run a request again in a thread, where its checks may take their time."""
         turn = self._turns.setdefault(environ[NOTED].principal.key_id, asyncio.Lock())
         async with turn:
-            put_body(environ, environ[BODY])
             return await asyncio.get_running_loop().run_in_executor(None, run_wsgi, self.app, environ)
 
 
@@ -5978,16 +5974,6 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
             run_workers(settings, host, port, message, workers)
 
 
-def processes_using(path: str) -> int:
-    """Return how many other processes have a file open; 0 where the system does not tell (/proc is Linux's)."""
-    wanted, found = Path(path).resolve(), set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if link.readlink() == wanted:
-                found.add(link.parts[2])
-    return len(found - {str(os.getpid())})
-
-
 def first_key(settings: Settings) -> str | None:
     """Make the first key of a new database and return it; None where there is a key already."""
     database = Database(settings)
@@ -6017,7 +6003,7 @@ Try it:
 
 def warn_of_exposure(host: str) -> None:
     """Say so when others can reach the service: keys would cross the network in the clear."""
-    if host not in ("127.0.0.1", "::1", "localhost"):
+    if host not in ("127.0.0.1", "::1"):
         click.echo(
             f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.",
             err=True,
@@ -6067,6 +6053,16 @@ class Progress:
             connection.set_progress_handler(None, 0)
 
 
+def processes_using(path: str) -> int:
+    """Return how many other processes have a file open; 0 where the system does not tell (/proc is Linux's)."""
+    wanted, found = Path(path).resolve(), set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.readlink() == wanted:
+                found.add(link.parts[2])
+    return len(found - {str(os.getpid())})
+
+
 def audit(connection: Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
     with Progress() as progress, progress.watching(connection):
@@ -6101,7 +6097,7 @@ def check(db: str) -> None:
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
     partial_file = f"{file}.partial"
-    belongs = {f"{Path(db).resolve()}{suffix}" for suffix in ("", *BESIDE, "-checkpointer")}
+    belongs = {f"{Path(db).resolve()}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
     if belongs & {str(Path(name).resolve()) for name in (file, partial_file)}:
         raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
     with opened(db) as database, database.reading() as source:
@@ -6154,6 +6150,7 @@ def compact(while_serving: bool, db: str) -> None:
     with opened(db) as database, database.reading() as connection:
         before = Path(db).stat().st_size
         require_room(connection, db)
+        copy_beside(connection, db)
         with (
             Progress() as progress,
             progress.watching(connection),
