@@ -3945,15 +3945,19 @@ def judge_of(model: Any) -> Any:
     return guarded(jsonschema.Draft202012Validator)(schema, registry=referencing.Registry())
 
 
-def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, pointer: str = "") -> list[Problem]:
+def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, pointer: str = "") -> Iterator[Problem]:
     """Tell everything that is wrong with a value that its model has refused, but for U+0000 (see `nul_problems`).
 
     Where jsonschema finds nothing, which no body has come to yet, msgspec's word has to do.
+
+    :raises OutOfTime: past the deadline.
     """
-    problems = list(itertools.islice(told(judge_of(model), document, pointer), PROBLEMS_OF_ONE))
-    if problems or next(nul_places(document), None) is not None:
-        return problems
-    return [Problem(cut(str(refusal)), pointer)]
+    nothing = True
+    for problem in itertools.islice(told(judge_of(model), document, pointer), PROBLEMS_OF_ONE):
+        nothing = False
+        yield problem
+    if nothing and next(nul_places(document), None) is None:
+        yield Problem(cut(str(refusal)), pointer)
 
 
 Checked = TypeVar("Checked", bound=Struct)
@@ -4024,8 +4028,8 @@ class Parsed(Struct):
     def add_refused(self, text: bytes, refusal: msgspec.ValidationError, pointer: str, levels: int) -> None:
         """Note everything that is wrong with one task that its model has refused."""
         document = document_of(text)
-        problems = model_problems(TaskReport, document, refusal, pointer)
-        self.problems += problems
+        others = len(self.problems)
+        self.problems += model_problems(TaskReport, document, refusal, pointer)
         if not isinstance(document, dict):
             return
         description = document.get("description")
@@ -4034,7 +4038,7 @@ class Parsed(Struct):
             readable_items(document.get("evidence"), Evidence),
             readable_items(document.get("remediation"), RemediationStep),
         )
-        there = {problem.pointer for problem in problems}
+        there = {problem.pointer for problem in self.problems[others:]}
         more = (problem.below(pointer) for problem in rules)
         unsaid = (problem for problem in more if problem.pointer not in there)
         self.problems += itertools.islice(unsaid, PROBLEMS_OF_ONE)
@@ -4238,8 +4242,49 @@ def every_task_first(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(ordered, key=lambda problem: id(problem) not in first_ids)
 
 
-def parse_model(model: type[Checked], exempt: str | None, text: bytes, settings: Settings) -> Checked:
-    """Read a body that is one model; one of its fields may be exempt from the rule about U+0000.
+class FreeForm(Struct, frozen=True):
+    """The member of a body that may be any object, what reads it, and whether it may have U+0000.
+
+    `read` is given the member as it was sent, and raises ValidationFailed with everything against it.
+    """
+
+    member: str
+    read: Callable[[Raw, Settings], object]
+    nul: bool = False
+
+    def problems(self, text: bytes, document: Any, settings: Settings) -> Sequence[Problem]:
+        """Tell what is wrong with the member, by itself, of a body that its model has refused."""
+        if not isinstance(document, dict) or not isinstance(document.get(self.member), dict):
+            return []
+        try:
+            self.read(decoder(dict[str, Raw]).decode(text)[self.member], settings)
+        except ValidationFailed as error:
+            return error.problems
+        return []
+
+
+def read_metadata(raw: Raw, _: Settings) -> str:
+    """Return a run's metadata. :raises ValidationFailed: with everything against it."""
+    return read_object(raw, "/metadata", 64 * KIB, NESTING - 1)[0] or "{}"
+
+
+def read_schema(raw: Raw, settings: Settings) -> str | None:
+    """Return the schema of a project type as it was sent, checked.
+
+    :raises ValidationFailed: with every fault. :raises ExtensionCheckTimeout: when that takes too long.
+    """
+    text, schema = read_object(raw, "/extensionSchema", LARGEST_SCHEMA, NESTING - 1)
+    if text is not None:
+        check_schema(schema, "/extensionSchema", settings.schema_timeout * SCHEMA_SHARE)
+    return text
+
+
+METADATA = FreeForm("metadata", read_metadata)
+EXTENSION_SCHEMA = FreeForm("extensionSchema", read_schema, nul=True)
+
+
+def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settings: Settings) -> Checked:
+    """Read a body that is one model.
 
     :raises ValidationFailed: with everything against it.
     """
@@ -4257,9 +4302,11 @@ def parse_model(model: type[Checked], exempt: str | None, text: bytes, settings:
     try:
         with time_limit(settings.schema_timeout):
             if refusal is not None:
-                problems += model_problems(model, document_of(text), refusal)
-            problems += nul_problems(text, exempt)
-    except OutOfTime:
+                document = document_of(text)
+                problems += model_problems(model, document, refusal)
+                problems += free.problems(text, document, settings) if free else ()
+            problems += nul_problems(text, free.member if free and free.nul else None)
+    except (OutOfTime, ExtensionCheckTimeout):
         problems.append(OUT_OF_TIME)
         complete = False
     if value is None or problems:
@@ -4308,7 +4355,7 @@ def read_query(model: type[Checked], text: str) -> Checked:
     try:
         return msgspec.convert(values, model)
     except msgspec.ValidationError as error:
-        problem = model_problems(model, values, error)[0]
+        problem = next(model_problems(model, values, error))
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
 
 
@@ -4444,6 +4491,14 @@ class Operation(Struct, frozen=True):
         return regex.fullmatch(regex.sub(r"\{\w+\}", "[^/]+", self.path), path) is not None
 
 
+class Noted(Struct):
+    """What the log and the front door are to know of a request: its route, who sent it, and the run that it names."""
+
+    route: str
+    run_id: str | None = None
+    principal: Principal | None = None
+
+
 OPERATIONS: list[Operation] = []
 API = "/api/v1"
 
@@ -4472,8 +4527,10 @@ def operation(
 
 def refuse_path(path: str) -> NoReturn:
     """Refuse a request that no route takes. :raises WrongMethod: when another method would do."""
-    methods = {operation.method for operation in OPERATIONS if operation.matches(path)}
-    if methods:
+    there = [operation for operation in OPERATIONS if operation.matches(path)]
+    if there:
+        flask.request.environ[NOTED] = Noted(there[0].path)
+        methods = {operation.method for operation in there}
         raise WrongMethod(methods | {"HEAD"} if "GET" in methods else methods)
     raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
 
@@ -4555,14 +4612,6 @@ def refuse(error: Exception) -> flask.Response:
             flask.request.environ[flag] = True
             return problem_answer(Busy())
     return problem_answer(as_service_error(error))
-
-
-class Noted(Struct):
-    """What the log and the front door are to know of a request: its route, who sent it, and the run that it names."""
-
-    route: str
-    run_id: str | None = None
-    principal: Principal | None = None
 
 
 def log_request(form: str, environ: Mapping[str, Any], status: int, size: int, seconds: float) -> None:
@@ -4792,15 +4841,23 @@ def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     return page, call.query.limit, total, link, taken.items
 
 
-@operation("POST", "/api/v1/runs", "agent", {201: Run}, body=RunStart, refusals=(UnknownProjectType,))
+@operation(
+    "POST",
+    "/api/v1/runs",
+    "agent",
+    {201: Run},
+    body=RunStart,
+    parse=partial(parse_model, RunStart, METADATA),
+    refusals=(UnknownProjectType,),
+)
 def post_runs(call: Call) -> flask.Response:
     """Start a run."""
     body: RunStart = call.body
-    metadata, _ = read_object(body.metadata, "/metadata", 64 * KIB, NESTING - 1)
+    metadata = read_metadata(body.metadata, call.service.settings)
 
     def start(connection: Connection) -> flask.Response:
         call.service.fail_idle_runs(connection)
-        run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata or "{}")
+        run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata)
         call.noted.run_id = run.id
         return answer(201, select_run(connection, run), f"{call.address}/{run.id}")
 
@@ -4910,10 +4967,8 @@ def get_task_history(call: Call, task_id: str) -> flask.Response:
 def read_definition(call: Call, name: str) -> tuple[str, str, str | None]:
     """Return label, description and extension schema of a request, the schema checked and as it was sent."""
     body: ProjectTypeUpdate = call.body
-    text, schema = read_object(body.extension_schema, "/extensionSchema", LARGEST_SCHEMA, NESTING - 1)
-    if text is not None:
-        check_schema(schema, "/extensionSchema", call.service.settings.schema_timeout * SCHEMA_SHARE)
-    return name if body.label is None else body.label, body.description or "", text
+    schema = read_schema(body.extension_schema, call.service.settings)
+    return name if body.label is None else body.label, body.description or "", schema
 
 
 @operation("GET", "/api/v1/project-types", "read", {200: ProjectTypes})
@@ -4929,7 +4984,7 @@ def get_project_types(call: Call) -> flask.Response:
     "agent",
     {201: ProjectTypeWithSchema, 200: ProjectTypeWithSchema},
     body=ProjectTypeDefinition,
-    parse=partial(parse_model, ProjectTypeDefinition, "extensionSchema"),
+    parse=partial(parse_model, ProjectTypeDefinition, EXTENSION_SCHEMA),
     refusals=(ProjectTypeExists, ExtensionCheckTimeout),
 )
 def post_project_types(call: Call) -> flask.Response:
@@ -4958,7 +5013,7 @@ def get_project_type(call: Call, name: str) -> flask.Response:
     "full",
     {200: ProjectTypeWithSchema},
     body=ProjectTypeUpdate,
-    parse=partial(parse_model, ProjectTypeUpdate, "extensionSchema"),
+    parse=partial(parse_model, ProjectTypeUpdate, EXTENSION_SCHEMA),
     refusals=(ExtensionCheckTimeout,),
 )
 def put_project_type(call: Call, name: str) -> flask.Response:
@@ -5244,6 +5299,8 @@ OWN_FILES = 40  # that the process itself has open
 STALLED = 5.0  # seconds that a large body may be behind the pace at which it would arrive in time
 UNJUDGED = 1.0  # seconds that a small body may take before its request is judged without it
 SMALL_BODY = 16 * KIB  # bytes of a body that is read before anything about its request is known
+MEDIUM_BODY = 1024 * KIB  # bytes of one that waits for no room behind larger ones, which may take half a minute
+COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest for as long
 HELD_UP = 0.1  # seconds that one request may hold up the event loop before its checks go on in a thread
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
@@ -5276,9 +5333,9 @@ class Answer(Struct):
 
 
 class Room:
-    """Bounds the bytes of all large bodies that are here at once, and those of one key to half of it.
+    """Bounds the bytes of all large bodies that are here at once, and those of one client to half of it.
 
-    Who does not find room waits for it. Without a bound, a few dozen clients would take all memory there is.
+    Who does not find room waits for it. Without a bound, a few dozen connections would take all memory there is.
     """
 
     def __init__(self, size: int) -> None:
@@ -5286,23 +5343,23 @@ class Room:
         self._taken: Counter[str] = Counter()
         self._changed = asyncio.Condition()
 
-    def _has(self, key: str, size: int) -> bool:
-        return self._taken.total() + size <= self._size and self._taken[key] + size <= self._size // 2
+    def _has(self, client_id: str, size: int) -> bool:
+        return self._taken.total() + size <= self._size and self._taken[client_id] + size <= self._size // 2
 
     @asynccontextmanager
-    async def taken(self, key: str, size: int, patience: float) -> AsyncIterator[None]:
+    async def taken(self, client_id: str, size: int, patience: float) -> AsyncIterator[None]:
         """Hold room for a body of so many bytes. :raises Busy: when there is none for `patience` seconds."""
         try:
             async with asyncio.timeout(patience), self._changed:
-                await self._changed.wait_for(lambda: self._has(key, size))
-                self._taken[key] += size
+                await self._changed.wait_for(lambda: self._has(client_id, size))
+                self._taken[client_id] += size
         except TimeoutError:
             raise Busy("Other large bodies are on their way") from None
         try:
             yield
         finally:
-            self._taken[key] -= size
-            self._taken += Counter()  # forgets keys that hold nothing
+            self._taken[client_id] -= size
+            self._taken += Counter()  # forgets clients that hold nothing
             async with self._changed:
                 self._changed.notify_all()
 
@@ -5537,7 +5594,8 @@ class FrontDoor:
         self.forgetting = Forgetting(database) if database else None
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
-        self._room = Room(2 * settings.max_body)
+        self._room, self._medium_room = Room(2 * settings.max_body), Room(4 * MEDIUM_BODY)
+        self._resting: dict[str, asyncio.Event] = {}
         self._last_moment = math.inf
 
     def hurry(self) -> None:
@@ -5581,8 +5639,24 @@ class FrontDoor:
     async def _answer(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a request whose body is here: a read at once, a write once it is durable."""
         reads = environ["REQUEST_METHOD"] in ("GET", "HEAD") and environ["PATH_INFO"] != "/healthz"
-        answer = await self.writes.run(environ) if self.writes and not reads else run_held_up(self.app, environ)
+        answer = await self.writes.run(environ) if self.writes and not reads else await self._read(environ)
         return await self._run_aside(environ) if environ.get(POSTPONED) else answer
+
+    async def _read(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a read. Behind a costly one others get their turn before its key gets another."""
+        key = environ.get("HTTP_AUTHORIZATION", "").partition(" ")[2]
+        while rest := self._resting.get(key):
+            await rest.wait()
+        began = time.monotonic()
+        answer = run_held_up(self.app, environ)
+        took = time.monotonic() - began
+        if took > COSTLY_READ:
+            self._resting[key] = asyncio.Event()
+            asyncio.get_running_loop().call_later(took, self._end_rest, key)
+        return answer
+
+    def _end_rest(self, key: str) -> None:
+        self._resting.pop(key).set()
 
     async def _answer_large(self, environ: dict[str, Any], length: str | None, protocol: Any) -> Answer:
         """Return the answer to a request with a large body, or one of unknown length.
@@ -5596,9 +5670,10 @@ class FrontDoor:
         if not environ.pop(WANTED, False):
             return answer
         size = int(length or self.settings.max_body)
+        room = self._medium_room if size <= MEDIUM_BODY else self._room
         try:
             patience = 2 * self.settings.body_timeout  # for others' bodies, and for their answers
-            async with self._room.taken(environ[NOTED].principal.key_id, size, patience):
+            async with room.taken(environ[NOTED].principal.client_id, size, patience):
                 del environ[AWAITED]
                 await self._take_body(environ, int(length or 0), protocol)
                 return await self._answer(environ)
@@ -6037,20 +6112,23 @@ class Progress:
         """Show the share of the pages that a backup has copied."""
         self.show_share(total - remaining, total)
 
-    def show_seconds(self) -> int:
-        """Show how long it has taken; SQLite, which calls this now and then, goes on for 0."""
-        self._show(f"{time.monotonic() - self._started:3.0f} s")
-        return 0
-
     @contextmanager
-    def watching(self, connection: Connection) -> Iterator[None]:
-        """Show how long the statements of a connection take."""
-        self.show_seconds()
-        connection.set_progress_handler(self.show_seconds, 1_000_000)
+    def watching(self) -> Iterator[None]:
+        """Show the seconds while something is at work that does not tell how far it is."""
+        done = threading.Event()
+
+        def show_seconds() -> None:
+            self._show("  0 s")
+            while not done.wait(1):
+                self._show(f"{time.monotonic() - self._started:3.0f} s")
+
+        watcher = threading.Thread(target=show_seconds)
+        watcher.start()
         try:
             yield
         finally:
-            connection.set_progress_handler(None, 0)
+            done.set()
+            watcher.join()
 
 
 def processes_using(path: str) -> int:
@@ -6065,7 +6143,7 @@ def processes_using(path: str) -> int:
 
 def audit(connection: Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
-    with Progress() as progress, progress.watching(connection):
+    with Progress() as progress, progress.watching():
         found = list(faults(connection))
     for fault in found:
         click.echo(fault)
@@ -6153,7 +6231,7 @@ def compact(while_serving: bool, db: str) -> None:
         copy_beside(connection, db)
         with (
             Progress() as progress,
-            progress.watching(connection),
+            progress.watching(),
             nullcontext() if while_serving else alone(connection, db),
         ):
             patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)

@@ -1026,6 +1026,12 @@ def test_every_problem_of_a_run_and_of_a_project_type_is_told_at_once(client: Cl
     assert set(problems_of(client.post(f"{API}/runs", json=body))) == places
     body = {"name": "-", "label": 1, "description": "x" * 10_001}
     assert set(problems_of(client.post(f"{API}/project-types", json=body))) == {"/name", "/label", "/description"}
+    schema = {"properties": {"a": {"pattern": "("}, "b": {"type": "nope"}}}
+    told = problems_of(client.post(f"{API}/project-types", json={"name": "-", "extensionSchema": schema}))
+    below = "/extensionSchema/properties"
+    assert set(told) == {"/name", f"{below}/a/pattern", f"{below}/b/type"}
+    told = problems_of(client.post(f"{API}/runs", json={"metadata": {"a": "x" * 64 * KIB}}))
+    assert set(told) == {"/projectType", "/metadata"}
     told = problems_of(client.patch(f"{API}/runs/{run}", json={"status": "failed", "resolveMissing": True, "x": 1}))
     assert told["/resolveMissing"] == "goes with the status completed only"
     assert set(told) == {"/resolveMissing", "/x"}
@@ -5042,24 +5048,60 @@ def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) ->
     assert server.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
 
 
-def test_room_for_bodies_is_shared_among_keys_and_waited_for() -> None:
+def test_room_for_bodies_is_shared_among_clients_and_waited_for() -> None:
     async def scenario() -> list[str]:
         room, order = findings_service.Room(100), list[str]()
 
-        async def hold(key: str, size: int, seconds: float) -> None:
-            async with room.taken(key, size, 1):
-                order.append(key)
+        async def hold(client_id: str, size: int, seconds: float) -> None:
+            async with room.taken(client_id, size, 1):
+                order.append(client_id)
                 await asyncio.sleep(seconds)
 
         async with asyncio.TaskGroup() as group:
-            for key, size, seconds in (("a", 50, 0.1), ("a", 1, 0), ("b", 30, 0), ("c", 50, 0.05)):
-                group.create_task(hold(key, size, seconds))
+            for client_id, size, seconds in (("a", 50, 0.1), ("a", 1, 0), ("b", 30, 0), ("c", 50, 0.05)):
+                group.create_task(hold(client_id, size, seconds))
         with pytest.raises(findings_service.Busy, match="Other large bodies"):
             async with room.taken("a", 50, 1), room.taken("a", 50, 0.01):
                 pass
         return order
 
     assert asyncio.run(scenario()) == ["a", "b", "c", "a"]
+
+
+def test_large_bodies_that_come_slowly_hold_up_no_other_client_and_no_smaller_body(
+    besieged: Server, hostile_key: str
+) -> None:
+    other = command("keys", "create", "other", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
+    head = besieged.head_of(f"{API}/runs", 16 * KIB * KIB)
+    heads = [head.replace(besieged.key.encode(), key.encode()) + b"{" for key in (hostile_key, other)]
+    with half_open(besieged, 2, heads[0]), half_open(besieged, 2, heads[1]):
+        for key, size in ((besieged.key, 2 * KIB * KIB), (besieged.key, 100 * KIB), (hostile_key, 100 * KIB)):
+            began = time.monotonic()
+            body = b'{"name": "web"' + b" " * size + b"}"
+            assert besieged.request("POST", f"{API}/project-types", body, key).status_code in (200, 201)
+            assert time.monotonic() - began < 2
+
+
+def test_behind_a_costly_read_others_get_their_turn_before_its_key() -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        if environ["HTTP_AUTHORIZATION"].endswith("costly"):
+            time.sleep(0.05)
+        start_response("200 OK", [])
+        return []
+
+    async def scenario() -> list[str]:
+        door, order = findings_service.FrontDoor(app, findings_service.Settings()), list[str]()
+
+        async def read(header: str) -> None:
+            await door._read({"HTTP_AUTHORIZATION": header})
+            order.append(header)
+
+        async with asyncio.TaskGroup() as group:
+            for header in ("Bearer costly", "bearer costly", "Bearer costly", "Bearer quick"):
+                group.create_task(read(header))
+        return order
+
+    assert asyncio.run(scenario()) == ["Bearer costly", "Bearer quick", "bearer costly", "Bearer costly"]
 
 
 def test_a_header_that_is_no_ascii_is_not_left_out(server: Server) -> None:
@@ -6848,6 +6890,7 @@ def use_for_a_log(server: Server) -> str:
     server.request("GET", f"{API}/tasks", key="fts_a-secret-key")
     server.request("GET", f"{API}/runs/%0Aforged%0D")
     server.request("GET", "/nowhere%0Aforged")
+    server.request("PUT", f"{API}/runs/{run}", b"{}")
     server.request("POST", f"{API}/runs", b" " * 100_000, key="fts_a-secret-key")
     time.sleep(0.1)  # a line is written behind its answer
     return run
@@ -6856,7 +6899,7 @@ def use_for_a_log(server: Server) -> str:
 def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_LOG="json")
     run = use_for_a_log(server)
-    lines = [json.loads(line) for line in server.heard().splitlines() if line.startswith("{")][-7:]
+    lines = [json.loads(line) for line in server.heard().splitlines() if line.startswith("{")][-8:]
     assert all(list(line) == LOGGED_FIELDS for line in lines)
     assert [
         tuple(line[name] for name in ("method", "route", "status", "client", "key", "runId")) for line in lines
@@ -6867,6 +6910,7 @@ def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Se
         ("GET", f"{API}/tasks", 401, None, None, None),
         ("GET", f"{API}/runs/{{run_id}}", 404, "default", "first", None),
         ("GET", "-", 404, None, None, None),
+        ("PUT", f"{API}/runs/{{run_id}}", 405, None, None, None),
         ("POST", f"{API}/runs", 401, None, None, None),
     ]
     assert all(TIME.fullmatch(line["time"]) and line["ms"] > 0 and line["bytes"] > 0 for line in lines)
@@ -7090,6 +7134,14 @@ def test_an_audit_and_a_prune_show_their_progress_on_a_terminal_only(
     client.finish(runs := client.start())
     finish_ago(app, 91, runs)
     assert "%" not in command("prune", "--finished-before", "90d", *db).stderr
+
+
+def test_progress_goes_on_while_a_long_statement_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[str]()
+    monkeypatch.setattr("findings_service.Progress._show", lambda _, text: shown.append(text.strip()))
+    with findings_service.Progress().watching():
+        time.sleep(1.1)
+    assert shown == ["0 s", "1 s"]
 
 
 # A database of the first schema, compressed: a project type with a schema, a run that was completed, three tasks.
@@ -7676,7 +7728,7 @@ def test_a_run_of_the_example_agent_fails_with_it(agent: Any, server: Server, fi
     assert (status, told.startswith(reason)) == ("failed", True)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_run_of_the_example_agent_ends_when_it_is_stopped(
     agent: Any, server: Server, tmp_path: Path, how: Any
 ) -> None:

@@ -25,6 +25,7 @@ from urllib.request import Request, urlopen
 URL = os.environ.get("FINDINGS_URL") or "http://127.0.0.1:8000"
 KEY = os.environ.get("FINDINGS_KEY", "")
 AGAIN = (1, 2, 4, 8)  # seconds to wait before each new try of what must not get lost
+STOPS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 TEXT, LINE = {"type": "string"}, {"type": "integer", "minimum": 1}
 SCHEMA = {
     "properties": {"testId": TEXT, "cwe": LINE, "confidence": TEXT, "file": TEXT, "line": LINE},
@@ -98,7 +99,7 @@ def report(folder: str, target: str) -> Any:
             call("POST", f"runs/{run}/tasks", {"tasks": tasks[first : first + 1000]}, waits=AGAIN)
         return call("PATCH", f"runs/{run}", {"status": "completed"}, waits=AGAIN)
     except BaseException as error:
-        for name in (signal.SIGINT, signal.SIGTERM):
+        for name in STOPS:
             signal.signal(name, signal.SIG_IGN)
         run = run or call("POST", "runs", start, same)["id"]  # it may have been started all the same
         call("PATCH", f"runs/{run}", {"status": "failed", "statusReason": str(error)[:1000]}, waits=AGAIN)
@@ -117,8 +118,9 @@ def main() -> None:
         sys.exit(f"There is no folder {options.folder}.")
     if importlib.util.find_spec("bandit") is None:
         sys.exit(f"bandit is not installed: {sys.executable} -m pip install bandit")
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, stop)
+    for name in STOPS:
+        if signal.getsignal(name) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(name, stop)
     call("POST", "project-types", {"name": "bandit", "label": "Bandit", "extensionSchema": SCHEMA})
     done = report(options.folder, options.target)
     for title, counts in (("submitted", done["submitted"]), *done["summary"].items()):
