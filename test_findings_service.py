@@ -962,9 +962,10 @@ def test_a_task_with_many_problems_does_not_crowd_out_others(client: Client) -> 
 
 
 def problems_of(response: Any) -> dict[str, str]:
-    """Return what a refusal says, by pointer."""
-    problem = assert_problem(response, 422, "validation_failed")
-    return {error["pointer"]: error["detail"] for error in problem["errors"]}
+    """Return what a refusal says, by pointer, and check that it says nothing twice."""
+    errors = assert_problem(response, 422, "validation_failed")["errors"]
+    assert max(Counter((error["pointer"], error["detail"]) for error in errors).values()) == 1, errors
+    return {error["pointer"]: error["detail"] for error in errors}
 
 
 FAULTY_TASK = {
@@ -1096,7 +1097,7 @@ def test_no_problem_is_told_twice_or_of_a_value_that_nobody_sent(client: Client,
     body = json.dumps(task(description="x" * 70_000, remediation=[{"instruction": "x", "step": 1}, {"instruction": 1}]))
     response = client.send("POST", path, body.replace('"step": 1', '"step": ' + "9" * 4301))
     told = assert_problem(response, 422, "validation_failed")["errors"]
-    assert len({error["pointer"] for error in told if "step" not in error["pointer"]}) == 2
+    assert len([error for error in told if "step" not in error["pointer"]]) == 2
     assert {error["detail"] for error in told if "step" in error["pointer"]} == {"has a number with too many digits"}
     response = client.post(f"{API}/runs", json={"projectType": "web", "targetUrl": "http://a\0b"})
     assert problems_of(response) == {"/targetUrl": "must not contain U+0000"}
@@ -1119,6 +1120,7 @@ def test_of_much_that_is_amiss_the_first_hundred_are_told_soon(client: Client, r
     problem = assert_problem(client.post(f"{API}/{path.replace('RUN', run)}", json=body), 422, "validation_failed")
     assert time.monotonic() - began < 1.5
     assert len(problem["errors"]) == 100
+    assert problem["detail"].startswith("100 problems in")  # more are not even looked for
 
 
 MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
@@ -1447,6 +1449,15 @@ def test_pages_and_links_cut_a_list_the_same_way(survey: Survey) -> None:
         jumped = survey.client.read("tasks", limit=4, page=2, **query)
         assert [item["id"] for item in jumped["tasks"]] == expected[4:8], query
         assert bool(jumped["next"]) == (len(expected) > 8)
+
+
+def test_a_task_of_several_runs_is_listed_once_on_any_page(client: Client, run: str) -> None:
+    second = client.start(targetUrl="https://example.com/")
+    for run_id in (run, second):
+        client.submit(run_id, *(task(externalId=str(number)) for number in range(10)))
+    pages = client.walk("tasks", limit=3, runId=f"{run},{second}")
+    listed = [[item["externalId"] for item in page["tasks"]] for page in pages]
+    assert listed == [["9", "8", "7"], ["6", "5", "4"], ["3", "2", "1"], ["0"]]
 
 
 def traced_selects(survey: Survey, path: str, queries: list[dict[str, str]]) -> dict[str, str]:
@@ -2209,6 +2220,15 @@ def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, ru
     entry = client.history(ids["in-progress"])[-1]
     assert (entry["event"], entry["from"], entry["to"], entry["runId"]) == ("status", "in_progress", "resolved", second)
     assert len(client.history(ids["resolved"])) == 2
+
+
+def test_resolve_missing_resolves_any_number(client: Client, run: str) -> None:
+    number = findings_service.LOOKUP_SIZE + 50
+    for first in range(0, number, 200):
+        client.submit(run, *(task(externalId=str(each)) for each in range(first, min(first + 200, number))))
+    second = client.start(targetUrl="https://example.com/")
+    assert client.finish(second, resolveMissing=True)["submitted"]["resolved"] == number
+    assert client.read("tasks", status="resolved")["total"] == number
 
 
 def test_resolve_missing_leaves_other_types_targets_and_clients_alone(app: flask.Flask, client: Client) -> None:
@@ -7351,6 +7371,18 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     with database_of(app).transaction() as connection:
         assert findings_service.prune_slice(connection, "default", key) == (0, True)
         assert connection.execute("SELECT COUNT(*) FROM counters WHERE scope = 'tasks run:1'").fetchone() == (0,)
+
+
+def test_a_run_goes_once_and_leaves_what_an_earlier_one_reports(app: flask.Flask, client: Client, run: str) -> None:
+    later = client.start(targetUrl="https://example.com/")
+    tasks = {client.add(run_id, externalId="x") for run_id in (run, later)}
+    client.finish(later)
+    key = findings_service.RunKey(2, later, "web", "https://example.com/", "completed")
+    for _ in range(2):
+        with database_of(app).transaction() as connection:
+            assert findings_service.prune_slice(connection, "default", key) == (0, True)
+    assert {each["id"] for each in client.read("tasks", runId=run)["tasks"]} == tasks
+    assert faults_of(Path(database_of(app).settings.db)) == []
 
 
 def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
