@@ -1541,7 +1541,7 @@ def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client, 
             for name in dice.sample(sorted(query), 2):
                 del query[name]
             client.read("tasks", **query)
-    assert len(traced) < 150
+    assert len(traced) <= 50
     assert max(map(len, traced)) < 10_000
 
 
@@ -3354,7 +3354,7 @@ def test_an_ordinary_schema_is_judged_quickly() -> None:
 
 
 def test_the_clock_is_looked_at_before_every_task(client: Client, make_app: Callable[..., flask.Flask]) -> None:
-    run = client.start(client.register("web", in_a({"type": "string"}))["name"])
+    run = client.start(client.register("web", {"minProperties": 1})["name"])  # which looks at no clock itself
     hurried = client_of(make_app(schema_timeout="0"), name="hurried")
     response = hurried.post(f"{API}/runs/{run}/tasks", json=task(extensions={"a": "good"}))
     assert_problem(response, 422, "extension_check_timeout", "/extensions")
@@ -3362,7 +3362,7 @@ def test_the_clock_is_looked_at_before_every_task(client: Client, make_app: Call
 
 def test_a_long_row_of_quick_checks_leaves_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings_service.CLOCK, "held_up", time.monotonic() + 0.05)
-    tasks = ((text, "") for text in iter(lambda: time.sleep(0.01) or '{"a": "good"}', None))
+    tasks = ((text, "") for text in itertools.islice(iter(lambda: time.sleep(0.01) or '{"a": "good"}', None), 50))
     with pytest.raises(findings_service.Postponed):
         findings_service.check_extensions('{"properties": {"a": {"type": "string"}}}', tasks, 2.0)
 
@@ -3390,11 +3390,11 @@ def test_nothing_of_a_clients_pattern_stays_in_the_regex_package() -> None:
     tracemalloc.start()
     try:
         for number in range(1200):
-            findings_service.compile_pattern(f"(?#{'é' * 1900}){number}")
+            findings_service.compile_pattern(f"(?#{'😀' * 950}){number}")
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 2_500_000  # the texts alone are five
+    assert held < 2_500_000  # the texts alone are four and a half
 
 
 @pytest.mark.parametrize(
@@ -6209,15 +6209,21 @@ def test_one_clients_hostile_checks_do_not_time_anothers_out(serve: Callable[...
     assert codes == {"validation_failed"}
 
 
-def test_many_quick_checks_cost_their_own_client_only(besieged: Server, hostile_key: str) -> None:
-    schema = in_a({"items": {"anyOf": [{"const": number} for number in range(561)]}})
-    body = {"name": "product", "extensionSchema": schema}
+NUMBERS = {"items": {"anyOf": [{"const": number} for number in range(561)]}}
+FLOATS = {"items": {"anyOf": [*[{"maximum": -0.5}] * 300, True]}}  # jsonschema-rs accepts it, where it is here
+QUICK_CHECKS = cases(last=(NUMBERS, [560] * 2000, 100), first=(NUMBERS, [0] * 90, 100), quick=(FLOATS, [0.5] * 8, 400))
+
+
+@pytest.mark.parametrize(("rule", "value", "count"), QUICK_CHECKS)
+def test_many_quick_checks_cost_their_own_client_only(
+    besieged: Server, hostile_key: str, rule: Any, value: Any, count: int
+) -> None:
+    body = {"name": f"product-{time.monotonic_ns()}", "extensionSchema": in_a(rule)}
     assert besieged.request("POST", f"{API}/project-types", body, hostile_key).status_code == 201
-    run = besieged.request("POST", f"{API}/runs", {"projectType": "product"}, hostile_key).json["id"]
-    for value in ([560] * 2000, [0] * 90):
-        batch = {"tasks": [task(extensions={"a": value})] * 100}
-        with another_client(besieged, 0.3):
-            besieged.request("POST", f"{API}/runs/{run}/tasks", batch, hostile_key)
+    run = besieged.request("POST", f"{API}/runs", {"projectType": body["name"]}, hostile_key).json["id"]
+    with another_client(besieged, 0.3):
+        batch = {"tasks": [task(extensions={"a": value})] * count}
+        besieged.request("POST", f"{API}/runs/{run}/tasks", batch, hostile_key)
 
 
 def test_much_that_has_no_place_costs_its_own_client_only(besieged: Server, hostile_key: str) -> None:
