@@ -1042,7 +1042,7 @@ def test_every_problem_of_a_run_and_of_a_project_type_is_told_at_once(client: Cl
 
 def test_a_newline_at_the_end_of_a_name_is_no_part_of_it(client: Client) -> None:
     told = problems_of(client.post(f"{API}/project-types", json={"name": "web\n"}))
-    assert told == {"/name": findings_service.PATTERNS[findings_service.NAME_PATTERN]}
+    assert told == {"/name": "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"}
 
 
 def test_what_is_wrong_around_the_tasks_is_told_with_what_is_wrong_in_them(client: Client, run: str) -> None:
@@ -2326,7 +2326,10 @@ USES = cases(
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_request_keeps_a_run_alive(make_app: Callable[..., flask.Flask], use: Callable[..., Any]) -> None:
+def test_a_request_keeps_a_run_alive(
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch, use: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
     client = client_of(make_app(run_timeout="0.4"))
     client.register("web")
     run = client.start()
@@ -3017,6 +3020,7 @@ SCHEMA_FAULTS = cases(
     boolean=(True, ""),
     text=("x", ""),
     number=(1, ""),
+    large=({"description": "x" * KIB * KIB}, ""),
     type=({"type": "strnig"}, "/type"),
     nested=(in_a({"minLength": -1}), "/properties/a/minLength"),
     in_a_list=({"allOf": [{}, {"required": "a"}]}, "/allOf/1/required"),
@@ -3388,6 +3392,13 @@ def test_what_is_kept_is_bounded_by_its_weight_and_the_oldest_goes_first() -> No
     assert [kept[text] for text in asked] == [text.upper() for text in asked]
     assert made == ["a", "bb", "ccc", "dd", "bb", "heavier", "heavier"]
     assert dict(kept) == {"dd": "DD", "bb": "BB"}
+
+
+def test_the_judges_that_are_kept_have_bounded_weight() -> None:
+    schemas = [json.dumps({"title": f"{'x' * 2000} {number}"}) for number in range(50)]
+    assert all(findings_service.JUDGES[schema].validator.is_valid({}) for schema in schemas)
+    assert sum(map(len, findings_service.JUDGES)) <= 64 * KIB < sum(map(len, schemas))
+    assert schemas[-1] in findings_service.JUDGES
 
 
 def test_what_is_kept_serves_several_threads() -> None:
@@ -5850,6 +5861,22 @@ def test_a_database_is_found_again_wherever_the_process_goes(tmp_path: Path, mon
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_what_belongs_to_a_database_stands_beside_the_file_that_a_link_leads_to(
+    tmp_path: Path, new_database: Path
+) -> None:
+    (there := tmp_path / "there").mkdir()
+    shutil.copyfile(new_database, there / "x.db")
+    (tmp_path / "link.db").symlink_to(there / "x.db")
+    app = create_app(db=str(tmp_path / "link.db"))
+    make_key(app)
+    assert sorted(each.name for each in there.iterdir()) == [
+        f"x.db{end}" for end in ("", "-checkpointer", "-shm", "-wal")
+    ]
+    assert database_of(app).wal_size() > 0
+    database_of(app).close()
+    assert {each.name for each in tmp_path.iterdir()} == {"there", "link.db"}
+
+
 def test_a_damaged_page_is_told_and_not_called_a_bug(aged: Path, make_app: Callable[..., flask.Flask]) -> None:
     app = make_app()
     client = client_of(app)
@@ -6575,6 +6602,7 @@ NO_JSON = cases(
     brackets=b"]" * 100_000,
     text_after=b"{} {}",
     not_a_number=b'{"x": NaN}',
+    not_a_number_behind_digits=b'{"title": ' + b"9" * 4301 + b', "x": NaN}',
     huge_exponent=b'{"x": 1e999}',
     surrogate_behind_digits=b'{"title": ' + b"9" * 5000 + b', "x": "\\ud800"}',
     huge_exponent_behind_digits=b'{"title": ' + b"9" * 5000 + b', "x": 1e999}',
@@ -7604,9 +7632,10 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
         )
         connection.execute("INSERT INTO counters VALUES ('default', 'runs', 'completed', 0, 0, 3000)")
     server.stop()
-    again, waits = serve(until=LISTENING, FINDINGS_KEEP="1h"), []
+    again, waits, deadline = serve(until=LISTENING, FINDINGS_KEEP="1h"), [], time.monotonic() + 20
     while again.request("GET", f"{API}/runs?limit=1", key=server.key).json["total"] > 2970:
         began = time.monotonic()
+        assert began < deadline
         assert again.request("GET", "/healthz", key=server.key).status_code == 200
         waits.append(time.monotonic() - began)
     assert len(waits) > 100
@@ -7877,3 +7906,26 @@ def test_a_run_of_the_example_agent_ends_though_the_service_was_away(
     again = serve("--port", str(server.port), until=LISTENING)
     assert process.communicate(timeout=20)[1].splitlines() == ["stopped by SIGTERM"]
     assert again.request("GET", f"{API}/runs", key=server.key).json["runs"][0]["status"] == "failed"
+
+
+def test_the_example_agent_starts_one_run_though_the_answer_to_its_start_is_lost(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE / "examples"))
+    agent = importlib.import_module("bandit_agent")
+    lost, deliver = [], agent.urlopen
+
+    def lose_the_first(request: Any, timeout: float) -> Any:
+        response = deliver(request, timeout=timeout)
+        if not lost:
+            lost.append(response.read())
+            raise ConnectionResetError
+        return response
+
+    for name, value in (("URL", f"http://127.0.0.1:{server.port}"), ("KEY", server.key), ("urlopen", lose_the_first)):
+        monkeypatch.setattr(agent, name, value)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    server.request("POST", f"{API}/project-types", {"name": "bandit"})
+    with pytest.raises(SystemExit):
+        agent.report(str(tmp_path), "https://example.com/")
+    assert [status for status, _ in runs_of(server)] == ["failed"]
