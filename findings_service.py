@@ -2253,10 +2253,15 @@ def fault_problems(error: Any, pointer: str) -> Iterator[Problem]:
 
 def told(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
     """Tell everything that jsonschema finds wrong with a value. :raises OutOfTime: past the deadline."""
+    last = None
     for error in validator.iter_errors(value):
         tick()
-        if not (error.validator == "pattern" and "\0" in error.instance):  # U+0000 is told for itself
-            yield from fault_problems(error, pointer)
+        if error.validator == "pattern" and "\0" in error.instance:  # U+0000 is told for itself
+            continue
+        for problem in fault_problems(error, pointer):
+            if problem != last:  # of a number that is too long, several rules say the same
+                yield problem
+            last = problem
 
 
 def as_text(value: Any) -> str:
