@@ -7835,8 +7835,11 @@ def agent(tmp_path: Path, server: Server) -> Callable[..., subprocess.Popen[str]
         line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(tmp_path / folder)]
         given = {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"http://127.0.0.1:{server.port}"}
         given["PYTHONPATH"] = str(tmp_path / "lib")
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([*line, "--target", "https://example.com/"], env=environment(**(given | env)), **pipes)
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        options["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may be under nohup
+        return subprocess.Popen(
+            [*line, "--target", "https://example.com/"], env=environment(**(given | env)), **options
+        )
 
     return start
 

@@ -25,7 +25,8 @@ from urllib.request import Request, urlopen
 URL = os.environ.get("FINDINGS_URL") or "http://127.0.0.1:8000"
 KEY = os.environ.get("FINDINGS_KEY", "")
 AGAIN = (1, 2, 4, 8)  # seconds to wait before each new try of what must not get lost
-STOPS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+HANG_UP = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
+STOPS = [signal.SIGINT, signal.SIGTERM, *([HANG_UP] if signal.getsignal(HANG_UP) is signal.SIG_DFL else [])]  # no nohup
 TEXT, LINE = {"type": "string"}, {"type": "integer", "minimum": 1}
 SCHEMA = {
     "properties": {"testId": TEXT, "cwe": LINE, "confidence": TEXT, "file": TEXT, "line": LINE},
@@ -119,8 +120,7 @@ def main() -> None:
     if importlib.util.find_spec("bandit") is None:
         sys.exit(f"bandit is not installed: {sys.executable} -m pip install bandit")
     for name in STOPS:
-        if signal.getsignal(name) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(name, stop)
+        signal.signal(name, stop)
     call("POST", "project-types", {"name": "bandit", "label": "Bandit", "extensionSchema": SCHEMA})
     done = report(options.folder, options.target)
     for title, counts in (("submitted", done["submitted"]), *done["summary"].items()):
