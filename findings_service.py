@@ -965,8 +965,15 @@ def in_ecma(schema: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# Database: one file, one connection, one way to write
+# Database: one file, a connection that reads, and one that writes
 # ---------------------------------------------------------------------------
+#
+# Who owns what. A process has two connections to its file. The *writer* alone writes and checkpoints, which keeps
+# SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write, and
+# sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its fsync, or
+# for another process's lock. Under `serve` the event loop's thread reads, and the front door's other thread writes and
+# keeps house; only a request with a long check has a thread of its own, which takes its turn at both. Under other WSGI
+# servers every thread does.
 
 APPLICATION_ID = 0x46545356
 SCHEMA_VERSION = 2
@@ -978,6 +985,8 @@ MIGRATIONS: Mapping[int, str] = {
 }
 LARGE_WAL = 8 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 CHECKPOINT_PAGES = 1000  # of the WAL, after which a commit folds it into the file
+READER_CACHE = 8192  # KiB; every commit empties it
+WRITER_CACHE = 49152  # KiB
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
@@ -1074,8 +1083,12 @@ def prepare_schema(connection: Connection) -> None:
         connection.executescript(f"BEGIN IMMEDIATE;\n{steps}\n{schema_path().read_text('utf-8')}\nCOMMIT;")
 
 
-def connect(settings: Settings) -> Connection:
-    """Open the file with the pragmas that the promises need. It does not checkpoint by itself."""
+def connect(settings: Settings, *, read_only: bool = False) -> Connection:
+    """Open the file with the pragmas that the promises need. It does not checkpoint by itself.
+
+    On macOS an fsync leaves the data in the disk's own memory, unless it is a full one
+    (https://www.sqlite.org/pragma.html#pragma_fullfsync).
+    """
     connection = sqlite3.connect(
         settings.db,
         timeout=BUSY_SLICE,
@@ -1088,11 +1101,15 @@ def connect(settings: Settings) -> Connection:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
+        connection.execute("PRAGMA fullfsync = ON")
+        connection.execute("PRAGMA checkpoint_fullfsync = ON")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
-        connection.execute("PRAGMA cache_size = -57344")
+        connection.execute(f"PRAGMA cache_size = -{READER_CACHE if read_only else WRITER_CACHE}")
         prepare_schema(connection)
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
     except BaseException:
         connection.close()
         raise
@@ -1151,7 +1168,7 @@ def claim_file(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def open_database(settings: Settings) -> Connection:
+def open_database(settings: Settings, *, read_only: bool = False) -> Connection:
     """Return a connection to the settings' database, which is created when it is missing.
 
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
@@ -1160,7 +1177,9 @@ def open_database(settings: Settings) -> Connection:
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
         claim_file(settings.db)
-        return typing.cast(Connection, patiently(partial(connect, settings), settings.busy_timeout))
+        return typing.cast(
+            Connection, patiently(partial(connect, settings, read_only=read_only), settings.busy_timeout)
+        )
     except (OSError, sqlite3.Error) as error:
         raise unusable(settings.db, error) from error
 
@@ -1222,89 +1241,57 @@ class Checkpointer:
 
 
 class Database:
-    """The one connection of a process, and the one way to write through it.
+    """A process's two connections to its file, and the one way to write through them.
 
-    Threads take turns: with SQLite underneath, more connections in one process are slower, not faster. `version`
-    counts the commits. `grouped` is true while the front door holds one transaction open for several requests; each
-    is then a savepoint in it. `checkpointer` is held by one process of those that have the file open.
+    `version` counts the commits, and `commit_seconds` is how long the last one took. `checkpointer` is held by one
+    process of those that have the file open.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = msgspec.structs.replace(settings, db=str(Path(settings.db).absolute()))  # wherever we go
         self.checkpointer = Checkpointer(settings.db)
-        self.lock = threading.RLock()
-        self.grouped = False
-        self.busy = False
         self.version = 0
+        self.commit_seconds = 0.0
         self.last_uses: dict[tuple[str, str | int], str] = {}
         self._written_uses = self.last_uses
-        self._connection: Connection | None = None
+        self._noting = threading.Lock()  # for `last_uses`
+        self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
+        self._reader: Connection | None = None
+        self._writer: Connection | None = None  # is there whenever the reader is
+        self._transacting: int | None = None  # the thread that has a transaction
+        self._refusing: int | None = None  # the thread that gets none
         self._file: tuple[int, int] | None = None
         self._gone = False
-        self._looked = -LOOK_EVERY
+        self._looked = self._asked = -LOOK_EVERY
         DATABASES.add(self)
 
     def __del__(self) -> None:
         """Let another application in this process checkpoint, when the one that had this database is gone."""
-        if hasattr(self, "_connection"):
+        if hasattr(self, "_asked"):
             self.disconnect()
 
-    def connection(self) -> Connection:
-        """Return this process's connection. Hold the lock while you use it.
-
-        :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
-        """
-        if self._connection is None:
-            self._connection = open_database(self.settings)
-            self._file, self._gone, self._looked = identity(self.settings.db), False, -LOOK_EVERY
-        if time.monotonic() >= self._looked + LOOK_EVERY and not self._connection.in_transaction:
-            self._looked = time.monotonic()
-            self._look(self._connection)
-        if self._gone and not self._connection.in_transaction:
-            raise DatabaseUnusable("it was moved, replaced or deleted while the service runs")
-        return self._connection
-
-    def _look(self, connection: Connection) -> None:
-        """See whether the file is where it was, and whose turn it is to checkpoint."""
-        gone = identity(self.settings.db) != self._file
-        if gone and not self._gone:
-            self._take_leave(connection)
-        elif self._gone and not gone:
-            connection.execute("PRAGMA journal_mode = WAL")
-            log.warning("%r is back; going on", self.settings.db)
-        self._gone = gone
-        if not gone and not self.checkpointer.held:
-            pages = CHECKPOINT_PAGES if self.checkpointer.try_take() else 0
-            connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
-
-    def _take_leave(self, connection: Connection) -> None:
-        """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
-
-        So a moved file is whole, and a deleted one can still be saved from /proc. Where other processes have the file
-        open too, the WAL is only emptied.
-        """
-        log.error(
-            "%r was moved, replaced or deleted: every request is refused until it is put back or the service is"
-            " restarted",
-            self.settings.db,
-        )
-        with suppress(sqlite3.Error):
-            if self.checkpointer.held:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            connection.execute("PRAGMA journal_mode = DELETE")
-        self.checkpointer.give_back()
+    # Reading
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Give the connection to a reader."""
-        with self.lock:
-            yield self.connection()
+        """Give a connection to a reader: within a transaction of its own thread the one that sees its changes.
+
+        :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
+        """
+        if self._writer and self._transacting == threading.get_ident():
+            yield self._writer
+            return
+        self._require_file()
+        with self._reading:
+            yield self._reader or self._open_reader()
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """Give the connection to a reader whose statements must all see the same moment."""
-        with self.lock:
-            connection = self.connection()
+        """Give a connection to a reader whose statements must all see the same moment."""
+        with self.reading() as connection:
+            if connection.in_transaction:
+                yield connection
+                return
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -1312,63 +1299,84 @@ class Database:
                 if connection.in_transaction:  # an error of the disk has ended it
                     connection.execute("ROLLBACK")
 
+    def use_later(self, table: str, key: str | int, at: str) -> None:
+        """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
+        with self._noting:
+            self.last_uses[table, key] = at
+
+    # Writing
+
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Give the connection to a writer: all of its statements are stored, or none.
+    def transaction(self, patience: float | None = None) -> Iterator[Connection]:
+        """Give the connection that writes: all of its statements are stored, or none.
 
-        BEGIN IMMEDIATE, because a deferred transaction that turns from reading to writing fails at once when
-        another process has written in between (https://www.sqlite.org/isolation.html).
+        Within a transaction of the same thread, it is a savepoint in that. BEGIN IMMEDIATE, because a deferred
+        transaction that turns from reading to writing fails at once when another process has written in between
+        (https://www.sqlite.org/isolation.html).
 
-        :raises Busy: when another process keeps the database locked.
+        :param patience: seconds to wait while another process keeps the database locked; None for the settings'.
+        :raises sqlite3.OperationalError: when it does so for longer.
+        :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
-        with self.lock:  # only who holds the lock of a group may join it
-            if self.busy:
-                raise Busy
-            if self.grouped:
-                with self._savepoint() as connection:
-                    yield connection
-                return
-        patiently(self.try_begin, self.settings.busy_timeout)
+        thread = threading.get_ident()
+        if self._refusing == thread:
+            raise Busy
+        if self._transacting == thread:
+            with self._savepoint() as connection:
+                yield connection
+            return
+        connection = patiently(self._begin, self.settings.busy_timeout if patience is None else patience)
         try:
-            yield self.connection()
-            self.commit()
+            yield connection
+            self._commit(connection)
         except BaseException:
-            self.roll_back()
+            self._roll_back()
             raise
 
-    def try_begin(self) -> None:
-        """Take the lock and open a transaction. :raises sqlite3.OperationalError: when another process has it."""
-        self.lock.acquire()
+    def _begin(self) -> Connection:
+        """Take the lock and open a transaction."""
+        self._require_file()
+        self._writing.acquire()
         try:
-            self.connection().execute("BEGIN IMMEDIATE")
-            self._written_uses, self.last_uses = self.last_uses, {}
-            write_last_uses(self.connection(), self._written_uses)
+            connection = self._writer or self._open_writer()
+            self._share_checkpoints(connection)
+            connection.execute("BEGIN IMMEDIATE")
+            self._transacting = threading.get_ident()
+            with self._noting:
+                self._written_uses, self.last_uses = self.last_uses, {}
+            write_last_uses(connection, self._written_uses)
         except BaseException:
-            self.roll_back()
+            self._roll_back()
             raise
+        return connection
 
-    def commit(self) -> None:
-        """Make the transaction durable and give the lock back. After an error, `roll_back` must follow."""
-        self.connection().write_counts()
-        self.connection().execute("COMMIT")
+    def _commit(self, connection: Connection) -> None:
+        """Make the transaction durable and give the lock back. After an error, `_roll_back` must follow."""
+        connection.write_counts()
+        began = time.perf_counter()
+        connection.execute("COMMIT")
+        self.commit_seconds = time.perf_counter() - began
         self.version += 1
         self._written_uses = {}
-        self.lock.release()
+        self._transacting = None
+        self._writing.release()
 
-    def roll_back(self) -> None:
+    def _roll_back(self) -> None:
         """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
         try:
-            self._written_uses, self.last_uses = {}, {**self._written_uses, **self.last_uses}
-            if self._connection is not None:
-                self._connection.forget()
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+            with self._noting:
+                self._written_uses, self.last_uses = {}, {**self._written_uses, **self.last_uses}
+            if self._writer is not None:
+                self._writer.forget()
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
         finally:
-            self.lock.release()
+            self._transacting = None
+            self._writing.release()
 
     @contextmanager
     def _savepoint(self) -> Iterator[Connection]:
-        connection = self.connection()
+        connection = typing.cast(Connection, self._writer)
         connection.execute("SAVEPOINT request")
         try:
             yield connection
@@ -1382,47 +1390,28 @@ class Database:
             raise
 
     @contextmanager
-    def grouping(self) -> Iterator[Connection]:
-        """Make every transaction of this thread a savepoint in the one that `try_begin` opened, and end that."""
-        self.grouped = True
-        try:
-            yield self.connection()
-            self.grouped = False
-            self.commit()
-        except BaseException:
-            self.grouped = False
-            self.roll_back()
-            raise
-
-    @contextmanager
     def refusing(self) -> Iterator[None]:
         """Refuse every transaction of this thread, as while another process has the database."""
-        with self.lock:
-            self.busy = True
-            try:
-                yield
-            finally:
-                self.busy = False
+        self._refusing = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._refusing = None
 
-    def use_later(self, table: str, key: str | int, at: str) -> None:
-        """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
-        with self.lock:
-            self.last_uses[table, key] = at
+    # Keeping house
 
     @contextmanager
-    def at_once(self) -> Iterator[Connection]:
-        """Give the connection to a writer that does not wait, and whose transactions are savepoints in this one.
-
-        :raises sqlite3.OperationalError: when another process has the database.
-        """
-        self.try_begin()
-        with self.grouping() as connection:
+    def maintaining(self) -> Iterator[Connection]:
+        """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
+        self._require_file()
+        with self._writing:
+            connection = self._writer or self._open_writer()
+            self._share_checkpoints(connection)
             yield connection
 
     def keep_house(self) -> None:
         """Fold the WAL into the file when it is large, or the file is longer than what is in it."""
-        with self.lock, suppress(sqlite3.Error, OSError, DatabaseUnusable):
-            connection = self.connection()
+        with suppress(sqlite3.Error, OSError, DatabaseUnusable), self.maintaining() as connection:
             if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -1435,10 +1424,69 @@ class Database:
         pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return max(0, Path(self.settings.db).stat().st_size - int(pages) * int(size))
 
+    def _share_checkpoints(self, connection: Connection) -> None:
+        """See, once a second, whether it is this process's turn to checkpoint."""
+        if not self.checkpointer.held and time.monotonic() >= self._asked + LOOK_EVERY:
+            self._asked = time.monotonic()
+            pages = CHECKPOINT_PAGES if self.checkpointer.try_take() else 0
+            connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+
+    # Opening and closing
+
+    def _open_writer(self) -> Connection:
+        self._writer = open_database(self.settings)
+        self._file, self._gone = identity(self.settings.db), False
+        return self._writer
+
+    def _open_reader(self) -> Connection:
+        """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file."""
+        if self._writer is None:
+            with self._writing:
+                self._writer = self._writer or self._open_writer()
+        self._reader = open_database(self.settings, read_only=True)
+        return self._reader
+
+    def _require_file(self) -> None:
+        """See, once a second, whether the file is where it was. :raises DatabaseUnusable: when it is not."""
+        if self._file is not None and time.monotonic() >= self._looked + LOOK_EVERY:
+            self._looked = time.monotonic()
+            gone = identity(self.settings.db) != self._file
+            if gone != self._gone:
+                with self._reading, self._writing:
+                    self._leave() if gone else self._return()
+                    self._gone = gone
+        if self._gone:
+            raise DatabaseUnusable("it was moved, replaced or deleted while the service runs")
+
+    def _leave(self) -> None:
+        """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
+
+        So a moved file is whole, and a deleted one can still be saved from /proc. Where other processes have the file
+        open too, the WAL is only emptied.
+        """
+        if self._gone or self._writer is None:
+            return
+        log.error(
+            "%r was moved, replaced or deleted: every request is refused until it is put back or the service is"
+            " restarted",
+            self.settings.db,
+        )
+        self._close_reader()
+        with suppress(sqlite3.Error):
+            if self.checkpointer.held:
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._writer.execute("PRAGMA journal_mode = DELETE")
+        self.checkpointer.give_back()
+
+    def _return(self) -> None:
+        if self._gone and self._writer is not None:
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            log.warning("%r is back; going on", self.settings.db)
+
     def close(self) -> None:
-        """Write what is left to write, and close the connection; SQLite then folds the WAL into the file."""
-        with self.lock:
-            if self._connection is None:
+        """Write what is left to write, and close the connections; SQLite then folds the WAL into the file."""
+        with self._reading, self._writing:
+            if self._writer is None:
                 return
             with suppress(sqlite3.Error, DatabaseUnusable):
                 if self.last_uses:
@@ -1447,11 +1495,28 @@ class Database:
             self.disconnect()
 
     def disconnect(self) -> None:
-        """Close the connection, if there is one; the next use opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Close the connections, if there are any; the next use opens others."""
+        self._close_reader()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = self._file = None
         self.checkpointer.give_back()
+        self._asked, self._gone = -LOOK_EVERY, False
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def hold(self) -> None:
+        """Wait until nobody uses the connections, and let nobody."""
+        self._reading.acquire()
+        self._writing.acquire()
+
+    def let_go(self) -> None:
+        """Let the connections be used again."""
+        self._writing.release()
+        self._reading.release()
 
 
 # Neither a connection nor a lock that a thread holds survives a fork, nor what SQLite knows of both in its own
@@ -1474,14 +1539,14 @@ def close_for_fork() -> None:
     """Wait until nobody uses a database, and close it."""
     FORKING.held = list(DATABASES)
     for database in FORKING.held:
-        database.lock.acquire()
+        database.hold()
         database.disconnect()
 
 
 def reopen_after_fork() -> None:
     """Let the databases be used again, in the parent and in the child."""
     for database in FORKING.held:
-        database.lock.release()
+        database.let_go()
     FORKING.held = ()
 
 
@@ -3768,10 +3833,12 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     return len(orphans), len(rows) < size
 
 
-def prune_slices(database: Database, before: str) -> Iterator[tuple[int, int]]:
+def prune_slices(database: Database, before: str, patience: float | None = None) -> Iterator[tuple[int, int]]:
     """Remove the runs that finished before a time, and the tasks that only they report, a little with each step.
 
     Each step is a short transaction at most, so that others come between, and gives how many runs and tasks it removed.
+
+    :param patience: seconds to wait for another process's lock; None for the settings'.
     """
     last = 0
     while True:
@@ -3786,7 +3853,7 @@ def prune_slices(database: Database, before: str) -> Iterator[tuple[int, int]]:
         for finished_at, client_id, *key in rows:
             gone = finished_at is None or finished_at >= before
             while not gone:
-                with database.transaction() as connection:
+                with database.transaction(patience) as connection:
                     tasks, gone = prune_slice(connection, client_id, RunKey(*key))
                 yield int(gone), tasks
         last = rows[-1][2]
@@ -5296,7 +5363,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 
 
 # ---------------------------------------------------------------------------
-# Front door: granian's RSGI before Flask, on one thread
+# Front door: granian's RSGI before Flask, one thread that reads, and one that writes
 # ---------------------------------------------------------------------------
 
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
@@ -5309,8 +5376,8 @@ COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest fo
 HELD_UP = 0.1  # seconds that one request may hold up the event loop before its checks go on in a thread
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
-GATHERING = 0.00005  # seconds; how long, and how often, a group waits for the clients of the last one
-GATHERINGS = 3
+GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
+GATHERING_SHARE = 0.15  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 FORGETTING_PAUSE = 0.05  # seconds between two steps of one, for the requests
@@ -5323,7 +5390,7 @@ ENVIRON = {
     "SCRIPT_NAME": "",
     "SERVER_PROTOCOL": "HTTP/1.1",
     "wsgi.version": (1, 0),
-    "wsgi.multithread": False,
+    "wsgi.multithread": True,
     "wsgi.multiprocess": False,
     "wsgi.run_once": False,
 }
@@ -5438,113 +5505,6 @@ def refused(error: Exception) -> Answer:
     return Answer(known.status, headers, msgspec.json.encode(problem_details(known)))
 
 
-class Write(Struct):
-    """A request that waits for its transaction, until a time of the monotonic clock."""
-
-    environ: dict[str, Any]
-    answer: asyncio.Future[Answer]
-    until: float
-    tried: bool = False
-
-    def settle(self, answer: Answer) -> None:
-        """Give the request its answer, unless its client has gone."""
-        if not self.answer.done():
-            self.answer.set_result(answer)
-
-
-class WriteQueue:
-    """Runs the writes that are ready in one turn of the event loop in one transaction, each in a savepoint.
-
-    They share one fsync, and are answered when the COMMIT is through; when it fails, all of them have failed.
-    """
-
-    def __init__(self, app: Any, database: Database) -> None:
-        self.app = app
-        self.database = database
-        self._waiting: deque[Write] = deque()
-        self._scheduled = False
-        self._last_size = 0
-        self._pauses = 0
-
-    async def run(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a write once it is durable, or refused."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Write(environ, future, time.monotonic() + self.database.settings.busy_timeout))
-        self._schedule(0)
-        return await future
-
-    def _schedule(self, delay: float) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_later(delay, self._commit_group)
-
-    def _is_gathering(self) -> bool:
-        """Give the clients of the last group, who have had their answers, a moment to be in this one too.
-
-        Sleeping leaves the interpreter to the thread that receives requests; a client alone never waits.
-        """
-        if len(self._waiting) >= self._last_size or self._pauses >= GATHERINGS:
-            self._pauses = 0
-            return False
-        self._pauses += 1
-        time.sleep(GATHERING)
-        self._schedule(0)
-        return True
-
-    def _commit_group(self) -> None:
-        self._scheduled = False
-        if self._is_gathering():
-            return
-        try:
-            self.database.try_begin()
-        except Exception as error:
-            self._refuse_waiting(error)
-            return
-        answered = self._run_group()
-        self._last_size = len(answered)
-        for write, answer in answered:
-            write.settle(answer)
-        if self._waiting:
-            self._schedule(0)
-
-    def _refuse_waiting(self, error: Exception) -> None:
-        """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
-        still: deque[Write] = deque()
-        for write in self._waiting:
-            if not is_busy(error) or time.monotonic() > write.until:
-                write.settle(refused(error))
-            elif write.tried or not self._is_refused_anyway(write):
-                still.append(write)
-        self._waiting = still
-        if self._waiting:
-            self._schedule(BUSY_SLICE)
-
-    def _is_refused_anyway(self, write: Write) -> bool:
-        """Answer a request that needs no transaction to be refused: a wrong path or key does not wait for a lock."""
-        write.tried = True
-        with self.database.refusing():
-            answer = run_held_up(self.app, write.environ)
-        if answer.status == Busy.status or write.environ.pop(POSTPONED, False):
-            return False
-        write.settle(answer)
-        return True
-
-    def _run_group(self) -> list[tuple[Write, Answer]]:
-        """Run writes until they are all done or their time is over, commit, and return the answers."""
-        answered: list[tuple[Write, Answer]] = []
-        database, end = self.database, time.monotonic() + GROUP_TIME
-        try:
-            with database.grouping() as connection:
-                while self._waiting and connection.in_transaction and time.monotonic() < end:
-                    write = self._waiting.popleft()
-                    answered.append((write, run_held_up(self.app, write.environ)))
-                if not connection.in_transaction:
-                    raise StorageFull("writing failed, or the disk is full")
-        except Exception as error:
-            return [(write, refused(error)) for write, _ in answered]
-        return answered
-
-
 def run_held_up(app: Any, environ: dict[str, Any]) -> Answer:
     """Return what a WSGI application answers, on the event loop's thread: long checks are given up there."""
     CLOCK.held_up = time.monotonic() + HELD_UP
@@ -5554,49 +5514,170 @@ def run_held_up(app: Any, environ: dict[str, Any]) -> Answer:
         CLOCK.held_up = float("inf")
 
 
-class Forgetting:
-    """Removes the runs that are older than the settings keep, between requests, in one process of several."""
+class Write(Struct):
+    """A request that waits for its transaction, until a time of the monotonic clock."""
 
-    def __init__(self, database: Database) -> None:
+    environ: dict[str, Any]
+    future: asyncio.Future[Answer]
+    until: float
+    tried: bool = False
+    answer: Answer | None = None
+
+
+class WriteQueue:
+    """The thread that writes: it runs the writes that wait in one transaction, each in a savepoint, and keeps house.
+
+    They share one fsync, and are answered when the COMMIT is through; when it fails, all of them have failed. The next
+    group gathers meanwhile.
+    """
+
+    def __init__(self, app: Any, database: Database) -> None:
+        self.app = app
         self.database = database
-        self._slices: Iterator[object] | None = None
-        self._next_search = 0.0
+        self._waiting: deque[Write] = deque()
+        self._bell = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="findings-writer", daemon=True)
+        self._stopping = False
+        self._expected = 0
+        self._gathered_by = 0.0
+        self._chores = chores(database)
+        self._next_chore = time.monotonic() + HOUSEKEEPING
 
-    def start_when_due(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Search for what is too old, unless that is under way, was so a short time ago, or is another process's."""
-        keep = self.database.settings.keep
-        due = self._slices is None and time.monotonic() >= self._next_search
-        if keep and due and self.database.checkpointer.held:
-            self._slices = prune_slices(self.database, timestamp(ago=keep))
-            self._step(loop, self._slices)
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread, whose answers go to an event loop."""
+        self._loop = loop
+        self._thread.start()
 
-    def _step(self, loop: asyncio.AbstractEventLoop, slices: Iterator[object]) -> None:
+    def stop(self) -> None:
+        """Finish what waits, and end the thread."""
+        self._stopping = True
+        self._bell.set()
+        self._thread.join()
+
+    async def run(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a write once it is durable, or refused."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting.append(Write(environ, future, time.monotonic() + self.database.settings.busy_timeout))
+        self._bell.set()
+        return await future
+
+    def _work(self) -> None:
+        while self._waiting or not self._stopping:
+            if not self._waiting:
+                self._bell.wait(max(0.0, self._next_chore - time.monotonic()))
+                self._bell.clear()
+            if self._waiting:
+                self._commit_group()
+            if time.monotonic() >= self._next_chore:
+                self._do_chore()
+
+    def _commit_group(self) -> None:
+        """Run writes until they are all done or their time is over, commit, and have them answered."""
+        group: list[Write] = []
         try:
-            with self.database.at_once():
-                goes_on = next(slices, None) is not None
-        except sqlite3.OperationalError as error:  # where another process has the database, nothing has been done yet
-            goes_on = is_busy(error)
-        except (sqlite3.Error, DatabaseUnusable):
-            goes_on = False  # the next search finds the rest
-        if goes_on:
-            loop.call_later(FORGETTING_PAUSE, self._step, loop, slices)
-        else:
-            self._slices, self._next_search = None, time.monotonic() + FORGETTING
+            with self.database.transaction(patience=0) as connection:
+                end = time.monotonic() + GROUP_TIME
+                while connection.in_transaction and time.monotonic() < end and self._has_next(len(group)):
+                    write = self._waiting.popleft()
+                    group.append(write)
+                    write.answer = run_held_up(self.app, write.environ)
+                if not connection.in_transaction:
+                    raise StorageFull("writing failed, or the disk is full")
+        except Exception as error:
+            if not group:
+                self._refuse_waiting(error)
+                return
+            for write in group:
+                write.answer = refused(error)
+        self._settle(group)
+        self._expected = len(group) + len(self._waiting)
+        self._gathered_by = time.monotonic() + max(GATHERING, GATHERING_SHARE * self.database.commit_seconds)
+
+    def _has_next(self, size: int) -> bool:
+        """Tell whether a group goes on, and give the clients of the last one, who have had their answers, time to come.
+
+        Sleeping leaves the interpreter to the threads that receive requests; a client alone never waits.
+        """
+        while not self._waiting and size < self._expected and time.monotonic() < self._gathered_by:
+            time.sleep(GATHERING / 3)
+        return bool(self._waiting)
+
+    def _settle(self, writes: Sequence[Write]) -> None:
+        """Have the event loop give requests their answers, unless their clients have gone."""
+
+        def settle() -> None:
+            for write in writes:
+                if not write.future.done():
+                    write.future.set_result(typing.cast(Answer, write.answer))
+
+        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            self._loop.call_soon_threadsafe(settle)
+
+    def _refuse_waiting(self, error: Exception) -> None:
+        """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
+        settled = []
+        for _ in range(len(self._waiting)):
+            write = self._waiting.popleft()
+            if not is_busy(error) or time.monotonic() > write.until:
+                write.answer = refused(error)
+            elif not write.tried:
+                write.answer = self._refusal(write)
+            if write.answer is None:
+                self._waiting.append(write)
+            else:
+                settled.append(write)
+        self._settle(settled)
+        if self._waiting:
+            time.sleep(BUSY_SLICE)
+
+    def _refusal(self, write: Write) -> Answer | None:
+        """Return the answer to a request that is refused without a transaction: a wrong key waits for no lock."""
+        write.tried = True
+        with self.database.refusing():
+            answer = run_held_up(self.app, write.environ)
+        waits = answer.status == Busy.status or write.environ.pop(POSTPONED, False)
+        return None if waits else answer
+
+    def _do_chore(self) -> None:
+        try:
+            pause = next(self._chores)
+        except Exception as error:
+            if known_error(error) is None:
+                log.error("keeping house failed", exc_info=error)
+            self._chores, pause = chores(self.database), HOUSEKEEPING
+        self._next_chore = time.monotonic() + pause
+
+
+def chores(database: Database) -> Iterator[float]:
+    """Keep house for ever, one step at a time; each gives the seconds until the next.
+
+    The runs that nobody uses any more are failed, those that are older than the settings keep are forgotten, by one
+    process of several, and a large WAL is folded in.
+    """
+    next_search = 0.0
+    while True:
+        with database.transaction(patience=0) as connection:
+            fail_idle_runs(connection, database.settings.run_timeout)
+        database.keep_house()
+        if database.settings.keep and database.checkpointer.held and time.monotonic() >= next_search:
+            for _ in prune_slices(database, timestamp(ago=database.settings.keep), patience=0):
+                yield FORGETTING_PAUSE
+            next_search = time.monotonic() + FORGETTING
+        yield HOUSEKEEPING
 
 
 class FrontDoor:
-    """Takes requests from granian and calls a WSGI application on the event loop's thread, one at a time.
+    """Takes requests from granian and calls a WSGI application: for reads on the event loop's thread, one at a time.
 
-    Bodies are read asynchronously before that, so that a slow client costs nobody anything. Without a database
-    the application is called for writes as for reads. What takes long, checking extensions, is done again in a
-    thread, one request at a time for each key.
+    Bodies are read asynchronously before that, so that a slow client costs nobody anything. Writes are the write
+    queue's; without a database the application is called for them as for reads. What takes long, checking extensions,
+    is done again in a thread, one request at a time for each key.
     """
 
     def __init__(self, app: Any, settings: Settings, database: Database | None = None) -> None:
         self.app = app
         self.settings = settings
         self.writes = WriteQueue(app, database) if database else None
-        self.forgetting = Forgetting(database) if database else None
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
         self._room, self._medium_room = Room(2 * settings.max_body), Room(4 * MEDIUM_BODY)
@@ -5610,14 +5691,14 @@ class FrontDoor:
             timeout.reschedule(min(timeout.when() or last, last))
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Keep house from time to time: fail the runs that nobody uses any more, and forget old ones."""
-        if self.writes is not None and self.forgetting is not None:
-            loop.call_later(HOUSEKEEPING, self.__rsgi_init__, loop)
-            database = self.writes.database
-            with suppress(sqlite3.Error, DatabaseUnusable), database.at_once() as connection:
-                fail_idle_runs(connection, self.settings.run_timeout)
-            database.keep_house()
-            self.forgetting.start_when_due(loop)
+        """Let writes come."""
+        if self.writes is not None:
+            self.writes.start(loop)
+
+    def close(self) -> None:
+        """Finish what is to be written, once no more requests come."""
+        if self.writes is not None:
+            self.writes.stop()
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
@@ -5792,10 +5873,22 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
 
 
+def call_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Have an event loop call `stop` on SIGTERM and SIGINT, however much it has to do.
+
+    The loop's own handler wakes it through a pipe, which may be full of others' wake-ups; then the signal's would be
+    lost. So the interpreter's handler calls too: it needs no pipe, but does not wake a loop that sleeps.
+    """
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop)
+        signal.signal(name, lambda *_: loop.call_soon_threadsafe(stop))
+    signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
+
+
 async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str, parent: int | None = None) -> None:
     """Serve until SIGTERM or SIGINT, and finish what is under way.
 
-    :param parent: a pipe that closes when the process that watches over this one is gone.
+    :param parent: a pipe that ends when the process that watches over this one wants it to stop, or is gone.
     """
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
@@ -5816,16 +5909,18 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
     )
 
     def stop() -> None:
+        if parent is not None:
+            loop.remove_reader(parent)
         app.hurry()
         server.stop()  # type: ignore[no-untyped-call]
 
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop)
+    call_on_signals(loop, stop)
     if parent is not None:
         loop.add_reader(parent, stop)
     saying = loop.create_task(announce(reachable(host), port, message)) if message else None
     await server.serve()
+    app.close()
     if saying is not None:
         saying.cancel()
 
@@ -5840,7 +5935,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_worker(settings: Settings, host: str, port: int, message: str, parent: int | None = None) -> None:
-    """Serve with one process: one thread, one connection."""
+    """Serve with one process."""
     app = create_app(settings)
     database: Database = app.extensions["findings"].database
     sys.setswitchinterval(0.001)  # so that a check in a thread holds the event loop up for less
@@ -5857,28 +5952,27 @@ def run_workers(settings: Settings, host: str, port: int, message: str, count: i
 
     :raises ChildProcessError: when a worker died by itself.
     """
-    watched, held = os.pipe()
-    children = {}
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            os.close(held)
-            run_worker(settings, host, port, message if number == 0 else "", watched)
-            os._exit(0)
-        children[child] = number
-    os.close(watched)
+    watched, end = os.pipe()
+    held = os.fdopen(end, "wb")  # whose end tells every worker to stop, also one that is still starting
 
     def stop(*_: object) -> None:
-        for child in children:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGTERM)
+        held.close()
 
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, stop)
+    children = set()
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            held.close()
+            run_worker(settings, host, port, message if number == 0 else "", watched)
+            os._exit(0)
+        children.add(child)
+    os.close(watched)
     failed = False
     while children:
         child, status = os.wait()
-        del children[child]
+        children.remove(child)
         if status != 0:
             failed = True
             stop()
@@ -6037,6 +6131,10 @@ def main() -> None:
 )
 def serve(db: str, host: str, port: int, workers: int) -> None:
     """Serve the API until SIGTERM or Ctrl-C."""
+    if fcntl is None:
+        raise click.ClickException(
+            "`serve` runs on Linux and macOS; on Windows, give create_app() to a WSGI server such as waitress"
+        )
     with readable_errors(db):
         settings = Settings.read(db=db)
         try:
@@ -6230,7 +6328,7 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
 @database_option
 def compact(while_serving: bool, db: str) -> None:
     """Give the space of what was removed back to the disk, and audit the database."""
-    with opened(db) as database, database.reading() as connection:
+    with opened(db) as database, database.maintaining() as connection:
         before = Path(db).stat().st_size
         require_room(connection, db)
         copy_beside(connection, db)

@@ -244,6 +244,18 @@ def database_of(app: flask.Flask) -> Any:
     return app.extensions["findings"].database
 
 
+def reader_of(app: flask.Flask) -> Any:
+    """Return the connection with which an application reads."""
+    with database_of(app).reading() as connection:
+        return connection
+
+
+def writer_of(app: flask.Flask) -> Any:
+    """Return the connection with which an application writes."""
+    with database_of(app).maintaining() as connection:
+        return connection
+
+
 def make_key(app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full") -> str:
     """Make a key, as the command line does."""
     with database_of(app).transaction() as connection:
@@ -1248,7 +1260,7 @@ def test_a_write_waits_for_the_lock(make_app: Callable[..., flask.Flask], tmp_pa
 
 
 def test_a_full_disk_is_told_and_stores_nothing(app: flask.Flask, client: Client, run: str) -> None:
-    connection = database_of(app).connection()
+    connection = writer_of(app)
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages + 1}")
     response = client.post(f"{API}/runs/{run}/tasks", json=task(description="x" * 60_000))
@@ -1466,7 +1478,7 @@ def test_a_task_of_several_runs_is_listed_once_on_any_page(client: Client, run: 
 def traced_selects(survey: Survey, path: str, queries: list[dict[str, str]]) -> dict[str, str]:
     """Return the statements that lists run, by their shape without values."""
     traced: list[str] = []
-    connection = database_of(survey.app).connection()
+    connection = reader_of(survey.app)
     connection.set_trace_callback(traced.append)
     try:
         for query in queries:
@@ -1498,7 +1510,7 @@ def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
     options = {name: tuple(dict.fromkeys((*values[:2], values[-1]))) for name, values in task_options(survey).items()}
     statements = traced_selects(survey, "tasks", every_combination(options))
     assert len(statements) > 100
-    connection = database_of(survey.app).connection()
+    connection = reader_of(survey.app)
     for statement in statements.values():
         assert not scanned_tables(connection, statement), statement
 
@@ -1506,7 +1518,7 @@ def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
 def test_no_list_of_runs_scans_a_table_or_sorts(survey: Survey) -> None:
     statements = traced_selects(survey, "runs", run_queries())
     assert len(statements) > 25
-    connection = database_of(survey.app).connection()
+    connection = reader_of(survey.app)
     for statement in statements.values():
         assert not scanned_tables(connection, statement), statement
 
@@ -1530,6 +1542,7 @@ def submit_surfaces(client: Client, count: int) -> list[str]:
 def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client, app: flask.Flask) -> None:
     runs, traced, dice = submit_surfaces(client, 60), set[str](), random.Random(5)
     execute = findings_service.Connection.execute
+    client.read("tasks")  # opens the connection
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             findings_service.Connection,
@@ -1989,7 +2002,7 @@ def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -
     reader = client_of(app, "read", name="reader")
     reader.read("tasks")
     client.register("web")
-    rows = database_of(app).connection().execute("SELECT name, last_used_at FROM api_keys").fetchall()
+    rows = reader_of(app).execute("SELECT name, last_used_at FROM api_keys").fetchall()
     assert all(TIME.fullmatch(last_used_at) for _, last_used_at in rows), rows
 
 
@@ -2261,16 +2274,14 @@ def test_a_run_may_end_in_one_group_with_the_triage_of_what_it_did_not_report(
     task_id = client.add(run, externalId="kept", status="in_progress")
     second = client.start(targetUrl="https://example.com/")
     client.add(second, externalId="kept", status="in_progress")
-    database_of(app).try_begin()
-    with database_of(app).grouping():
+    with database_of(app).transaction():
         client.triage(task_id, "dismissed")
         assert client.finish(second, resolveMissing=True)["submitted"]["resolved"] == 1
     assert client.read("tasks", missingFrom=second)["total"] == 0
 
 
 def test_a_run_may_end_in_one_group_with_its_reports(app: flask.Flask, client: Client, run: str) -> None:
-    database_of(app).try_begin()
-    with database_of(app).grouping():
+    with database_of(app).transaction():
         client.add(run)
         assert client.finish(run)["summary"]["total"] == 1
 
@@ -3719,7 +3730,7 @@ def test_the_time_for_schemas_can_be_set(make_app: Callable[..., flask.Flask]) -
 
 def test_commits_are_durable_by_default(tmp_path: Path) -> None:
     app = create_app(db=str(tmp_path / "default.db"))
-    connection = database_of(app).connection()
+    connection = writer_of(app)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     database_of(app).close()
@@ -3777,7 +3788,7 @@ def test_health_fails_while_the_database_is_locked(make_app: Callable[..., flask
 
 
 def test_health_fails_when_the_database_cannot_be_written(app: flask.Flask) -> None:
-    connection = database_of(app).connection()
+    connection = writer_of(app)
     connection.execute("PRAGMA query_only = ON")
     response = app.test_client().get("/healthz")
     assert_problem(response, 503, "storage_full")
@@ -5516,7 +5527,7 @@ def totals(client: Client) -> list[int]:
 
 def kept_answers(app: flask.Flask) -> int:
     """Return how many answers are kept."""
-    return database_of(app).connection().execute("SELECT COUNT(*) FROM idempotent_answers").fetchone()[0]
+    return reader_of(app).execute("SELECT COUNT(*) FROM idempotent_answers").fetchone()[0]
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
@@ -5619,16 +5630,16 @@ def test_an_answer_is_kept_for_a_day_and_then_dropped_in_passing(app: flask.Flas
 def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(_: Any) -> None:
+    def failing(*_: Any) -> None:
         error = sqlite3.OperationalError("database or disk is full")
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(findings_service.Database, "commit", failing)
+        patched.setattr(findings_service.Database, "_commit", failing)
         assert_problem(post(client, f"runs/{run}/tasks", task()), 503, "storage_full")
     assert (totals(client), kept_answers(app)) == ([1, 0, 1], 0)
-    connection = database_of(app).connection()
+    connection = writer_of(app)
     connection.execute(
         "CREATE TEMP TRIGGER no_answers BEFORE INSERT ON idempotent_answers BEGIN SELECT RAISE(ABORT, 'no'); END"
     )
@@ -5767,7 +5778,7 @@ def test_a_lock_of_another_process_leaves_reads_alone_and_stores_nothing(serve: 
 
 
 def test_a_database_that_became_read_only_is_told_and_read(app: flask.Flask, client: Client, run: str) -> None:
-    connection = database_of(app).connection()
+    connection = writer_of(app)
     connection.execute("PRAGMA query_only = ON")
     assert_storage_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), "storage_full")
     assert client.read("tasks")["total"] == 0
@@ -5881,7 +5892,7 @@ def test_what_belongs_to_a_database_stands_beside_the_file_that_a_link_leads_to(
 def test_a_damaged_page_is_told_and_not_called_a_bug(aged: Path, make_app: Callable[..., flask.Flask]) -> None:
     app = make_app()
     client = client_of(app)
-    connection = database_of(app).connection()
+    connection = writer_of(app)
     page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tasks'").fetchone()[0]
     database_of(app).close()
     with aged.open("r+b") as file:
@@ -6058,7 +6069,7 @@ database = Database(Settings(db=sys.argv[1], synchronous="NORMAL"))
 for number in itertools.count():
     with database.transaction() as connection:
         connection.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (f"{number % 100}", "x" * 20_000))
-    pages = database.connection().execute("PRAGMA wal_autocheckpoint").fetchone()[0]
+        pages = connection.execute("PRAGMA wal_autocheckpoint").fetchone()[0]
     print("checkpoints" if pages else "leaves it", flush=True)
     time.sleep(0.005)
 """
@@ -6090,7 +6101,7 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
 def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
     aged.with_name("findings.db-checkpointer").unlink()
     os.chown(aged, 65534, 65534)
-    assert invoke("check", "--db", str(aged)).exit_code == 0
+    assert invoke("keys", "create", "second", "--db", str(aged)).exit_code == 0
     lock = aged.with_name("findings.db-checkpointer").stat()
     assert (lock.st_uid, lock.st_gid, stat.S_IMODE(lock.st_mode)) == (65534, 65534, 0o600)
 
@@ -6099,8 +6110,8 @@ def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path)
     program = (
         "import sys; sys.modules.update(fcntl=None, pwd=None, resource=None); import findings_service as fs;"
         "databases = [fs.Database(fs.Settings(db=sys.argv[1])) for _ in range(2)];"
-        "opened = [each.connection() for each in databases];"
-        "print([each.execute('PRAGMA wal_autocheckpoint').fetchone()[0] for each in opened])"
+        "ask = lambda connection: connection.execute('PRAGMA wal_autocheckpoint').fetchone()[0];"
+        "print([ask(each.maintaining().__enter__()) for each in databases])"
     )
     line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
