@@ -1,6 +1,6 @@
 """Measures the service through its real front door, against floors of its own that run beside it.
 
-    python bench.py             # 10,000 and 1,000,000 stored tasks, in about thirteen minutes
+    python bench.py             # 10,000 and 1,000,000 stored tasks, in about ten minutes
     python bench.py --quick     # a little of everything, to see that it works
     python bench.py --only reads --only writes
 
