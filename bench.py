@@ -6,8 +6,9 @@
 
 Machines differ and are noisy, so that a figure alone says little. Every row is therefore a ratio of two things
 measured in turns, A B A B …, in the same run on the same machine; the ratio that counts is the median of the
-rounds. The servers are real processes on 127.0.0.1, the client is one more process on raw sockets that verifies
-the status of every answer, and all files are in a temporary directory.
+rounds. Where there is nothing to compare with, as for how long a read may take, it is the share of a limit. The
+servers are real processes on 127.0.0.1, each client is one more process on raw sockets that verifies the status of
+every answer, and all files are in a temporary directory.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ import sys
 import tempfile
 import time
 import zlib
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -73,14 +75,27 @@ IMPACTS = ("minor", "moderate", "serious", "critical")
 STATUSES = (*("open",) * 7, "in_progress", "resolved", "dismissed")
 
 
-def make_task(number: int) -> dict[str, Any]:
-    """Return one finding, about 940 bytes of JSON; its external id is scattered like a fingerprint."""
-    mixed = zlib.crc32(number.to_bytes(8, "big"))
+def scattered(number: int) -> int:
+    """Return 32 bits that are the same for a number each time, and have no order."""
+    return zlib.crc32(number.to_bytes(8, "big"))
+
+
+def make_head(number: int) -> dict[str, Any]:
+    """Return a finding that says the least; its external id is scattered like a fingerprint."""
+    mixed = scattered(number)
     return {
         "title": f"Form field {number} has no accessible name",
         "severity": fs.SEVERITIES[mixed % 5],
         "status": STATUSES[mixed // 5 % 10],
         "externalId": f"{mixed:08x}-{number}",
+    }
+
+
+def make_task(number: int) -> dict[str, Any]:
+    """Return one finding, about 940 bytes of JSON."""
+    mixed = scattered(number)
+    return {
+        **make_head(number),
         "description": "The field has a placeholder only, which goes away while people type and is often not read out.",
         "evidence": [
             {"type": "code", "label": "The field", "content": f'<input id="field-{number}" placeholder="E-mail">'},
@@ -104,10 +119,14 @@ def make_task(number: int) -> dict[str, Any]:
     }
 
 
+def body_of(tasks: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the body that submits findings."""
+    return json.dumps({"tasks": list(tasks)}, separators=(",", ":")).encode()
+
+
 def batch_body(first: int, count: int) -> bytes:
     """Return the body that submits `count` findings, numbered from `first`."""
-    tasks = [make_task(number) for number in range(first, first + count)]
-    return json.dumps({"tasks": tasks}, separators=(",", ":")).encode()
+    return body_of(map(make_task, range(first, first + count)))
 
 
 def target_of(number: int) -> str:
@@ -145,16 +164,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many answers came in how many seconds, and the last one's body."""
+    """How long each answer took and all of them, in seconds, and the last one's body."""
 
-    count: int
+    waits: Sequence[float]
     seconds: float
     last: bytes
 
     @property
     def rate(self) -> float:
         """Answers per second."""
-        return self.count / self.seconds
+        return len(self.waits) / self.seconds
+
+    @property
+    def p99(self) -> float:
+        """The milliseconds within which 99 of 100 answers came."""
+        return statistics.quantiles(self.waits, n=100, method="inclusive")[98] * 1000
 
 
 class Line:
@@ -165,6 +189,12 @@ class Line:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.settimeout(None)
         self.received = b""
+        self.sent_at = 0.0
+
+    def send(self, request: bytes) -> None:
+        """Send a request."""
+        self.sent_at = time.perf_counter()
+        self.socket.sendall(request)
 
     def answer(self) -> tuple[int, bytes] | None:
         """Read on, and return status and body once the answer is whole."""
@@ -184,14 +214,14 @@ def run_job(job: Job) -> Outcome:
     """Send a job's requests and return what came of it. :raises ValueError: for an answer of another status."""
     waiting = iter(job.requests) if job.seconds is None else itertools.cycle(job.requests)
     lines = [Line(job.port) for _ in range(job.connections)]
-    count, body = 0, b""
+    waits, body = array("d"), b""
     with selectors.DefaultSelector() as selector:
         begun = time.perf_counter()
         end = float("inf") if job.seconds is None else begun + job.seconds
         busy = 0
-        for line, sent in zip(lines, waiting, strict=False):
+        for line, first in zip(lines, waiting, strict=False):
             selector.register(line.socket, selectors.EVENT_READ, line)
-            line.socket.sendall(sent)
+            line.send(first)
             busy += 1
         while busy:
             events = selector.select(PATIENCE)
@@ -205,16 +235,17 @@ def run_job(job: Job) -> Outcome:
                 status, body = answer
                 if status != job.status:
                     raise ValueError(f"status {status} instead of {job.status}: {body[:500]!r}")
-                count += 1
-                following = next(waiting, None) if time.perf_counter() < end else None
+                now = time.perf_counter()
+                waits.append(now - line.sent_at)
+                following = next(waiting, None) if now < end else None
                 if following is None:
                     busy -= 1
                 else:
-                    line.socket.sendall(following)
+                    line.send(following)
         seconds = time.perf_counter() - begun
     for line in lines:
         line.socket.close()
-    return Outcome(count, seconds, body)
+    return Outcome(waits, seconds, body)
 
 
 def run_jobs(pipe: Connection) -> None:
@@ -227,23 +258,31 @@ def run_jobs(pipe: Connection) -> None:
 
 
 class Load:
-    """The client's process."""
+    """A client's process."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def run(self, job: Job) -> Outcome:
-        """Have a job run. :raises Exception: what stopped it."""
+    def start(self, job: Job) -> None:
+        """Have a job run."""
         self._pipe.send(job)
-        outcome = self._pipe.recv()
+
+    def outcome(self) -> Outcome:
+        """Wait for what comes of the job that was started. :raises Exception: what stopped it."""
+        outcome: Outcome | Exception = self._pipe.recv()
         if isinstance(outcome, Exception):
             raise outcome
-        return Outcome(outcome.count, outcome.seconds, outcome.last)
+        return outcome
+
+    def run(self, job: Job) -> Outcome:
+        """Have a job run, and wait for it. :raises Exception: what stopped it."""
+        self.start(job)
+        return self.outcome()
 
 
 @contextmanager
 def load_process() -> Iterator[Load]:
-    """Start the client, and end it."""
+    """Start a client, and end it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=run_jobs, args=(theirs,))
@@ -308,10 +347,11 @@ def wait_for(port: int, path: str, alive: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def service(db: Path) -> Iterator[Server]:
+def service(db: Path, **environment: str) -> Iterator[Server]:
     """Serve a database with the service's own command."""
     port = fs.free_port(HOST, 0)
-    with subprocess.Popen(service_command(db, port), stderr=subprocess.DEVNULL, env=clean_environment()) as process:
+    environment = clean_environment() | environment
+    with subprocess.Popen(service_command(db, port), stderr=subprocess.DEVNULL, env=environment) as process:
         try:
             wait_for(port, "/healthz", lambda: process.poll() is None)
             yield Server(port, process.pid)
@@ -365,38 +405,61 @@ class Stored:
         rows = self.read(f"SELECT id FROM tasks WHERE seq IN ({marks})", *seqs)
         return random.Random(2).sample([f"/api/v1/tasks/{row[0]}" for row in rows], len(rows))
 
+    def paths_at(self, target: str, count: int) -> list[str]:
+        """Return the paths of tasks of one target."""
+        rows = self.read("SELECT id FROM tasks WHERE client_id = ? AND target_url = ? LIMIT ?", CLIENT, target, count)
+        return [f"/api/v1/tasks/{row[0]}" for row in rows]
+
     def copy(self, name: str) -> Stored:
         """Return a copy. Nobody may have the database open."""
         return Stored(Path(shutil.copy(self.path, self.path.with_name(name))), self.rows, self.key)
 
 
-def filled(path: Path, rows: int) -> Stored:
-    """Make a database with that many tasks, reported by runs of 1,000, through the module's own functions.
+def new_database(path: Path) -> tuple[fs.Database, str]:
+    """Make a database with a project type, and a key that opens it, to be filled through the module's own functions.
 
     Only the durability of the filling is less than the service's.
     """
-    settings = fs.Settings(db=str(path), synchronous="NORMAL")
-    database = fs.Database(settings)
+    database = fs.Database(fs.Settings(db=str(path), synchronous="NORMAL"))
     with database.transaction() as connection:
         key = fs.insert_key(connection, "bench", CLIENT, "full")
         schema = json.dumps(EXTENSION_SCHEMA)
         fs.insert_project_type(connection, CLIENT, PROJECT_TYPE, PROJECT_TYPE, "", schema)
+    return database, key
+
+
+Batch = Sequence[fs.Report]
+
+
+def parsed(body: bytes) -> Batch:
+    """Return the reports in the body of a submission."""
+    return fs.parse_submission(body, fs.Settings()).reports
+
+
+def report(connection: fs.Connection, target: str, batches: Iterable[Batch], finish: bool = True) -> str:
+    """Have a run of its own report batches, and return its id."""
     who = fs.Principal("", CLIENT, "bench", "full")
+    run = fs.insert_run(connection, CLIENT, PROJECT_TYPE, target, "{}")
+    for batch in batches:
+        fs.submit_reports(connection, who, run, batch)
+    if finish:
+        fs.finish_run(connection, who, run, "completed", None, False)
+    return run.id
+
+
+def filled(path: Path, rows: int) -> Stored:
+    """Make a database with that many tasks, reported by runs of 1,000."""
+    database, key = new_database(path)
     for number, first in enumerate(range(0, rows, BATCH)):
-        reports = fs.parse_submission(batch_body(first, min(BATCH, rows - first)), settings).reports
         with database.transaction() as connection:
-            run = fs.insert_run(connection, CLIENT, PROJECT_TYPE, target_of(number), "{}")
-            fs.submit_reports(connection, who, run, reports)
-            fs.finish_run(connection, who, run, "completed", None, False)
-    with database.reading() as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            report(connection, target_of(number), [parsed(batch_body(first, min(BATCH, rows - first)))])
     database.close()
     return Stored(path, rows, key)
 
 
-def start_run(server: Server, key: str, number: int) -> str:
+def start_run(server: Server, key: str, target: str) -> str:
     """Start a run and return its id."""
-    body = json.dumps({"projectType": PROJECT_TYPE, "targetUrl": target_of(number)})
+    body = json.dumps({"projectType": PROJECT_TYPE, "targetUrl": target})
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     with closing(http.client.HTTPConnection(HOST, server.port, timeout=PATIENCE)) as connection:
         connection.request("POST", "/api/v1/runs", body, headers)
@@ -459,15 +522,15 @@ def counter_rows(stored: Stored, first: int, last: int) -> list[tuple[Any, ...]]
     """Return by how much the tasks of a batch move the counters."""
     sorts = Counter(
         stored.read(
-            """SELECT tasks.project_type, tasks.target_url, sightings.run_seq, status, severity, external_id IS NOT NULL
-               FROM tasks JOIN sightings ON sightings.task_seq = tasks.seq WHERE seq BETWEEN ? AND ?""",
+            """SELECT project_type, target_url, status, severity, external_id IS NOT NULL
+               FROM tasks WHERE seq BETWEEN ? AND ?""",
             first,
             last,
         )
     )
     changes: Counter[tuple[Any, ...]] = Counter()
-    for (project_type, target, run_seq, *sort), n in sorts.items():
-        for scope in (*fs.scopes("tasks", project_type, target), fs.run_scope(run_seq)):
+    for (project_type, target, *sort), n in sorts.items():
+        for scope in fs.scopes("tasks", project_type, target):
             changes[CLIENT, scope, *sort] += n
     return [(*counter, n) for counter, n in changes.items()]
 
@@ -538,6 +601,11 @@ def row_of(part: str, name: str, unit: str, pairs: Sequence[tuple[float, float]]
     return Row(part, name, measured, floor, unit, ratio, to_reach, least)
 
 
+def limit_row(part: str, name: str, unit: str, measured: float, limit: float, least: bool = False) -> Row:
+    """Return the row of a figure that has no floor but the limit it must keep."""
+    return Row(part, f"{name}, against {limit:g}{unit}", measured, limit, unit, measured / limit, 1.0, least)
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much to do."""
@@ -549,6 +617,7 @@ class Plan:
     writes: int = 2000
     batches: int = 5
     submissions: int = 8
+    runs: int = 10_000
 
     def timed(self, load: Load, server: Server, requests: Sequence[bytes]) -> float:
         """Return the rate at which a server answers requests, over and over."""
@@ -561,8 +630,14 @@ class Bench:
 
     plan: Plan
     load: Load
+    other: Load
     folder: Path
     small: Stored
+
+    def both(self, job: Job, beside: Job) -> tuple[Outcome, Outcome]:
+        """Return what comes of a job, and of another client's beside it."""
+        self.other.start(beside)
+        return self.load.run(job), self.other.outcome()
 
 
 # ---------------------------------------------------------------------------
@@ -597,10 +672,10 @@ def measure_reads(bench: Bench) -> Iterator[Row]:
 class Triage:
     """PATCH requests for ever, each giving a task another status than the one it has."""
 
-    def __init__(self, stored: Stored) -> None:
-        steps = itertools.product(("in_progress", "dismissed", "resolved"), stored.task_paths(1000))
+    def __init__(self, key: str, paths: Sequence[str], *statuses: str) -> None:
+        steps = itertools.product(statuses or ("in_progress", "dismissed", "resolved"), paths)
         self._requests = itertools.cycle(
-            [request(stored.key, "PATCH", path, json.dumps({"status": status}).encode()) for status, path in steps]
+            [request(key, "PATCH", path, json.dumps({"status": status}).encode()) for status, path in steps]
         )
 
     def next(self, count: int) -> list[bytes]:
@@ -608,34 +683,42 @@ class Triage:
         return list(itertools.islice(self._requests, count))
 
 
+class Creation:
+    """POST requests for ever, each of one new task to the same run."""
+
+    def __init__(self, server: Server, stored: Stored) -> None:
+        self._key, self._path = stored.key, f"/api/v1/runs/{start_run(server, stored.key, target_of(0))}/tasks"
+        self._numbers = itertools.count(stored.rows)
+
+    def next(self, count: int) -> list[bytes]:
+        """Return the next requests."""
+        tasks = map(make_task, itertools.islice(self._numbers, count))
+        return [request(self._key, "POST", self._path, json.dumps(task).encode()) for task in tasks]
+
+
 def measure_writes(bench: Bench) -> Iterator[Row]:
-    """Compare single durable writes with SQLite's."""
+    """Compare single durable writes with SQLite's, of many clients and of one alone."""
     plan, stored = bench.plan, bench.small.copy("writes.db")
-    floor, triage = OneRow(bench.small), Triage(stored)
+    floor, triage = OneRow(bench.small), Triage(stored.key, stored.task_paths(1000))
     with service(stored.path) as server:
-
-        def patch_rate() -> float:
-            return bench.load.run(Job(server.port, triage.next(plan.writes), 200)).rate
-
-        path = f"/api/v1/runs/{start_run(server, stored.key, 0)}/tasks"
-        numbers = itertools.count(stored.rows)
-
-        def post_rate() -> float:
-            tasks = [make_task(number) for number in itertools.islice(numbers, plan.writes)]
-            requests = [request(stored.key, "POST", path, json.dumps(task).encode()) for task in tasks]
-            return bench.load.run(Job(server.port, requests, 201)).rate
-
-        patch_rate()
-        pairs = [(floor.update_rate(plan.writes), patch_rate()) for _ in range(plan.rounds)]
-        yield row_of("writes", "PATCH a status, 16 connections, durable", "/s", pairs, 0.60, True)
-        post_rate()
-        pairs = [(floor.insert_rate(plan.writes), post_rate()) for _ in range(plan.rounds)]
-        yield row_of("writes", "POST one task, 16 connections, durable", "/s", pairs, 0.50, True)
+        creation = Creation(server, stored)
+        works = {
+            "PATCH a status": (floor.update_rate, triage.next, 200, {CONNECTIONS: 0.60, 1: 0.20}),
+            "POST one task": (floor.insert_rate, creation.next, 201, {CONNECTIONS: 0.50, 1: 0.16}),
+        }
+        for name, (floor_rate, requests, status, to_reach) in works.items():
+            for connections, share in to_reach.items():
+                count, many = (plan.writes, "s") if connections > 1 else (plan.writes // 2, "")
+                pairs = []
+                for _ in range(plan.rounds + 1):
+                    job = Job(server.port, requests(count), status, connections)
+                    pairs.append((floor_rate(count), bench.load.run(job).rate))
+                yield row_of("writes", f"{name}, {connections} connection{many}, durable", "/s", pairs[1:], share, True)
 
 
 def submit(bench: Bench, server: Server, key: str, run_number: int, bodies: Sequence[bytes], status: int) -> Outcome:
     """Submit batches to a new run, one after the other."""
-    path = f"/api/v1/runs/{start_run(server, key, run_number)}/tasks"
+    path = f"/api/v1/runs/{start_run(server, key, target_of(run_number))}/tasks"
     requests = [request(key, "POST", path, body) for body in bodies]
     return bench.load.run(Job(server.port, requests, status, connections=1))
 
@@ -659,6 +742,96 @@ def measure_batches(bench: Bench) -> Iterator[Row]:
     name = f"POST batches of 1,000 new tasks, {'with' if fast else 'without'} jsonschema-rs"
     yield row_of("batches", name, " tasks/s", new[1:], 0.55 if fast else 0.30, True)
     yield row_of("batches", "POST the same 1,000 again, against new ones", " tasks/s", again[1:], 1.5, True)
+
+
+def measure_beside(bench: Bench) -> Iterator[Row]:
+    """Compare batches beside another client's reads with batches alone, and those reads with their limits."""
+    plan, stored = bench.plan, bench.small.copy("beside.db")
+    tasks = [make_task(number) for number in range(BATCH)]
+    for task in tasks:
+        del task["externalId"]  # so that they are new, however often they are sent
+    pairs, reads = list[tuple[float, float]](), list[Outcome]()
+    with service(stored.path) as server:
+
+        def job(requests: Sequence[bytes], status: int) -> Job:
+            return Job(server.port, requests, status, connections=1, seconds=plan.seconds * 2)
+
+        path = f"/api/v1/runs/{start_run(server, stored.key, target_of(0))}/tasks"
+        submitting = job([request(stored.key, "POST", path, body_of(tasks))], 201)
+        reading = job([request(stored.key, "GET", path) for path in stored.task_paths(1000)], 200)
+        for _ in range(plan.rounds + 1):
+            alone = bench.load.run(submitting)
+            read, beside = bench.both(reading, submitting)
+            pairs.append((alone.rate * BATCH, beside.rate * BATCH))
+            reads.append(read)
+    name = "GET one task, 1 connection, beside batches of 1,000"
+    yield limit_row("beside", name, "/s", statistics.median(read.rate for read in reads[1:]), 300, True)
+    yield limit_row("beside", f"{name}: p99", " ms", statistics.median(read.p99 for read in reads[1:]), 25)
+    yield row_of("beside", "batches beside those reads, against alone", " tasks/s", pairs[1:], 0.85, True)
+
+
+SLOW_SYNC = 0.020  # seconds
+SLOW_SYNC_SOURCE = f"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+
+static int slowly(const char *name, int file) {{
+    struct timespec pause = {{0, {SLOW_SYNC * 1e9:.0f}}};
+    nanosleep(&pause, 0);
+    return ((int (*)(int)) dlsym(RTLD_NEXT, name))(file);
+}}
+
+int fsync(int file) {{ return slowly("fsync", file); }}
+int fdatasync(int file) {{ return slowly("fdatasync", file); }}
+"""
+
+
+def slow_sync(folder: Path) -> Path | None:
+    """Build what makes every fsync slower in a program that has it in LD_PRELOAD. None where that cannot be."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if sys.platform != "linux" or compiler is None:
+        return None
+    source, library = folder / "slow_sync.c", folder / "slow_sync.so"
+    source.write_text(SLOW_SYNC_SOURCE)
+    built = subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=False)
+    return library if built.returncode == 0 else None
+
+
+def require_slow(writes: Outcome) -> None:
+    """Check that a writer alone waits for a slow fsync each time. :raises RuntimeError: when it does not."""
+    if min(writes.waits) < SLOW_SYNC:
+        raise RuntimeError(f"a durable write took {min(writes.waits) * 1000:.1f} ms: its fsync was not made slower")
+
+
+def measure_slow_disk(bench: Bench) -> Iterator[Row]:
+    """Compare reads beside writers with reads alone, and writers with the disk, where every fsync takes 20 ms more."""
+    library = slow_sync(bench.folder)
+    if library is None:
+        print("slow-disk is left out: it takes Linux, and a C compiler that works", file=sys.stderr)
+        return
+    plan, stored = bench.plan, bench.small.copy("slow-disk.db")
+    triage = Triage(stored.key, stored.task_paths(1000))
+    pairs, reads, created = list[tuple[float, float]](), list[Outcome](), list[tuple[float, float]]()
+    with service(stored.path, LD_PRELOAD=str(library)) as server:
+        creation = Creation(server, stored)
+        require_slow(bench.load.run(Job(server.port, creation.next(5), 201, connections=1)))
+        paths = [request(stored.key, "GET", path) for path in stored.task_paths(1000)]
+        reading = Job(server.port, paths, 200, connections=4, seconds=plan.seconds)
+        for _ in range(plan.rounds + 1):
+            alone = bench.load.run(reading)
+            writing = Job(server.port, triage.next(1000), 200, connections=4, seconds=plan.seconds)
+            read, _ = bench.both(reading, writing)
+            pairs.append((alone.rate, read.rate))
+            reads.append(read)
+        for _ in range(plan.rounds + 1):
+            outcome = bench.load.run(Job(server.port, creation.next(plan.writes // 4), 201))
+            created.append((CONNECTIONS / SLOW_SYNC, outcome.rate))
+    yield row_of("slow-disk", "slow fsync: GET beside four writers, against alone", "/s", pairs[1:], 0.60, True)
+    p99 = statistics.median(read.p99 for read in reads[1:])
+    yield limit_row("slow-disk", "slow fsync: GET beside four writers: p99", " ms", p99, 8)
+    name = f"slow fsync: POST one task, against {CONNECTIONS} a fsync"
+    yield row_of("slow-disk", name, "/s", created[1:], 0.60, True)
 
 
 def start_seconds(stored: Stored) -> float:
@@ -727,7 +900,7 @@ def measure_flatness(bench: Bench) -> Iterator[Row]:
         yield from flat_writes(bench, (small, few), (big, many))
         bodies = [batch_body(plan.rows * 2 + place * BATCH, BATCH) for place in range(plan.batches)]
         submit(bench, many, big.key, 0, bodies, 201)
-        yield memory_row(plan, many.memory())
+        yield limit_row("flatness", f"resident memory at {plan.rows:,}", " MB", many.memory(), MEMORY_LIMIT)
 
 
 def file_row(bench: Bench, stored: Stored, server: Server, size: float) -> Row:
@@ -735,12 +908,6 @@ def file_row(bench: Bench, stored: Stored, server: Server, size: float) -> Row:
     jobs = [Job(server.port, [request(stored.key, "GET", path)], 200, connections=1) for path in stored.task_paths(200)]
     length = statistics.mean(len(bench.load.run(job).last) for job in jobs)
     return Row("flatness", "file per task, against its JSON", size, length, " bytes", size / length, 1.6, False)
-
-
-def memory_row(plan: Plan, used: float) -> Row:
-    """Compare the memory of the service, after all that it has served, with what it may take."""
-    name = f"resident memory at {plan.rows:,}, against {MEMORY_LIMIT:g} MB"
-    return Row("flatness", name, used, MEMORY_LIMIT, " MB", used / MEMORY_LIMIT, 1.0, False)
 
 
 def flat_row(plan: Plan, name: str, pairs: Sequence[tuple[float, float]]) -> Row:
@@ -751,7 +918,10 @@ def flat_row(plan: Plan, name: str, pairs: Sequence[tuple[float, float]]) -> Row
 def flat_writes(bench: Bench, few: tuple[Stored, Server], many: tuple[Stored, Server]) -> Iterator[Row]:
     """Compare writes at two sizes."""
     plan = bench.plan
-    places = [(stored, server, Triage(stored), itertools.count(stored.rows, 200)) for stored, server in (few, many)]
+    places = [
+        (stored, server, Triage(stored.key, stored.task_paths(1000)), itertools.count(stored.rows, 200))
+        for stored, server in (few, many)
+    ]
     pairs: dict[str, list[tuple[float, ...]]] = {"submit 200 tasks": [], "PATCH a status": []}
     for number in range(plan.rounds + 1):
         submitted, patched = [], []
@@ -765,12 +935,118 @@ def flat_writes(bench: Bench, few: tuple[Stored, Server], many: tuple[Stored, Se
         yield flat_row(plan, name, [(figure[0], figure[1]) for figure in figures[1:]])
 
 
+AGAIN = 200  # findings that are reported again and again
+ONCE, OFTEN = "https://once.example/", "https://often.example/"
+
+
+def known(severity: str) -> bytes:
+    """Return the body that reports those findings, with a severity."""
+    return body_of(make_task(number) | {"status": "open", "severity": severity} for number in range(AGAIN))
+
+
+def site_of(rows: int) -> str:
+    """Return the target of the run that reports so many findings."""
+    return f"https://{rows}.example/"
+
+
+def large_run(rows: int) -> Iterator[Batch]:
+    """Return so many findings."""
+    for first in range(0, rows, BATCH):
+        yield parsed(body_of(map(make_head, range(first, min(first + BATCH, rows)))))
+
+
+def with_old_findings(path: Path, plan: Plan) -> tuple[Stored, dict[str, str]]:
+    """Make a database with findings that one run has seen, the same seen by many runs, and two large runs.
+
+    Also return the last run of each target, which is still running.
+    """
+    database, key = new_database(path)
+    batch = parsed(known("low"))
+    with database.transaction() as connection:
+        for _ in range(plan.runs - 1):
+            report(connection, OFTEN, [batch])
+        works = {ONCE: [batch], OFTEN: [batch]} | {site_of(rows): large_run(rows) for rows in (plan.small, plan.rows)}
+        runs = {target: report(connection, target, batches, finish=False) for target, batches in works.items()}
+    database.close()
+    return Stored(path, AGAIN * 2 + plan.small + plan.rows, key), runs
+
+
+class Watch:
+    """The findings of a target, touched again and again."""
+
+    def __init__(self, bench: Bench, server: Server, stored: Stored, target: str, run_id: str) -> None:
+        self._bench, self._server, self._key, self._target = bench, server, stored.key, target
+        self._triage = Triage(stored.key, stored.paths_at(target, AGAIN), "in_progress", "open")
+        path = f"/api/v1/runs/{run_id}/tasks"
+        bodies = [known("high"), known("low")]
+        self._reports = itertools.cycle([request(stored.key, "POST", path, body) for body in bodies])
+
+    def _send(self, *requests: bytes) -> Outcome:
+        return self._bench.load.run(Job(self._server.port, requests, 200, connections=1))
+
+    def triage(self) -> float:
+        """Give findings another status one by one, and return the milliseconds that one takes."""
+        return statistics.median(self._send(*self._triage.next(self._bench.plan.writes // 40)).waits) * 1000
+
+    def report(self) -> float:
+        """Report all with another severity, and return the milliseconds. What was resolved is open again before."""
+        outcome = self._send(next(self._reports), next(self._reports))
+        if json.loads(outcome.last)["updated"] != AGAIN:
+            raise ValueError("known findings were not updated")
+        return outcome.waits[1] * 1000
+
+    def resolve(self) -> float:
+        """Complete a run that has not seen any of them, and return the milliseconds."""
+        path = f"/api/v1/runs/{start_run(self._server, self._key, self._target)}"
+        outcome = self._send(request(self._key, "PATCH", path, b'{"status":"completed","resolveMissing":true}'))
+        if json.loads(outcome.last)["submitted"]["resolved"] != AGAIN:
+            raise ValueError("missing findings were not resolved")
+        return outcome.waits[0] * 1000
+
+
+def measure_old(bench: Bench) -> Iterator[Row]:
+    """Compare findings that many runs have seen with those of one, and large runs after a change with their limits."""
+    plan = bench.plan
+    stored, runs = with_old_findings(bench.folder / "old.db", plan)
+    works: Mapping[str, Callable[[Watch], float]] = {
+        "triage": Watch.triage,
+        f"{AGAIN} reports": Watch.report,
+        f"resolveMissing of {AGAIN}": Watch.resolve,
+    }
+    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    with service(stored.path) as server:
+        once, often = (Watch(bench, server, stored, target, runs[target]) for target in (ONCE, OFTEN))
+        for _ in range(plan.rounds * 3 + 1):
+            for name, work in works.items():
+                figures[name].append((work(once), work(often)))
+        for name, pairs in figures.items():
+            yield row_of("old", f"seen by {plan.runs:,} runs against one: {name}", " ms", pairs[1:], 1.25, False)
+        for rows in (plan.small, plan.rows):
+            yield from large_run_rows(bench, server, stored, rows, runs[site_of(rows)])
+
+
+def large_run_rows(bench: Bench, server: Server, stored: Stored, rows: int, run_id: str) -> Iterator[Row]:
+    """Compare what is worked out of a run's tasks, each time after a change to one of them, with its limit."""
+    triage = Triage(stored.key, stored.paths_at(site_of(rows), 1000))
+    limit = max(10.0, rows * 0.0003)  # ms
+    works = {"summary": f"/api/v1/runs/{run_id}", "one status": f"/api/v1/tasks?runId={run_id}&status=open"}
+    for name, path in works.items():
+        read = request(stored.key, "GET", path)
+        requests = [step for change in triage.next(bench.plan.rounds * 3) for step in (change, read)]
+        waits = bench.load.run(Job(server.port, requests, 200, connections=1)).waits
+        seconds = statistics.median(waits[1::2])
+        yield limit_row("old", f"a run of {rows:,}, changed: {name}", " ms", seconds * 1000, limit)
+
+
 PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "reads": measure_reads,
     "writes": measure_writes,
     "batches": measure_batches,
+    "beside": measure_beside,
+    "slow-disk": measure_slow_disk,
     "start": measure_start,
     "flatness": measure_flatness,
+    "old": measure_old,
 }
 
 
@@ -815,7 +1091,7 @@ def arguments() -> argparse.Namespace:
 def plan_of(given: argparse.Namespace) -> Plan:
     """Return how much to do."""
     if given.quick:
-        return Plan(given.rows or 20_000, 2000, rounds=3, seconds=0.1, writes=200, batches=1, submissions=2)
+        return Plan(given.rows or 20_000, 2000, rounds=3, seconds=0.1, writes=200, batches=1, submissions=2, runs=200)
     return Plan(given.rows or Plan.rows)
 
 
@@ -828,8 +1104,8 @@ def main() -> None:
         print(f"{'work':<56} {'measured':>16} {'floor':>16} {'ratio':>7}  to reach")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="findings-bench-")))
-        load = stack.enter_context(load_process())
-        bench = Bench(plan, load, folder, filled(folder / "small.db", plan.small))
+        load, other = stack.enter_context(load_process()), stack.enter_context(load_process())
+        bench = Bench(plan, load, other, folder, filled(folder / "small.db", plan.small))
         for part in given.only or PARTS:
             for row in PARTS[part](bench):
                 rows.append(row)
