@@ -983,8 +983,8 @@ OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 MIGRATIONS: Mapping[int, str] = {
     2: "DROP INDEX IF EXISTS tasks_by_external_id; DROP INDEX IF EXISTS tasks_by_identity;",
 }
-LARGE_WAL = 8 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
-CHECKPOINT_PAGES = 1000  # of the WAL, after which a commit folds it into the file
+LARGE_WAL = 32 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
+CHECKPOINT_PAGES = 4000  # of the WAL, after which a commit folds it into the file, which takes three more fsyncs
 READER_CACHE = 8192  # KiB; every commit empties it
 WRITER_CACHE = 49152  # KiB
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
