@@ -459,22 +459,22 @@ def counter_rows(stored: Stored, first: int, last: int) -> list[tuple[Any, ...]]
     """Return by how much the tasks of a batch move the counters."""
     sorts = Counter(
         stored.read(
-            """SELECT tasks.project_type, tasks.target_url, sightings.run_seq, status, severity, external_id IS NOT NULL
-               FROM tasks JOIN sightings ON sightings.task_seq = tasks.seq WHERE seq BETWEEN ? AND ?""",
+            """SELECT project_type, target_url, status, severity, external_id IS NOT NULL FROM tasks
+               WHERE seq BETWEEN ? AND ?""",
             first,
             last,
         )
     )
     changes: Counter[tuple[Any, ...]] = Counter()
-    for (project_type, target, run_seq, *sort), n in sorts.items():
-        for scope in (*fs.scopes("tasks", project_type, target), fs.run_scope(run_seq)):
+    for (project_type, target, *sort), n in sorts.items():
+        for scope in fs.scopes("tasks", project_type, target):
             changes[CLIENT, scope, *sort] += n
     return [(*counter, n) for counter, n in changes.items()]
 
 
 COUNT = """INSERT INTO counters VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (client_id, scope, status, severity, identified) DO UPDATE SET n = counters.n + excluded.n"""
-TABLES = {"tasks": "seq", "task_details": "task_seq", "sightings": "task_seq", "history": "task_seq"}
+TABLES = {"tasks": "seq"} | dict.fromkeys(("task_details", "task_cells", "sightings", "history"), "task_seq")
 
 
 class SameRows:

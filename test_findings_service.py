@@ -7464,7 +7464,7 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     removed, gone = [], False
     while not gone:
         with database_of(app).transaction() as connection:
-            key = findings_service.RunKey(1, run, "web", "https://example.com/", "completed")
+            key = findings_service.RunKey(1, run, "web", "https://example.com/", "completed", 5)
             tasks, gone = findings_service.prune_slice(connection, "default", key, 2)
         removed.append(tasks)
         assert faults_of(path) == []
@@ -7481,7 +7481,7 @@ def test_a_run_goes_once_and_leaves_what_an_earlier_one_reports(app: flask.Flask
     later = client.start(targetUrl="https://example.com/")
     tasks = {client.add(run_id, externalId="x") for run_id in (run, later)}
     client.finish(later)
-    key = findings_service.RunKey(2, later, "web", "https://example.com/", "completed")
+    key = findings_service.RunKey(2, later, "web", "https://example.com/", "completed", 5)
     for _ in range(2):
         with database_of(app).transaction() as connection:
             assert findings_service.prune_slice(connection, "default", key) == (0, True)
