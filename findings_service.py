@@ -3102,10 +3102,13 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
 
 
 def select_idle_runs(connection: Connection, idle_seconds: float, limit: int) -> list[tuple[str, RunKey]]:
-    """Return some of the running runs that nobody has used for so long, with their clients."""
+    """Return some of the running runs that nobody has used for so long, with their clients.
+
+    CROSS JOIN makes SQLite look into the index once for each client, instead of reading all of it.
+    """
     rows = connection.execute(
-        f"""SELECT runs.client_id, {KEY_COLUMNS} FROM clients JOIN runs ON runs.client_id = clients.id
-            WHERE runs.status = 'running' AND runs.last_used_at < ? LIMIT ?""",
+        f"""SELECT runs.client_id, {KEY_COLUMNS} FROM clients CROSS JOIN runs
+            WHERE runs.client_id = clients.id AND runs.status = 'running' AND runs.last_used_at < ? LIMIT ?""",
         (timestamp(ago=idle_seconds), limit),
     )
     return [(client_id, RunKey(*key)) for client_id, *key in rows]
