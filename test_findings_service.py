@@ -2371,6 +2371,14 @@ def test_a_summary_forgets_what_was_rolled_back(app: flask.Flask, client: Client
     assert client.read("tasks", runId=run, status="dismissed")["total"] == 0
 
 
+def test_a_summary_forgets_what_was_pruned_though_the_run_reports_as_many_as_before(client: Client, run: str) -> None:
+    client.submit(run, *(task(severity=severity) for severity in SEVERITIES[:3]))
+    client.read(f"runs/{run}")
+    client.submit(run, *(task(severity=severity) for severity in SEVERITIES[3:]))
+    prune_two(client, run)
+    assert client.read(f"runs/{run}")["summary"]["bySeverity"] == {name: name in SEVERITIES[2:] for name in SEVERITIES}
+
+
 def test_a_run_in_the_place_of_a_pruned_one_is_counted_for_itself(client: Client, run: str) -> None:
     client.submit(run, task(severity="low"))
     assert client.read(f"runs/{run}")["summary"]["bySeverity"]["low"] == 1
