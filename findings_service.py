@@ -3230,9 +3230,9 @@ UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sigh
     WHERE reported.client_id = ? AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
 REPORTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
     AND seen.run_seq = ? AND seen.task_seq = tasks.seq)"""
-# A task's runs are fewer than those that a filter names.
+# Of few runs each is looked up; of many, a task's own are mostly fewer.
 REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
-    AND seen.task_seq = tasks.seq AND COALESCE(seen.run_seq, 0) IN (SELECT value FROM listed))"""
+    AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM listed))"""
 
 
 def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
@@ -3295,7 +3295,8 @@ def reported_among(client_id: str, ranges: Ranges, runs: Sequence[RunKey]) -> Li
     if len(runs) == 1:
         return found.where(REPORTED, client_id, runs[0].seq)
     listed = tuple(run.seq for run in runs)
-    return msgspec.structs.replace(found.where(REPORTED_BY_LISTED, client_id), listed=listed)
+    condition = REPORTED_BY_LISTED.format("seen.run_seq" if len(runs) <= FEW_ARMS else "COALESCE(seen.run_seq, 0)")
+    return msgspec.structs.replace(found.where(condition, client_id), listed=listed)
 
 
 def plan_sightings(client_id: str, wanted: Filter, runs: Sequence[RunKey], total: int | None) -> Listing:
