@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS project_types (
     PRIMARY KEY (client_id, name)
 ) STRICT, WITHOUT ROWID;
 
--- Runs. `created` … `resolved` count what the run's submissions did, `reported` is how many tasks it reports: its sightings.
+-- Runs. `created` … `resolved` count what the run's submissions did, `reported` the tasks that it reports.
 CREATE TABLE IF NOT EXISTS runs (
     seq            INTEGER PRIMARY KEY,
     client_id      TEXT NOT NULL,
