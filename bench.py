@@ -522,8 +522,8 @@ def counter_rows(stored: Stored, first: int, last: int) -> list[tuple[Any, ...]]
     """Return by how much the tasks of a batch move the counters."""
     sorts = Counter(
         stored.read(
-            """SELECT project_type, target_url, status, severity, external_id IS NOT NULL
-               FROM tasks WHERE seq BETWEEN ? AND ?""",
+            """SELECT project_type, target_url, status, severity, external_id IS NOT NULL FROM tasks
+               WHERE seq BETWEEN ? AND ?""",
             first,
             last,
         )
@@ -537,7 +537,7 @@ def counter_rows(stored: Stored, first: int, last: int) -> list[tuple[Any, ...]]
 
 COUNT = """INSERT INTO counters VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (client_id, scope, status, severity, identified) DO UPDATE SET n = counters.n + excluded.n"""
-TABLES = {"tasks": "seq", "task_details": "task_seq", "sightings": "task_seq", "history": "task_seq"}
+TABLES = {"tasks": "seq"} | dict.fromkeys(("task_details", "task_cells", "sightings", "history"), "task_seq")
 
 
 class SameRows:

@@ -45,6 +45,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import string
 import threading
 import time
 import types
@@ -976,12 +977,24 @@ def in_ecma(schema: Any) -> Any:
 # servers every thread does.
 
 APPLICATION_ID = 0x46545356
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-# What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: changes to
-# tables that are there, by the version that they lead to.
-MIGRATIONS: Mapping[int, str] = {
-    2: "DROP INDEX IF EXISTS tasks_by_external_id; DROP INDEX IF EXISTS tasks_by_identity;",
+# The number of a task's cell: what its status, severity and identity are together.
+CELL_NUMBER = """10 * CASE status WHEN 'open' THEN 0 WHEN 'in_progress' THEN 1 WHEN 'resolved' THEN 2 ELSE 3 END
+    + 2 * (severity - 1) + CASE WHEN external_id IS NULL THEN 0 ELSE 1 END"""
+CELL_LETTER = f"substr('{string.ascii_letters}', 1 + {CELL_NUMBER}, 1)"
+# What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: what is done before
+# it to tables that are there, and after it to their rows, by the version that it leads to.
+MIGRATIONS: Mapping[int, tuple[str, str]] = {
+    2: ("DROP INDEX IF EXISTS tasks_by_external_id;\nDROP INDEX IF EXISTS tasks_by_identity;", ""),
+    3: (
+        "ALTER TABLE runs ADD COLUMN reported INTEGER NOT NULL DEFAULT 0;",
+        f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_LETTER} FROM tasks ORDER BY seq;
+        UPDATE runs SET reported = (
+            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq);
+        DELETE FROM counters
+        WHERE client_id IN (SELECT id FROM clients) AND scope > 'tasks run:' AND scope < 'tasks run;';""",
+    ),
 }
 LARGE_WAL = 32 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 CHECKPOINT_PAGES = 4000  # of the WAL, after which a commit folds it into the file, which takes three more fsyncs
@@ -1007,22 +1020,27 @@ def schema_path() -> Path:
     return packaged if packaged.exists() else here / "schema.sql"
 
 
-RUN_SCOPE = "tasks run:"  # what counts the tasks of a run begins with this
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
+RunCells = Mapping[tuple[str, int, bool], int]  # how many of a run's tasks have a status, severity and external id
 
 
 class Connection(sqlite3.Connection):
     """A connection that writes counters once for a whole transaction, however many requests share it.
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
-    `next_seq` is the first seq that no task has, once the transaction has asked for it.
+    `next_seq` is the first seq that no task has, once the transaction has asked for it. `run_cells` are the runs
+    that were counted last, by their ids, with what tells whether they are still the same: where the connection is
+    `read_only`, because what is read elsewhere may yet be undone.
     """
+
+    read_only = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.counted: Counter[CounterKey] = Counter()
         self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
+        self.run_cells: dict[str, tuple[object, RunCells]] = {}
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -1037,18 +1055,13 @@ class Connection(sqlite3.Connection):
         self.counting.clear()
 
     def write_counts(self) -> None:
-        """Write what the transaction counted. A run's counter that came down to nothing goes, as runs themselves do."""
+        """Write what the transaction counted."""
         self.settle_counts()
         self.executemany(
             """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
                ON CONFLICT (client_id, scope, status, severity, identified)
                DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.counted.items() if n],
-        )
-        self.executemany(
-            """DELETE FROM counters
-               WHERE client_id = ? AND scope = ? AND status = ? AND severity = ? AND identified = ? AND n = 0""",
-            [key for key, n in self.counted.items() if n < 0 and key[1].startswith(RUN_SCOPE)],
         )
         self.forget()
 
@@ -1075,12 +1088,28 @@ def require_ours(connection: Connection, path: str) -> None:
         )
 
 
+def statements_of(script: str) -> Iterator[str]:
+    """Cut a script, in which each statement ends with a line of its own, into lots that can be run one by one."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
 def prepare_schema(connection: Connection) -> None:
     """Create the schema in a new file, and bring an older one up to date."""
-    version = user_version(connection)
-    if version < SCHEMA_VERSION:
-        steps = "\n".join(MIGRATIONS.get(step, "") for step in range(version + 1, SCHEMA_VERSION + 1) if version)
-        connection.executescript(f"BEGIN IMMEDIATE;\n{steps}\n{schema_path().read_text('utf-8')}\nCOMMIT;")
+    if user_version(connection) == SCHEMA_VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    version = user_version(connection)  # another process may have been faster
+    steps = [MIGRATIONS[step] for step in range(version + 1, SCHEMA_VERSION + 1) if version and step in MIGRATIONS]
+    schema = schema_path().read_text("utf-8")
+    script = "\n".join([*(before for before, _ in steps), schema, *(after for _, after in steps)])
+    for statement in statements_of(script):
+        connection.execute(statement)
+    connection.execute("COMMIT")
 
 
 def connect(settings: Settings, *, read_only: bool = False) -> Connection:
@@ -1110,6 +1139,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
         prepare_schema(connection)
         if read_only:
             connection.execute("PRAGMA query_only = ON")
+            connection.read_only = True
     except BaseException:
         connection.close()
         raise
@@ -1304,6 +1334,12 @@ class Database:
         with self._noting:
             self.last_uses[table, key] = at
 
+    def write_uses(self, patience: float | None = None) -> None:
+        """Write what `use_later` remembers, unless there is nothing."""
+        if self.last_uses:
+            with self.transaction(patience):
+                pass
+
     # Writing
 
     @contextmanager
@@ -1489,9 +1525,7 @@ class Database:
             if self._writer is None:
                 return
             with suppress(sqlite3.Error, DatabaseUnusable):
-                if self.last_uses:
-                    with self.transaction():
-                        pass
+                self.write_uses()
             self.disconnect()
 
     def disconnect(self) -> None:
@@ -2548,7 +2582,7 @@ def scope(kind: str, project_type: str | None = None, target_url: str | None = N
 
 
 def scopes(kind: str, project_type: str, target_url: str) -> tuple[str, ...]:
-    """Name all scopes that a task or run counts in, but for the runs that report it."""
+    """Name all scopes that a task or run counts in."""
     return (
         scope(kind),
         scope(kind, project_type),
@@ -2557,9 +2591,9 @@ def scopes(kind: str, project_type: str, target_url: str) -> tuple[str, ...]:
     )
 
 
-def run_scope(run_seq: int) -> str:
-    """Name the scope of the tasks that a run reported."""
-    return f"{RUN_SCOPE}{run_seq}"
+def count_changes(connection: Connection, client_id: str, project_type: str, target_url: str, n: int) -> None:
+    """Count changes to what the runs of a type and target reported, new sightings apart: `RunKey` has those."""
+    count(connection, client_id, [scope("changes", project_type, target_url)], "", 0, False, n)
 
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
@@ -2958,9 +2992,13 @@ def update_project_type(
 
 # Runs
 
+RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
 RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), runs.metadata, runs.status,
     runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
+
+
+KEY_COLUMNS = "runs.seq, runs.id, runs.project_type, runs.target_url, runs.status, runs.reported"
 
 
 class RunKey(Struct, frozen=True, gc=False):
@@ -2971,6 +3009,12 @@ class RunKey(Struct, frozen=True, gc=False):
     project_type: str
     target_url: str
     status: str
+    reported: int
+
+    @property
+    def changes(self) -> str:
+        """The scope that counts the changes to what the run reported."""
+        return scope("changes", self.project_type, self.target_url)
 
 
 def run_model(row: Sequence[Any]) -> Run:
@@ -2981,8 +3025,7 @@ def run_model(row: Sequence[Any]) -> Run:
 def find_run(connection: Connection, client_id: str, run_id: str) -> RunKey | None:
     """Return a run's key, or None when the client has no such run."""
     row = connection.execute(
-        "SELECT seq, id, project_type, target_url, status FROM runs WHERE client_id = ? AND id = ?",
-        (client_id, run_id),
+        f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id = ?", (client_id, run_id)
     ).fetchone()
     return RunKey(*row) if row else None
 
@@ -2992,9 +3035,7 @@ def find_runs(connection: Connection, client_id: str, run_ids: Sequence[str]) ->
     runs = []
     for lot in in_lots(run_ids):
         rows = connection.execute(
-            f"""SELECT seq, id, project_type, target_url, status FROM runs
-                WHERE client_id = ? AND id IN ({marks(lot)})""",
-            (client_id, *lot),
+            f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id IN ({marks(lot)})", (client_id, *lot)
         )
         runs += [RunKey(*row) for row in rows]
     return runs
@@ -3036,12 +3077,53 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
 def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
     total, severities, statuses = 0, SeverityCounts(), StatusCounts()
-    for _, status, severity, _, n in select_counts(connection, client_id, [run_scope(run.seq)]):
+    for (status, severity, _), n in select_run_cells(connection, client_id, [run])[run.seq].items():
         name = SEVERITIES[-severity]
         total += n
         setattr(severities, name, getattr(severities, name) + n)
         setattr(statuses, status, getattr(statuses, status) + n)
     return Summary(total, severities, statuses)
+
+
+CELLS = tuple(itertools.product(TASK_STATUSES, sorted(RANKS.values()), (False, True)))  # by CELL_NUMBER
+RUNS_KNOWN = 1_000  # whose cells a connection keeps: as many as a filter names
+
+
+def select_run_cells(connection: Connection, client_id: str, runs: Sequence[RunKey]) -> dict[int, RunCells]:
+    """Return how many of the tasks that runs reported there are of each kind, by the runs' seqs.
+
+    What was counted before is still right where the run reports as many tasks as then, and none of them has changed.
+    """
+    if not connection.read_only:
+        return {run.seq: count_cells(connection, client_id, run.seq) for run in runs}
+    names = list({run.changes for run in runs})
+    changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
+    known, cells = connection.run_cells, {}
+    for run in runs:
+        stamp = (run.reported, changes.get(run.changes, 0))
+        before, found = known.pop(run.id, (None, {}))
+        cells[run.seq] = found if before == stamp else count_cells(connection, client_id, run.seq)
+        known[run.id] = (stamp, cells[run.seq])  # the last one used, as a dict keeps its order
+        if len(known) > RUNS_KNOWN:
+            del known[next(iter(known))]
+    return cells
+
+
+def count_cells(connection: Connection, client_id: str, run_seq: int) -> RunCells:
+    """Count the tasks that a run reported.
+
+    SQLite would sort a million rows to group them; one text of their letters takes a third of the time. PostgreSQL's
+    name for the function is STRING_AGG.
+    """
+    row = connection.execute(
+        """SELECT GROUP_CONCAT(task_cells.cell, '')
+           FROM sightings JOIN task_cells ON task_cells.task_seq = sightings.task_seq
+           WHERE sightings.client_id = ? AND sightings.run_seq = ?""",
+        (client_id, run_seq),
+    ).fetchone()
+    letters = row[0] or ""
+    counts = map(letters.count, string.ascii_letters)
+    return {cell: n for cell, n in zip(CELLS, counts, strict=False) if n}
 
 
 def require_registered(connection: Connection, client_id: str, project_type: str) -> None:
@@ -3068,7 +3150,7 @@ def insert_run(connection: Connection, client_id: str, project_type: str, target
         (client_id, run_id, project_type, target_url, metadata, now, now, now),
     ).fetchone()
     count(connection, client_id, scopes("runs", project_type, target_url), "running", 0, False, 1)
-    return RunKey(row[0], run_id, project_type, target_url, "running")
+    return RunKey(row[0], run_id, project_type, target_url, "running", 0)
 
 
 def close_run(connection: Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
@@ -3083,18 +3165,41 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
     count(connection, client_id, names, status, 0, False, 1)
 
 
-def fail_idle_runs(connection: Connection, idle_seconds: float) -> int:
-    """Fail every run that nobody has used for so long. Return how many those were."""
-    limit = timestamp(ago=idle_seconds)
+def select_idle_runs(connection: Connection, idle_seconds: float, limit: int) -> list[tuple[str, RunKey]]:
+    """Return some of the running runs that nobody has used for so long, with their clients.
+
+    CROSS JOIN makes SQLite look into the index once for each client, instead of reading all of it.
+    """
     rows = connection.execute(
-        """SELECT runs.client_id, runs.seq, runs.id, runs.project_type, runs.target_url, runs.status
-           FROM clients JOIN runs ON runs.client_id = clients.id
-           WHERE runs.status = 'running' AND runs.last_used_at < ?""",
-        (limit,),
-    ).fetchall()
-    for client_id, *key in rows:
-        close_run(connection, client_id, RunKey(*key), "failed", "timeout")
-    return len(rows)
+        f"""SELECT runs.client_id, {KEY_COLUMNS} FROM clients CROSS JOIN runs
+            WHERE runs.client_id = clients.id AND runs.status = 'running' AND runs.last_used_at < ? LIMIT ?""",
+        (timestamp(ago=idle_seconds), limit),
+    )
+    return [(client_id, RunKey(*key)) for client_id, *key in rows]
+
+
+def fail_idle_runs(connection: Connection, idle_seconds: float, limit: int = RUNS_AT_ONCE) -> int:
+    """Fail runs that nobody has used for so long. Return how many those were."""
+    idle = select_idle_runs(connection, idle_seconds, limit)
+    for client_id, run in idle:
+        close_run(connection, client_id, run, "failed", "timeout")
+    return len(idle)
+
+
+def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[int]:
+    """Fail the runs that nobody has used for so long, a few with each step, which gives how many it failed.
+
+    Each step is a short transaction, so that others come between; where no run is idle there is none.
+
+    :param patience: seconds to wait for another process's lock; None for the settings'.
+    """
+    while True:
+        with database.reading() as connection:
+            if not select_idle_runs(connection, idle_seconds, 1):
+                return
+        with database.transaction(patience) as connection:
+            failed = fail_idle_runs(connection, idle_seconds)
+        yield failed
 
 
 def finish_run(
@@ -3193,9 +3298,9 @@ UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sigh
     WHERE reported.client_id = ? AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
 REPORTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
     AND seen.run_seq = ? AND seen.task_seq = tasks.seq)"""
-# A task's runs are fewer than those that a filter names.
+# Of few runs each is looked up; of many, a task's own are mostly fewer.
 REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
-    AND seen.task_seq = tasks.seq AND COALESCE(seen.run_seq, 0) IN (SELECT value FROM listed))"""
+    AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM listed))"""
 
 
 def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
@@ -3207,7 +3312,7 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     if not wanted.types:
         return Listing(table="tasks", total=0)
     cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
-    for _, status, severity, identified, n in select_counts(connection, client_id, [run_scope(run.seq)]):
+    for (status, severity, identified), n in select_run_cells(connection, client_id, [run])[run.seq].items():
         if identified and wanted.accepts(status, severity):
             cell = (run.project_type, status, severity)  # of which this transaction may have left none
             cells[cell] = cells.get(cell, 0) - n
@@ -3219,20 +3324,27 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
 
 def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, runs: Sequence[RunKey]) -> Listing:
     """Plan the list of what runs reported: from their sightings, or from the tasks if fewer of those can pass."""
-    named = {run_scope(run.seq): run for run in runs if wanted.accepts_surface(run.project_type, run.target_url)}
-    reported, accepted = Counter[str](), Counter[str]()
-    for name, status, severity, _, n in select_counts(connection, client_id, list(named)):
-        reported[name] += n
-        accepted[name] += n * wanted.accepts(status, severity)
-    kept = [named[name] for name in +accepted]
+    accepted = count_accepted(connection, client_id, wanted, runs)
+    kept = [run for run in runs if accepted[run.seq]]
     surfaces = {(run.project_type, run.target_url) for run in kept}
     total = accepted.total() if len(surfaces) == len(kept) else None  # no other run can have reported the same
-    size = sum(reported[run_scope(run.seq)] for run in kept)
+    size = sum(run.reported for run in kept)
     if size > accepted.total():
         among = surface_ranges(connection, client_id, wanted, surfaces)
         if among.size + len(among.arms) * len(kept) < size:  # each range makes a table of the runs for itself
             return msgspec.structs.replace(reported_among(client_id, among, kept), total=total)
     return plan_sightings(client_id, wanted if size > accepted.total() else Filter(), kept, total)
+
+
+def count_accepted(connection: Connection, client_id: str, wanted: TaskFilter, runs: Sequence[RunKey]) -> Counter[int]:
+    """Return how many of the tasks that each run reported a filter lets through, by the runs' seqs."""
+    runs = [run for run in runs if wanted.accepts_surface(run.project_type, run.target_url)]
+    if wanted.statuses is None and wanted.ranks is None:
+        return Counter({run.seq: run.reported for run in runs})
+    accepted = Counter[int]()
+    for seq, cells in select_run_cells(connection, client_id, runs).items():
+        accepted[seq] = sum(n for (status, severity, _), n in cells.items() if wanted.accepts(status, severity))
+    return accepted
 
 
 def surface_ranges(
@@ -3251,7 +3363,8 @@ def reported_among(client_id: str, ranges: Ranges, runs: Sequence[RunKey]) -> Li
     if len(runs) == 1:
         return found.where(REPORTED, client_id, runs[0].seq)
     listed = tuple(run.seq for run in runs)
-    return msgspec.structs.replace(found.where(REPORTED_BY_LISTED, client_id), listed=listed)
+    condition = REPORTED_BY_LISTED.format("seen.run_seq" if len(runs) <= FEW_ARMS else "COALESCE(seen.run_seq, 0)")
+    return msgspec.structs.replace(found.where(condition, client_id), listed=listed)
 
 
 def plan_sightings(client_id: str, wanted: Filter, runs: Sequence[RunKey], total: int | None) -> Listing:
@@ -3275,38 +3388,39 @@ def plan_sightings(client_id: str, wanted: Filter, runs: Sequence[RunKey], total
     )
 
 
-def select_reporters(connection: Connection, client_id: str, seqs: Sequence[int]) -> dict[int, list[int]]:
-    """Return which runs reported some tasks."""
-    reporters: dict[int, list[int]] = {}
-    for lot in in_lots(seqs):
-        rows = connection.execute(
-            f"SELECT task_seq, run_seq FROM sightings WHERE client_id = ? AND task_seq IN ({marks(lot)})",
-            (client_id, *lot),
-        )
-        for task_seq, run_seq in rows:
-            reporters.setdefault(task_seq, []).append(run_seq)
-    return reporters
-
-
 def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, external_id: str) -> Listing:
     """Look up the tasks with an external id: one at most for each project type and target."""
     if wanted.missing_from:
         wanted = wanted.missing(wanted.missing_from)
-    found = [
-        seq
-        for seq, *surface, status, severity in select_identified(connection, client_id, wanted, external_id)
-        if wanted.accepts_surface(*surface) and wanted.accepts(status, severity)
-    ]
-    if wanted.runs is not None or wanted.missing_from:
-        reporters = select_reporters(connection, client_id, found)
-        runs = None if wanted.runs is None else {run.seq for run in wanted.runs}
-        without = wanted.missing_from.seq if wanted.missing_from else 0
-        found = [
-            seq
-            for seq in found
-            if (runs is None or not runs.isdisjoint(reporters[seq])) and without not in reporters[seq]
-        ]
-    return Found(table="tasks", found=tuple(found), total=len(found))
+    found = {
+        (project_type, target_url): seq
+        for seq, project_type, target_url, status, severity in select_identified(
+            connection, client_id, wanted, external_id
+        )
+        if wanted.accepts_surface(project_type, target_url) and wanted.accepts(status, severity)
+    }
+    kept = set(found.values())
+    if wanted.runs is not None:
+        kept &= select_reported(connection, client_id, wanted.runs, found)
+    if wanted.missing_from:
+        kept -= select_reported(connection, client_id, [wanted.missing_from], found)
+    return Found(table="tasks", found=tuple(kept), total=len(kept))
+
+
+def select_reported(
+    connection: Connection, client_id: str, runs: Iterable[RunKey], tasks: Mapping[tuple[str, str], int]
+) -> set[int]:
+    """Return those of some tasks, one for each type and target, that runs reported: a look for each run."""
+    pairs = [(run.seq, tasks.get((run.project_type, run.target_url), 0)) for run in runs]
+    rows: list[tuple[int]] = []
+    for lot in in_lots([pair for pair in pairs if pair[1]]):
+        rows += connection.execute(
+            f"""WITH pairs (run_seq, task_seq) AS (VALUES {", ".join(["(?, ?)"] * len(lot))})
+                SELECT pairs.task_seq FROM pairs JOIN sightings ON sightings.client_id = ?
+                    AND sightings.run_seq = pairs.run_seq AND sightings.task_seq = pairs.task_seq""",
+            (*itertools.chain.from_iterable(lot), client_id),
+        )
+    return {seq for (seq,) in rows}
 
 
 def select_identified(
@@ -3479,14 +3593,25 @@ def select_findings(
     return findings
 
 
+def set_cells(connection: Connection, seqs: Sequence[int]) -> None:
+    """Store the letters of tasks as they stand now."""
+    for lot in in_lots(seqs):
+        connection.execute(
+            f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_LETTER} FROM tasks WHERE seq IN ({marks(lot)})
+                ON CONFLICT (task_seq) DO UPDATE SET cell = excluded.cell""",
+            lot,
+        )
+
+
 def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, str, int]]) -> None:
-    """Move stored tasks to another status and severity in all counters that they count in."""
+    """Count tasks that have moved to another status and severity, each given with its old state."""
     moved = [change for change in changes if (change[0].status, change[0].severity) != change[1:]]
-    reporters = select_reporters(connection, client_id, [state.seq for state, _, _ in moved])
+    set_cells(connection, [state.seq for state, _, _ in moved])
     for state, status, severity in moved:
-        names = (*scopes("tasks", state.project_type, state.target_url), *map(run_scope, reporters[state.seq]))
+        names = scopes("tasks", state.project_type, state.target_url)
         count(connection, client_id, names, state.status, state.severity, state.identified, -1)
         count(connection, client_id, names, status, severity, state.identified, 1)
+        count_changes(connection, client_id, state.project_type, state.target_url, 1)
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -3555,6 +3680,7 @@ def insert_tasks(
            VALUES (?, ?, ?, ?, ?, ?)""",
         [(seq, *report.details) for seq, _, _, report in added],
     )
+    set_cells(connection, seqs)
     insert_sightings(connection, who.client_id, run.seq, [seq for seq, *_ in added])
     insert_history(
         connection,
@@ -3565,7 +3691,7 @@ def insert_tasks(
     )
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
-        count(connection, who.client_id, (*scopes("tasks", *surface), run_scope(run.seq)), *kind, n)
+        count(connection, who.client_id, scopes("tasks", *surface), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -3625,8 +3751,6 @@ def see_again(
             (run.id, now, *lot),
         )
     insert_sightings(connection, client_id, run.seq, seqs)
-    for (status, severity), n in Counter((item.status, item.report.severity) for item in repeated).items():
-        count(connection, client_id, [run_scope(run.seq)], status, severity, True, n)
 
 
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
@@ -3654,10 +3778,11 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
         results.update(zip(findings, update_tasks(connection, who, run, repeated, now), strict=True))
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
+    sightings = len(new) + sum(not finding.seen_by_run for finding in findings.values())
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
-               unchanged = unchanged + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",
-        (*done, now, now, run.seq),
+               unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",
+        (*done, sightings, now, now, run.seq),
     )
     return Submission(*done, [results[key] for key in keys])
 
@@ -3713,12 +3838,11 @@ def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswe
 
 # Growing old: what is wrong, and what can go
 
-RUNS_AT_ONCE = 100  # that one look for old ones takes
 PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
 
 
 def recounted(connection: Connection) -> Counter[CounterKey]:
-    """Count everything that the counters count, one by one."""
+    """Count everything that the counters count, one by one, but for changes."""
     counts: Counter[CounterKey] = Counter()
     kind = "status, severity, external_id IS NOT NULL"
     for client, project_type, target_url, status, severity, identified, n in connection.execute(
@@ -3733,12 +3857,6 @@ def recounted(connection: Connection) -> Counter[CounterKey]:
     ):
         for name in scopes("runs", project_type, target_url):
             counts[client, name, status, 0, 0] += n
-    for client, run_seq, status, severity, identified, n in connection.execute(
-        f"""SELECT sightings.client_id, run_seq, {kind}, COUNT(*)
-            FROM sightings JOIN tasks ON tasks.seq = sightings.task_seq
-            GROUP BY sightings.client_id, run_seq, {kind}"""
-    ):
-        counts[client, run_scope(run_seq), status, severity, identified] += n
     return counts
 
 
@@ -3755,6 +3873,13 @@ AUDITS = {
     "task {} was seen by more runs than it says": """
         SELECT tasks.id FROM tasks WHERE times_seen < (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
+    "task {} counts as something else in the runs that report it": f"""
+        SELECT tasks.id FROM tasks LEFT JOIN task_cells ON task_cells.task_seq = tasks.seq
+        WHERE COALESCE(task_cells.cell, '') <> {CELL_LETTER}""",
+    "run {} says that it reports another number of tasks": """
+        SELECT runs.id FROM runs WHERE reported <> (
+            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
+    "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
     "task {} has another status than its history": """
@@ -3770,7 +3895,7 @@ def faults(connection: Connection) -> Iterator[str]:
     yield from file_faults(connection)
     expected = recounted(connection)
     for client, name, status, severity, identified, n in connection.execute(
-        "SELECT client_id, scope, status, severity, identified, n FROM counters"
+        "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope NOT LIKE 'changes %'"
     ):
         right = expected.pop((client, name, status, severity, identified), 0)
         if n != right:
@@ -3819,14 +3944,17 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     orphans = []
     for *fields, only in rows:
         state = State(*fields)
-        names = scopes("tasks", state.project_type, state.target_url) if only else ()
-        count(connection, client_id, (*names, run_scope(run.seq)), state.status, state.severity, state.identified, -1)
-        orphans += [(state.seq,)] if only else []
+        if only:
+            names = scopes("tasks", state.project_type, state.target_url)
+            count(connection, client_id, names, state.status, state.severity, state.identified, -1)
+            orphans.append((state.seq,))
     connection.executemany(
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
         [(client_id, run.seq, row[0]) for row in rows],
     )
     connection.executemany("DELETE FROM tasks WHERE seq = ?", orphans)
+    connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(rows), run.seq))
+    count_changes(connection, client_id, run.project_type, run.target_url, len(rows))
     if len(rows) < size:
         count(connection, client_id, scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
         connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
@@ -3844,8 +3972,8 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
     while True:
         with database.reading() as connection:
             rows = connection.execute(
-                """SELECT finished_at, client_id, seq, id, project_type, target_url, status FROM runs
-                   WHERE seq > ? ORDER BY seq LIMIT ?""",
+                f"""SELECT finished_at, client_id, {KEY_COLUMNS} FROM runs
+                    WHERE seq > ? ORDER BY seq LIMIT ?""",
                 (last, RUNS_AT_ONCE),
             ).fetchall()
         if not rows:
@@ -4838,7 +4966,7 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
 
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
-LIST_TIME = 0.25  # seconds that a list may keep the database at work
+LIST_TIME = 0.5  # seconds that a list may keep the database at work: three times what counting a million tasks takes
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of a page's items, with room for what stands around them
 
 
@@ -5292,7 +5420,8 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
         with service.database.transaction() as connection:
             if service.settings.api_key:
                 insert_client(connection, "default")
-            fail_idle_runs(connection, service.settings.run_timeout)
+        for _ in idle_slices(service.database, service.settings.run_timeout):
+            pass
     except sqlite3.Error as error:  # reported here, not to the first client
         raise unusable(service.settings.db, error) from error
     finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
@@ -5380,7 +5509,7 @@ GATHERING = 0.00015  # seconds that a group waits for the clients of the last on
 GATHERING_SHARE = 0.15  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
-FORGETTING_PAUSE = 0.05  # seconds between two steps of one, for the requests
+SLICE_PAUSE = 0.05  # seconds between two steps of it, for the requests
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 BODIED = ("POST", "PUT", "PATCH")
 # What the front door notes for itself in the environment of a request.
@@ -5656,12 +5785,13 @@ def chores(database: Database) -> Iterator[float]:
     """
     next_search = 0.0
     while True:
-        with database.transaction(patience=0) as connection:
-            fail_idle_runs(connection, database.settings.run_timeout)
+        database.write_uses(patience=0)
+        for _ in idle_slices(database, database.settings.run_timeout, patience=0):
+            yield SLICE_PAUSE
         database.keep_house()
         if database.settings.keep and database.checkpointer.held and time.monotonic() >= next_search:
             for _ in prune_slices(database, timestamp(ago=database.settings.keep), patience=0):
-                yield FORGETTING_PAUSE
+                yield SLICE_PAUSE
             next_search = time.monotonic() + FORGETTING
         yield HOUSEKEEPING
 

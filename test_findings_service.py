@@ -1587,6 +1587,79 @@ def test_one_external_id_on_many_surfaces_is_listed_like_others(client: Client) 
     assert client.read("tasks", externalId="same", missingFrom=runs[3])["total"] == 0
 
 
+TESTER = findings_service.Principal("", "default", "tests", "full")
+
+
+def reports_of(*tasks: dict[str, Any]) -> Any:
+    """Return tasks as the store takes them."""
+    return findings_service.parse_submission(json.dumps({"tasks": tasks}).encode(), Settings()).reports
+
+
+def run_of(connection: Any, *tasks: dict[str, Any]) -> Any:
+    """Report tasks in a run of its own."""
+    run = findings_service.insert_run(connection, "default", "web", "", "{}")
+    findings_service.submit_reports(connection, TESTER, run, reports_of(*tasks))
+    findings_service.finish_run(connection, TESTER, run, "completed", None, False)
+    return findings_service.select_run_key(connection, "default", run.id)
+
+
+def work_of(connection: Any, action: Callable[[], object]) -> int:
+    """Return how many steps of SQLite's machine an action takes."""
+    steps = itertools.count()
+    connection.set_progress_handler(lambda: next(steps) < 0, 1)
+    try:
+        action()
+    finally:
+        connection.set_progress_handler(None, 0)
+    return next(steps)
+
+
+def list_all(connection: Any, **query: Any) -> None:
+    asked = findings_service.TaskQuery(**query)
+    wanted = findings_service.read_task_filter(connection, "default", asked)
+    assert len(list(findings_service.select_tasks(connection, "default", wanted, asked, None)[0])) < 3
+
+
+def report_both(connection: Any, severity: str) -> None:
+    run_of(connection, *(task(externalId=name, severity=severity) for name in ("seen", "often")))
+
+
+def resolve_both(connection: Any) -> None:
+    run = findings_service.insert_run(connection, "default", "web", "", "{}")
+    findings_service.finish_run(connection, TESTER, run, "completed", None, True)
+
+
+def dismiss_both(connection: Any) -> None:
+    findings_service.set_status(connection, TESTER, findings_service.select_states(connection, [1, 2]), "dismissed")
+
+
+@pytest.mark.parametrize(
+    "act",
+    cases(
+        triage=lambda connection, *_: dismiss_both(connection),
+        another_severity=lambda connection, *_: report_both(connection, "low"),
+        resolve_missing=lambda connection, *_: resolve_both(connection),
+        listing_what_a_run_reported=lambda connection, run, _: list_all(connection, external_id="seen", run_id=[run]),
+        listing_what_runs_reported=lambda connection, *runs: list_all(connection, severity=["low"], run_id=runs),
+        listing_what_is_missing=lambda connection, run, _: list_all(connection, external_id="seen", missing_from=run),
+    ),
+)
+def test_a_finding_costs_the_same_however_many_runs_have_seen_it(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, act: Callable[..., object]
+) -> None:
+    work = []
+    for times in (5, 300):
+        database = database_of(make_app(db=str(tmp_path / f"{times}.db")))
+        with database.transaction() as connection:
+            findings_service.insert_client(connection, "default")
+            findings_service.insert_project_type(connection, "default", "web", "", "", None)
+            tasks = (task(externalId="seen"), task(externalId="often"), task(externalId="low", severity="low"))
+            runs = [run_of(connection, *tasks).id for _ in range(times)]
+        with database.transaction() as connection:
+            work.append(work_of(connection, lambda: [act(connection, *runs[-2:]), connection.write_counts()]))  # noqa: B023
+    assert work[1] <= 1.05 * work[0]
+
+
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no list have any time."""
@@ -2219,6 +2292,115 @@ def test_a_summary_shows_the_tasks_as_they_stand_now(client: Client, run: str) -
         assert (summary["total"], summary["bySeverity"]["critical"], summary["byStatus"]["dismissed"]) == (1, 1, 1)
 
 
+def looks(app: flask.Flask, work: Callable[[], object]) -> int:
+    """Return how often some work counts what a run reported."""
+    with pytest.MonkeyPatch.context() as patch:
+        counted, count = [], findings_service.count_cells
+        patch.setattr(findings_service, "count_cells", lambda *given: counted.append(given) or count(*given))
+        work()
+    return len(counted)
+
+
+def test_what_a_run_reported_is_counted_once_until_it_changes(app: flask.Flask, client: Client, run: str) -> None:
+    task_id, reads = client.add(run, externalId="x"), ({}, {"status": "open"}, {"severity": "low", "sort": "severity"})
+    client.register("other")
+    other = client.start("other")
+
+    def read() -> None:
+        client.read(f"runs/{run}")
+        for query in reads:
+            client.read("tasks", runId=run, **query)
+
+    assert [looks(app, read), looks(app, read)] == [1, 0]
+    client.triage(client.add(other, externalId="x"), "resolved")
+    assert looks(app, read) == 0
+    client.triage(task_id, "resolved")
+    assert [looks(app, read), looks(app, read)] == [1, 0]
+
+
+def test_no_more_runs_are_kept_counted_than_a_filter_names(
+    app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("findings_service.RUNS_KNOWN", 2)
+    client.register("web")
+    runs = [client.start() for _ in range(3)]
+    order = (0, 1, 0, 2, 0, 1)  # the third takes the place of the second, which was not used for longest
+    counts = [looks(app, partial(client.read, f"runs/{runs[place]}")) for place in order]
+    assert counts == [1, 1, 0, 1, 0, 1]
+
+
+def prune_two(client: Client, run: str) -> None:
+    """Remove the first two tasks that a run reports."""
+    client.finish(run)
+    with database_of(client.application).transaction() as connection:
+        key = findings_service.select_run_key(connection, "default", run)
+        findings_service.prune_slice(connection, "default", key, 2)
+
+
+CHANGES = cases(
+    triage=lambda client, _: client.triage(client.read("tasks", externalId="a")["tasks"][0]["id"], "dismissed"),
+    another_report=lambda client, run: client.submit(run, task(externalId="a", severity="low"), task()),
+    report_by_another_run=lambda client, _: client.add(
+        client.start(targetUrl="https://example.com/"), externalId="a", severity="info"
+    ),
+    resolve_missing=lambda client, _: client.finish(
+        client.start(targetUrl="https://example.com/"), resolveMissing=True
+    ),
+    reopening=lambda client, _: [
+        CHANGES_BY_NAME["resolve_missing"](client, _),
+        client.add(client.start(targetUrl="https://example.com/"), externalId="b"),
+    ],
+    prune=prune_two,
+)
+CHANGES_BY_NAME = {case.id: case.values[0] for case in CHANGES}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in_another_process"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_summary_is_a_recount_after_each_change(
+    client: Client, run: str, make_app: Callable[..., flask.Flask], change: Callable[..., object], elsewhere: bool
+) -> None:
+    changer = client_of(make_app(), name="changer") if elsewhere else client
+    for severity, name in zip(SEVERITIES, "abcde", strict=True):
+        client.add(run, externalId=name, severity=severity)
+        client.read(f"runs/{run}")
+    client.finish(run) if change is prune_two else None
+    before = client.read(f"runs/{run}")["summary"]
+    change(changer, run)
+    assert client.read(f"runs/{run}")["summary"] != before
+    assert_summary_is_a_recount(client, run, created=change is not prune_two)
+
+
+def test_a_summary_forgets_what_was_rolled_back(app: flask.Flask, client: Client, run: str) -> None:
+    task_id = client.add(run)
+    client.read(f"runs/{run}")
+    with suppress(ZeroDivisionError), database_of(app).transaction() as connection:
+        client.triage(task_id, "dismissed")
+        key = findings_service.select_run_key(connection, "default", run)
+        assert findings_service.select_summary(connection, "default", key).by_status.dismissed == 1
+        1 / 0  # noqa: B018
+    client.triage(task_id, "resolved")  # as many changes as before
+    assert client.read(f"runs/{run}")["summary"]["byStatus"]["resolved"] == 1
+    assert client.read("tasks", runId=run, status="dismissed")["total"] == 0
+
+
+def test_a_summary_forgets_what_was_pruned_though_the_run_reports_as_many_as_before(client: Client, run: str) -> None:
+    client.submit(run, *(task(severity=severity) for severity in SEVERITIES[:3]))
+    client.read(f"runs/{run}")
+    client.submit(run, *(task(severity=severity) for severity in SEVERITIES[3:]))
+    prune_two(client, run)
+    assert client.read(f"runs/{run}")["summary"]["bySeverity"] == {name: name in SEVERITIES[2:] for name in SEVERITIES}
+
+
+def test_a_run_in_the_place_of_a_pruned_one_is_counted_for_itself(client: Client, run: str) -> None:
+    client.submit(run, task(severity="low"))
+    assert client.read(f"runs/{run}")["summary"]["bySeverity"]["low"] == 1
+    new = other_run_in_its_place(client, run)
+    client.submit(new, task(severity="high"))
+    summary = client.read(f"runs/{new}")["summary"]
+    assert (summary["total"], summary["bySeverity"]["high"], summary["bySeverity"]["low"]) == (1, 1, 0)
+
+
 def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, run: str) -> None:
     names = ("reported", "missing", "in-progress", "dismissed", "resolved")
     ids = {name: client.add(run, externalId=name) for name in names}
@@ -2328,6 +2510,49 @@ def test_an_idle_run_fails_at_start_up(make_app: Callable[..., flask.Flask]) -> 
     idle = client.start()
     time.sleep(0.15)
     assert_timed_out(client_of(make_app(run_timeout="0.1")).read(f"runs/{idle}"))
+
+
+def test_idle_runs_fail_in_slices_and_where_none_is_nothing_is_written(
+    make_app: Callable[..., flask.Flask], tmp_path: Path
+) -> None:
+    app = make_app(busy_timeout="0.1")
+    database, client = database_of(app), client_of(app)
+    client.register("web")
+    for _ in range(5):
+        client.start()
+    with locked(tmp_path / "findings.db"):
+        assert list(findings_service.idle_slices(database, 60)) == []
+    time.sleep(0.01)
+    with database.transaction() as connection:
+        assert findings_service.fail_idle_runs(connection, 0.005, limit=2) == 2
+    assert client.read("runs", status="failed")["total"] == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(findings_service.fail_idle_runs, "__defaults__", (2,))
+        assert list(findings_service.idle_slices(database, 0.005)) == [2, 1]
+    assert faults_of(tmp_path / "findings.db") == []
+
+
+def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    work = []
+    for times in (3, 300):
+        with database_of(app).transaction() as connection:
+            for _ in range(times):
+                findings_service.insert_run(connection, "default", "web", "", "{}")
+            work.append(work_of(connection, lambda: findings_service.fail_idle_runs(connection, 60)))
+    assert work[0] == work[1]
+
+
+def test_starting_a_run_reads_its_own_project_type_alone(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    work = []
+    for times in (3, 300):
+        with database_of(app).transaction() as connection:
+            for number in range(times):
+                findings_service.insert_project_type(connection, "default", f"{times}-{number}", "", "", None)
+            start = partial(findings_service.insert_run, connection, "default", "web", "", "{}")
+            work.append(work_of(connection, start))
+    assert work[0] == work[1]
 
 
 USES = cases(
@@ -2928,7 +3153,7 @@ def change_something(client: Client, dice: random.Random, runs: list[str]) -> No
             client.triage(item["id"], dice.choice(STATUSES))
 
 
-def assert_summary_is_a_recount(client: Client, run: str) -> None:
+def assert_summary_is_a_recount(client: Client, run: str, *, created: bool = True) -> None:
     """Check a run's summary and missing tasks against the tasks themselves."""
     tasks = [item for page in client.walk("tasks", limit=200, runId=run) for item in page["tasks"]]
     whole = client.read(f"runs/{run}")
@@ -2940,7 +3165,10 @@ def assert_summary_is_a_recount(client: Client, run: str) -> None:
     }
     missing = [item for page in client.walk("tasks", limit=200, missingFrom=run) for item in page["tasks"]]
     assert client.read("tasks", missingFrom=run, limit=1)["total"] == len(missing)
-    assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
+    for name in STATUSES:
+        assert client.read("tasks", runId=run, status=name, limit=1)["total"] == statuses[name]
+    if created:
+        assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
 
 
 # ---------------------------------------------------------------------------
@@ -5355,10 +5583,10 @@ PLANTED = cases(
         "foreign key: row 1 of history has no parent in tasks",
     ),
     counter=("UPDATE counters SET n = n + 1 WHERE scope = 'tasks' AND status = 'resolved'", "says 2, but there are 1"),
-    counter_of_a_run=(
-        "UPDATE counters SET n = 3 WHERE scope = 'tasks run:2'",
-        "tasks run:2, dismissed, severity 4 says 3",
-    ),
+    reported=("UPDATE runs SET reported = 3 WHERE seq = 2", "says that it reports another number of tasks"),
+    cell=("UPDATE task_cells SET cell = 'Z' WHERE task_seq = 1", "counts as something else in the runs"),
+    no_cell=("DELETE FROM task_cells WHERE task_seq = 1", "counts as something else in the runs"),
+    changes_below_nothing=("UPDATE counters SET n = -1 WHERE scope LIKE 'changes %'", "is below nothing"),
     counter_of_runs=(
         "UPDATE counters SET n = 0 WHERE scope = 'runs' AND status = 'running'",
         "runs, running, severity 0",
@@ -7326,29 +7554,44 @@ P6M+NI3wr/B7+Dv4HD6IPkE/Qm+g19A0JHmS+R+knjb/QQrECE9TL2jiGQaWqPdfmRp9YyLMX2j9z5P3
 """
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A database of the first schema."""
+TO_SECOND_SCHEMA = """
+DROP INDEX tasks_by_external_id;
+DROP INDEX tasks_by_identity;
+CREATE UNIQUE INDEX tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
+PRAGMA user_version = 2;
+"""
+
+
+@pytest.fixture(params=["", TO_SECOND_SCHEMA], ids=["first_schema", "second_schema"])
+def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A database of an older schema."""
     path = tmp_path / "findings.db"
     path.write_bytes(zlib.decompress(base64.b64decode(FIRST_SCHEMA)))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(request.param)
     return path
 
 
 def schema_of(db: Path) -> list[Any]:
     """Return what a database is made of, and the version of that."""
     with closing(sqlite3.connect(db)) as connection:
-        made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
-        return [*connection.execute("PRAGMA user_version"), *made]
+        made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
+        return [
+            *connection.execute("PRAGMA user_version"),
+            *((*names, " ".join((sql or "").split())) for *names, sql in made),
+        ]
 
 
-def test_a_database_of_the_first_schema_keeps_every_row(
+def test_a_database_of_an_older_schema_keeps_every_row(
     old: Path, make_app: Callable[..., flask.Flask], tmp_path: Path
 ) -> None:
     before = content_of(old)
+    before[2] = [(*run, 3) for run in before[2]]  # tasks that it reports
+    before[-1] = [counter for counter in before[-1] if not counter[1].startswith("tasks run:")]
     client = client_of(make_app())
     client.key = "fts_a_key_of_the_first_schema"
     make_app(db=str(tmp_path / "new.db"))
-    assert [each for each in content_of(old) if each not in before] == []
+    assert content_of(old) == before
     assert schema_of(old) == schema_of(tmp_path / "new.db")
     tasks = {each["title"]: each for each in client.read("tasks", view="full")["tasks"]}
     assert {name: each["status"] for name, each in tasks.items()} == {
@@ -7360,10 +7603,11 @@ def test_a_database_of_the_first_schema_keeps_every_row(
     assert client.history(tasks["Low contrast"]["id"])[1]["comment"] == "A brand colour"
     assert client.read("runs")["runs"][0]["metadata"] == {"commit": "abc"}
     assert client.read("project-types/audit")["extensionSchema"] == {"required": ["rule"]}
+    assert_summary_is_a_recount(client, tasks["Loose"]["runId"])
     assert invoke("check", "--db", str(old)).exit_code == 0
 
 
-def test_a_database_of_the_first_schema_goes_on(old: Path, make_app: Callable[..., flask.Flask]) -> None:
+def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[..., flask.Flask]) -> None:
     client = client_of(make_app())
     body = {"projectType": "audit", "targetUrl": "https://example.org/"}
     run = post(client, "runs", body).json["id"]
@@ -7377,14 +7621,28 @@ def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
     old: Path, make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = schema_of(old), content_of(old)
-    broken = {findings_service.SCHEMA_VERSION: "CREATE TABLE half (a); DELETE FROM tasks; SELECT nonsense;"}
-    with monkeypatch.context() as patched:
-        patched.setattr(findings_service, "MIGRATIONS", broken)
-        with pytest.raises(findings_service.DatabaseUnusable):
-            make_app()
-    assert (schema_of(old), content_of(old)) == before
+    for broken in (("SELECT nonsense;", ""), ("", "DELETE FROM tasks;\nSELECT nonsense;")):
+        steps = (*map("\n".join, zip(findings_service.MIGRATIONS[3], broken, strict=True)),)
+        with monkeypatch.context() as patched:
+            patched.setitem(findings_service.MIGRATIONS, 3, steps)
+            with pytest.raises(findings_service.DatabaseUnusable):
+                make_app()
+        assert (schema_of(old), content_of(old)) == before
     make_app()
-    assert content_of(old) == before[1]
+    assert faults_of(old) == []
+
+
+def test_processes_that_start_together_bring_an_old_database_over_once(old: Path) -> None:
+    start = threading.Barrier(4)
+
+    def open_it() -> None:
+        start.wait()
+        findings_service.open_database(Settings(db=str(old))).close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(open_it) for _ in range(4)]:
+            each.result()
+    assert faults_of(old) == []
 
 
 def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
@@ -7475,7 +7733,7 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     removed, gone = [], False
     while not gone:
         with database_of(app).transaction() as connection:
-            key = findings_service.RunKey(1, run, "web", "https://example.com/", "completed")
+            key = findings_service.RunKey(1, run, "web", "https://example.com/", "completed", 5)
             tasks, gone = findings_service.prune_slice(connection, "default", key, 2)
         removed.append(tasks)
         assert faults_of(path) == []
@@ -7485,14 +7743,14 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     assert client.read("tasks", runId=shared)["total"] == 3
     with database_of(app).transaction() as connection:
         assert findings_service.prune_slice(connection, "default", key) == (0, True)
-        assert connection.execute("SELECT COUNT(*) FROM counters WHERE scope = 'tasks run:1'").fetchone() == (0,)
+        assert connection.execute("SELECT COUNT(*) FROM task_cells").fetchone() == (3,)
 
 
 def test_a_run_goes_once_and_leaves_what_an_earlier_one_reports(app: flask.Flask, client: Client, run: str) -> None:
     later = client.start(targetUrl="https://example.com/")
     tasks = {client.add(run_id, externalId="x") for run_id in (run, later)}
     client.finish(later)
-    key = findings_service.RunKey(2, later, "web", "https://example.com/", "completed")
+    key = findings_service.RunKey(2, later, "web", "https://example.com/", "completed", 5)
     for _ in range(2):
         with database_of(app).transaction() as connection:
             assert findings_service.prune_slice(connection, "default", key) == (0, True)
