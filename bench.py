@@ -1032,9 +1032,12 @@ def large_run_rows(bench: Bench, server: Server, stored: Stored, rows: int, run_
     works = {"summary": f"/api/v1/runs/{run_id}", "one status": f"/api/v1/tasks?runId={run_id}&status=open"}
     for name, path in works.items():
         read = request(stored.key, "GET", path)
-        requests = [step for change in triage.next(bench.plan.rounds * 3) for step in (change, read)]
-        waits = bench.load.run(Job(server.port, requests, 200, connections=1)).waits
-        seconds = statistics.median(waits[1::2])
+        waits = []
+        for change in triage.next(bench.plan.rounds * 3):
+            outcome = bench.load.run(Job(server.port, [change, read], 200, connections=1))
+            waits.append(outcome.waits[1])
+            time.sleep(waits[-1])  # for so long the key of a costly read rests
+        seconds = statistics.median(waits)
         yield limit_row("old", f"a run of {rows:,}, changed: {name}", " ms", seconds * 1000, limit)
 
 
