@@ -5863,6 +5863,56 @@ def test_an_embedded_service_notices_that_its_file_has_gone(
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
+def test_who_waits_while_another_thread_finds_the_file_gone_is_refused_and_makes_no_other(
+    client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = database_of(client.application)
+    with ThreadPoolExecutor(3) as pool:
+        database.hold()
+        reading = pool.submit(client.get, f"{API}/tasks")
+        writing = [pool.submit(turn.__enter__) for turn in (database.transaction(), database.maintaining())]
+        time.sleep(0.1)
+        took_away(tmp_path / "findings.db")
+        monkeypatch.setattr(findings_service, "LOOK_EVERY", 0)
+        database.keep_house()
+        database.let_go()
+    assert_storage_problem(reading.result(), "storage_full")
+    assert [type(each.exception()) for each in writing] == [findings_service.DatabaseUnusable] * 2
+    assert not (tmp_path / "findings.db").exists()
+    (tmp_path / "moved.db").rename(tmp_path / "findings.db")
+    assert client.add(run) == client.read("tasks")["tasks"][0]["id"]
+
+
+def test_a_database_that_is_closed_while_its_file_is_looked_at_is_not_gone(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity, closing_now = findings_service.identity, iter([database_of(client.application).close])
+
+    def identity_meanwhile(path: str) -> Any:
+        found = identity(path)
+        next(closing_now, lambda: None)()
+        return found
+
+    monkeypatch.setattr(findings_service, "LOOK_EVERY", 0)
+    monkeypatch.setattr(findings_service, "identity", identity_meanwhile)
+    assert client.read("tasks")["total"] == 0
+    client.add(run)
+
+
+def test_a_reader_alone_notices_that_the_file_has_gone_and_leaves_it_whole(
+    client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add(run)
+    took_away_and_replaced(tmp_path / "findings.db")
+    monkeypatch.setattr(findings_service, "LOOK_EVERY", 0)
+    assert_storage_problem(client.get(f"{API}/tasks"), "storage_full")
+    assert not (tmp_path / "findings.db-wal").exists()
+    assert faults_of(tmp_path / "moved.db") == []
+    with closing(sqlite3.connect(tmp_path / "moved.db")) as moved:
+        assert moved.execute("SELECT COUNT(*) FROM tasks").fetchone() == (1,)
+    assert faults_of(tmp_path / "findings.db") == []
+
+
 def test_a_database_is_found_again_wherever_the_process_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     app = create_app(db="here.db")
