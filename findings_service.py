@@ -1537,9 +1537,11 @@ class Database:
         """Wait until nobody uses the connections, and let nobody."""
         self._reading.acquire()
         self._writing.acquire()
+        self._noting.acquire()
 
     def let_go(self) -> None:
         """Let the connections be used again."""
+        self._noting.release()
         self._writing.release()
         self._reading.release()
 

@@ -4683,6 +4683,43 @@ def test_a_fork_while_another_thread_writes_hangs_nobody(tmp_path: Path) -> None
     assert faults_of(tmp_path / "x.db") == []
 
 
+FORKING_WITH_ALL_OPEN = """
+import os, signal, sys, threading, time
+from findings_service import create_app
+
+def call(method, **given):
+    headers = {"Authorization": "Bearer a-key-of-the-environment"}
+    return app.test_client().open("/api/v1/project-types", method=method, headers=headers, **given)
+
+def register(name):
+    names = len(call("GET").json["projectTypes"])
+    return names, call("POST", json={"name": name}).status_code
+
+def note():
+    with database._noting:
+        noting.set()
+        time.sleep(0.2)
+
+app = create_app(db=sys.argv[1], api_key="a-key-of-the-environment")
+database, noting = app.extensions["findings"].database, threading.Event()
+assert register("before") == (0, 201)
+threading.Thread(target=note).start()
+noting.wait()
+if os.fork() == 0:
+    signal.alarm(5)
+    os._exit(0 if register("child") == (1, 201) else 1)
+assert os.wait()[1] == 0
+assert register("parent") == (2, 201)
+"""
+
+
+def test_a_fork_with_both_connections_open_and_a_use_being_noted_hangs_nobody(tmp_path: Path) -> None:
+    line = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_WITH_ALL_OPEN, str(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=10, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert faults_of(tmp_path / "x.db") == []
+
+
 @pytest.mark.parametrize("reading", ["get_data", "get_json"])
 def test_a_host_may_read_the_body_before_us(host: flask.Flask, guest: FlaskClient, reading: str) -> None:
     host.before_request(lambda: getattr(flask.request, reading)() and None)
