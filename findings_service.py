@@ -4545,9 +4545,10 @@ class Service:
         now = time.monotonic()
         if now > self._met_until or self._met_version != self.database.version:
             self._met, self._met_until, self._met_version = {}, now + KEY_KNOWN, self.database.version
-        principal = self._met.get(header)
+        met = self._met  # another thread may begin anew while this one looks, and what it finds belongs to now
+        principal = met.get(header)
         if principal is None:
-            principal = self._met[header] = self._look_up(header)
+            principal = met[header] = self._look_up(header)
         return principal
 
     def _look_up(self, header: str) -> Principal:

@@ -2006,6 +2006,24 @@ def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -
     assert all(TIME.fullmatch(last_used_at) for _, last_used_at in rows), rows
 
 
+def test_a_key_is_not_known_for_longer_because_another_thread_met_one_meanwhile(
+    app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, looked_up = app.extensions["findings"], findings_service.Service._look_up
+
+    def looked_up_slowly(self: Any, header: str) -> Any:
+        found = looked_up(self, header)
+        if header == slow:
+            service._met_until = 0.0  # as when time goes by
+            service.authenticate(f"Bearer {client.key}")
+        return found
+
+    slow = f"Bearer {make_key(app, 'slow')}"
+    monkeypatch.setattr(findings_service.Service, "_look_up", looked_up_slowly)
+    assert service.authenticate(slow).name == "slow"
+    assert slow not in service._met
+
+
 # ---------------------------------------------------------------------------
 # Runs
 # ---------------------------------------------------------------------------
