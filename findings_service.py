@@ -6370,8 +6370,8 @@ def compact(while_serving: bool, db: str) -> None:
         while database.excess(connection) and time.monotonic() < deadline:
             database.keep_house()  # or, where that is a running service's, it does so in its next turn
             time.sleep(BUSY_SLICE)
-        with database.snapshot():
-            audit(connection, db)
+        with database.snapshot() as moment:
+            audit(moment, db)
         later = "; the rest follows with the next writes" if database.excess(connection) else ""
     click.echo(f"{db}: {before:,} bytes before, {Path(db).stat().st_size:,} now{later}. It is sound.", err=True)
 
