@@ -63,7 +63,7 @@ from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
 
 import findings_service
-from findings_service import OPERATIONS, Settings, create_app, create_blueprint
+from findings_service import OPERATIONS, Missing, Settings, create_app, create_blueprint
 
 HERE = Path(__file__).resolve().parent
 MODULE = HERE / "findings_service.py"
@@ -2330,14 +2330,39 @@ def test_an_idle_run_fails_when_another_one_starts(make_app: Callable[..., flask
     assert_problem(client.post(f"{API}/runs/{idle}/tasks", json=task()), 409, "run_finished")
 
 
-def test_an_idle_run_fails_by_the_clock(serve: Callable[..., Server]) -> None:
+def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_RUN_TIMEOUT="1s")
-    server.start_run()
-    deadline = time.monotonic() + 10
-    while server.request("GET", f"{API}/runs").json["runs"][0]["status"] == "running":
+    idle, busy, deadline = server.start_run(), server.start_run(), time.monotonic() + 10
+
+    def failed() -> bool:
         assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert_timed_out(server.request("GET", f"{API}/runs").json["runs"][0])
+        return "failed" in [each["status"] for each in server.request("GET", f"{API}/runs").json["runs"]]
+
+    def write() -> None:
+        while not failed():
+            assert server.request("POST", f"{API}/runs/{busy}/tasks", task()).status_code == 201
+
+    with ThreadPoolExecutor(3) as pool:
+        for writing in [pool.submit(write) for _ in range(3)]:
+            writing.result()
+    assert_timed_out(server.request("GET", f"{API}/runs/{idle}").json)
+
+
+def test_house_is_kept_again_after_a_lock_was_in_the_way(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(run_timeout="0.1")
+    client = client_of(app)
+    client.register("web")
+    client.start()
+    writes = findings_service.WriteQueue(app, database_of(app))
+    time.sleep(0.15)
+    with locked(tmp_path / "findings.db"):
+        writes._do_chore()
+        assert client.read("runs")["runs"][0]["status"] == "running"
+    writes._do_chore()
+    assert_timed_out(client.read("runs")["runs"][0])
+    assert caplog.records == []
 
 
 def test_an_idle_run_fails_at_start_up(make_app: Callable[..., flask.Flask]) -> None:
@@ -3748,9 +3773,11 @@ def test_the_time_for_schemas_can_be_set(make_app: Callable[..., flask.Flask]) -
 
 def test_commits_are_durable_by_default(tmp_path: Path) -> None:
     app = create_app(db=str(tmp_path / "default.db"))
-    connection = writer_of(app)
-    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    for connection in (writer_of(app), reader_of(app)):
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA fullfsync").fetchone() == (1,)
+        assert connection.execute("PRAGMA checkpoint_fullfsync").fetchone() == (1,)
     database_of(app).close()
 
 
@@ -5020,13 +5047,69 @@ def test_a_stop_waits_for_a_body_that_is_still_coming(server: Server) -> None:
     assert server.stop() == 0
 
 
+def raise_file_limit(wanted: int) -> int:
+    """Let this process have so many files open, or as many as the system lets it, and return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    return allowed
+
+
+async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], halves: list[bytes]) -> None:
+    """Send requests over one connection until the server closes it, and note the bodies of its answers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with suppress(ConnectionError):
+        try:
+            for request in requests:
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 20")
+                head += await reader.readexactly(length := int(head.lower().split(b"content-length: ")[1].split()[0]))
+                answers.append(head[-length:])
+        except asyncio.IncompleteReadError as error:
+            halves += [error.partial] if error.partial else []
+    writer.close()
+
+
+# asyncio's own event loop: a signal's byte finds no room in its pipe when that is full of wake-ups.
+WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; import findings_service; findings_service.main()"
+
+
+@pytest.mark.parametrize("how", cases(term=signal.SIGTERM, int=signal.SIGINT, term_again=signal.SIGTERM))
+def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(tmp_path: Path, how: signal.Signals) -> None:
+    line = [sys.executable, "-c", WITHOUT_UVLOOP, "serve", "--port", "0", "--db", str(tmp_path / "busy.db")]
+    server = start_process(line, tmp_path / "busy.db", r"curl .*\n")
+    path, body = f"{API}/runs/{server.start_run()}/tasks", json.dumps(task()).encode()
+    read, write = raw_request(server, "GET", f"{API}/runs"), raw_request(server, "POST", path, body)
+    requests = [each.replace(b"Connection: close\r\n", b"") for each in (write, *[read] * 9)]
+    answers, halves, count = list[bytes](), list[bytes](), raise_file_limit(1200) - 200
+
+    async def stop_while_busy() -> None:
+        loop = asyncio.get_running_loop()
+        talks = [converse(server.port, itertools.cycle(requests[n % 10 :]), answers, halves) for n in range(count)]
+        loop.call_later(0.7, server.process.send_signal, how)
+        await asyncio.gather(*talks, loop.run_in_executor(None, partial(server.process.wait, 15)))
+
+    try:
+        asyncio.run(stop_while_busy())
+    finally:
+        server.stop(signal.SIGKILL)
+    assert (server.process.returncode, halves) == (0, [])
+    stored = [item["id"] for each in answers if each.startswith(b'{"created":') for item in json.loads(each)["tasks"]]
+    with closing(sqlite3.connect(server.db)) as connection:
+        assert set(stored) <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
+    assert len(stored) > 10
+
+
 def test_a_restart_keeps_everything(serve: Callable[..., Server]) -> None:
     server = serve()
     run, key = server.start_run(), server.key
     submitted = server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="a"), task()]}).json
     paths = [f"{API}/runs/{run}", f"{API}/tasks?view=full", f"{API}/tasks/{submitted['tasks'][0]['id']}/history"]
     before = [server.request("GET", path).json for path in [*paths, f"{API}/project-types/web"]]
+    began = time.monotonic()
     assert server.stop() == 0
+    assert time.monotonic() - began < 2
     again = serve(until=r"http://127\.0\.0\.1:\d+")
     assert [again.request("GET", path, key=key).json for path in [*paths, f"{API}/project-types/web"]] == before
 
@@ -5305,6 +5388,47 @@ def test_a_server_with_workers_answers_from_one_database(serve: Callable[..., Se
     assert {answer.status_code for answer in answers} == {201}
     assert server.request("GET", f"{API}/tasks").json["total"] == 40
     assert server.stop() == 0
+
+
+@pytest.mark.parametrize("started", [1, 2, 8])
+def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started: int) -> None:
+    line = [*PROGRAM, "serve", "--port", "0", "--workers", "8", "--db", str(tmp_path / "starting.db")]
+    process = subprocess.Popen(
+        line, cwd=HERE, stderr=subprocess.PIPE, text=True, env=environment(FINDINGS_API_KEY=SECRET)
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children.read_text("ascii").split()) < started:
+        assert process.poll() is None
+    process.terminate()
+    said = process.communicate(timeout=15)[1]
+    assert (process.returncode, "Traceback" in said) == (0, False), said
+
+
+NOT_UNIX = """
+import os, signal, sys
+sys.modules.update(dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios", "uvloop")))
+for module, names in (
+    (os, ("chown", "fchown", "fork", "forkpty", "geteuid", "getuid", "register_at_fork", "wait")),
+    (signal, ("SIGHUP", "SIGKILL", "pthread_kill", "set_wakeup_fd", "setitimer", "siginterrupt")),
+):
+    for name in names:
+        delattr(module, name)
+import findings_service
+headers = {"Authorization": "Bearer a-key-of-the-environment"}
+app = findings_service.create_app(db=sys.argv.pop(), api_key="a-key-of-the-environment")
+client = app.test_client()
+assert client.post("/api/v1/project-types", json={"name": "web"}, headers=headers).status_code == 201
+assert client.get("/api/v1/project-types/web", headers=headers).status_code == 200
+app.extensions["findings"].database.close()
+findings_service.main(["serve"])
+"""
+
+
+def test_on_windows_the_application_works_and_serve_says_where_it_runs(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", NOT_UNIX, str(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
+    assert "`serve` runs on Linux and macOS; on Windows" in done.stderr
 
 
 # ---------------------------------------------------------------------------
@@ -6130,6 +6254,191 @@ def test_a_new_database_or_a_backup_where_one_may_not_write_is_told(aged: Path, 
     done = as_nobody("backup", str(open_folder / "mine" / "copy.db"), "--db", str(path))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert f"nobody may not use {open_folder / 'mine' / 'copy.db'}" in done.stderr
+
+
+# ---------------------------------------------------------------------------
+# Reads beside writes
+# ---------------------------------------------------------------------------
+
+
+def elsewhere(work: Callable[[], Any]) -> Any:
+    """Return what something returns in another thread."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(work).result(5)
+    finally:
+        pool.shutdown(wait=False)  # it may wait for what the caller holds
+
+
+def test_a_read_waits_for_no_transaction_and_sees_the_last_commit(app: flask.Flask, client: Client, run: str) -> None:
+    client.add(run)
+    with database_of(app).transaction():
+        client.add(run)
+        assert client.read("tasks")["total"] == 2
+        assert elsewhere(lambda: client.read("tasks")["total"]) == 1
+    assert elsewhere(lambda: client.read("tasks")["total"]) == client.read("tasks")["total"] == 2
+
+
+def test_a_thread_reads_its_own_changes_within_its_transaction(app: flask.Flask) -> None:
+    database = database_of(app)
+    with database.transaction() as writer, database.reading() as reading, database.snapshot() as moment:
+        assert reading is moment is writer
+    with database.snapshot() as moment, database.reading() as reading:
+        assert reading is moment is not writer
+        assert moment.in_transaction
+
+
+def test_the_connection_that_reads_cannot_write_and_never_checkpoints(app: flask.Flask, client: Client) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader_of(app).execute("DELETE FROM tasks")
+    pages = [each.execute("PRAGMA wal_autocheckpoint").fetchone() for each in (reader_of(app), writer_of(app))]
+    assert pages == [(0,), (1000,)]
+
+
+def test_the_connection_that_reads_closes_before_the_one_that_writes(
+    app: flask.Flask, client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, closed, close = [reader_of(app), writer_of(app)], [], findings_service.Connection.close
+    monkeypatch.setattr(findings_service.Connection, "close", lambda self: closed.append(self) or close(self))
+    client.add(run)
+    database_of(app).close()
+    assert closed == opened
+    assert [each.name for each in tmp_path.glob("findings.db*")] == ["findings.db", "findings.db-checkpointer"]
+
+
+def test_a_transaction_within_another_is_rolled_back_alone(app: flask.Flask) -> None:
+    insert = "INSERT INTO clients (id, created_at) VALUES (?, '')"
+    with database_of(app).transaction() as connection:
+        connection.execute(insert, ("kept",))
+        with suppress(Missing), database_of(app).transaction() as same:
+            same.execute(insert, ("dropped",))
+            raise Missing("it")
+        assert same is connection
+    names = reader_of(app).execute("SELECT id FROM clients WHERE created_at = ''").fetchall()
+    assert names == [("kept",)]
+
+
+def test_a_refused_thread_may_read_and_others_may_write(app: flask.Flask, client: Client, run: str) -> None:
+    with database_of(app).refusing():
+        assert client.read("tasks")["total"] == 0
+        assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), 503, "busy")
+        assert elsewhere(lambda: client.add(run))
+    assert client.read("tasks")["total"] == 1
+
+
+def reads_beside(server: Server, write: Callable[..., Answer], *arguments: Any) -> int:
+    """Return how many reads of another client are answered while a write is under way."""
+    reads = 0
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write, *arguments)
+        while not writing.done():
+            assert server.request("GET", f"{API}/runs").status_code == 200
+            reads += not writing.done()
+    assert writing.result().status_code in (200, 201)
+    return reads
+
+
+def test_reads_are_answered_while_batches_are_stored_and_thousands_are_resolved(server: Server) -> None:
+    run, second = server.start_run(), server.start_run()
+    batches = [json.dumps({"tasks": [task(externalId=f"{batch}.{n}") for n in range(1000)]}) for batch in range(5)]
+    reads = [reads_beside(server, server.request, "POST", f"{API}/runs/{run}/tasks", batch) for batch in batches]
+    end = {"status": "completed", "resolveMissing": True}
+    reads.append(reads_beside(server, server.request, "PATCH", f"{API}/runs/{second}", end))
+    assert server.request("GET", f"{API}/tasks?status=resolved&limit=1").json["total"] == 5000
+    assert min(reads) > 5, reads
+
+
+def test_who_has_an_answer_reads_what_was_written_over_any_connection(server: Server) -> None:
+    def write_and_read(_: int) -> int:
+        path, seen = f"{API}/runs/{server.start_run()}", 0
+        for n in range(1, 21):
+            submitted = server.request("POST", f"{path}/tasks", {"tasks": [task(), task()]}).json["tasks"]
+            link = f"{API}/tasks?limit=1&runId={path.rpartition('/')[2]}"
+            listed = []
+            while link and len(listed) < 2:
+                page = server.request("GET", link).json
+                listed, link = [*listed, *page["tasks"]], page["next"]
+            assert [item["id"] for item in reversed(listed)] == [item["id"] for item in submitted]
+            assert server.request("PATCH", f"{API}/tasks/{listed[0]['id']}", {"status": "dismissed"}).status_code == 200
+            assert server.request("GET", f"{API}/tasks/{listed[0]['id']}").json["status"] == "dismissed"
+            seen += server.request("GET", path).json["summary"]["total"] == 2 * n
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write_and_read, range(4))) == [20] * 4
+
+
+SYNC = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static int sync_file(const char *name, int file) {
+    if (access(getenv("SLOW_WHILE"), F_OK) == 0) usleep(300000);
+    if (access(getenv("BROKEN_WHILE"), F_OK) == 0) { errno = EIO; return -1; }
+    return ((int (*)(int)) dlsym(RTLD_NEXT, name))(file);
+}
+
+int fsync(int file) { return sync_file("fsync", file); }
+int fdatasync(int file) { return sync_file("fdatasync", file); }
+"""
+
+
+@pytest.fixture
+def on_a_disk(tmp_path: Path, serve: Callable[..., Server]) -> Server:
+    """A server whose every fsync takes 0.3 seconds more while there is a file `slow`, and fails while one `broken`."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if sys.platform != "linux" or compiler is None:
+        pytest.skip("it takes Linux and a C compiler to make fsync slower")
+    (tmp_path / "sync.c").write_text(SYNC)
+    library = str(tmp_path / "sync.so")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "sync.c"), "-ldl"], check=True)
+    return serve(LD_PRELOAD=library, SLOW_WHILE=str(tmp_path / "slow"), BROKEN_WHILE=str(tmp_path / "broken"))
+
+
+def test_reads_are_answered_while_a_slow_disk_stores_a_write(on_a_disk: Server, tmp_path: Path) -> None:
+    path = f"{API}/runs/{on_a_disk.start_run()}/tasks"
+    (tmp_path / "slow").touch()
+    assert reads_beside(on_a_disk, on_a_disk.request, "POST", path, task()) > 10
+
+
+def test_writes_that_come_while_a_slow_disk_is_at_work_share_its_next_turn(on_a_disk: Server, tmp_path: Path) -> None:
+    path = f"{API}/runs/{on_a_disk.start_run()}/tasks"
+    (tmp_path / "slow").touch()
+    began = time.monotonic()
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: on_a_disk.request("POST", path, task()).status_code, range(10)))
+    assert answers == [201] * 10
+    assert time.monotonic() - began < 1.5  # ten turns would take 3 seconds
+
+
+def test_what_the_disk_did_not_take_is_not_acknowledged(on_a_disk: Server, tmp_path: Path) -> None:
+    path = f"{API}/runs/{on_a_disk.start_run()}/tasks"
+    (tmp_path / "broken").touch()
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: on_a_disk.request("POST", path, task()), range(8)))
+    for answer in answers:
+        assert_storage_problem(answer, "storage_full")
+    assert on_a_disk.request("GET", f"{API}/tasks").json["total"] == 0
+    (tmp_path / "broken").unlink()
+    assert on_a_disk.request("POST", path, task()).status_code == 201
+    assert on_a_disk.request("GET", f"{API}/tasks").json["total"] == 1
+    assert on_a_disk.stop() == 0
+    assert faults_of(on_a_disk.db) == []
+
+
+def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -> None:
+    path, body = f"{API}/runs/{server.start_run()}/tasks", json.dumps(task()).encode()
+    with locked(server.db):
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                connection.sendall(server.head_of(path, len(body)) + body)
+                time.sleep(0.03)
+    assert server.request("POST", path, task()).status_code == 201
+    assert server.request("GET", f"{API}/tasks").json["total"] == 6
+    assert "Traceback" not in server.heard()
 
 
 # ---------------------------------------------------------------------------
