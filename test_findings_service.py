@@ -407,6 +407,12 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def program_with(**constants: float) -> tuple[str, ...]:
+    """Return the program with other constants of its module, for a test to wait for less."""
+    changes = "; ".join(f"findings_service.{name} = {value}" for name, value in constants.items())
+    return (sys.executable, "-c", f"import findings_service; {changes}; findings_service.main()")
+
+
 def start_process(line: list[str], db: Path, until: str, cwd: Path = HERE, **env: str) -> Server:
     """Start a server and return when it has said what `until` matches."""
     log = db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
@@ -427,9 +433,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start servers, on one file unless FINDINGS_DB says otherwise, and stop them in the end."""
     started = []
 
-    def start(*options: str, until: str = r"curl .*\n", **env: str) -> Server:
+    def start(*options: str, until: str = r"curl .*\n", program: Sequence[str] = PROGRAM, **env: str) -> Server:
         db = Path(env.pop("FINDINGS_DB", str(tmp_path / "served.db")))
-        line = [*PROGRAM, "serve", "--port", "0", "--db", str(db), *options]
+        line = [*program, "serve", "--port", "0", "--db", str(db), *options]
         started.append(start_process(line, db, until, **env))
         return started[-1]
 
@@ -2331,7 +2337,7 @@ def test_an_idle_run_fails_when_another_one_starts(make_app: Callable[..., flask
 
 
 def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(serve: Callable[..., Server]) -> None:
-    server = serve(FINDINGS_RUN_TIMEOUT="1s")
+    server = serve(program=program_with(HOUSEKEEPING=0.2), FINDINGS_RUN_TIMEOUT="0.5s")
     idle, busy, deadline = server.start_run(), server.start_run(), time.monotonic() + 10
 
     def failed() -> bool:
@@ -2363,6 +2369,27 @@ def test_house_is_kept_again_after_a_lock_was_in_the_way(
     writes._do_chore()
     assert_timed_out(client.read("runs")["runs"][0])
     assert caplog.records == []
+
+
+def test_house_is_kept_between_two_groups_however_many_writes_wait(
+    app: flask.Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def application(_: Any, start_response: Callable[..., Any]) -> list[bytes]:
+        done.append("write")
+        time.sleep(0.002)
+        start_response("200 OK", [])
+        return [b""]
+
+    writes = findings_service.WriteQueue(application, database_of(app))
+    monkeypatch.setattr(findings_service, "GROUP_TIME", 0.001)
+    monkeypatch.setattr(writes, "_settle", lambda _: None)
+    monkeypatch.setattr(writes, "_do_chore", lambda: done.append("chore"))
+    writes._waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(3))
+    writes._next_chore, writes._stopping = 0.0, True
+    writes._work()
+    assert done == ["write", "chore"] * 3
 
 
 def test_an_idle_run_fails_at_start_up(make_app: Callable[..., flask.Flask]) -> None:
@@ -5323,12 +5350,13 @@ def test_a_small_body_that_does_not_come_is_not_waited_for_without_a_key(server:
     assert time.monotonic() - began < 5
 
 
-def test_a_large_body_that_stalls_is_given_up_long_before_its_time(server: Server) -> None:
+def test_a_large_body_that_stalls_is_given_up_long_before_its_time(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(STALLED=1.0))
     began, head = time.monotonic(), server.head_of(f"{API}/runs", 8 * KIB * KIB)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda body: speak(server, head + body), (b"", b"{")))
     assert [status_of(answer) for answer in answers] == [400, 400]
-    assert time.monotonic() - began < 10
+    assert 0.9 < time.monotonic() - began < 5
 
 
 def test_a_header_with_an_underscore_is_not_the_one_with_a_hyphen(server: Server) -> None:
@@ -5390,7 +5418,7 @@ def test_a_server_with_workers_answers_from_one_database(serve: Callable[..., Se
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("started", [1, 2, 8])
+@pytest.mark.parametrize("started", [1, 8])
 def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started: int) -> None:
     line = [*PROGRAM, "serve", "--port", "0", "--workers", "8", "--db", str(tmp_path / "starting.db")]
     process = subprocess.Popen(
@@ -5476,7 +5504,7 @@ def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve:
     server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
     server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
     run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
-    for kill in range(20):
+    for kill in range(12):
         load = [((f"{kill}-{one}-{n}", 1 + n * 7 % 20) for n in range(10_000)) for one in range(4)]
         with ThreadPoolExecutor(4) as pool:
             for batches in load:
@@ -5990,8 +6018,9 @@ def took_away_and_replaced(db: Path) -> None:
 
 @pytest.mark.parametrize("take_away", [took_away, took_away_and_replaced])
 def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
-    server: Server, take_away: Callable[[Path], None]
+    serve: Callable[..., Server], take_away: Callable[[Path], None]
 ) -> None:
+    server = serve(program=program_with(LOOK_EVERY=0.2))
     path, moved = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("moved.db")
     with ThreadPoolExecutor(4) as pool:
         writes = [pool.submit(server.request, "POST", path, task()) for _ in range(200)]
@@ -6001,7 +6030,7 @@ def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
         while server.request("GET", "/healthz").status_code == 200 and time.monotonic() < deadline:
             kept[201] += server.request("POST", path, task()).status_code == 201
     refused_everywhere(server.request)
-    time.sleep(1.1)
+    time.sleep(0.3)
     refused_everywhere(server.request)
     assert not server.db.with_name("served.db-wal").exists()
     assert faults_of(moved) == []
@@ -6016,7 +6045,8 @@ def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
     assert (log.count("moved, replaced or deleted"), log.count("is back"), "Traceback" in log) == (1, 1, False)
 
 
-def test_an_idle_server_says_that_its_file_was_deleted(server: Server) -> None:
+def test_an_idle_server_says_that_its_file_was_deleted(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(HOUSEKEEPING=0.2))
     server.start_run()
     server.db.unlink()
     log, deadline = next(server.db.parent.glob("*.log")), time.monotonic() + 5
@@ -6341,11 +6371,11 @@ def reads_beside(server: Server, write: Callable[..., Answer], *arguments: Any) 
 def test_reads_are_answered_while_batches_are_stored_and_thousands_are_resolved(server: Server) -> None:
     run, second = server.start_run(), server.start_run()
     batches = [json.dumps({"tasks": [task(externalId=f"{batch}.{n}") for n in range(1000)]}) for batch in range(5)]
-    reads = [reads_beside(server, server.request, "POST", f"{API}/runs/{run}/tasks", batch) for batch in batches]
+    beside = [reads_beside(server, server.request, "POST", f"{API}/runs/{run}/tasks", batch) for batch in batches]
+    assert sum(beside) > 40, beside  # waiting for writes, it would be three beside each
     end = {"status": "completed", "resolveMissing": True}
-    reads.append(reads_beside(server, server.request, "PATCH", f"{API}/runs/{second}", end))
+    assert reads_beside(server, server.request, "PATCH", f"{API}/runs/{second}", end) > 10
     assert server.request("GET", f"{API}/tasks?status=resolved&limit=1").json["total"] == 5000
-    assert min(reads) > 5, reads
 
 
 def test_who_has_an_answer_reads_what_was_written_over_any_connection(server: Server) -> None:
@@ -6387,7 +6417,7 @@ int fdatasync(int file) { return sync_file("fdatasync", file); }
 
 
 @pytest.fixture
-def on_a_disk(tmp_path: Path, serve: Callable[..., Server]) -> Server:
+def on_a_disk(tmp_path: Path, serve: Callable[..., Server]) -> Iterator[Server]:
     """A server whose every fsync takes 0.3 seconds more while there is a file `slow`, and fails while one `broken`."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if sys.platform != "linux" or compiler is None:
@@ -6395,7 +6425,8 @@ def on_a_disk(tmp_path: Path, serve: Callable[..., Server]) -> Server:
     (tmp_path / "sync.c").write_text(SYNC)
     library = str(tmp_path / "sync.so")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "sync.c"), "-ldl"], check=True)
-    return serve(LD_PRELOAD=library, SLOW_WHILE=str(tmp_path / "slow"), BROKEN_WHILE=str(tmp_path / "broken"))
+    yield serve(LD_PRELOAD=library, SLOW_WHILE=str(tmp_path / "slow"), BROKEN_WHILE=str(tmp_path / "broken"))
+    (tmp_path / "slow").unlink(missing_ok=True)
 
 
 def test_reads_are_answered_while_a_slow_disk_stores_a_write(on_a_disk: Server, tmp_path: Path) -> None:
@@ -6482,7 +6513,7 @@ from findings_service import Database, Settings
 database = Database(Settings(db=sys.argv[1], synchronous="NORMAL"))
 for number in itertools.count():
     with database.transaction() as connection:
-        connection.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (f"{number % 100}", "x" * 20_000))
+        connection.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (f"{number % 100}", "x" * 60_000))
         pages = connection.execute("PRAGMA wal_autocheckpoint").fetchone()[0]
     print("checkpoints" if pages else "leaves it", flush=True)
     time.sleep(0.005)
@@ -6502,7 +6533,7 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
         took_over = time.monotonic() + 3
         while other.stdout.readline().strip() != "checkpoints":
             assert time.monotonic() < took_over
-        assert {other.stdout.readline().strip() for _ in range(500)} == {"checkpoints"}
+        assert {other.stdout.readline().strip() for _ in range(200)} == {"checkpoints"}
         assert (tmp_path / "x.db-wal").stat().st_size < 10 * 2**20
     finally:
         for each in (first, second):
@@ -7986,7 +8017,8 @@ def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) 
     assert faults_of(server.db) == []
 
 
-def test_compact_shrinks_the_file_of_an_idle_server(server: Server) -> None:
+def test_compact_shrinks_the_file_of_an_idle_server(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(HOUSEKEEPING=0.2))
     before = fill_and_prune(server)
     assert command("compact", "--while-serving", "--db", str(server.db)).returncode == 0
     assert server.db.stat().st_size < 300_000 < before
@@ -8037,7 +8069,8 @@ def test_a_server_forgets_by_the_clock_what_it_is_not_to_keep(serve: Callable[..
             at = findings_service.timestamp(ago=hours * 3600)
             connection.execute("UPDATE runs SET finished_at = ?, created_at = ? WHERE id = ?", (at, at, run))
     server.stop()
-    again = serve("--workers", "2", until=LISTENING, FINDINGS_KEEP="2h")
+    quick = program_with(HOUSEKEEPING=0.2)
+    again = serve("--workers", "2", until=LISTENING, program=quick, FINDINGS_KEEP="2h")
     deadline = time.monotonic() + 10
     while again.request("GET", f"{API}/runs/{old}", key=server.key).status_code == 200 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -8058,7 +8091,8 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
         )
         connection.execute("INSERT INTO counters VALUES ('default', 'runs', 'completed', 0, 0, 3000)")
     server.stop()
-    again, waits, deadline = serve(until=LISTENING, FINDINGS_KEEP="1h"), [], time.monotonic() + 20
+    again = serve(until=LISTENING, program=program_with(HOUSEKEEPING=0.2), FINDINGS_KEEP="1h")
+    waits, deadline = [], time.monotonic() + 20
     while again.request("GET", f"{API}/runs?limit=1", key=server.key).json["total"] > 2970:
         began = time.monotonic()
         assert began < deadline
