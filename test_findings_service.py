@@ -2012,6 +2012,16 @@ def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -
     assert all(TIME.fullmatch(last_used_at) for _, last_used_at in rows), rows
 
 
+def test_a_key_that_this_process_revokes_is_refused_at_once(
+    app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings_service, "KEY_KNOWN", 60)
+    client.read("tasks")
+    with database_of(app).transaction() as connection:
+        assert findings_service.revoke_key(connection, findings_service.select_keys(connection)[0][0])
+    assert_problem(client.get(f"{API}/tasks"), 401, "unauthorized")
+
+
 def test_a_key_is_not_known_for_longer_because_another_thread_met_one_meanwhile(
     app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -6458,6 +6468,20 @@ def test_what_the_disk_did_not_take_is_not_acknowledged(on_a_disk: Server, tmp_p
     assert on_a_disk.request("GET", f"{API}/tasks").json["total"] == 1
     assert on_a_disk.stop() == 0
     assert faults_of(on_a_disk.db) == []
+
+
+def test_a_request_that_was_given_up_keeps_no_answer_from_the_others_of_its_group(app: flask.Flask) -> None:
+    async def settle() -> int:
+        writes, loop = findings_service.WriteQueue(app, database_of(app)), asyncio.get_running_loop()
+        group = [findings_service.Write({}, loop.create_future(), 0.0) for _ in range(2)]
+        for write in group:
+            write.answer = findings_service.Answer(201, [], b"")
+        group[0].future.cancel()
+        writes._loop = loop
+        writes._settle(group)
+        return (await asyncio.wait_for(group[1].future, 5)).status
+
+    assert asyncio.run(settle()) == 201
 
 
 def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -> None:
