@@ -1270,6 +1270,9 @@ class Checkpointer:
         self._file, self.held = None, False
 
 
+AWAY = "it was moved, replaced or deleted while the service runs"
+
+
 class Database:
     """A process's two connections to its file, and the one way to write through them.
 
@@ -1311,8 +1314,9 @@ class Database:
         if self._writer and self._transacting == threading.get_ident():
             yield self._writer
             return
-        self._require_file()
+        self._look()
         with self._reading:
+            self._require_file()
             yield self._reader or self._open_reader()
 
     @contextmanager
@@ -1371,9 +1375,10 @@ class Database:
 
     def _begin(self) -> Connection:
         """Take the lock and open a transaction."""
-        self._require_file()
+        self._look()
         self._writing.acquire()
         try:
+            self._require_file()
             connection = self._writer or self._open_writer()
             self._share_checkpoints(connection)
             connection.execute("BEGIN IMMEDIATE")
@@ -1439,8 +1444,9 @@ class Database:
     @contextmanager
     def maintaining(self) -> Iterator[Connection]:
         """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
-        self._require_file()
+        self._look()
         with self._writing:
+            self._require_file()
             connection = self._writer or self._open_writer()
             self._share_checkpoints(connection)
             yield connection
@@ -1475,24 +1481,43 @@ class Database:
         return self._writer
 
     def _open_reader(self) -> Connection:
-        """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file."""
+        """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file.
+
+        It is opened by its path, where another file might be by now, or none.
+        """
         if self._writer is None:
             with self._writing:
                 self._writer = self._writer or self._open_writer()
+        if self._is_away():
+            raise DatabaseUnusable(AWAY)
         self._reader = open_database(self.settings, read_only=True)
         return self._reader
 
-    def _require_file(self) -> None:
-        """See, once a second, whether the file is where it was. :raises DatabaseUnusable: when it is not."""
-        if self._file is not None and time.monotonic() >= self._looked + LOOK_EVERY:
+    def _look(self) -> None:
+        """See, once a second, whether the file is where it was."""
+        if time.monotonic() >= self._looked + LOOK_EVERY:
             self._looked = time.monotonic()
-            gone = identity(self.settings.db) != self._file
-            if gone != self._gone:
+            if self._is_away() != self._gone:
                 with self._reading, self._writing:
-                    self._leave() if gone else self._return()
-                    self._gone = gone
+                    self._leave_or_return()
+
+    def _is_away(self) -> bool:
+        file = self._file
+        return file is not None and identity(self.settings.db) != file
+
+    def _leave_or_return(self) -> None:
+        away = self._is_away()
+        if away != self._gone:
+            self._leave() if away else self._return()
+            self._gone = away
+
+    def _require_file(self) -> None:
+        """Refuse to go on without the file; whoever had a lock before us may have found that out.
+
+        :raises DatabaseUnusable: when the file is not at its path any more.
+        """
         if self._gone:
-            raise DatabaseUnusable("it was moved, replaced or deleted while the service runs")
+            raise DatabaseUnusable(AWAY)
 
     def _leave(self) -> None:
         """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
@@ -1500,7 +1525,7 @@ class Database:
         So a moved file is whole, and a deleted one can still be saved from /proc. Where other processes have the file
         open too, the WAL is only emptied.
         """
-        if self._gone or self._writer is None:
+        if self._writer is None:
             return
         log.error(
             "%r was moved, replaced or deleted: every request is refused until it is put back or the service is"
@@ -1515,7 +1540,7 @@ class Database:
         self.checkpointer.give_back()
 
     def _return(self) -> None:
-        if self._gone and self._writer is not None:
+        if self._writer is not None:
             self._writer.execute("PRAGMA journal_mode = WAL")
             log.warning("%r is back; going on", self.settings.db)
 
@@ -1546,9 +1571,11 @@ class Database:
         """Wait until nobody uses the connections, and let nobody."""
         self._reading.acquire()
         self._writing.acquire()
+        self._noting.acquire()
 
     def let_go(self) -> None:
         """Let the connections be used again."""
+        self._noting.release()
         self._writing.release()
         self._reading.release()
 
@@ -4646,9 +4673,10 @@ class Service:
         now = time.monotonic()
         if now > self._met_until or self._met_version != self.database.version:
             self._met, self._met_until, self._met_version = {}, now + KEY_KNOWN, self.database.version
-        principal = self._met.get(header)
+        met = self._met  # another thread may begin anew while this one looks, and what it finds belongs to now
+        principal = met.get(header)
         if principal is None:
-            principal = self._met[header] = self._look_up(header)
+            principal = met[header] = self._look_up(header)
         return principal
 
     def _look_up(self, header: str) -> Principal:
@@ -6487,8 +6515,8 @@ def compact(while_serving: bool, db: str) -> None:
         while database.excess(connection) and time.monotonic() < deadline:
             database.keep_house()  # or, where that is a running service's, it does so in its next turn
             time.sleep(BUSY_SLICE)
-        with database.snapshot():
-            audit(connection, db)
+        with database.snapshot() as moment:
+            audit(moment, db)
         later = "; the rest follows with the next writes" if database.excess(connection) else ""
     click.echo(f"{db}: {before:,} bytes before, {Path(db).stat().st_size:,} now{later}. It is sound.", err=True)
 
