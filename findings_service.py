@@ -972,9 +972,9 @@ def in_ecma(schema: Any) -> Any:
 # Who owns what. A process has two connections to its file. The *writer* alone writes and checkpoints, which keeps
 # SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write, and
 # sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its fsync, or
-# for another process's lock. Under `serve` the event loop's thread reads, and the front door's other thread writes and
-# keeps house; only a request with a long check has a thread of its own, which takes its turn at both. Under other WSGI
-# servers every thread does.
+# for another process's lock. Under `serve` the event loop's thread reads; the front door's other thread writes and
+# keeps house, and reads for that; a request with a long check has a thread of its own, which takes its turn at both.
+# Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
 
 APPLICATION_ID = 0x46545356
 SCHEMA_VERSION = 3
@@ -1029,8 +1029,8 @@ class Connection(sqlite3.Connection):
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
     `next_seq` is the first seq that no task has, once the transaction has asked for it. `run_cells` are the runs
-    that were counted last, by their ids, with what tells whether they are still the same: where the connection is
-    `read_only`, because what is read elsewhere may yet be undone.
+    that were counted last, by their ids, with what tells whether they are still the same. Only a `read_only`
+    connection keeps them: what the other one reads may yet be undone.
     """
 
     read_only = False
@@ -1294,7 +1294,7 @@ class Database:
         self._transacting: int | None = None  # the thread that has a transaction
         self._refusing: int | None = None  # the thread that gets none
         self._file: tuple[int, int] | None = None
-        self._gone = False
+        self._away = self._left = False  # whether the file is, and whether the connections have left it
         self._looked = self._asked = -LOOK_EVERY
         DATABASES.add(self)
 
@@ -1477,7 +1477,7 @@ class Database:
 
     def _open_writer(self) -> Connection:
         self._writer = open_database(self.settings)
-        self._file, self._gone = identity(self.settings.db), False
+        self._file, self._away, self._left = identity(self.settings.db), False, False
         return self._writer
 
     def _open_reader(self) -> Connection:
@@ -1490,33 +1490,42 @@ class Database:
                 self._writer = self._writer or self._open_writer()
         if self._is_away():
             raise DatabaseUnusable(AWAY)
-        self._reader = open_database(self.settings, read_only=True)
-        return self._reader
+        reader = open_database(self.settings, read_only=True)
+        if self._is_away():
+            reader.close()
+            raise DatabaseUnusable(AWAY)
+        self._reader = reader
+        return reader
 
     def _look(self) -> None:
-        """See, once a second, whether the file is where it was."""
+        """See, once a second, whether the file is where it was, and leave it, or return, once nobody writes."""
         if time.monotonic() >= self._looked + LOOK_EVERY:
             self._looked = time.monotonic()
-            if self._is_away() != self._gone:
-                with self._reading, self._writing:
-                    self._leave_or_return()
+            self._away = self._is_away()
+        if self._away != self._left:
+            with self._reading:
+                if self._writing.acquire(blocking=False):
+                    try:
+                        self._leave_or_return()
+                    finally:
+                        self._writing.release()
 
     def _is_away(self) -> bool:
         file = self._file
         return file is not None and identity(self.settings.db) != file
 
     def _leave_or_return(self) -> None:
-        away = self._is_away()
-        if away != self._gone:
-            self._leave() if away else self._return()
-            self._gone = away
+        self._away = self._is_away()
+        if self._away != self._left:
+            self._leave() if self._away else self._return()
+            self._left = self._away
 
     def _require_file(self) -> None:
         """Refuse to go on without the file; whoever had a lock before us may have found that out.
 
         :raises DatabaseUnusable: when the file is not at its path any more.
         """
-        if self._gone:
+        if self._away or self._left:
             raise DatabaseUnusable(AWAY)
 
     def _leave(self) -> None:
@@ -1560,7 +1569,7 @@ class Database:
             self._writer.close()
             self._writer = self._file = None
         self.checkpointer.give_back()
-        self._asked, self._gone = -LOOK_EVERY, False
+        self._asked, self._away, self._left = -LOOK_EVERY, False, False
 
     def _close_reader(self) -> None:
         if self._reader is not None:
@@ -1820,13 +1829,13 @@ class OutOfTime(Exception):
 
 
 class Postponed(Exception):
-    """A check took longer than the event loop may be held up; the request is tried again in a thread."""
+    """A check took longer than the thread that reads or writes may be held up; it is tried again in another."""
 
 
 class Clock(threading.local):
     """The deadlines of what this thread is doing, in seconds of the monotonic clock.
 
-    `held_up` is when the event loop has waited long enough, where this thread runs one.
+    `held_up` is when others have waited long enough for this thread, where they do.
     """
 
     deadline: float = float("inf")
@@ -3020,11 +3029,10 @@ def update_project_type(
 # Runs
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
+RUNS_AT_START = 1000  # the same while nobody waits but for the start
 RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), runs.metadata, runs.status,
     runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
-
-
 KEY_COLUMNS = "runs.seq, runs.id, runs.project_type, runs.target_url, runs.status, runs.reported"
 
 
@@ -3213,10 +3221,12 @@ def fail_idle_runs(connection: Connection, idle_seconds: float, limit: int = RUN
     return len(idle)
 
 
-def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[int]:
-    """Fail the runs that nobody has used for so long, a few with each step, which gives how many it failed.
+def idle_slices(
+    database: Database, idle_seconds: float, patience: float | None = None, size: int = RUNS_AT_ONCE
+) -> Iterator[int]:
+    """Fail the runs that nobody has used for so long, some with each step, which gives how many it failed.
 
-    Each step is a short transaction, so that others come between; where no run is idle there is none.
+    Each step is a transaction, so that others come between; where no run is idle there is none.
 
     :param patience: seconds to wait for another process's lock; None for the settings'.
     """
@@ -3225,7 +3235,7 @@ def idle_slices(database: Database, idle_seconds: float, patience: float | None 
             if not select_idle_runs(connection, idle_seconds, 1):
                 return
         with database.transaction(patience) as connection:
-            failed = fail_idle_runs(connection, idle_seconds)
+            failed = fail_idle_runs(connection, idle_seconds, size)
         yield failed
 
 
@@ -3887,7 +3897,7 @@ def recounted(connection: Connection) -> Counter[CounterKey]:
     return counts
 
 
-# Each names the ids of what breaks a rule that the schema cannot hold.
+# Each names the ids of what breaks a rule that the schema cannot hold. That changes are counted, only a test can tell.
 AUDITS = {
     "task {} is reported by a run of another client, project type or target": """
         SELECT DISTINCT tasks.id FROM sightings
@@ -5448,7 +5458,7 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
         with service.database.transaction() as connection:
             if service.settings.api_key:
                 insert_client(connection, "default")
-        for _ in idle_slices(service.database, service.settings.run_timeout):
+        for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
             pass
     except sqlite3.Error as error:  # reported here, not to the first client
         raise unusable(service.settings.db, error) from error
@@ -5529,17 +5539,17 @@ STALLED = 5.0  # seconds that a large body may be behind the pace at which it wo
 UNJUDGED = 1.0  # seconds that a small body may take before its request is judged without it
 SMALL_BODY = 16 * KIB  # bytes of a body that is read before anything about its request is known
 MEDIUM_BODY = 1024 * KIB  # bytes of one that waits for no room behind larger ones, which may take half a minute
-LONG_WRITE = 0.005  # seconds
-GIVING_WAY = 0.002  # seconds that a read waits beside a longer one
+LONG_WRITE = 0.005  # seconds after which a write under way is a long one
+GIVING_WAY = 0.002  # seconds that a read waits beside a long write
 COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest for as long
-HELD_UP = 0.1  # seconds that one request may hold up the event loop before its checks go on in a thread
+HELD_UP = 0.1  # seconds that one request may hold up the thread that reads, or writes, before it goes on in another
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
 GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
-SLICE_PAUSE = 0.05  # seconds between two steps of it, for the requests
+SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 BODIED = ("POST", "PUT", "PATCH")
 # What the front door notes for itself in the environment of a request.
@@ -5665,7 +5675,7 @@ def refused(error: Exception) -> Answer:
 
 
 def run_held_up(app: Any, environ: dict[str, Any]) -> Answer:
-    """Return what a WSGI application answers, on the event loop's thread: long checks are given up there."""
+    """Return what a WSGI application answers, on a thread that others wait for: long checks are given up there."""
     CLOCK.held_up = time.monotonic() + HELD_UP
     try:
         return run_wsgi(app, environ)
@@ -5700,8 +5710,9 @@ class WriteQueue:
         self._began = math.inf
         self._expected = 0
         self._gathered_by = 0.0
-        self._chores = chores(database)
+        self._chores = self._keep_house()
         self._next_chore = time.monotonic() + HOUSEKEEPING
+        self._next_search = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the thread, whose answers go to an event loop."""
@@ -5712,7 +5723,8 @@ class WriteQueue:
         """Finish what waits, and end the thread."""
         self._stopping = True
         self._bell.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def is_long_at_work(self) -> bool:
         """Tell whether the write under way is a long one: a batch, or `resolveMissing`."""
@@ -5744,9 +5756,7 @@ class WriteQueue:
                 while connection.in_transaction and time.monotonic() < end and self._has_next(len(group)):
                     write = self._waiting.popleft()
                     group.append(write)
-                    self._began = time.monotonic()
-                    write.answer = run_held_up(self.app, write.environ)
-                    self._began = math.inf
+                    write.answer = self._run(write)
                 if not connection.in_transaction:
                     raise StorageFull("writing failed, or the disk is full")
         except Exception as error:
@@ -5757,12 +5767,23 @@ class WriteQueue:
                 write.answer = refused(error)
         self._settle(group)
         self._expected = len(group) + len(self._waiting)
-        self._gathered_by = time.monotonic() + max(GATHERING, GATHERING_SHARE * self.database.commit_seconds)
+        patience = min(GROUP_TIME, max(GATHERING, GATHERING_SHARE * self.database.commit_seconds))
+        self._gathered_by = time.monotonic() + patience
+
+    def _run(self, write: Write) -> Answer:
+        """Return what the application answers; an exception out of it is no reason to leave anybody waiting."""
+        self._began = time.monotonic()
+        try:
+            return run_held_up(self.app, write.environ)
+        except Exception as error:
+            return refused(error)
+        finally:
+            self._began = math.inf
 
     def _has_next(self, size: int) -> bool:
         """Tell whether a group goes on, and give the clients of the last one, who have had their answers, time to come.
 
-        Sleeping leaves the interpreter to the threads that receive requests; a client alone never waits.
+        Sleeping leaves the interpreter to the threads that receive requests; who writes alone never waits.
         """
         while not self._waiting and size < self._expected and time.monotonic() < self._gathered_by:
             time.sleep(GATHERING / 3)
@@ -5800,7 +5821,7 @@ class WriteQueue:
         """Return the answer to a request that is refused without a transaction: a wrong key waits for no lock."""
         write.tried = True
         with self.database.refusing():
-            answer = run_held_up(self.app, write.environ)
+            answer = self._run(write)
         waits = answer.status == Busy.status or write.environ.pop(POSTPONED, False)
         return None if waits else answer
 
@@ -5810,27 +5831,28 @@ class WriteQueue:
         except Exception as error:
             if known_error(error) is None:
                 log.error("keeping house failed", exc_info=error)
-            self._chores, pause = chores(self.database), HOUSEKEEPING
+            if not is_busy(error):
+                self._next_search = time.monotonic() + FORGETTING
+            self._chores, pause = self._keep_house(), HOUSEKEEPING
         self._next_chore = time.monotonic() + pause
 
+    def _keep_house(self) -> Iterator[float]:
+        """Keep house for ever, one step at a time; each gives the seconds until the next.
 
-def chores(database: Database) -> Iterator[float]:
-    """Keep house for ever, one step at a time; each gives the seconds until the next.
-
-    The runs that nobody uses any more are failed, those that are older than the settings keep are forgotten, by one
-    process of several, and a large WAL is folded in.
-    """
-    next_search = 0.0
-    while True:
-        database.write_uses(patience=0)
-        for _ in idle_slices(database, database.settings.run_timeout, patience=0):
-            yield SLICE_PAUSE
-        database.keep_house()
-        if database.settings.keep and database.checkpointer.held and time.monotonic() >= next_search:
-            for _ in prune_slices(database, timestamp(ago=database.settings.keep), patience=0):
+        The runs that nobody uses any more are failed, a large WAL is folded in, and the runs that are older than the
+        settings keep are forgotten, by one process of several.
+        """
+        database, settings = self.database, self.database.settings
+        while True:
+            database.write_uses(patience=0)
+            for _ in idle_slices(database, settings.run_timeout, patience=0):
                 yield SLICE_PAUSE
-            next_search = time.monotonic() + FORGETTING
-        yield HOUSEKEEPING
+            database.keep_house()
+            if settings.keep and database.checkpointer.held and time.monotonic() >= self._next_search:
+                for _ in prune_slices(database, timestamp(ago=settings.keep), patience=0):
+                    yield SLICE_PAUSE
+                self._next_search = time.monotonic() + FORGETTING
+            yield HOUSEKEEPING
 
 
 class FrontDoor:

@@ -42,7 +42,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -2606,9 +2606,7 @@ def test_idle_runs_fail_in_slices_and_where_none_is_nothing_is_written(
     with database.transaction() as connection:
         assert findings_service.fail_idle_runs(connection, 0.005, limit=2) == 2
     assert client.read("runs", status="failed")["total"] == 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(findings_service.fail_idle_runs, "__defaults__", (2,))
-        assert list(findings_service.idle_slices(database, 0.005)) == [2, 1]
+    assert list(findings_service.idle_slices(database, 0.005, size=2)) == [2, 1]
     assert faults_of(tmp_path / "findings.db") == []
 
 
@@ -6696,6 +6694,87 @@ def test_what_the_disk_did_not_take_is_not_acknowledged(on_a_disk: Server, tmp_p
     assert on_a_disk.request("GET", f"{API}/tasks").json["total"] == 1
     assert on_a_disk.stop() == 0
     assert faults_of(on_a_disk.db) == []
+
+
+def crashing(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    """Be an application out of which an exception comes."""
+    if environ.get("crash"):
+        raise ValueError("no route of ours does that")
+    start_response("200 OK", [])
+    return [b""]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_exception_out_of_the_application_is_answered_and_leaves_the_next_writes_alone(
+    app: flask.Flask, tmp_path: Path, caplog: pytest.LogCaptureFixture, held: bool
+) -> None:
+    async def write() -> list[int]:
+        writes = findings_service.WriteQueue(crashing, database_of(app))
+        writes.start(asyncio.get_running_loop())
+        try:
+            with locked(tmp_path / "findings.db") if held else nullcontext():
+                crashed = await asyncio.wait_for(writes.run({"crash": True}), 5)
+            answers = [crashed, await asyncio.wait_for(writes.run({}), 5)]
+            assert not writes.is_long_at_work()
+            return [answer.status for answer in answers]
+        finally:
+            writes.stop()
+
+    assert asyncio.run(write()) == [500, 200]
+    assert "no route of ours" in caplog.text
+
+
+def test_a_group_waits_for_the_clients_of_the_last_one_but_not_for_long(
+    app: flask.Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings_service, "GATHERING_SHARE", 1e9)
+    writes, sizes = findings_service.WriteQueue(crashing, database_of(app)), list[int]()
+    writes._settle = lambda group: sizes.append(len(group))
+
+    def commit(count: int) -> float:
+        writes._waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(count))
+        began = time.monotonic()
+        writes._commit_group()
+        return time.monotonic() - began
+
+    commit(2)
+    writes._gathered_by = time.monotonic() + 5
+    late = threading.Timer(0.05, writes._waiting.append, [findings_service.Write({}, None, 0.0)])
+    late.start()
+    assert commit(1) >= 0.04  # both were there again
+    late.join()
+    assert commit(1) < 1  # the other stays away
+    assert sizes == [2, 2, 1]
+
+
+def test_reads_give_way_beside_a_long_write(app: flask.Flask) -> None:
+    seen: list[bool] = []
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        seen.append(writes.is_long_at_work())
+        time.sleep(0.02)
+        seen.append(writes.is_long_at_work())
+        return crashing(environ, start_response)
+
+    writes = findings_service.WriteQueue(application, database_of(app))
+    writes._run(findings_service.Write({}, None, 0.0))
+    assert [*seen, writes.is_long_at_work()] == [False, True, False]
+
+
+def test_a_search_for_old_runs_that_fails_is_not_tried_again_soon(
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, tried = make_app(keep="1h"), list[float]()
+
+    def failing(*_: Any, **__: Any) -> NoReturn:
+        tried.append(time.monotonic())
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(findings_service, "prune_slices", failing)
+    writes = findings_service.WriteQueue(app, database_of(app))
+    for _ in range(4):
+        writes._do_chore()
+    assert len(tried) == 1
 
 
 def test_a_request_that_was_given_up_keeps_no_answer_from_the_others_of_its_group(app: flask.Flask) -> None:
