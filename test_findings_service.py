@@ -4692,6 +4692,18 @@ def test_an_application_that_is_gone_lets_another_one_checkpoint(tmp_path: Path)
         gc.collect()
 
 
+def test_an_application_that_nobody_closed_ends_in_silence_with_its_interpreter(tmp_path: Path) -> None:
+    program = (
+        "import sys; from findings_service import create_app; app = create_app(db=sys.argv[1]);"
+        "assert [app.test_client().get(path).status_code for path in ('/healthz', '/api/v1/tasks')] == [200, 401];"
+        "app.extensions['findings'].database.reading().__enter__()"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "x.db-wal").exists()
+
+
 def test_a_key_that_is_not_given_is_no_key(tmp_path: Path) -> None:
     app = create_app(db=str(tmp_path / "x.db"), api_key=None)
     assert app.test_client().get(f"{API}/tasks", headers={"Authorization": "Bearer None"}).status_code == 401
