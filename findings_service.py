@@ -1298,9 +1298,12 @@ class Database:
         self._looked = self._asked = -LOOK_EVERY
         DATABASES.add(self)
 
-    def __del__(self) -> None:
-        """Let another application in this process checkpoint, when the one that had this database is gone."""
-        if hasattr(self, "_asked"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Let another application in this process checkpoint, when the one that had this database is gone.
+
+        When the interpreter ends, this module's names may be gone too, and SQLite closes its connections by itself.
+        """
+        if hasattr(self, "_asked") and not is_finalizing():
             self.disconnect()
 
     # Reading
