@@ -6234,6 +6234,33 @@ def took_away(db: Path) -> None:
     db.rename(db.with_name("moved.db"))
 
 
+def test_a_read_learns_that_the_file_has_gone_while_another_thread_writes(
+    app: flask.Flask, client: Client, run: str, tmp_path: Path
+) -> None:
+    database, moved, written = database_of(app), threading.Event(), threading.Event()
+
+    def write() -> None:
+        with database.transaction():
+            moved.set()
+            assert written.wait(10)
+
+    client.read("tasks")
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        assert moved.wait(10)
+        (tmp_path / "findings.db").rename(tmp_path / "moved.db")
+        database._looked = -1e9
+        assert_storage_problem(client.get(f"{API}/tasks"), "storage_full")
+        assert not (tmp_path / "findings.db").exists()
+        written.set()
+        writing.result()
+    assert_storage_problem(client.get(f"{API}/tasks"), "storage_full")
+    assert not (tmp_path / "findings.db-wal").exists()
+    (tmp_path / "moved.db").rename(tmp_path / "findings.db")
+    database._looked = -1e9
+    assert client.read("tasks")["total"] == 0
+
+
 def took_away_and_replaced(db: Path) -> None:
     """Put another database where one was."""
     other = db.with_name("another.db")
@@ -8366,6 +8393,21 @@ def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) 
     assert {status for each in writing for status in each.result()} == {201}
     assert server.request("GET", f"{API}/tasks").json["total"] == 1 + sum(each.result()[201] for each in writing)
     assert faults_of(server.db) == []
+
+
+def test_compact_audits_one_moment(
+    app: flask.Flask, client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recounted = findings_service.recounted
+
+    def meanwhile(connection: Any) -> Any:
+        counts = recounted(connection)
+        client.add(run)
+        return counts
+
+    monkeypatch.setattr(findings_service, "recounted", meanwhile)
+    compacted = invoke("compact", "--while-serving", "--db", str(tmp_path / "findings.db"))
+    assert (compacted.exit_code, client.read("tasks")["total"]) == (0, 1)
 
 
 def test_compact_shrinks_the_file_of_an_idle_server(serve: Callable[..., Server]) -> None:
