@@ -1115,11 +1115,13 @@ def prepare_schema(connection: Connection) -> None:
 def connect(settings: Settings, *, read_only: bool = False) -> Connection:
     """Open the file with the pragmas that the promises need. It does not checkpoint by itself.
 
+    Only a connection that writes makes a file where there is none, or a schema.
     On macOS an fsync leaves the data in the disk's own memory, unless it is a full one
     (https://www.sqlite.org/pragma.html#pragma_fullfsync).
     """
     connection = sqlite3.connect(
-        settings.db,
+        f"{Path(settings.db).absolute().as_uri()}?mode=rw",
+        uri=True,
         timeout=BUSY_SLICE,
         isolation_level=None,
         check_same_thread=False,
@@ -1128,7 +1130,11 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
     )
     try:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
-        connection.execute("PRAGMA journal_mode = WAL")
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
+            connection.read_only = True
+        else:
+            connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
         connection.execute("PRAGMA fullfsync = ON")
         connection.execute("PRAGMA checkpoint_fullfsync = ON")
@@ -1136,10 +1142,8 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
         connection.execute(f"PRAGMA cache_size = -{READER_CACHE if read_only else WRITER_CACHE}")
-        prepare_schema(connection)
-        if read_only:
-            connection.execute("PRAGMA query_only = ON")
-            connection.read_only = True
+        if not read_only:
+            prepare_schema(connection)
     except BaseException:
         connection.close()
         raise
@@ -1206,10 +1210,10 @@ def open_database(settings: Settings, *, read_only: bool = False) -> Connection:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
-        claim_file(settings.db)
-        return typing.cast(
-            Connection, patiently(partial(connect, settings, read_only=read_only), settings.busy_timeout)
-        )
+        if not read_only:
+            claim_file(settings.db)
+        opening = partial(connect, settings, read_only=read_only)
+        return typing.cast(Connection, patiently(opening, settings.busy_timeout))
     except (OSError, sqlite3.Error) as error:
         raise unusable(settings.db, error) from error
 
@@ -5555,6 +5559,7 @@ FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 BODIED = ("POST", "PUT", "PATCH")
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 # What the front door notes for itself in the environment of a request.
 ANNOUNCED = "findings_service.announced"  # the Content-Length
 REFUSED = "findings_service.refused"  # the answer, given before the body had arrived
@@ -5715,6 +5720,7 @@ class WriteQueue:
         self._gathered_by = 0.0
         self._chores = self._keep_house()
         self._next_chore = time.monotonic() + HOUSEKEEPING
+        self._old: Iterator[object] | None = None  # the search for old runs that is under way
         self._next_search = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -5836,7 +5842,7 @@ class WriteQueue:
                 log.error("keeping house failed", exc_info=error)
             if not is_busy(error):
                 self._next_search = time.monotonic() + FORGETTING
-            self._chores, pause = self._keep_house(), HOUSEKEEPING
+            self._chores, self._old, pause = self._keep_house(), None, HOUSEKEEPING
         self._next_chore = time.monotonic() + pause
 
     def _keep_house(self) -> Iterator[float]:
@@ -5847,15 +5853,18 @@ class WriteQueue:
         """
         database, settings = self.database, self.database.settings
         while True:
+            again = time.monotonic() + HOUSEKEEPING
             database.write_uses(patience=0)
             for _ in idle_slices(database, settings.run_timeout, patience=0):
                 yield SLICE_PAUSE
             database.keep_house()
             if settings.keep and database.checkpointer.held and time.monotonic() >= self._next_search:
-                for _ in prune_slices(database, timestamp(ago=settings.keep), patience=0):
-                    yield SLICE_PAUSE
-                self._next_search = time.monotonic() + FORGETTING
-            yield HOUSEKEEPING
+                self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience=0)
+            while self._old and time.monotonic() < again:
+                if next(self._old, None) is None:
+                    self._old, self._next_search = None, time.monotonic() + FORGETTING
+                yield SLICE_PAUSE
+            yield max(0.0, again - time.monotonic())
 
 
 class FrontDoor:
@@ -6077,10 +6086,18 @@ def call_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -
     The loop's own handler wakes it through a pipe, which may be full of others' wake-ups; then the signal's would be
     lost. So the interpreter's handler calls too: it needs no pipe, but does not wake a loop that sleeps.
     """
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in STOPPING:
         loop.add_signal_handler(name, stop)
         signal.signal(name, lambda *_: loop.call_soon_threadsafe(stop))
     signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
+
+
+def ignore_signals(loop: asyncio.AbstractEventLoop | None = None) -> None:
+    """Let no further signal end a process that is ending. A loop would give its handlers back when it closes."""
+    for name in STOPPING:
+        if loop is not None:
+            loop.remove_signal_handler(name)
+        signal.signal(name, signal.SIG_IGN)
 
 
 async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str, parent: int | None = None) -> None:
@@ -6118,6 +6135,7 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
         loop.add_reader(parent, stop)
     saying = loop.create_task(announce(reachable(host), port, message)) if message else None
     await server.serve()
+    ignore_signals(loop)
     app.close()
     if saying is not None:
         saying.cancel()
@@ -6156,7 +6174,7 @@ def run_workers(settings: Settings, host: str, port: int, message: str, count: i
     def stop(*_: object) -> None:
         held.close()
 
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in STOPPING:
         signal.signal(name, stop)
     children = set()
     for number in range(count):
@@ -6174,6 +6192,7 @@ def run_workers(settings: Settings, host: str, port: int, message: str, count: i
         if status != 0:
             failed = True
             stop()
+    ignore_signals()
     if failed:
         raise ChildProcessError("a worker died, and so all were stopped")
 

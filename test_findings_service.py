@@ -4353,7 +4353,7 @@ def test_generated_models_take_a_night_through(
 # - a block that begins with a comment of a path alone is put there; /etc, /opt and /var lie in the page's folder.
 #
 # A page of docs/ that says `$url` begins where the README's first two blocks end: with a server, `api` and `url`.
-# `REPRINT=1 python -m pytest -k prints_what_it_says` writes into the pages what is printed now.
+# `REPRINT=1 python -m pytest -n 0 -k prints_what_it_says` writes into the pages what is printed now.
 
 PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -6882,7 +6882,7 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
         while other.stdout.readline().strip() != "checkpoints":
             assert time.monotonic() < took_over
         assert {other.stdout.readline().strip() for _ in range(200)} == {"checkpoints"}
-        assert (tmp_path / "x.db-wal").stat().st_size < LARGE_WAL
+        assert (tmp_path / "x.db-wal").stat().st_size <= LARGE_WAL
     finally:
         for each in (first, second):
             each.kill()
