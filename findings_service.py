@@ -6154,7 +6154,7 @@ def run_worker(settings: Settings, host: str, port: int, message: str, parent: i
     """Serve with one process."""
     app = create_app(settings)
     database: Database = app.extensions["findings"].database
-    sys.setswitchinterval(0.001)  # so that a check in a thread holds the event loop up for less
+    sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
     gc.set_threshold(10_000, 10, 10)

@@ -6765,7 +6765,7 @@ def test_a_group_waits_for_the_clients_of_the_last_one_but_not_for_long(
     assert sizes == [2, 2, 1]
 
 
-def test_reads_give_way_beside_a_long_write(app: flask.Flask) -> None:
+def test_reads_give_way_beside_a_long_write(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
@@ -6777,6 +6777,12 @@ def test_reads_give_way_beside_a_long_write(app: flask.Flask) -> None:
     writes = findings_service.WriteQueue(application, database_of(app))
     writes._run(findings_service.Write({}, None, 0.0))
     assert [*seen, writes.is_long_at_work()] == [False, True, False]
+    door = findings_service.FrontDoor(crashing, Settings(), database_of(app))
+    monkeypatch.setattr(door.writes, "is_long_at_work", lambda: True)
+    monkeypatch.setattr(findings_service, "GIVING_WAY", 0.1)
+    began = time.monotonic()
+    assert asyncio.run(door._read({})).status == 200
+    assert time.monotonic() - began >= 0.1
 
 
 def test_a_search_for_old_runs_that_fails_is_not_tried_again_soon(
