@@ -39,6 +39,7 @@ import itertools
 import json
 import logging
 import math
+import operator
 import os
 import secrets
 import shutil
@@ -188,6 +189,9 @@ class Settings(Struct, frozen=True, kw_only=True):
         str, Meta(description="A key accepted as a full one of client default, for CI jobs; 16 characters or more.")
     ] = ""
     max_body: Annotated[int, Meta(description="Bytes of a body. A screenshot has its place in one.")] = 16 * 1024 * 1024
+    max_sarif: Annotated[int, Meta(description="Bytes of a SARIF document, which holds all that a scanner found.")] = (
+        64 * 1024 * 1024
+    )
     max_batch: Annotated[int, Meta(description="Tasks in a batch. One is stored in a fraction of a second.")] = 1000
     busy_timeout: Annotated[
         float, Meta(description="How long a write waits while another process has the database locked.")
@@ -218,6 +222,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "db": parse_path,
         "api_key": parse_key,
         "max_body": parse_count,
+        "max_sarif": parse_count,
         "max_batch": parse_count,
         "busy_timeout": parse_duration,
         "run_timeout": parse_duration,
@@ -488,6 +493,7 @@ def problem_details(error: ServiceError) -> ProblemDetails:
 # ---------------------------------------------------------------------------
 
 KIB = 1024
+JSON_TYPE = "application/json"
 NESTING = 100  # levels of arrays and objects in a body
 NO_NUL = {"pattern": "^[^\\u0000]*$"}
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
@@ -842,17 +848,17 @@ SEVERAL = "One value, or several, separated by commas or by repeating the parame
 Several = Annotated[list[Value], Meta(max_length=1000)]
 
 
+PageNumber = Annotated[
+    int, Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker.")
+]
+PageLimit = Annotated[int, Meta(ge=1, le=200, description="Items on a page.")]
+
+
 class PageQuery(Request):
     """Which page of a list: counted from its start, or from behind a place in it."""
 
-    page: (
-        Annotated[
-            int,
-            Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker."),
-        ]
-        | None
-    ) = None
-    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
+    page: PageNumber | None = None
+    limit: PageLimit = 50
     after: Annotated[str, Meta(description=AFTER)] | None = None
 
 
@@ -872,7 +878,7 @@ class RunQuery(PageQuery):
     target_url: Annotated[Sought, Meta(description="Runs of this target, exactly as stored.")] | None = None
 
 
-class TaskQuery(PageQuery):
+class TaskFilters(Request):
     """Which tasks, in which order."""
 
     after: Annotated[str, Meta(pattern=SEVERE_PLACE, description=AFTER)] | None = None
@@ -901,12 +907,28 @@ class TaskQuery(PageQuery):
             extra_json_schema={"x-enum-varnames": ["NEWEST_FIRST", "OLDEST_FIRST", "SEVERITY"]},
         ),
     ] = "-createdAt"
+
+
+class TaskQuery(TaskFilters):
+    """Which page of a list of tasks."""
+
+    page: PageNumber | None = None
+    limit: PageLimit = 50
     view: Annotated[
         Literal["default", "full"],
         Meta(
             description="`full` adds description, evidence, remediation, successCriteria and extensions to each task."
         ),
     ] = "default"
+
+
+Paged = PageQuery | TaskQuery
+
+
+class ExportQuery(TaskFilters):
+    """Which part of a list of tasks that goes out in another form than JSON."""
+
+    limit: Annotated[int, Meta(ge=1, le=100_000, description="Tasks in a document.")] = 10_000
 
 
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
@@ -963,6 +985,58 @@ def in_ecma(schema: Any) -> Any:
     elif pattern in PATTERNS:
         schema["pattern"] = pattern.replace(r"\Z", "$").replace(r"\x", r"\u00")
     return schema
+
+
+# ---------------------------------------------------------------------------
+# Rooms: what ties the service to something outside, a file each in the folder findings_adapters beside this one
+# ---------------------------------------------------------------------------
+
+# What there is, and the commands that each brings. The service works without them, and says what is absent.
+ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gate")}
+
+
+@cache
+def absent_rooms() -> Collection[str]:
+    """Load the rooms, which add to what this module can do, and return the names of those that are not there."""
+    if __name__ == "__main__":  # they import this module by its name
+        sys.modules["findings_service"] = sys.modules["__main__"]
+    folder = Path(__file__).resolve().parent / "findings_adapters"
+    there = [name for name in ROOMS if (folder / f"{name}.py").exists()]
+    for name in there:
+        importlib.import_module(f"findings_adapters.{name}")
+    return ROOMS.keys() - there
+
+
+def what_is_absent() -> str:
+    """Return a sentence on rooms that are absent, to stand behind another one; nothing where all are there."""
+    names = ", ".join(f"{name}.py" for name in sorted(absent_rooms()))
+    return f" {names} of findings_adapters, which may add to that, is not beside findings_service.py." if names else ""
+
+
+class ListedTask(Struct, frozen=True, gc=False):
+    """A task of a list that goes out in another form than JSON.
+
+    `comment` is what was said when a dismissed one was dismissed. `known` tells, in a list of what one run reported,
+    whether its baseline had reported it too; None where there is no such run, or baseline.
+    """
+
+    task: TaskHead
+    comment: str | None = None
+    known: bool | None = None
+
+
+class ListFormat(Struct, frozen=True, kw_only=True):
+    """A form in which a list of tasks goes out besides JSON: its media type, and what writes it piece by piece.
+
+    With `whole`, each `task` is a `Task`.
+    """
+
+    media_type: str
+    write: Callable[[Iterator[ListedTask]], Iterator[bytes]]
+    whole: bool = False
+
+
+LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
 
 
 # ---------------------------------------------------------------------------
@@ -2891,13 +2965,13 @@ def plan_cells(connection: Connection, client_id: str, table: str, wanted: Filte
     return Listing(table=table, arms=ranges.arms, listed=ranges.listed, total=sum(cells.values()))
 
 
-def first_row(query: PageQuery) -> int:
+def first_row(query: Paged) -> int:
     """Return how many rows stand before the page that a query asks for."""
     return ((query.page or 1) - 1) * query.limit
 
 
 def select_page(
-    connection: Connection, listing: Listing, columns: str, joined: str, query: PageQuery, position: Position | None
+    connection: Connection, listing: Listing, columns: str, joined: str, query: Paged, position: Position | None
 ) -> Iterator[tuple[Any, ...]]:
     """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
     part = listing.behind(position.seq) if position else listing
@@ -2909,7 +2983,7 @@ def select_page_of_lists(
     listings: Iterable[Listing],
     columns: str,
     joined: str,
-    query: PageQuery,
+    query: Paged,
     position: Position | None,
 ) -> Iterator[tuple[Any, ...]]:
     """Give the same of lists that follow each other, one for each severity."""
@@ -3325,7 +3399,7 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
         )
 
 
-def read_task_filter(connection: Connection, client_id: str, query: TaskQuery) -> TaskFilter:
+def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
     """Look up what a query names. :raises Missing: when `missingFrom` is no run of the client."""
     return TaskFilter(
         types=chosen(query.project_type),
@@ -3505,8 +3579,8 @@ def plan_by_severity(
 
 def select_tasks(
     connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
-) -> tuple[Iterator[TaskHead], int]:
-    """Return one page of tasks, and one more if there is a further page; and how many there are in all."""
+) -> tuple[Iterator[TaskHead], Listing]:
+    """Return one page of tasks, and one more if there is a further page; and the whole list, to be counted."""
     whole = query.view == "full"
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
     listing = plan_tasks(connection, client_id, wanted)
@@ -3516,7 +3590,23 @@ def select_tasks(
     else:
         listing = msgspec.structs.replace(listing, newest_first=query.sort == "-createdAt")
         rows = select_page(connection, listing, columns, joined, query, position)
-    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), listing.count(connection)
+    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), listing
+
+
+def select_listed(connection: Connection, client_id: str, tasks: Sequence[TaskHead]) -> list[ListedTask]:
+    """Return tasks with what a list in another form tells besides."""
+    comments: dict[str, str] = {}
+    for lot in in_lots([task.id for task in tasks if task.status == "dismissed"]):
+        rows = connection.execute(
+            f"""SELECT tasks.id, history.comment
+                FROM tasks JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq
+                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})
+                    AND history.to_status = 'dismissed' AND history.comment IS NOT NULL
+                ORDER BY history.seq""",
+            (client_id, *lot),
+        )
+        comments.update(rows)  # the last one remains
+    return [ListedTask(task, comments.get(task.id)) for task in tasks]
 
 
 def select_history(
@@ -4050,11 +4140,14 @@ def check_health(connection: Connection) -> None:
 BODY = "findings_service.body"
 AWAITED = "findings_service.awaited"  # it has not been read yet, because it is large
 WANTED = "findings_service.wanted"  # all that could be judged without it is good
+LIMIT = "findings_service.limit"  # bytes that it may have
 TOO_LARGE = "findings_service.too_large"
 CUT_SHORT = "findings_service.cut_short"
 # ... and of the request.
 POSTPONED = "findings_service.postponed"
 NOTED = "findings_service.noted"
+PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this process: no header comes by that name
+STREAMED = "findings_service.streamed"  # the answer is to be sent piece by piece
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
 LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
@@ -4399,7 +4492,11 @@ OUT_OF_TIME = Problem("breaks rules, and there was no time to tell all of them; 
 
 
 def parse_submission(text: bytes, settings: Settings) -> Parsed:
-    """Read a submission of either form, and note every problem of each bad task."""
+    """Read a submission of either form, and note every problem of each bad task.
+
+    :raises ValidationFailed: for a body with too many values to be read.
+    """
+    require_few_values(text)
     try:
         single = not bytes(decoder(Envelope).decode(text).tasks)
     except NOT_JSON:
@@ -4532,6 +4629,7 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
 
     :raises ValidationFailed: with everything against it.
     """
+    require_few_values(text)
     value, refusal = None, None
     try:
         value = read_model(model, text)
@@ -4618,31 +4716,66 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return parts if kind is list else text
 
 
+def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
+    """Note what is wrong with the extensions of a submission. :raises ExtensionCheckTimeout: when that takes long."""
+    parsed.problems += check_extensions(schema, parsed.extensions, settings.schema_timeout)
+
+
+class BodyFormat(Struct, frozen=True, kw_only=True):
+    """A form in which a body may be sent: its media type, what reads it, and how many bytes it may have."""
+
+    media_type: str = JSON_TYPE
+    parse: Callable[[bytes, Settings], Any]
+    limit: Callable[[Settings], int] = operator.attrgetter("max_body")
+
+
+class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
+    """A form in which findings may be submitted.
+
+    `parse` returns a `Parsed`, to which `judge` adds what is wrong with its extensions by the project type's schema.
+    `with_source` returns the same document with what it needs from a folder with the code that it is about.
+    """
+
+    judge: Callable[[str, Parsed, Settings], None] = judge_extensions
+    with_source: Callable[[bytes, Path], bytes] | None = None
+
+
+# The forms by media type; rooms add theirs.
+SUBMISSION_FORMATS: dict[str, SubmissionFormat] = {JSON_TYPE: SubmissionFormat(parse=parse_submission)}
+
+
 class BodyAwaited(Exception):
     """Everything about a request is good that can be judged before its body; now the front door may read that."""
 
 
-def read_body(settings: Settings) -> bytes:
-    """Return the body of a JSON request.
+def media_type_of(environ: Mapping[str, Any]) -> str:
+    """Return the media type that a request's body is said to have, without its parameters."""
+    return str(environ.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
+
+
+def read_body(settings: Settings, formats: Mapping[str, BodyFormat]) -> tuple[bytes, BodyFormat]:
+    """Return the body of a request, and its form.
 
     :raises BodyTooLarge: over the limit, before any of it is parsed. :raises BodyAwaited: when it is still to be read.
     """
-    environ, limit = flask.request.environ, settings.max_body
+    environ = flask.request.environ
+    form = formats.get(media_type_of(environ))
+    limit = environ[LIMIT] = form.limit(settings) if form else settings.max_body
     length = flask.request.content_length or 0  # 0 where it is no number
     text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
     if text is None or len(text) > limit:
         raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
-    if (text or length) and environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType("Send the body as Content-Type: application/json.")
+    if (text or length) and form is None:
+        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{what_is_absent()}")
     if environ.get(AWAITED):
         raise BodyAwaited
     if len(text) < length or environ.get(CUT_SHORT):
         raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
-    if not text:
+    if not text or form is None:
         raise MalformedJSON("The body is empty; send a JSON object.")
-    return text
+    return text, form
 
 
 def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
@@ -4721,8 +4854,9 @@ class Operation(Struct, frozen=True):
     handler: Callable[..., flask.Response]
     level: str | None
     body: Any
-    parse: Callable[[bytes, Settings], Any] | None
+    formats: Mapping[str, BodyFormat]
     query: Any
+    export: Any
     answers: Mapping[int, Any]
     refusals: tuple[type[ServiceError], ...]
 
@@ -4755,16 +4889,22 @@ def operation(
     answers: Mapping[int, Any],
     *,
     body: Any = None,
-    parse: Callable[[bytes, Settings], Any] | None = None,
+    free: FreeForm | None = None,
+    formats: Mapping[str, BodyFormat] | None = None,
     query: Any = NoQuery,
+    export: Any = None,
     refusals: tuple[type[ServiceError], ...] = (),
 ) -> Callable[[Callable[..., flask.Response]], Callable[..., flask.Response]]:
-    """Declare a route. The handler is given a `Call` and the parts of the path."""
-    if body is not None and parse is None:
-        parse = partial(parse_model, body, None)
+    """Declare a route. The handler is given a `Call` and the parts of the path.
+
+    :param body: its model, with the member that is `free`; or several models, which some `formats` come to.
+    :param export: the query of the same list in another form, where there is one.
+    """
+    if formats is None:
+        formats = {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))} if body else {}
 
     def declare(handler: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
-        OPERATIONS.append(Operation(method, path, handler, level, body, parse, query, answers, refusals))
+        OPERATIONS.append(Operation(method, path, handler, level, body, formats, query, export, answers, refusals))
         return handler
 
     return declare
@@ -4802,6 +4942,19 @@ class JsonResponse(flask.Response):
         if self.response is not self._as_made:
             self.headers["Content-Length"] = str(len(self.get_data()))
         return self.headers
+
+
+class StreamedResponse(flask.Response):
+    """An answer that goes out piece by piece; `size` is how many bytes of it have."""
+
+    def __init__(self, pieces: Iterable[bytes], headers: Headers) -> None:
+        super().__init__(self._counted(pieces), 200, headers)
+        self.size = 0
+
+    def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.size += len(piece)
+            yield piece
 
 
 def json_response(
@@ -4888,6 +5041,12 @@ def as_word(value: Any) -> str:
     return text if regex.fullmatch(r"[\x21\x23-\x7e]+", text) else json.dumps(text)
 
 
+def preferred_export() -> ListFormat | None:
+    """Return the form that a request would rather have a list in than in JSON (RFC 9110, 12.5.1), if there is one."""
+    accepted = flask.request.accept_mimetypes
+    return LIST_FORMATS.get(accepted.best_match([JSON_TYPE, *LIST_FORMATS]) or JSON_TYPE)
+
+
 class Call:
     """One request on its way through a route: who, with which parameters and which body."""
 
@@ -4896,6 +5055,8 @@ class Call:
         "_complete",
         "_problems",
         "body_hash",
+        "export",
+        "form",
         "noted",
         "operation",
         "principal",
@@ -4913,20 +5074,22 @@ class Call:
         self._problems: Sequence[Problem] = ()
         self.request_key: RequestKey | None = None
         if operation.level is not None:
-            self.principal = service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
+            self.principal = environ.get(PRINCIPAL) or service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
             self.noted.principal = self.principal
             if not self.principal.may(operation.level):
                 raise Forbidden(
                     f"This needs a key of level {operation.level}; yours is of level {self.principal.level}."
                 )
-        if operation.parse is not None:
-            text = read_body(service.settings)
+        if operation.formats:
+            self.form: Any
+            text, self.form = read_body(service.settings, operation.formats)
             try:
-                require_few_values(text)
-                self._body = operation.parse(text, service.settings)
+                self._body = self.form.parse(text, service.settings)
             except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
                 self._problems, self._complete = error.problems, error.complete
-        self.query: Any = read_query(operation.query, environ.get("QUERY_STRING", ""))
+        self.export = preferred_export() if operation.export else None
+        query = operation.export if self.export else operation.query
+        self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
@@ -4999,8 +5162,15 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
         response = refuse(error)
     environ = flask.request.environ
     if service.settings.log and BODY not in environ:  # the front door knows when a group has been committed
-        size = len(response.get_data())
-        log_request(service.settings.log, environ, response.status_code, size, time.perf_counter() - began)
+
+        def log_it() -> None:
+            size = response.size if isinstance(response, StreamedResponse) else len(response.get_data())
+            log_request(service.settings.log, environ, response.status_code, size, time.perf_counter() - began)
+
+        if isinstance(response, StreamedResponse):
+            response.call_on_close(log_it)
+        else:
+            log_it()
     return response
 
 
@@ -5012,12 +5182,17 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LIST_TIME = 0.5  # seconds that a list may keep the database at work: three times what counting a million tasks takes
+EXPORT_LOT = 100  # tasks that are read at once of a list that is sent piece by piece
+LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
+PIECE_SIZE = 64 * KIB  # bytes of a piece, at least
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of a page's items, with room for what stands around them
 
 
-def page_position(call: Call, connection: Connection, table: str, sort: str = "-createdAt") -> Position | None:
-    """Return where the `after` of a list request points, None without one."""
-    after: str | None = call.query.after
+def page_position(
+    call: Call, connection: Connection, table: str, sort: str = "-createdAt", after: str | None = None
+) -> Position | None:
+    """Return where a place in a list is, by default the `after` of the request; None without one."""
+    after = after or call.query.after
     if after is None:
         return None
     severity, _, item_id = after.rpartition(".")
@@ -5076,12 +5251,27 @@ def take_weighed(items: Iterable[Any], limit: int) -> Taken:
     return taken
 
 
+def take_lot(tasks: Iterable[TaskHead], limit: int) -> Taken:
+    """Take tasks that are to be sent piece by piece; the lot ends early where they are bulky."""
+    taken, weight = Taken(), 0
+    for task in tasks:
+        if len(taken.items) == limit or weight > LOT_SIZE:
+            taken.more = True
+            break
+        taken.items.append(task)
+        taken.last = task
+        weight += len(msgspec.json.encode(task))
+    return taken
+
+
+def place_of(query: Any, item: Any) -> str:
+    """Return the place of an item in the list that a query asks for, as `after` has it."""
+    return f"{item.severity}.{item.id}" if getattr(query, "sort", "") == "severity" else str(item.id)
+
+
 def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     """Return the fields of a page."""
-    link, last = None, taken.last
-    if taken.more:
-        by_severity = getattr(call.query, "sort", "") == "severity"
-        link = next_link(call, f"{last.severity}.{last.id}" if by_severity else last.id)
+    link = next_link(call, place_of(call.query, taken.last)) if taken.more else None
     page = None if call.query.after is not None else call.query.page or 1
     return page, call.query.limit, total, link, taken.items
 
@@ -5092,7 +5282,7 @@ def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     "agent",
     {201: Run},
     body=RunStart,
-    parse=partial(parse_model, RunStart, METADATA),
+    free=METADATA,
     refusals=(UnknownProjectType,),
 )
 def post_runs(call: Call) -> flask.Response:
@@ -5147,7 +5337,7 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
     "agent",
     {201: Submission, 200: Submission},
     body=(TaskBatch, TaskReport),
-    parse=parse_submission,
+    formats=SUBMISSION_FORMATS,
     refusals=(RunFinished, ExtensionCheckTimeout),
 )
 def post_tasks(call: Call, run_id: str) -> flask.Response:
@@ -5156,7 +5346,7 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
         schema = select_schema_of_run(connection, call.client_id, run_id)
     parsed: Parsed = call.body
     if schema is not None:
-        parsed.problems += check_extensions(schema, parsed.extensions, call.service.settings.schema_timeout)
+        call.form.judge(schema, parsed, call.service.settings)
     if parsed.problems:
         raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
 
@@ -5168,15 +5358,84 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     return call.write_once(submit)
 
 
-@operation("GET", "/api/v1/tasks", "read", {200: (FullTaskPage, TaskPage)}, query=TaskQuery)
+def export_end(call: Call) -> tuple[str | None, str | None]:
+    """Return the id of the last task of a list that goes out in another form, and the link to what comes behind it.
+
+    Neither is there where the list ends by itself.
+    """
+    query: ExportQuery = call.query
+    with listing(call) as connection:
+        position = page_position(call, connection, "tasks", query.sort)
+        wanted = read_task_filter(connection, call.client_id, query)
+        last = TaskQuery(page=query.limit, limit=1, sort=query.sort)  # and one more, if there is one
+        tasks, whole = select_tasks(connection, call.client_id, wanted, last, position)
+        taken = take(tasks if whole.count(connection) > query.limit else (), 1)
+    if not taken.more:
+        return None, None
+    return taken.last.id, next_link(call, place_of(query, taken.last))
+
+
+def exported(call: Call, form: ListFormat, last_id: str | None) -> Iterator[ListedTask]:
+    """Give the tasks of a list up to the last one, a lot at a time: between two lots others read, and write.
+
+    It walks by key, and so has every task once that is there all the while.
+    """
+    query: ExportQuery = call.query
+    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view="full" if form.whole else "default", after=query.after)
+    left = query.limit
+    while left:
+        with listing(call) as connection:
+            position = page_position(call, connection, "tasks", query.sort, lot.after)
+            wanted = read_task_filter(connection, call.client_id, query)
+            tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
+            taken = take_lot(tasks, min(EXPORT_LOT, left))
+            listed = select_listed(connection, call.client_id, taken.items)
+        for item in listed:
+            yield item
+            if item.task.id == last_id:
+                return
+        if not taken.more:
+            return
+        left -= len(taken.items)
+        lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
+
+
+def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join what is written to pieces that are worth sending."""
+    piece = bytearray()
+    for part in parts:
+        piece += part
+        if len(piece) >= PIECE_SIZE:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+def export_tasks(call: Call, form: ListFormat) -> flask.Response:
+    """Answer a list of tasks in another form, piece by piece."""
+    last_id, link = export_end(call)
+    pieces = in_pieces(form.write(exported(call, form, last_id)))
+    first = next(pieces, b"")  # before the answer begins: it may be refused
+    headers = Headers({"Content-Type": form.media_type})
+    if link:
+        headers["Link"] = f'<{link}>; rel="next"'
+    flask.request.environ[STREAMED] = True
+    return StreamedResponse(itertools.chain([first], pieces), headers)
+
+
+@operation("GET", "/api/v1/tasks", "read", {200: (FullTaskPage, TaskPage)}, query=TaskQuery, export=ExportQuery)
 def get_tasks(call: Call) -> flask.Response:
     """List tasks, newest first or by severity."""
+    if call.export:
+        return export_tasks(call, call.export)
     query: TaskQuery = call.query
     with listing(call) as connection:
         position = page_position(call, connection, "tasks", query.sort)
         wanted = read_task_filter(connection, call.client_id, query)
-        tasks, total = select_tasks(connection, call.client_id, wanted, query, position)
+        tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
         taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
+        total = whole.count(connection)
     page: Any = FullTaskPage if query.view == "full" else TaskPage
     return answer(200, page(*page_of(call, taken, total)))
 
@@ -5229,7 +5488,7 @@ def get_project_types(call: Call) -> flask.Response:
     "agent",
     {201: ProjectTypeWithSchema, 200: ProjectTypeWithSchema},
     body=ProjectTypeDefinition,
-    parse=partial(parse_model, ProjectTypeDefinition, EXTENSION_SCHEMA),
+    free=EXTENSION_SCHEMA,
     refusals=(ProjectTypeExists, ExtensionCheckTimeout),
 )
 def post_project_types(call: Call) -> flask.Response:
@@ -5258,7 +5517,7 @@ def get_project_type(call: Call, name: str) -> flask.Response:
     "full",
     {200: ProjectTypeWithSchema},
     body=ProjectTypeUpdate,
-    parse=partial(parse_model, ProjectTypeUpdate, EXTENSION_SCHEMA),
+    free=EXTENSION_SCHEMA,
     refusals=(ExtensionCheckTimeout,),
 )
 def put_project_type(call: Call, name: str) -> flask.Response:
@@ -5329,6 +5588,11 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         }
         if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
+    if each.export is not None:
+        described["200"]["content"] |= {other: {"schema": {}} for other in LIST_FORMATS}
+        described["200"]["headers"] = {
+            "Link": {"description": "Where a list in another form goes on.", "schema": {"type": "string"}}
+        }
     by_status: dict[int, list[type[ServiceError]]] = {}
     for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):
         by_status.setdefault(error.status, []).append(error)
@@ -5393,7 +5657,8 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
     else:
         described["description"] = f"Needs a key of level `{each.level}` or higher."
     if each.body is not None:
-        content = {"application/json": {"schema": reference_to(each.body, references)}}
+        content = {JSON_TYPE: {"schema": reference_to(each.body, references)}}
+        content |= {other: {"schema": {"type": "object"}} for other in each.formats if other != JSON_TYPE}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
@@ -5401,6 +5666,7 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
 @cache
 def openapi_document() -> dict[str, Any]:
     """Return the description of the service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
+    absent_rooms()
     bodies = [body for each in OPERATIONS for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
     references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict}, key=str))
@@ -5459,6 +5725,7 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
     require_known_jsonschema()
+    absent_rooms()
     service = Service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, service)
     try:
@@ -5574,11 +5841,12 @@ ENVIRON = {
 
 
 class Answer(Struct):
-    """What a WSGI application answered."""
+    """What a WSGI application answered: the body, or the pieces that it is to be sent in."""
 
     status: int
     headers: list[tuple[str, str]]
-    body: bytes
+    body: bytes = b""
+    pieces: Any = None
 
 
 class Room:
@@ -5664,6 +5932,8 @@ def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
         return len  # PEP 3333 wants a `write`; no application of ours calls it
 
     parts = app(environ, start_response)
+    if environ.get(STREAMED) and environ["REQUEST_METHOD"] != "HEAD":
+        return Answer(begun[0], begun[1], pieces=parts)
     try:
         body = b"".join(parts)
     finally:
@@ -5881,7 +6151,8 @@ class FrontDoor:
         self.writes = WriteQueue(app, database) if database else None
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
-        self._room, self._medium_room = Room(2 * settings.max_body), Room(4 * MEDIUM_BODY)
+        self._rooms = {limit: Room(2 * limit) for limit in (settings.max_body, settings.max_sarif)}
+        self._medium_room = Room(4 * MEDIUM_BODY)
         self._resting: dict[str, asyncio.Event] = {}
         self._last_moment = math.inf
 
@@ -5913,15 +6184,30 @@ class FrontDoor:
             answer = environ.get(REFUSED) or await self._answer(environ)
         else:
             answer = await self._answer_large(environ, length, protocol)
+        size = len(answer.body)
         if scope.method == "HEAD":
             protocol.response_empty(answer.status, answer.headers)
+        elif answer.pieces is not None:
+            size = await self._send_pieces(answer, protocol)
         else:  # granian counts the body itself
             headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
             if environ.get(AWAITED) or environ.get(TOO_LARGE):  # the rest of the body is still on its way
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
         if self.settings.log:
-            log_request(self.settings.log, environ, answer.status, len(answer.body), time.perf_counter() - began)
+            log_request(self.settings.log, environ, answer.status, size, time.perf_counter() - began)
+
+    async def _send_pieces(self, answer: Answer, protocol: Any) -> int:
+        """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between."""
+        size, transport = 0, protocol.response_stream(answer.status, answer.headers)
+        try:
+            for piece in answer.pieces:
+                await transport.send_bytes(piece)
+                size += len(piece)
+                await asyncio.sleep(0)
+        finally:
+            answer.pieces.close()
+        return size
 
     async def _answer(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a request whose body is here: a read at once, a write once it is durable."""
@@ -5962,10 +6248,10 @@ class FrontDoor:
         answer = run_held_up(self.app, environ)
         if not environ.pop(WANTED, False):
             return answer
-        size = int(length or self.settings.max_body)
-        room = self._medium_room if size <= MEDIUM_BODY else self._room
+        size = int(length or environ[LIMIT])
+        room = self._medium_room if size <= MEDIUM_BODY else self._rooms[environ[LIMIT]]
         try:
-            patience = 2 * self.settings.body_timeout  # for others' bodies, and for their answers
+            patience = 2 * self._body_timeout(size)  # for others' bodies, and for their answers
             async with room.taken(environ[NOTED].principal.client_id, size, patience):
                 del environ[AWAITED]
                 await self._take_body(environ, int(length or 0), protocol)
@@ -5977,16 +6263,16 @@ class FrontDoor:
         """Read a request's body into its environment, and note there what was wrong with it."""
         body, loop = bytearray(), asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.settings.body_timeout) as timeout:
+            async with asyncio.timeout(self._body_timeout(length)) as timeout:
                 self._arriving.add(timeout)
                 judging = loop.call_later(UNJUDGED, self._judge_early, environ, timeout)
-                await self._fill(body, length, protocol, timeout)
+                await self._fill(body, length, environ.get(LIMIT, SMALL_BODY), protocol, timeout)
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             environ[CUT_SHORT] = True
         finally:
             judging.cancel()
             self._arriving.discard(timeout)
-        if len(body) > self.settings.max_body:
+        if len(body) > environ.get(LIMIT, SMALL_BODY):
             environ[TOO_LARGE] = True
             body.clear()
         elif len(body) < length:
@@ -6002,15 +6288,19 @@ class FrontDoor:
                 environ.update({AWAITED: True, REFUSED: answer, NOTED: judged.get(NOTED)})
                 timeout.reschedule(asyncio.get_running_loop().time())
 
-    async def _fill(self, body: bytearray, length: int, protocol: Any, timeout: asyncio.Timeout) -> None:
+    def _body_timeout(self, length: int) -> float:
+        """Return how long a body of so many bytes may take; a large document in another form has longer."""
+        return self.settings.body_timeout * max(1.0, length / self.settings.max_body)
+
+    async def _fill(self, body: bytearray, length: int, limit: int, protocol: Any, timeout: asyncio.Timeout) -> None:
         """Read a body, up to where it is over the limit; a large one that falls behind its pace is given up."""
-        loop, patience = asyncio.get_running_loop(), self.settings.body_timeout
+        loop, patience = asyncio.get_running_loop(), self._body_timeout(length)
         began = loop.time() + min(STALLED, patience)
         if length > SMALL_BODY:
             timeout.reschedule(min(began, self._last_moment))
         async for chunk in protocol:
             body += chunk
-            if len(body) > self.settings.max_body or len(body) == length:  # asking for the end costs a turn
+            if len(body) > limit or len(body) == length:  # asking for the end costs a turn
                 return
             if length > SMALL_BODY:
                 timeout.reschedule(min(began + patience * len(body) / length, self._last_moment))
@@ -6221,6 +6511,23 @@ class Group(click.Group):
     get_short_help_str = Command.get_short_help_str
 
 
+class MainGroup(Group):
+    """The group of all commands, also of those that rooms bring."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        absent_rooms()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command. :raises click.UsageError: for one of a room that is absent."""
+        absent = absent_rooms()
+        for room, commands in ROOMS.items():
+            if cmd_name in commands and room in absent:
+                ctx.fail(f"`{cmd_name}` is a command of findings_adapters/{room}.py, which is not there")
+        return super().get_command(ctx, cmd_name)
+
+
 class ServeCommand(Command):
     """The command that all settings are for."""
 
@@ -6314,7 +6621,7 @@ def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
             database.close()
 
 
-@click.group(cls=Group)
+@click.group(cls=MainGroup)
 @click.version_option(__version__, prog_name="findings-service")
 def main() -> None:
     """Keep the findings of agents in one SQLite file, and serve them over HTTP."""
