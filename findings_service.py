@@ -4733,11 +4733,12 @@ class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
     """A form in which findings may be submitted.
 
     `parse` returns a `Parsed`, to which `judge` adds what is wrong with its extensions by the project type's schema.
-    `with_source` returns the same document with what it needs from a folder with the code that it is about.
+    `with_source` returns the same document with its paths below a folder, which has the code that it is about, made
+    relative to that and, if wanted, with the lines of code that it lacks.
     """
 
     judge: Callable[[str, Parsed, Settings], None] = judge_extensions
-    with_source: Callable[[bytes, Path], bytes] | None = None
+    with_source: Callable[[bytes, Path, bool], bytes] | None = None
 
 
 # The forms by media type; rooms add theirs.
