@@ -511,11 +511,14 @@ PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 ENTRY_PLACE = r"^[0-9]{1,15}\Z"
 SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
 
+BRANCH_NAME = r"^[^\x00-\x1f\x7f-\x9f]*\Z"  # nothing of Unicode's category Cc
+
 # What a pattern is called in an error.
 PATTERNS = {
     NAME_PATTERN: "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
     ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
     HTTP_URL: "must be an absolute http or https URL, without spaces",
+    BRANCH_NAME: "must not contain control characters",
     PLACE: "is no place in this list; follow the next link as it is",
     ENTRY_PLACE: "is no place in this history; follow the next link as it is",
     SEVERE_PLACE: "is no place in this list; follow the next link as it is",
@@ -538,6 +541,7 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Title = Annotated[str, Meta(max_length=500, pattern=NOT_BLANK)]  # what is empty is blank
 ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
+BranchName = Annotated[str, Meta(min_length=1, max_length=255, pattern=BRANCH_NAME)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
 FREE_FORM = "Any JSON object, returned exactly as it was sent. No text and no name in it may contain U+0000."
 JsonObject = Annotated[
@@ -622,10 +626,11 @@ class TaskUpdate(Request):
 
 
 class RunStart(Request):
-    """What an agent is about to examine."""
+    """What an agent is about to examine; without a `branch`, the target's main line."""
 
     project_type: Annotated[str, Meta(max_length=100, extra_json_schema=NO_NUL)]
     target_url: TargetUrl | None = None
+    branch: BranchName | None = None
     metadata: SentObject = msgspec.field(default_factory=Raw)
 
 
@@ -692,11 +697,12 @@ class Submitted(Model):
 
 
 class Run(Model):
-    """One execution of an agent."""
+    """One execution of an agent; without a `branch` it is of the target's main line."""
 
     id: str
     project_type: str
     target_url: str | None
+    branch: str | None
     metadata: JsonObject
     status: RunStatus
     status_reason: str | None
@@ -713,13 +719,14 @@ class RunWithSummary(Run):
 
 
 class TaskHead(Model, gc=False):
-    """A stored finding, as lists show it."""
+    """A stored finding, as lists show it; `branch` is the one that reported it first, null once the main line has."""
 
     id: str
     run_id: str
     last_run_id: str
     project_type: str
     target_url: str | None
+    branch: str | None
     external_id: str | None
     title: str
     severity: Severity
@@ -1051,23 +1058,31 @@ LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
 # Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
 
 APPLICATION_ID = 0x46545356
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-# The number of a task's cell: what its status, severity and identity are together.
-CELL_NUMBER = """10 * CASE status WHEN 'open' THEN 0 WHEN 'in_progress' THEN 1 WHEN 'resolved' THEN 2 ELSE 3 END
+# The number of a task's cell: what its line, status, severity and identity are together. Its sign stands for it.
+CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
+    + 10 * CASE status WHEN 'open' THEN 0 WHEN 'in_progress' THEN 1 WHEN 'resolved' THEN 2 ELSE 3 END
     + 2 * (severity - 1) + CASE WHEN external_id IS NULL THEN 0 ELSE 1 END"""
-CELL_LETTER = f"substr('{string.ascii_letters}', 1 + {CELL_NUMBER}, 1)"
+CELL_SIGNS = string.ascii_letters + string.digits + "!#$&()*+,-./:;<=>@"
+CELL_SIGN = f"substr('{CELL_SIGNS}', 1 + {CELL_NUMBER}, 1)"
 # What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: what is done before
 # it to tables that are there, and after it to their rows, by the version that it leads to.
 MIGRATIONS: Mapping[int, tuple[str, str]] = {
     2: ("DROP INDEX IF EXISTS tasks_by_external_id;\nDROP INDEX IF EXISTS tasks_by_identity;", ""),
     3: (
         "ALTER TABLE runs ADD COLUMN reported INTEGER NOT NULL DEFAULT 0;",
-        f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_LETTER} FROM tasks ORDER BY seq;
+        f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_SIGN} FROM tasks ORDER BY seq;
         UPDATE runs SET reported = (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq);
         DELETE FROM counters
         WHERE client_id IN (SELECT id FROM clients) AND scope > 'tasks run:' AND scope < 'tasks run;';""",
+    ),
+    4: (
+        """ALTER TABLE runs ADD COLUMN branch TEXT NOT NULL DEFAULT '';
+        ALTER TABLE tasks ADD COLUMN branch TEXT NOT NULL DEFAULT '';
+        ALTER TABLE sightings ADD COLUMN counted INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1));""",
+        "",
     ),
 }
 LARGE_WAL = 32 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
@@ -1095,16 +1110,17 @@ def schema_path() -> Path:
 
 
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
-RunCells = Mapping[tuple[str, int, bool], int]  # how many of a run's tasks have a status, severity and external id
+# How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
+ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
 class Connection(sqlite3.Connection):
     """A connection that writes counters once for a whole transaction, however many requests share it.
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
-    `next_seq` is the first seq that no task has, once the transaction has asked for it. `run_cells` are the runs
-    that were counted last, by their ids, with what tells whether they are still the same. Only a `read_only`
-    connection keeps them: what the other one reads may yet be undone.
+    `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
+    branches that were counted last, with what tells whether they are still the same. Only a `read_only` connection
+    keeps them: what the other one reads may yet be undone.
     """
 
     read_only = False
@@ -1114,7 +1130,7 @@ class Connection(sqlite3.Connection):
         self.counted: Counter[CounterKey] = Counter()
         self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
-        self.run_cells: dict[str, tuple[object, RunCells]] = {}
+        self.cells: dict[object, tuple[object, ReportedCells]] = {}
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -2531,6 +2547,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 Item = TypeVar("Item")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
+MAIN_LINE = ""  # where the name of a branch would stand
 MOST_ARMS = 32  # of one statement; SQLite allows 500
 FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
@@ -2691,25 +2708,41 @@ def count(
         connection.counting[client_id, each, status, severity, int(identified)] += n
 
 
-def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
-    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both."""
+BRANCHES = " branches"  # ends the name of what is not of the main line
+
+
+def of_branch(name: str) -> str:
+    """End the name of what is of one branch."""
+    return f" branch:{name}"
+
+
+def scope(kind: str, project_type: str | None = None, target_url: str | None = None, line: str = "") -> str:
+    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both; and of a line.
+
+    That comes last, because the name of a branch may have spaces.
+    """
     by_type = f" type:{project_type}" if project_type is not None else ""
     by_target = f" target:{target_url}" if target_url is not None else ""
-    return kind + by_type + by_target
+    return kind + by_type + by_target + line
 
 
-def scopes(kind: str, project_type: str, target_url: str) -> tuple[str, ...]:
-    """Name all scopes that a task or run counts in."""
-    return (
-        scope(kind),
-        scope(kind, project_type),
-        scope(kind, None, target_url),
-        scope(kind, project_type, target_url),
+def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
+    """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
+    lines = ("",) if branch == MAIN_LINE else ("", BRANCHES) if kind == "tasks" else ("", BRANCHES, of_branch(branch))
+    return tuple(
+        name
+        for line in lines
+        for name in (
+            scope(kind, None, None, line),
+            scope(kind, project_type, None, line),
+            scope(kind, None, target_url, line),
+            scope(kind, project_type, target_url, line),
+        )
     )
 
 
 def count_changes(connection: Connection, client_id: str, project_type: str, target_url: str, n: int) -> None:
-    """Count changes to what the runs of a type and target reported, new sightings apart: `RunKey` has those."""
+    """Count changes to what the runs of a type and target reported, new sightings apart: `Reporter` has those."""
     count(connection, client_id, [scope("changes", project_type, target_url)], "", 0, False, n)
 
 
@@ -3111,31 +3144,76 @@ def update_project_type(
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
 RUNS_AT_START = 1000  # the same while nobody waits but for the start
-RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), runs.metadata, runs.status,
-    runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
+RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF(runs.branch, ''), runs.metadata,
+    runs.status, runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
-KEY_COLUMNS = "runs.seq, runs.id, runs.project_type, runs.target_url, runs.status, runs.reported"
+KEY_COLUMNS = """runs.seq, runs.project_type, runs.target_url, runs.reported, runs.id, runs.status, runs.branch"""
+BRANCH_COLUMNS = "branches.seq, branches.project_type, branches.target_url, branches.reported, branches.name"
 
 
-class RunKey(Struct, frozen=True, gc=False):
-    """What the store needs to know of a run."""
+class Reporter(Struct, frozen=True, gc=False):
+    """What the lists need to know of who reported tasks: a run, or a branch with all of its runs.
+
+    `sightings` is the table of what it reported, where `column` has its seq.
+    """
 
     seq: int
-    id: str
     project_type: str
     target_url: str
-    status: str
     reported: int
+
+    sightings: ClassVar[str]
+    column: ClassVar[str]
+
+    @property
+    def surface(self) -> tuple[str, str]:
+        """The project type and target of everything that it reported."""
+        return self.project_type, self.target_url
 
     @property
     def changes(self) -> str:
-        """The scope that counts the changes to what the run reported."""
+        """The scope that counts the changes to what it reported."""
         return scope("changes", self.project_type, self.target_url)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells it from all others of its client, also from one that had its seq before."""
+        raise NotImplementedError
+
+
+class RunKey(Reporter, frozen=True, gc=False):
+    """What the store needs to know of a run."""
+
+    id: str
+    status: str
+    branch: str
+
+    sightings = "sightings"
+    column = "run_seq"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells it from all others of its client, also from one that had its seq before."""
+        return (self.id,)
+
+
+class BranchKey(Reporter, frozen=True, gc=False):
+    """What the store needs to know of a branch."""
+
+    name: str
+
+    sightings = "branch_sightings"
+    column = "branch_seq"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells it from all others of its client. The changes are counted that take it away."""
+        return (*self.surface, self.name)
 
 
 def run_model(row: Sequence[Any]) -> Run:
     """Return a run from a row of RUN_COLUMNS."""
-    return Run(*(*row[:3], Raw(row[3]), *row[4:9], Submitted(*row[9:])))
+    return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:])))
 
 
 def find_run(connection: Connection, client_id: str, run_id: str) -> RunKey | None:
@@ -3155,6 +3233,27 @@ def find_runs(connection: Connection, client_id: str, run_ids: Sequence[str]) ->
         )
         runs += [RunKey(*row) for row in rows]
     return runs
+
+
+def find_branches(connection: Connection, client_id: str, names: Sequence[str]) -> list[BranchKey]:
+    """Return the keys of a client's branches of some names: one for each type and target that has one."""
+    branches = []
+    for lot in in_lots(names):
+        rows = connection.execute(
+            f"SELECT {BRANCH_COLUMNS} FROM branches WHERE client_id = ? AND name IN ({marks(lot)})", (client_id, *lot)
+        )
+        branches += [BranchKey(*row) for row in rows]
+    return branches
+
+
+def select_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey:
+    """Return the branch that a run is of, which is not the main line."""
+    row = connection.execute(
+        f"""SELECT {BRANCH_COLUMNS} FROM branches
+            WHERE client_id = ? AND name = ? AND project_type = ? AND target_url = ?""",
+        (client_id, run.branch, *run.surface),
+    ).fetchone()
+    return BranchKey(*row)
 
 
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
@@ -3193,7 +3292,7 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
 def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
     total, severities, statuses = 0, SeverityCounts(), StatusCounts()
-    for (status, severity, _), n in select_run_cells(connection, client_id, [run])[run.seq].items():
+    for (status, severity, *_), n in select_reported_cells(connection, client_id, [run])[run.seq].items():
         name = SEVERITIES[-severity]
         total += n
         setattr(severities, name, getattr(severities, name) + n)
@@ -3201,45 +3300,60 @@ def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summa
     return Summary(total, severities, statuses)
 
 
-CELLS = tuple(itertools.product(TASK_STATUSES, sorted(RANKS.values()), (False, True)))  # by CELL_NUMBER
-RUNS_KNOWN = 1_000  # whose cells a connection keeps: as many as a filter names
+CELLS = tuple(  # by CELL_NUMBER
+    (status, severity, identified, main_line)
+    for main_line, status, severity, identified in itertools.product(
+        (True, False), TASK_STATUSES, sorted(RANKS.values()), (False, True)
+    )
+)
+REPORTERS_KNOWN = 1_000  # whose cells a connection keeps: as many as a filter names
 
 
-def select_run_cells(connection: Connection, client_id: str, runs: Sequence[RunKey]) -> dict[int, RunCells]:
-    """Return how many of the tasks that runs reported there are of each kind, by the runs' seqs.
+def select_reported_cells(
+    connection: Connection, client_id: str, reporters: Sequence[Reporter]
+) -> dict[int, ReportedCells]:
+    """Return how many of the tasks that runs (or branches) reported there are of each kind, by the runs' seqs.
 
     What was counted before is still right where the run reports as many tasks as then, and none of them has changed.
     """
     if not connection.read_only:
-        return {run.seq: count_cells(connection, client_id, run.seq) for run in runs}
-    names = list({run.changes for run in runs})
+        return {each.seq: count_cells(connection, client_id, each) for each in reporters}
+    names = list({each.changes for each in reporters})
     changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
-    known, cells = connection.run_cells, {}
-    for run in runs:
-        stamp = (run.reported, changes.get(run.changes, 0))
-        before, found = known.pop(run.id, (None, {}))
-        cells[run.seq] = found if before == stamp else count_cells(connection, client_id, run.seq)
-        known[run.id] = (stamp, cells[run.seq])  # the last one used, as a dict keeps its order
-        if len(known) > RUNS_KNOWN:
+    known, cells = connection.cells, {}
+    for each in reporters:
+        who, stamp = (
+            (client_id, *each.identity),
+            (each.reported, changes.get(each.changes, 0)),
+        )
+        before, found = known.pop(who, (None, {}))
+        cells[each.seq] = found if before == stamp else count_cells(connection, client_id, each)
+        known[who] = (stamp, cells[each.seq])  # the last one used, as a dict keeps its order
+        if len(known) > REPORTERS_KNOWN:
             del known[next(iter(known))]
     return cells
 
 
-def count_cells(connection: Connection, client_id: str, run_seq: int) -> RunCells:
-    """Count the tasks that a run reported.
+def count_cells(connection: Connection, client_id: str, reporter: Reporter) -> ReportedCells:
+    """Count the tasks that a run (or branch) reported.
 
-    SQLite would sort a million rows to group them; one text of their letters takes a third of the time. PostgreSQL's
+    SQLite would sort a million rows to group them; one text of their signs takes a third of the time. PostgreSQL's
     name for the function is STRING_AGG.
     """
+    table = reporter.sightings
     row = connection.execute(
-        """SELECT GROUP_CONCAT(task_cells.cell, '')
-           FROM sightings JOIN task_cells ON task_cells.task_seq = sightings.task_seq
-           WHERE sightings.client_id = ? AND sightings.run_seq = ?""",
-        (client_id, run_seq),
+        f"""SELECT GROUP_CONCAT(task_cells.cell, '')
+            FROM {table} JOIN task_cells ON task_cells.task_seq = {table}.task_seq
+            WHERE {table}.client_id = ? AND {table}.{reporter.column} = ?""",
+        (client_id, reporter.seq),
     ).fetchone()
-    letters = row[0] or ""
-    counts = map(letters.count, string.ascii_letters)
-    return {cell: n for cell, n in zip(CELLS, counts, strict=False) if n}
+    return cells_of(row[0] or "")
+
+
+def cells_of(signs: str) -> ReportedCells:
+    """Count the signs of tasks."""
+    counts = map(signs.count, CELL_SIGNS)
+    return {cell: n for cell, n in zip(CELLS, counts, strict=True) if n}
 
 
 def require_registered(connection: Connection, client_id: str, project_type: str) -> None:
@@ -3255,18 +3369,36 @@ def require_registered(connection: Connection, client_id: str, project_type: str
     )
 
 
-def insert_run(connection: Connection, client_id: str, project_type: str, target_url: str, metadata: str) -> RunKey:
+def insert_run(
+    connection: Connection,
+    client_id: str,
+    project_type: str,
+    target_url: str,
+    metadata: str,
+    branch: str = MAIN_LINE,
+) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
     require_registered(connection, client_id, project_type)
     now, run_id = timestamp(), new_ids()[0]
     row = connection.execute(
-        """INSERT INTO runs (client_id, id, project_type, target_url, metadata, status,
+        """INSERT INTO runs (client_id, id, project_type, target_url, branch, metadata, status,
                created_at, updated_at, last_used_at)
-           VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?) RETURNING seq""",
-        (client_id, run_id, project_type, target_url, metadata, now, now, now),
+           VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?, ?) RETURNING seq""",
+        (client_id, run_id, project_type, target_url, branch, metadata, now, now, now),
     ).fetchone()
-    count(connection, client_id, scopes("runs", project_type, target_url), "running", 0, False, 1)
-    return RunKey(row[0], run_id, project_type, target_url, "running", 0)
+    if branch != MAIN_LINE:
+        insert_branch(connection, client_id, project_type, target_url, branch)
+    count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, False, 1)
+    return RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
+
+
+def insert_branch(connection: Connection, client_id: str, project_type: str, target_url: str, name: str) -> None:
+    """Make a branch of a type and target, unless it is there."""
+    connection.execute(
+        """INSERT INTO branches (client_id, name, project_type, target_url) VALUES (?, ?, ?, ?)
+           ON CONFLICT (client_id, name, project_type, target_url) DO NOTHING""",
+        (client_id, name, project_type, target_url),
+    )
 
 
 def close_run(connection: Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
@@ -3276,7 +3408,7 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
         "UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ? WHERE seq = ?",
         (status, reason, now, now, run.seq),
     )
-    names = scopes("runs", run.project_type, run.target_url)
+    names = scopes("runs", *run.surface, run.branch)
     count(connection, client_id, names, "running", 0, False, -1)
     count(connection, client_id, names, status, 0, False, 1)
 
@@ -3357,7 +3489,7 @@ def select_runs(
 # Tasks: reading
 
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
-    tasks.external_id, tasks.title,
+    NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END,
     tasks.status, tasks.created_at, tasks.updated_at, tasks.last_seen_at, tasks.times_seen"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
@@ -3430,7 +3562,7 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     if not wanted.types:
         return Listing(table="tasks", total=0)
     cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
-    for (status, severity, identified), n in select_run_cells(connection, client_id, [run])[run.seq].items():
+    for (status, severity, identified, _), n in select_reported_cells(connection, client_id, [run])[run.seq].items():
         if identified and wanted.accepts(status, severity):
             cell = (run.project_type, status, severity)  # of which this transaction may have left none
             cells[cell] = cells.get(cell, 0) - n
@@ -3460,8 +3592,8 @@ def count_accepted(connection: Connection, client_id: str, wanted: TaskFilter, r
     if wanted.statuses is None and wanted.ranks is None:
         return Counter({run.seq: run.reported for run in runs})
     accepted = Counter[int]()
-    for seq, cells in select_run_cells(connection, client_id, runs).items():
-        accepted[seq] = sum(n for (status, severity, _), n in cells.items() if wanted.accepts(status, severity))
+    for seq, cells in select_reported_cells(connection, client_id, runs).items():
+        accepted[seq] = sum(n for (status, severity, *_), n in cells.items() if wanted.accepts(status, severity))
     return accepted
 
 
@@ -3652,7 +3784,13 @@ class State(Struct, frozen=True, gc=False):
     severity: int
     project_type: str
     target_url: str
+    branch: str
     identified: bool
+
+    @property
+    def cell(self) -> tuple[str, int, str]:
+        """What can change of what the task is counted by."""
+        return self.status, self.severity, self.branch
 
 
 class StoredFinding(Struct, frozen=True, gc=False):
@@ -3664,8 +3802,16 @@ class StoredFinding(Struct, frozen=True, gc=False):
     details: tuple[str | None, ...]
     seen_by_run: bool
 
-    def changed(self, report: Report) -> list[str]:
-        """Name the fields that the report changes, as the API calls them."""
+    def changed(self, report: Report, run: RunKey) -> list[str]:
+        """Name the fields that the report of a run changes, as the API calls them."""
+        return self._rewritten(report) + (["branch"] if self._branch_after(run) != self.state.branch else [])
+
+    def _branch_after(self, run: RunKey) -> str:
+        """Return the branch that the finding is of after a report: the main line takes over what it reports."""
+        return MAIN_LINE if run.branch == MAIN_LINE else self.state.branch
+
+    def _rewritten(self, report: Report) -> list[str]:
+        """Name the fields of the agent's that the report changes."""
         if (self.title, self.state.severity, self.details) == (report.title, report.severity, report.details):
             return []
         fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
@@ -3676,14 +3822,19 @@ class StoredFinding(Struct, frozen=True, gc=False):
         fields += zip(("evidence", "remediation", "successCriteria", "extensions"), same, strict=True)
         return [name for name, equal in fields if not equal]
 
-    def next_status(self, report: Report) -> TaskStatus:
-        """Return the status that the finding has after the report: people's triage stays, what was fixed reopens."""
+    def next_state(self, report: Report, run: RunKey) -> State:
+        """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
-        return "open" if reopens else self.state.status
+        status = "open" if reopens else self.state.status
+        branch = self._branch_after(run)
+        if (status, report.severity, branch) == self.state.cell:
+            return self.state
+        return msgspec.structs.replace(self.state, status=status, severity=report.severity, branch=branch)
 
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.project_type, tasks.target_url,
-    tasks.external_id IS NOT NULL"""
+    tasks.branch, tasks.external_id IS NOT NULL"""
+STATE_SIZE = len(State.__struct_fields__)
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
@@ -3723,29 +3874,30 @@ def select_findings(
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
         for row in rows:
-            findings[row[7]] = StoredFinding(State(*row[:7]), row[7], row[8], row[9:14], bool(row[14]))
+            state, (external_id, title, *details, seen_by_run) = State(*row[:STATE_SIZE]), row[STATE_SIZE:]
+            findings[external_id] = StoredFinding(state, external_id, title, tuple(details), bool(seen_by_run))
     return findings
 
 
 def set_cells(connection: Connection, seqs: Sequence[int]) -> None:
-    """Store the letters of tasks as they stand now."""
+    """Store the signs of tasks as they stand now."""
     for lot in in_lots(seqs):
         connection.execute(
-            f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_LETTER} FROM tasks WHERE seq IN ({marks(lot)})
+            f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_SIGN} FROM tasks WHERE seq IN ({marks(lot)})
                 ON CONFLICT (task_seq) DO UPDATE SET cell = excluded.cell""",
             lot,
         )
 
 
-def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, str, int]]) -> None:
-    """Count tasks that have moved to another status and severity, each given with its old state."""
-    moved = [change for change in changes if (change[0].status, change[0].severity) != change[1:]]
-    set_cells(connection, [state.seq for state, _, _ in moved])
-    for state, status, severity in moved:
-        names = scopes("tasks", state.project_type, state.target_url)
-        count(connection, client_id, names, state.status, state.severity, state.identified, -1)
-        count(connection, client_id, names, status, severity, state.identified, 1)
-        count_changes(connection, client_id, state.project_type, state.target_url, 1)
+def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
+    """Count tasks that have moved to another status, severity or line, each as it was and as it is."""
+    moved = [(old, new) for old, new in changes if old.cell != new.cell]
+    set_cells(connection, [new.seq for _, new in moved])
+    for old, new in moved:
+        for state, n in ((old, -1), (new, 1)):
+            names = scopes("tasks", state.project_type, state.target_url, state.branch)
+            count(connection, client_id, names, state.status, state.severity, state.identified, n)
+        count_changes(connection, client_id, new.project_type, new.target_url, 1)
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -3761,7 +3913,7 @@ def set_status(
     connection: Connection,
     who: Principal,
     states: Sequence[State],
-    status: str,
+    status: TaskStatus,
     comment: str | None = None,
     run_id: str | None = None,
 ) -> None:
@@ -3771,7 +3923,7 @@ def set_status(
     connection.executemany(
         "UPDATE tasks SET status = ?, updated_at = ? WHERE seq = ?", [(status, now, state.seq) for state in moved]
     )
-    count_moves(connection, who.client_id, [(state, status, state.severity) for state in moved])
+    count_moves(connection, who.client_id, [(state, msgspec.structs.replace(state, status=status)) for state in moved])
     insert_history(
         connection,
         [
@@ -3781,12 +3933,28 @@ def set_status(
     )
 
 
-def insert_sightings(connection: Connection, client_id: str, run_seq: int, task_seqs: Iterable[int]) -> None:
-    """Store that a run reported tasks."""
+def insert_sightings(
+    connection: Connection, client_id: str, run: RunKey, task_seqs: Sequence[int], *, counted: bool = True
+) -> None:
+    """Store that a run reported tasks, and so that its branch knows them."""
     connection.executemany(
-        "INSERT INTO sightings (client_id, run_seq, task_seq) VALUES (?, ?, ?)",
-        [(client_id, run_seq, task_seq) for task_seq in task_seqs],
+        "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
+        [(client_id, run.seq, task_seq, counted) for task_seq in task_seqs],
     )
+    if run.branch != MAIN_LINE:
+        insert_branch_sightings(connection, client_id, select_branch_of_run(connection, client_id, run), task_seqs)
+
+
+def insert_branch_sightings(
+    connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int]
+) -> None:
+    """Store that a branch knows tasks; it may have known them before."""
+    new = connection.executemany(
+        """INSERT INTO branch_sightings (client_id, branch_seq, task_seq) VALUES (?, ?, ?)
+           ON CONFLICT (client_id, branch_seq, task_seq) DO NOTHING""",
+        [(client_id, branch.seq, task_seq) for task_seq in task_seqs],
+    ).rowcount
+    connection.execute("UPDATE branches SET reported = reported + ? WHERE seq = ?", (new, branch.seq))
 
 
 def insert_tasks(
@@ -3798,13 +3966,13 @@ def insert_tasks(
         (seq, task_id, report.status or "open", report)
         for seq, task_id, report in zip(seqs, new_ids(len(reports)), reports, strict=True)
     ]
-    surface = (run.project_type, run.target_url)
+    place = (*run.surface, run.branch)
     connection.executemany(
-        """INSERT INTO tasks (seq, client_id, id, project_type, target_url, external_id, run_id, last_run_id,
+        """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
                title, severity, status, created_at, updated_at, last_seen_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
-            (seq, who.client_id, task_id, *surface, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
+            (seq, who.client_id, task_id, *place, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
             + (report.severity, status, now, now, now)
             for seq, task_id, status, report in added
         ],
@@ -3815,7 +3983,7 @@ def insert_tasks(
         [(seq, *report.details) for seq, _, _, report in added],
     )
     set_cells(connection, seqs)
-    insert_sightings(connection, who.client_id, run.seq, [seq for seq, *_ in added])
+    insert_sightings(connection, who.client_id, run, seqs)
     insert_history(
         connection,
         [
@@ -3825,7 +3993,7 @@ def insert_tasks(
     )
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
-        count(connection, who.client_id, scopes("tasks", *surface), *kind, n)
+        count(connection, who.client_id, scopes("tasks", *place), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -3835,12 +4003,12 @@ class RepeatedReport(Struct, frozen=True, gc=False):
     finding: StoredFinding
     report: Report
     changed: list[str]
-    status: TaskStatus
+    state: State
 
     @property
     def result(self) -> Literal["updated", "reopened", "unchanged"]:
         """What the report did."""
-        if self.status != self.finding.state.status:
+        if self.state.status != self.finding.state.status:
             return "reopened"
         return "updated" if self.changed else "unchanged"
 
@@ -3851,44 +4019,57 @@ def update_tasks(
     """Store newer reports of stored findings, and return what became of each."""
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
-        "UPDATE tasks SET title = ?, severity = ?, status = ?, updated_at = ? WHERE seq = ?",
-        [(item.report.title, item.report.severity, item.status, now, item.finding.state.seq) for item in rewritten],
+        "UPDATE tasks SET title = ?, severity = ?, status = ?, branch = ?, updated_at = ? WHERE seq = ?",
+        [
+            (item.report.title, item.state.severity, item.state.status, item.state.branch, now, item.state.seq)
+            for item in rewritten
+        ],
     )
     connection.executemany(
         """UPDATE task_details SET description = ?, evidence = ?, remediation = ?, success_criteria = ?, extensions = ?
            WHERE task_seq = ?""",
-        [(*item.report.details, item.finding.state.seq) for item in rewritten if item.changed],
+        [(*item.report.details, item.state.seq) for item in rewritten if item.changed],
     )
-    moves = [(item.finding.state, item.status, item.report.severity) for item in rewritten]
-    count_moves(connection, who.client_id, moves)
+    count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
-    see_again(connection, who.client_id, run, [item for item in repeated if not item.finding.seen_by_run], now)
-    return [TaskResult(item.finding.state.id, item.status, item.finding.external_id, item.result) for item in repeated]
+    see_again(connection, who.client_id, run, [item.finding for item in repeated], now)
+    return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
 
 
 def reported_entry(who: Principal, run: RunKey, item: RepeatedReport, now: str) -> tuple[Any, ...]:
     """Return the history entry of a report that changed something."""
-    moved = (item.finding.state.status, item.status) if item.result == "reopened" else (None, None)
+    moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
     changed = json.dumps(item.changed)
     return (who.client_id, item.finding.state.seq, now, "reported", who.name, run.id, *moved, None, changed)
 
 
-def see_again(
-    connection: Connection, client_id: str, run: RunKey, repeated: Sequence[RepeatedReport], now: str
-) -> None:
-    """Store that a run reported findings that it had not reported before."""
-    seqs = [item.finding.state.seq for item in repeated]
+def see_again(connection: Connection, client_id: str, run: RunKey, findings: Iterable[StoredFinding], now: str) -> None:
+    """Store that a run reported findings, which counts for those that it had not reported before."""
+    seqs = [finding.state.seq for finding in findings if not finding.seen_by_run]
     for lot in in_lots(seqs):
         connection.execute(
             f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
                 WHERE seq IN ({marks(lot)})""",
             (run.id, now, *lot),
         )
-    insert_sightings(connection, client_id, run.seq, seqs)
+    insert_sightings(connection, client_id, run, seqs)
+
+
+def see_on_branch(
+    connection: Connection, client_id: str, run: RunKey, findings: Collection[StoredFinding]
+) -> list[TaskResult]:
+    """Store that a branch's run reported findings that the main line knows, and return what became of each report."""
+    seqs = [finding.state.seq for finding in findings if not finding.seen_by_run]
+    insert_sightings(connection, client_id, run, seqs, counted=False)
+    return [
+        TaskResult(finding.state.id, finding.state.status, finding.external_id, "unchanged") for finding in findings
+    ]
 
 
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
     """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
+
+    What the main line knows, a branch's report leaves as it is.
 
     :param run: as it is in this transaction: one that was pruned leaves its seq to another.
     :raises RunFinished: when the run is not running any more.
@@ -3901,15 +4082,20 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     unique = dict(zip(keys, reports, strict=True))
     findings = select_findings(connection, who.client_id, run, sorted(key for key in unique if isinstance(key, str)))
     new = {key: report for key, report in unique.items() if key not in findings}
-    repeated = [
-        RepeatedReport(finding, unique[key], finding.changed(unique[key]), finding.next_status(unique[key]))
-        for key, finding in findings.items()
-    ]
+    on_main_line = {key: each for key, each in findings.items() if each.state.branch == MAIN_LINE != run.branch}
+    repeated = {
+        key: RepeatedReport(each, unique[key], each.changed(unique[key], run), each.next_state(unique[key], run))
+        for key, each in findings.items()
+        if key not in on_main_line
+    }
     results: dict[str | int, TaskResult] = {}
     if new:
         results.update(zip(new, insert_tasks(connection, who, run, list(new.values()), now), strict=True))
     if repeated:
-        results.update(zip(findings, update_tasks(connection, who, run, repeated, now), strict=True))
+        results.update(zip(repeated, update_tasks(connection, who, run, list(repeated.values()), now), strict=True))
+    if on_main_line:
+        seen = see_on_branch(connection, who.client_id, run, on_main_line.values())
+        results.update(zip(on_main_line, seen, strict=True))
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
     sightings = len(new) + sum(not finding.seen_by_run for finding in findings.values())
@@ -3978,18 +4164,16 @@ PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred w
 def recounted(connection: Connection) -> Counter[CounterKey]:
     """Count everything that the counters count, one by one, but for changes."""
     counts: Counter[CounterKey] = Counter()
-    kind = "status, severity, external_id IS NOT NULL"
-    for client, project_type, target_url, status, severity, identified, n in connection.execute(
-        f"""SELECT client_id, project_type, target_url, {kind}, COUNT(*) FROM tasks
-            GROUP BY client_id, project_type, target_url, {kind}"""
+    place, kind = "client_id, project_type, target_url, branch", "status, severity, external_id IS NOT NULL"
+    for client, *at, status, severity, identified, n in connection.execute(
+        f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
     ):
-        for name in scopes("tasks", project_type, target_url):
+        for name in scopes("tasks", *at):
             counts[client, name, status, severity, identified] += n
-    for client, project_type, target_url, status, n in connection.execute(
-        """SELECT client_id, project_type, target_url, status, COUNT(*) FROM runs
-           GROUP BY client_id, project_type, target_url, status"""
+    for client, *at, status, n in connection.execute(
+        f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
     ):
-        for name in scopes("runs", project_type, target_url):
+        for name in scopes("runs", *at):
             counts[client, name, status, 0, 0] += n
     return counts
 
@@ -4006,10 +4190,11 @@ AUDITS = {
             SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
     "task {} was seen by more runs than it says": """
         SELECT tasks.id FROM tasks WHERE times_seen < (
-            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
+            SELECT COUNT(*) FROM sightings
+            WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND counted = 1)""",
     "task {} counts as something else in the runs that report it": f"""
         SELECT tasks.id FROM tasks LEFT JOIN task_cells ON task_cells.task_seq = tasks.seq
-        WHERE COALESCE(task_cells.cell, '') <> {CELL_LETTER}""",
+        WHERE COALESCE(task_cells.cell, '') <> {CELL_SIGN}""",
     "run {} says that it reports another number of tasks": """
         SELECT runs.id FROM runs WHERE reported <> (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
@@ -4079,7 +4264,7 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     for *fields, only in rows:
         state = State(*fields)
         if only:
-            names = scopes("tasks", state.project_type, state.target_url)
+            names = scopes("tasks", state.project_type, state.target_url, state.branch)
             count(connection, client_id, names, state.status, state.severity, state.identified, -1)
             orphans.append((state.seq,))
     connection.executemany(
@@ -4090,7 +4275,7 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(rows), run.seq))
     count_changes(connection, client_id, run.project_type, run.target_url, len(rows))
     if len(rows) < size:
-        count(connection, client_id, scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
+        count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
         connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
     return len(orphans), len(rows) < size
 
@@ -5292,7 +5477,8 @@ def post_runs(call: Call) -> flask.Response:
 
     def start(connection: Connection) -> flask.Response:
         call.service.fail_idle_runs(connection)
-        run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata)
+        place = (body.project_type, body.target_url or NO_TARGET)
+        run = insert_run(connection, call.client_id, *place, metadata, body.branch or MAIN_LINE)
         call.noted.run_id = run.id
         return answer(201, select_run(connection, run), f"{call.address}/{run.id}")
 

@@ -29,6 +29,7 @@ import signal
 import socket
 import sqlite3
 import stat
+import string
 import subprocess
 import sys
 import sysconfig
@@ -92,11 +93,11 @@ TITLES = {
     503: "Service Unavailable",
 }
 RUN_FIELDS = {
-    *("id", "projectType", "targetUrl", "metadata", "status", "statusReason"),
+    *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
     *("createdAt", "updatedAt", "finishedAt", "submitted"),
 }
 HEAD_FIELDS = {
-    *("id", "runId", "lastRunId", "projectType", "targetUrl", "externalId", "title", "severity", "status"),
+    *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
     *("createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
 }
 BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
@@ -2205,6 +2206,13 @@ RUN_REJECTIONS = cases(
     metadata_number=({"metadata": 1}, "/metadata"),
     metadata_large=({"metadata": {"a": "x" * (64 * KIB - 7)}}, "/metadata"),
     metadata_large_in_bytes=({"metadata": {"a": "é" * (32 * KIB)}}, "/metadata"),
+    branch_empty=({"branch": ""}, "/branch"),
+    branch_long=({"branch": "x" * 256}, "/branch"),
+    branch_number=({"branch": 1}, "/branch"),
+    branch_tab=({"branch": "a\tb"}, "/branch"),
+    branch_newline_at_the_end=({"branch": "main\n"}, "/branch"),
+    branch_delete=({"branch": "\x7f"}, "/branch"),
+    branch_next_line=({"branch": "a\x85"}, "/branch"),
 )
 
 
@@ -2223,6 +2231,8 @@ RUN_BOUNDS = cases(
     target_repository={"targetUrl": "https://git.example.com/a/b.git"},
     metadata_large={"metadata": {"a": "x" * (64 * KIB - 8)}},
     metadata_large_in_bytes={"metadata": {"a": "é" * (32 * KIB - 4)}},
+    branch_long={"branch": "é" * 255},
+    branch_of_anything={"branch": " refs/pull/1,2 type:x\u00a0\u2028\U0001f600 branches"},
 )
 
 
@@ -2356,7 +2366,7 @@ def test_what_a_run_reported_is_counted_once_until_it_changes(app: flask.Flask, 
 def test_no_more_runs_are_kept_counted_than_a_filter_names(
     app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("findings_service.RUNS_KNOWN", 2)
+    monkeypatch.setattr("findings_service.REPORTERS_KNOWN", 2)
     client.register("web")
     runs = [client.start() for _ in range(3)]
     order = (0, 1, 0, 2, 0, 1)  # the third takes the place of the second, which was not used for longest
@@ -3097,6 +3107,100 @@ def test_of_one_external_id_twice_in_a_batch_the_last_wins(client: Client, run: 
         *(1, 0),
         ["unchanged"] * 2,
     )
+
+
+SEEN = ("lastRunId", "lastSeenAt", "timesSeen")
+
+
+def start_on(client: Client, branch: str | None, *names: str) -> str:
+    """Start a run of a branch, or of the main line, of the one target, and report findings."""
+    run = client.start(targetUrl="https://example.com/", branch=branch)
+    client.submit(run, *(task(externalId=name) for name in names))
+    return run
+
+
+def test_a_finding_is_of_the_branch_that_reported_it_first(client: Client, run: str) -> None:
+    first = start_on(client, "a", "x")
+    second = start_on(client, "b", "x")
+    found = client.read(f"tasks/{client.read('tasks')['tasks'][0]['id']}")
+    assert (found["branch"], found["runId"], found["lastRunId"], found["timesSeen"]) == ("a", first, second, 2)
+    assert [client.read(f"runs/{each}")["branch"] for each in (run, first, second)] == [None, "a", "b"]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_branch_leaves_what_the_main_line_knows_as_it_is(client: Client, run: str, status: str) -> None:
+    task_id = client.add(run, externalId="x")
+    client.triage(task_id, status)
+    before, entries = client.read(f"tasks/{task_id}"), client.history(task_id)
+    branch = client.start(targetUrl="https://example.com/", branch="a")
+    time.sleep(0.002)
+    for _ in range(2):
+        done = client.submit(branch, task(externalId="x", title="Reworded", severity="low", status="dismissed"))
+        assert (done["unchanged"], done["tasks"][0]["result"], done["tasks"][0]["status"]) == (1, "unchanged", status)
+    assert (client.read(f"tasks/{task_id}"), client.history(task_id)) == (before, entries)
+    whole = client.read(f"runs/{branch}")
+    assert (whole["submitted"]["unchanged"], whole["summary"]["total"]) == (2, 1)
+    assert [each["id"] for each in client.read("tasks", runId=branch)["tasks"]] == [task_id]
+
+
+def test_a_branch_changes_and_reopens_what_only_branches_know(client: Client, run: str) -> None:
+    start_on(client, "a", "x")
+    task_id = client.read("tasks")["tasks"][0]["id"]
+    client.triage(task_id, "resolved")
+    second = client.start(targetUrl="https://example.com/", branch="b")
+    assert client.submit(second, task(externalId="x", title="Reworded"))["reopened"] == 1
+    found = client.read(f"tasks/{task_id}")
+    assert (found["title"], found["status"], found["branch"], found["timesSeen"]) == ("Reworded", "open", "a", 2)
+    assert client.history(task_id)[-1]["changed"] == ["title"]
+
+
+@pytest.mark.parametrize(
+    ("status", "report", "result", "after"),
+    cases(
+        the_same=("open", {}, "updated", "open"),
+        reworded=("in_progress", {"title": "Reworded"}, "updated", "in_progress"),
+        resolved=("resolved", {}, "reopened", "open"),
+        resolved_still=("resolved", {"status": "resolved"}, "updated", "resolved"),
+        dismissed=("dismissed", {"severity": "low"}, "updated", "dismissed"),
+    ),
+)
+def test_the_main_line_takes_over_what_a_branch_found(
+    client: Client, run: str, status: str, report: dict[str, Any], result: str, after: str
+) -> None:
+    start_on(client, "a", "x")
+    task_id = client.read("tasks")["tasks"][0]["id"]
+    before = client.triage(task_id, status)
+    time.sleep(0.002)
+    assert client.submit(run, task(externalId="x", **report))["tasks"][0]["result"] == result
+    found, entry = client.read(f"tasks/{task_id}"), client.history(task_id)[-1]
+    assert (found["branch"], found["status"], found["lastRunId"], found["timesSeen"]) == (None, after, run, 2)
+    assert (found["runId"], found["updatedAt"] > before["updatedAt"]) == (before["runId"], True)
+    assert (entry["event"], entry["runId"]) == ("reported", run)
+    assert entry["changed"] == [*({*report} - {"status"}), "branch"]
+    assert client.submit(run, task(externalId="x", **report))["unchanged"] == 1
+
+
+def test_what_the_main_line_took_over_a_branch_moves_no_more(client: Client, run: str) -> None:
+    branch = start_on(client, "a", "x", "y")
+    client.submit(run, task(externalId="x"))
+    task_id = client.read("tasks", externalId="x")["tasks"][0]["id"]
+    before = client.read(f"tasks/{task_id}")
+    for each in (branch, client.start(targetUrl="https://example.com/", branch="a")):
+        assert client.submit(each, task(externalId="x", title="Reworded"))["unchanged"] == 1
+    assert client.read(f"tasks/{task_id}") == before
+
+
+def test_branches_of_other_targets_types_and_clients_are_others(app: flask.Flask, client: Client, run: str) -> None:
+    stranger = client_of(app, client="other")
+    client.register("cli")
+    stranger.register("web")
+    places = [(client, "web", "https://example.com/"), (client, "cli", "https://example.com/")]
+    places += [(client, "web", "https://example.com/b"), (stranger, "web", "https://example.com/")]
+    for owner, name, target in places:
+        owner.submit(owner.start(name, targetUrl=target, branch="a"), task(externalId="x"))
+    client.add(run, externalId="x")
+    listed = [*client.read("tasks")["tasks"], *stranger.read("tasks")["tasks"]]
+    assert [each["branch"] for each in listed] == ["a", "a", None, "a"]
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(STATUSES, STATUSES)))
@@ -6103,7 +6207,7 @@ PLANTED = cases(
     ),
     other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another client, project"),
     no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
-    sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1)", "was seen by more runs than it says"),
+    sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
     other_status=(
         "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
@@ -8426,7 +8530,23 @@ PRAGMA user_version = 2;
 """
 
 
-@pytest.fixture(params=["", TO_SECOND_SCHEMA], ids=["first_schema", "second_schema"])
+TO_THIRD_SCHEMA = f"""
+{TO_SECOND_SCHEMA}
+ALTER TABLE runs ADD COLUMN reported INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET reported = 3;
+CREATE TABLE task_cells (
+    task_seq  INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
+    cell      TEXT NOT NULL
+) STRICT;
+INSERT INTO task_cells
+    SELECT seq, substr('{string.ascii_letters}', 1 + 30 * (status = 'dismissed') + 2 * (severity - 1)
+        + (external_id IS NOT NULL), 1) FROM tasks;
+DELETE FROM counters WHERE scope LIKE 'tasks run:%';
+PRAGMA user_version = 3;
+"""
+
+
+@pytest.fixture(params=["", TO_SECOND_SCHEMA, TO_THIRD_SCHEMA], ids=["first_schema", "second_schema", "third_schema"])
 def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A database of an older schema."""
     path = tmp_path / "findings.db"
@@ -8442,7 +8562,7 @@ def schema_of(db: Path) -> list[Any]:
         made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
         return [
             *connection.execute("PRAGMA user_version"),
-            *((*names, " ".join((sql or "").split())) for *names, sql in made),
+            *((*names, re.sub(r"\s*([,()]|\s)\s*", r"\1", sql or "")) for *names, sql in made),
         ]
 
 
@@ -8450,7 +8570,9 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     old: Path, make_app: Callable[..., flask.Flask], tmp_path: Path
 ) -> None:
     before = content_of(old)
-    before[2] = [(*run, 3) for run in before[2]]  # tasks that it reports
+    before[2] = [(*run[:17], 3, "") for run in before[2]]  # tasks that it reports, and no branch
+    before[3] = [(*each, "") for each in before[3]]
+    before[5] = [(*sighting, 1) for sighting in before[5]]
     before[-1] = [counter for counter in before[-1] if not counter[1].startswith("tasks run:")]
     client = client_of(make_app())
     client.key = "fts_a_key_of_the_first_schema"
@@ -8486,9 +8608,10 @@ def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
 ) -> None:
     before = schema_of(old), content_of(old)
     for broken in (("SELECT nonsense;", ""), ("", "DELETE FROM tasks;\nSELECT nonsense;")):
-        steps = (*map("\n".join, zip(findings_service.MIGRATIONS[3], broken, strict=True)),)
+        last = findings_service.SCHEMA_VERSION
+        steps = (*map("\n".join, zip(findings_service.MIGRATIONS[last], broken, strict=True)),)
         with monkeypatch.context() as patched:
-            patched.setitem(findings_service.MIGRATIONS, 3, steps)
+            patched.setitem(findings_service.MIGRATIONS, last, steps)
             with pytest.raises(findings_service.DatabaseUnusable):
                 make_app()
         assert (schema_of(old), content_of(old)) == before
@@ -8597,7 +8720,7 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     removed, gone = [], False
     while not gone:
         with database_of(app).transaction() as connection:
-            key = findings_service.RunKey(1, run, "web", "https://example.com/", "completed", 5)
+            key = findings_service.RunKey(1, "web", "https://example.com/", 5, run, "completed", "")
             tasks, gone = findings_service.prune_slice(connection, "default", key, 2)
         removed.append(tasks)
         assert faults_of(path) == []
@@ -8614,7 +8737,7 @@ def test_a_run_goes_once_and_leaves_what_an_earlier_one_reports(app: flask.Flask
     later = client.start(targetUrl="https://example.com/")
     tasks = {client.add(run_id, externalId="x") for run_id in (run, later)}
     client.finish(later)
-    key = findings_service.RunKey(2, later, "web", "https://example.com/", "completed", 5)
+    key = findings_service.RunKey(2, "web", "https://example.com/", 5, later, "completed", "")
     for _ in range(2):
         with database_of(app).transaction() as connection:
             assert findings_service.prune_slice(connection, "default", key) == (0, True)
