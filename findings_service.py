@@ -39,6 +39,7 @@ import itertools
 import json
 import logging
 import math
+import operator
 import os
 import secrets
 import shutil
@@ -188,6 +189,9 @@ class Settings(Struct, frozen=True, kw_only=True):
         str, Meta(description="A key accepted as a full one of client default, for CI jobs; 16 characters or more.")
     ] = ""
     max_body: Annotated[int, Meta(description="Bytes of a body. A screenshot has its place in one.")] = 16 * 1024 * 1024
+    max_sarif: Annotated[int, Meta(description="Bytes of a SARIF document, which holds all that a scanner found.")] = (
+        64 * 1024 * 1024
+    )
     max_batch: Annotated[int, Meta(description="Tasks in a batch. One is stored in a fraction of a second.")] = 1000
     busy_timeout: Annotated[
         float, Meta(description="How long a write waits while another process has the database locked.")
@@ -218,6 +222,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "db": parse_path,
         "api_key": parse_key,
         "max_body": parse_count,
+        "max_sarif": parse_count,
         "max_batch": parse_count,
         "busy_timeout": parse_duration,
         "run_timeout": parse_duration,
@@ -488,6 +493,7 @@ def problem_details(error: ServiceError) -> ProblemDetails:
 # ---------------------------------------------------------------------------
 
 KIB = 1024
+JSON_TYPE = "application/json"
 NESTING = 100  # levels of arrays and objects in a body
 NO_NUL = {"pattern": "^[^\\u0000]*$"}
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
@@ -505,11 +511,14 @@ PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 ENTRY_PLACE = r"^[0-9]{1,15}\Z"
 SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
 
+BRANCH_NAME = r"^[^\x00-\x1f\x7f-\x9f]*\Z"  # nothing of Unicode's category Cc
+
 # What a pattern is called in an error.
 PATTERNS = {
     NAME_PATTERN: "must be 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit",
     ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
     HTTP_URL: "must be an absolute http or https URL, without spaces",
+    BRANCH_NAME: "must not contain control characters",
     PLACE: "is no place in this list; follow the next link as it is",
     ENTRY_PLACE: "is no place in this history; follow the next link as it is",
     SEVERE_PLACE: "is no place in this list; follow the next link as it is",
@@ -532,6 +541,7 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Title = Annotated[str, Meta(max_length=500, pattern=NOT_BLANK)]  # what is empty is blank
 ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema=NO_NUL)]
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
+BranchName = Annotated[str, Meta(min_length=1, max_length=255, pattern=BRANCH_NAME)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
 FREE_FORM = "Any JSON object, returned exactly as it was sent. No text and no name in it may contain U+0000."
 JsonObject = Annotated[
@@ -616,10 +626,11 @@ class TaskUpdate(Request):
 
 
 class RunStart(Request):
-    """What an agent is about to examine."""
+    """What an agent is about to examine; without a `branch`, the target's main line."""
 
     project_type: Annotated[str, Meta(max_length=100, extra_json_schema=NO_NUL)]
     target_url: TargetUrl | None = None
+    branch: BranchName | None = None
     metadata: SentObject = msgspec.field(default_factory=Raw)
 
 
@@ -686,11 +697,12 @@ class Submitted(Model):
 
 
 class Run(Model):
-    """One execution of an agent."""
+    """One execution of an agent; without a `branch` it is of the target's main line."""
 
     id: str
     project_type: str
     target_url: str | None
+    branch: str | None
     metadata: JsonObject
     status: RunStatus
     status_reason: str | None
@@ -707,13 +719,14 @@ class RunWithSummary(Run):
 
 
 class TaskHead(Model, gc=False):
-    """A stored finding, as lists show it."""
+    """A stored finding, as lists show it; `branch` is the one that reported it first, null once the main line has."""
 
     id: str
     run_id: str
     last_run_id: str
     project_type: str
     target_url: str | None
+    branch: str | None
     external_id: str | None
     title: str
     severity: Severity
@@ -842,17 +855,17 @@ SEVERAL = "One value, or several, separated by commas or by repeating the parame
 Several = Annotated[list[Value], Meta(max_length=1000)]
 
 
+PageNumber = Annotated[
+    int, Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker.")
+]
+PageLimit = Annotated[int, Meta(ge=1, le=200, description="Items on a page.")]
+
+
 class PageQuery(Request):
     """Which page of a list: counted from its start, or from behind a place in it."""
 
-    page: (
-        Annotated[
-            int,
-            Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker."),
-        ]
-        | None
-    ) = None
-    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
+    page: PageNumber | None = None
+    limit: PageLimit = 50
     after: Annotated[str, Meta(description=AFTER)] | None = None
 
 
@@ -872,7 +885,7 @@ class RunQuery(PageQuery):
     target_url: Annotated[Sought, Meta(description="Runs of this target, exactly as stored.")] | None = None
 
 
-class TaskQuery(PageQuery):
+class TaskFilters(Request):
     """Which tasks, in which order."""
 
     after: Annotated[str, Meta(pattern=SEVERE_PLACE, description=AFTER)] | None = None
@@ -901,12 +914,28 @@ class TaskQuery(PageQuery):
             extra_json_schema={"x-enum-varnames": ["NEWEST_FIRST", "OLDEST_FIRST", "SEVERITY"]},
         ),
     ] = "-createdAt"
+
+
+class TaskQuery(TaskFilters):
+    """Which page of a list of tasks."""
+
+    page: PageNumber | None = None
+    limit: PageLimit = 50
     view: Annotated[
         Literal["default", "full"],
         Meta(
             description="`full` adds description, evidence, remediation, successCriteria and extensions to each task."
         ),
     ] = "default"
+
+
+Paged = PageQuery | TaskQuery
+
+
+class ExportQuery(TaskFilters):
+    """Which part of a list of tasks that goes out in another form than JSON."""
+
+    limit: Annotated[int, Meta(ge=1, le=100_000, description="Tasks in a document.")] = 10_000
 
 
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
@@ -966,6 +995,58 @@ def in_ecma(schema: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------
+# Rooms: what ties the service to something outside, a file each in the folder findings_adapters beside this one
+# ---------------------------------------------------------------------------
+
+# What there is, and the commands that each brings. The service works without them, and says what is absent.
+ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gate")}
+
+
+@cache
+def absent_rooms() -> Collection[str]:
+    """Load the rooms, which add to what this module can do, and return the names of those that are not there."""
+    if __name__ == "__main__":  # they import this module by its name
+        sys.modules["findings_service"] = sys.modules["__main__"]
+    folder = Path(__file__).resolve().parent / "findings_adapters"
+    there = [name for name in ROOMS if (folder / f"{name}.py").exists()]
+    for name in there:
+        importlib.import_module(f"findings_adapters.{name}")
+    return ROOMS.keys() - there
+
+
+def what_is_absent() -> str:
+    """Return a sentence on rooms that are absent, to stand behind another one; nothing where all are there."""
+    names = ", ".join(f"{name}.py" for name in sorted(absent_rooms()))
+    return f" {names} of findings_adapters, which may add to that, is not beside findings_service.py." if names else ""
+
+
+class ListedTask(Struct, frozen=True, gc=False):
+    """A task of a list that goes out in another form than JSON.
+
+    `comment` is what was said when a dismissed one was dismissed. `known` tells, in a list of what one run reported,
+    whether its baseline had reported it too; None where there is no such run, or baseline.
+    """
+
+    task: TaskHead
+    comment: str | None = None
+    known: bool | None = None
+
+
+class ListFormat(Struct, frozen=True, kw_only=True):
+    """A form in which a list of tasks goes out besides JSON: its media type, and what writes it piece by piece.
+
+    With `whole`, each `task` is a `Task`.
+    """
+
+    media_type: str
+    write: Callable[[Iterator[ListedTask]], Iterator[bytes]]
+    whole: bool = False
+
+
+LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
+
+
+# ---------------------------------------------------------------------------
 # Database: one file, a connection that reads, and one that writes
 # ---------------------------------------------------------------------------
 #
@@ -977,23 +1058,31 @@ def in_ecma(schema: Any) -> Any:
 # Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
 
 APPLICATION_ID = 0x46545356
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-# The number of a task's cell: what its status, severity and identity are together.
-CELL_NUMBER = """10 * CASE status WHEN 'open' THEN 0 WHEN 'in_progress' THEN 1 WHEN 'resolved' THEN 2 ELSE 3 END
+# The number of a task's cell: what its line, status, severity and identity are together. Its sign stands for it.
+CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
+    + 10 * CASE status WHEN 'open' THEN 0 WHEN 'in_progress' THEN 1 WHEN 'resolved' THEN 2 ELSE 3 END
     + 2 * (severity - 1) + CASE WHEN external_id IS NULL THEN 0 ELSE 1 END"""
-CELL_LETTER = f"substr('{string.ascii_letters}', 1 + {CELL_NUMBER}, 1)"
+CELL_SIGNS = string.ascii_letters + string.digits + "!#$&()*+,-./:;<=>@"
+CELL_SIGN = f"substr('{CELL_SIGNS}', 1 + {CELL_NUMBER}, 1)"
 # What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: what is done before
 # it to tables that are there, and after it to their rows, by the version that it leads to.
 MIGRATIONS: Mapping[int, tuple[str, str]] = {
     2: ("DROP INDEX IF EXISTS tasks_by_external_id;\nDROP INDEX IF EXISTS tasks_by_identity;", ""),
     3: (
         "ALTER TABLE runs ADD COLUMN reported INTEGER NOT NULL DEFAULT 0;",
-        f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_LETTER} FROM tasks ORDER BY seq;
+        f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_SIGN} FROM tasks ORDER BY seq;
         UPDATE runs SET reported = (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq);
         DELETE FROM counters
         WHERE client_id IN (SELECT id FROM clients) AND scope > 'tasks run:' AND scope < 'tasks run;';""",
+    ),
+    4: (
+        """ALTER TABLE runs ADD COLUMN branch TEXT NOT NULL DEFAULT '';
+        ALTER TABLE tasks ADD COLUMN branch TEXT NOT NULL DEFAULT '';
+        ALTER TABLE sightings ADD COLUMN counted INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1));""",
+        "",
     ),
 }
 LARGE_WAL = 32 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
@@ -1021,16 +1110,17 @@ def schema_path() -> Path:
 
 
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
-RunCells = Mapping[tuple[str, int, bool], int]  # how many of a run's tasks have a status, severity and external id
+# How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
+ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
 class Connection(sqlite3.Connection):
     """A connection that writes counters once for a whole transaction, however many requests share it.
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
-    `next_seq` is the first seq that no task has, once the transaction has asked for it. `run_cells` are the runs
-    that were counted last, by their ids, with what tells whether they are still the same. Only a `read_only`
-    connection keeps them: what the other one reads may yet be undone.
+    `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
+    branches that were counted last, with what tells whether they are still the same. Only a `read_only` connection
+    keeps them: what the other one reads may yet be undone.
     """
 
     read_only = False
@@ -1040,7 +1130,7 @@ class Connection(sqlite3.Connection):
         self.counted: Counter[CounterKey] = Counter()
         self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
-        self.run_cells: dict[str, tuple[object, RunCells]] = {}
+        self.cells: dict[object, tuple[object, ReportedCells]] = {}
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -2457,6 +2547,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 Item = TypeVar("Item")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
+MAIN_LINE = ""  # where the name of a branch would stand
 MOST_ARMS = 32  # of one statement; SQLite allows 500
 FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
@@ -2617,25 +2708,41 @@ def count(
         connection.counting[client_id, each, status, severity, int(identified)] += n
 
 
-def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
-    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both."""
+BRANCHES = " branches"  # ends the name of what is not of the main line
+
+
+def of_branch(name: str) -> str:
+    """End the name of what is of one branch."""
+    return f" branch:{name}"
+
+
+def scope(kind: str, project_type: str | None = None, target_url: str | None = None, line: str = "") -> str:
+    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both; and of a line.
+
+    That comes last, because the name of a branch may have spaces.
+    """
     by_type = f" type:{project_type}" if project_type is not None else ""
     by_target = f" target:{target_url}" if target_url is not None else ""
-    return kind + by_type + by_target
+    return kind + by_type + by_target + line
 
 
-def scopes(kind: str, project_type: str, target_url: str) -> tuple[str, ...]:
-    """Name all scopes that a task or run counts in."""
-    return (
-        scope(kind),
-        scope(kind, project_type),
-        scope(kind, None, target_url),
-        scope(kind, project_type, target_url),
+def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
+    """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
+    lines = ("",) if branch == MAIN_LINE else ("", BRANCHES) if kind == "tasks" else ("", BRANCHES, of_branch(branch))
+    return tuple(
+        name
+        for line in lines
+        for name in (
+            scope(kind, None, None, line),
+            scope(kind, project_type, None, line),
+            scope(kind, None, target_url, line),
+            scope(kind, project_type, target_url, line),
+        )
     )
 
 
 def count_changes(connection: Connection, client_id: str, project_type: str, target_url: str, n: int) -> None:
-    """Count changes to what the runs of a type and target reported, new sightings apart: `RunKey` has those."""
+    """Count changes to what the runs of a type and target reported, new sightings apart: `Reporter` has those."""
     count(connection, client_id, [scope("changes", project_type, target_url)], "", 0, False, n)
 
 
@@ -2891,13 +2998,13 @@ def plan_cells(connection: Connection, client_id: str, table: str, wanted: Filte
     return Listing(table=table, arms=ranges.arms, listed=ranges.listed, total=sum(cells.values()))
 
 
-def first_row(query: PageQuery) -> int:
+def first_row(query: Paged) -> int:
     """Return how many rows stand before the page that a query asks for."""
     return ((query.page or 1) - 1) * query.limit
 
 
 def select_page(
-    connection: Connection, listing: Listing, columns: str, joined: str, query: PageQuery, position: Position | None
+    connection: Connection, listing: Listing, columns: str, joined: str, query: Paged, position: Position | None
 ) -> Iterator[tuple[Any, ...]]:
     """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
     part = listing.behind(position.seq) if position else listing
@@ -2909,7 +3016,7 @@ def select_page_of_lists(
     listings: Iterable[Listing],
     columns: str,
     joined: str,
-    query: PageQuery,
+    query: Paged,
     position: Position | None,
 ) -> Iterator[tuple[Any, ...]]:
     """Give the same of lists that follow each other, one for each severity."""
@@ -3037,31 +3144,76 @@ def update_project_type(
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
 RUNS_AT_START = 1000  # the same while nobody waits but for the start
-RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), runs.metadata, runs.status,
-    runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
+RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF(runs.branch, ''), runs.metadata,
+    runs.status, runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
-KEY_COLUMNS = "runs.seq, runs.id, runs.project_type, runs.target_url, runs.status, runs.reported"
+KEY_COLUMNS = """runs.seq, runs.project_type, runs.target_url, runs.reported, runs.id, runs.status, runs.branch"""
+BRANCH_COLUMNS = "branches.seq, branches.project_type, branches.target_url, branches.reported, branches.name"
 
 
-class RunKey(Struct, frozen=True, gc=False):
-    """What the store needs to know of a run."""
+class Reporter(Struct, frozen=True, gc=False):
+    """What the lists need to know of who reported tasks: a run, or a branch with all of its runs.
+
+    `sightings` is the table of what it reported, where `column` has its seq.
+    """
 
     seq: int
-    id: str
     project_type: str
     target_url: str
-    status: str
     reported: int
+
+    sightings: ClassVar[str]
+    column: ClassVar[str]
+
+    @property
+    def surface(self) -> tuple[str, str]:
+        """The project type and target of everything that it reported."""
+        return self.project_type, self.target_url
 
     @property
     def changes(self) -> str:
-        """The scope that counts the changes to what the run reported."""
+        """The scope that counts the changes to what it reported."""
         return scope("changes", self.project_type, self.target_url)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells it from all others of its client, also from one that had its seq before."""
+        raise NotImplementedError
+
+
+class RunKey(Reporter, frozen=True, gc=False):
+    """What the store needs to know of a run."""
+
+    id: str
+    status: str
+    branch: str
+
+    sightings = "sightings"
+    column = "run_seq"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells it from all others of its client, also from one that had its seq before."""
+        return (self.id,)
+
+
+class BranchKey(Reporter, frozen=True, gc=False):
+    """What the store needs to know of a branch."""
+
+    name: str
+
+    sightings = "branch_sightings"
+    column = "branch_seq"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells it from all others of its client. The changes are counted that take it away."""
+        return (*self.surface, self.name)
 
 
 def run_model(row: Sequence[Any]) -> Run:
     """Return a run from a row of RUN_COLUMNS."""
-    return Run(*(*row[:3], Raw(row[3]), *row[4:9], Submitted(*row[9:])))
+    return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:])))
 
 
 def find_run(connection: Connection, client_id: str, run_id: str) -> RunKey | None:
@@ -3081,6 +3233,27 @@ def find_runs(connection: Connection, client_id: str, run_ids: Sequence[str]) ->
         )
         runs += [RunKey(*row) for row in rows]
     return runs
+
+
+def find_branches(connection: Connection, client_id: str, names: Sequence[str]) -> list[BranchKey]:
+    """Return the keys of a client's branches of some names: one for each type and target that has one."""
+    branches = []
+    for lot in in_lots(names):
+        rows = connection.execute(
+            f"SELECT {BRANCH_COLUMNS} FROM branches WHERE client_id = ? AND name IN ({marks(lot)})", (client_id, *lot)
+        )
+        branches += [BranchKey(*row) for row in rows]
+    return branches
+
+
+def select_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey:
+    """Return the branch that a run is of, which is not the main line."""
+    row = connection.execute(
+        f"""SELECT {BRANCH_COLUMNS} FROM branches
+            WHERE client_id = ? AND name = ? AND project_type = ? AND target_url = ?""",
+        (client_id, run.branch, *run.surface),
+    ).fetchone()
+    return BranchKey(*row)
 
 
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
@@ -3119,7 +3292,7 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
 def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
     total, severities, statuses = 0, SeverityCounts(), StatusCounts()
-    for (status, severity, _), n in select_run_cells(connection, client_id, [run])[run.seq].items():
+    for (status, severity, *_), n in select_reported_cells(connection, client_id, [run])[run.seq].items():
         name = SEVERITIES[-severity]
         total += n
         setattr(severities, name, getattr(severities, name) + n)
@@ -3127,45 +3300,60 @@ def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summa
     return Summary(total, severities, statuses)
 
 
-CELLS = tuple(itertools.product(TASK_STATUSES, sorted(RANKS.values()), (False, True)))  # by CELL_NUMBER
-RUNS_KNOWN = 1_000  # whose cells a connection keeps: as many as a filter names
+CELLS = tuple(  # by CELL_NUMBER
+    (status, severity, identified, main_line)
+    for main_line, status, severity, identified in itertools.product(
+        (True, False), TASK_STATUSES, sorted(RANKS.values()), (False, True)
+    )
+)
+REPORTERS_KNOWN = 1_000  # whose cells a connection keeps: as many as a filter names
 
 
-def select_run_cells(connection: Connection, client_id: str, runs: Sequence[RunKey]) -> dict[int, RunCells]:
-    """Return how many of the tasks that runs reported there are of each kind, by the runs' seqs.
+def select_reported_cells(
+    connection: Connection, client_id: str, reporters: Sequence[Reporter]
+) -> dict[int, ReportedCells]:
+    """Return how many of the tasks that runs (or branches) reported there are of each kind, by the runs' seqs.
 
     What was counted before is still right where the run reports as many tasks as then, and none of them has changed.
     """
     if not connection.read_only:
-        return {run.seq: count_cells(connection, client_id, run.seq) for run in runs}
-    names = list({run.changes for run in runs})
+        return {each.seq: count_cells(connection, client_id, each) for each in reporters}
+    names = list({each.changes for each in reporters})
     changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
-    known, cells = connection.run_cells, {}
-    for run in runs:
-        stamp = (run.reported, changes.get(run.changes, 0))
-        before, found = known.pop(run.id, (None, {}))
-        cells[run.seq] = found if before == stamp else count_cells(connection, client_id, run.seq)
-        known[run.id] = (stamp, cells[run.seq])  # the last one used, as a dict keeps its order
-        if len(known) > RUNS_KNOWN:
+    known, cells = connection.cells, {}
+    for each in reporters:
+        who, stamp = (
+            (client_id, *each.identity),
+            (each.reported, changes.get(each.changes, 0)),
+        )
+        before, found = known.pop(who, (None, {}))
+        cells[each.seq] = found if before == stamp else count_cells(connection, client_id, each)
+        known[who] = (stamp, cells[each.seq])  # the last one used, as a dict keeps its order
+        if len(known) > REPORTERS_KNOWN:
             del known[next(iter(known))]
     return cells
 
 
-def count_cells(connection: Connection, client_id: str, run_seq: int) -> RunCells:
-    """Count the tasks that a run reported.
+def count_cells(connection: Connection, client_id: str, reporter: Reporter) -> ReportedCells:
+    """Count the tasks that a run (or branch) reported.
 
-    SQLite would sort a million rows to group them; one text of their letters takes a third of the time. PostgreSQL's
+    SQLite would sort a million rows to group them; one text of their signs takes a third of the time. PostgreSQL's
     name for the function is STRING_AGG.
     """
+    table = reporter.sightings
     row = connection.execute(
-        """SELECT GROUP_CONCAT(task_cells.cell, '')
-           FROM sightings JOIN task_cells ON task_cells.task_seq = sightings.task_seq
-           WHERE sightings.client_id = ? AND sightings.run_seq = ?""",
-        (client_id, run_seq),
+        f"""SELECT GROUP_CONCAT(task_cells.cell, '')
+            FROM {table} JOIN task_cells ON task_cells.task_seq = {table}.task_seq
+            WHERE {table}.client_id = ? AND {table}.{reporter.column} = ?""",
+        (client_id, reporter.seq),
     ).fetchone()
-    letters = row[0] or ""
-    counts = map(letters.count, string.ascii_letters)
-    return {cell: n for cell, n in zip(CELLS, counts, strict=False) if n}
+    return cells_of(row[0] or "")
+
+
+def cells_of(signs: str) -> ReportedCells:
+    """Count the signs of tasks."""
+    counts = map(signs.count, CELL_SIGNS)
+    return {cell: n for cell, n in zip(CELLS, counts, strict=True) if n}
 
 
 def require_registered(connection: Connection, client_id: str, project_type: str) -> None:
@@ -3181,18 +3369,36 @@ def require_registered(connection: Connection, client_id: str, project_type: str
     )
 
 
-def insert_run(connection: Connection, client_id: str, project_type: str, target_url: str, metadata: str) -> RunKey:
+def insert_run(
+    connection: Connection,
+    client_id: str,
+    project_type: str,
+    target_url: str,
+    metadata: str,
+    branch: str = MAIN_LINE,
+) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
     require_registered(connection, client_id, project_type)
     now, run_id = timestamp(), new_ids()[0]
     row = connection.execute(
-        """INSERT INTO runs (client_id, id, project_type, target_url, metadata, status,
+        """INSERT INTO runs (client_id, id, project_type, target_url, branch, metadata, status,
                created_at, updated_at, last_used_at)
-           VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?) RETURNING seq""",
-        (client_id, run_id, project_type, target_url, metadata, now, now, now),
+           VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?, ?) RETURNING seq""",
+        (client_id, run_id, project_type, target_url, branch, metadata, now, now, now),
     ).fetchone()
-    count(connection, client_id, scopes("runs", project_type, target_url), "running", 0, False, 1)
-    return RunKey(row[0], run_id, project_type, target_url, "running", 0)
+    if branch != MAIN_LINE:
+        insert_branch(connection, client_id, project_type, target_url, branch)
+    count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, False, 1)
+    return RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
+
+
+def insert_branch(connection: Connection, client_id: str, project_type: str, target_url: str, name: str) -> None:
+    """Make a branch of a type and target, unless it is there."""
+    connection.execute(
+        """INSERT INTO branches (client_id, name, project_type, target_url) VALUES (?, ?, ?, ?)
+           ON CONFLICT (client_id, name, project_type, target_url) DO NOTHING""",
+        (client_id, name, project_type, target_url),
+    )
 
 
 def close_run(connection: Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
@@ -3202,7 +3408,7 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
         "UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ? WHERE seq = ?",
         (status, reason, now, now, run.seq),
     )
-    names = scopes("runs", run.project_type, run.target_url)
+    names = scopes("runs", *run.surface, run.branch)
     count(connection, client_id, names, "running", 0, False, -1)
     count(connection, client_id, names, status, 0, False, 1)
 
@@ -3283,7 +3489,7 @@ def select_runs(
 # Tasks: reading
 
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
-    tasks.external_id, tasks.title,
+    NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END,
     tasks.status, tasks.created_at, tasks.updated_at, tasks.last_seen_at, tasks.times_seen"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
@@ -3325,7 +3531,7 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
         )
 
 
-def read_task_filter(connection: Connection, client_id: str, query: TaskQuery) -> TaskFilter:
+def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
     """Look up what a query names. :raises Missing: when `missingFrom` is no run of the client."""
     return TaskFilter(
         types=chosen(query.project_type),
@@ -3356,7 +3562,7 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     if not wanted.types:
         return Listing(table="tasks", total=0)
     cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
-    for (status, severity, identified), n in select_run_cells(connection, client_id, [run])[run.seq].items():
+    for (status, severity, identified, _), n in select_reported_cells(connection, client_id, [run])[run.seq].items():
         if identified and wanted.accepts(status, severity):
             cell = (run.project_type, status, severity)  # of which this transaction may have left none
             cells[cell] = cells.get(cell, 0) - n
@@ -3386,8 +3592,8 @@ def count_accepted(connection: Connection, client_id: str, wanted: TaskFilter, r
     if wanted.statuses is None and wanted.ranks is None:
         return Counter({run.seq: run.reported for run in runs})
     accepted = Counter[int]()
-    for seq, cells in select_run_cells(connection, client_id, runs).items():
-        accepted[seq] = sum(n for (status, severity, _), n in cells.items() if wanted.accepts(status, severity))
+    for seq, cells in select_reported_cells(connection, client_id, runs).items():
+        accepted[seq] = sum(n for (status, severity, *_), n in cells.items() if wanted.accepts(status, severity))
     return accepted
 
 
@@ -3505,8 +3711,8 @@ def plan_by_severity(
 
 def select_tasks(
     connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
-) -> tuple[Iterator[TaskHead], int]:
-    """Return one page of tasks, and one more if there is a further page; and how many there are in all."""
+) -> tuple[Iterator[TaskHead], Listing]:
+    """Return one page of tasks, and one more if there is a further page; and the whole list, to be counted."""
     whole = query.view == "full"
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
     listing = plan_tasks(connection, client_id, wanted)
@@ -3516,7 +3722,23 @@ def select_tasks(
     else:
         listing = msgspec.structs.replace(listing, newest_first=query.sort == "-createdAt")
         rows = select_page(connection, listing, columns, joined, query, position)
-    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), listing.count(connection)
+    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), listing
+
+
+def select_listed(connection: Connection, client_id: str, tasks: Sequence[TaskHead]) -> list[ListedTask]:
+    """Return tasks with what a list in another form tells besides."""
+    comments: dict[str, str] = {}
+    for lot in in_lots([task.id for task in tasks if task.status == "dismissed"]):
+        rows = connection.execute(
+            f"""SELECT tasks.id, history.comment
+                FROM tasks JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq
+                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})
+                    AND history.to_status = 'dismissed' AND history.comment IS NOT NULL
+                ORDER BY history.seq""",
+            (client_id, *lot),
+        )
+        comments.update(rows)  # the last one remains
+    return [ListedTask(task, comments.get(task.id)) for task in tasks]
 
 
 def select_history(
@@ -3562,7 +3784,13 @@ class State(Struct, frozen=True, gc=False):
     severity: int
     project_type: str
     target_url: str
+    branch: str
     identified: bool
+
+    @property
+    def cell(self) -> tuple[str, int, str]:
+        """What can change of what the task is counted by."""
+        return self.status, self.severity, self.branch
 
 
 class StoredFinding(Struct, frozen=True, gc=False):
@@ -3574,8 +3802,16 @@ class StoredFinding(Struct, frozen=True, gc=False):
     details: tuple[str | None, ...]
     seen_by_run: bool
 
-    def changed(self, report: Report) -> list[str]:
-        """Name the fields that the report changes, as the API calls them."""
+    def changed(self, report: Report, run: RunKey) -> list[str]:
+        """Name the fields that the report of a run changes, as the API calls them."""
+        return self._rewritten(report) + (["branch"] if self._branch_after(run) != self.state.branch else [])
+
+    def _branch_after(self, run: RunKey) -> str:
+        """Return the branch that the finding is of after a report: the main line takes over what it reports."""
+        return MAIN_LINE if run.branch == MAIN_LINE else self.state.branch
+
+    def _rewritten(self, report: Report) -> list[str]:
+        """Name the fields of the agent's that the report changes."""
         if (self.title, self.state.severity, self.details) == (report.title, report.severity, report.details):
             return []
         fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
@@ -3586,14 +3822,19 @@ class StoredFinding(Struct, frozen=True, gc=False):
         fields += zip(("evidence", "remediation", "successCriteria", "extensions"), same, strict=True)
         return [name for name, equal in fields if not equal]
 
-    def next_status(self, report: Report) -> TaskStatus:
-        """Return the status that the finding has after the report: people's triage stays, what was fixed reopens."""
+    def next_state(self, report: Report, run: RunKey) -> State:
+        """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
-        return "open" if reopens else self.state.status
+        status = "open" if reopens else self.state.status
+        branch = self._branch_after(run)
+        if (status, report.severity, branch) == self.state.cell:
+            return self.state
+        return msgspec.structs.replace(self.state, status=status, severity=report.severity, branch=branch)
 
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.project_type, tasks.target_url,
-    tasks.external_id IS NOT NULL"""
+    tasks.branch, tasks.external_id IS NOT NULL"""
+STATE_SIZE = len(State.__struct_fields__)
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
@@ -3633,29 +3874,30 @@ def select_findings(
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
         for row in rows:
-            findings[row[7]] = StoredFinding(State(*row[:7]), row[7], row[8], row[9:14], bool(row[14]))
+            state, (external_id, title, *details, seen_by_run) = State(*row[:STATE_SIZE]), row[STATE_SIZE:]
+            findings[external_id] = StoredFinding(state, external_id, title, tuple(details), bool(seen_by_run))
     return findings
 
 
 def set_cells(connection: Connection, seqs: Sequence[int]) -> None:
-    """Store the letters of tasks as they stand now."""
+    """Store the signs of tasks as they stand now."""
     for lot in in_lots(seqs):
         connection.execute(
-            f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_LETTER} FROM tasks WHERE seq IN ({marks(lot)})
+            f"""INSERT INTO task_cells (task_seq, cell) SELECT seq, {CELL_SIGN} FROM tasks WHERE seq IN ({marks(lot)})
                 ON CONFLICT (task_seq) DO UPDATE SET cell = excluded.cell""",
             lot,
         )
 
 
-def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, str, int]]) -> None:
-    """Count tasks that have moved to another status and severity, each given with its old state."""
-    moved = [change for change in changes if (change[0].status, change[0].severity) != change[1:]]
-    set_cells(connection, [state.seq for state, _, _ in moved])
-    for state, status, severity in moved:
-        names = scopes("tasks", state.project_type, state.target_url)
-        count(connection, client_id, names, state.status, state.severity, state.identified, -1)
-        count(connection, client_id, names, status, severity, state.identified, 1)
-        count_changes(connection, client_id, state.project_type, state.target_url, 1)
+def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
+    """Count tasks that have moved to another status, severity or line, each as it was and as it is."""
+    moved = [(old, new) for old, new in changes if old.cell != new.cell]
+    set_cells(connection, [new.seq for _, new in moved])
+    for old, new in moved:
+        for state, n in ((old, -1), (new, 1)):
+            names = scopes("tasks", state.project_type, state.target_url, state.branch)
+            count(connection, client_id, names, state.status, state.severity, state.identified, n)
+        count_changes(connection, client_id, new.project_type, new.target_url, 1)
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -3671,7 +3913,7 @@ def set_status(
     connection: Connection,
     who: Principal,
     states: Sequence[State],
-    status: str,
+    status: TaskStatus,
     comment: str | None = None,
     run_id: str | None = None,
 ) -> None:
@@ -3681,7 +3923,7 @@ def set_status(
     connection.executemany(
         "UPDATE tasks SET status = ?, updated_at = ? WHERE seq = ?", [(status, now, state.seq) for state in moved]
     )
-    count_moves(connection, who.client_id, [(state, status, state.severity) for state in moved])
+    count_moves(connection, who.client_id, [(state, msgspec.structs.replace(state, status=status)) for state in moved])
     insert_history(
         connection,
         [
@@ -3691,12 +3933,28 @@ def set_status(
     )
 
 
-def insert_sightings(connection: Connection, client_id: str, run_seq: int, task_seqs: Iterable[int]) -> None:
-    """Store that a run reported tasks."""
+def insert_sightings(
+    connection: Connection, client_id: str, run: RunKey, task_seqs: Sequence[int], *, counted: bool = True
+) -> None:
+    """Store that a run reported tasks, and so that its branch knows them."""
     connection.executemany(
-        "INSERT INTO sightings (client_id, run_seq, task_seq) VALUES (?, ?, ?)",
-        [(client_id, run_seq, task_seq) for task_seq in task_seqs],
+        "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
+        [(client_id, run.seq, task_seq, counted) for task_seq in task_seqs],
     )
+    if run.branch != MAIN_LINE:
+        insert_branch_sightings(connection, client_id, select_branch_of_run(connection, client_id, run), task_seqs)
+
+
+def insert_branch_sightings(
+    connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int]
+) -> None:
+    """Store that a branch knows tasks; it may have known them before."""
+    new = connection.executemany(
+        """INSERT INTO branch_sightings (client_id, branch_seq, task_seq) VALUES (?, ?, ?)
+           ON CONFLICT (client_id, branch_seq, task_seq) DO NOTHING""",
+        [(client_id, branch.seq, task_seq) for task_seq in task_seqs],
+    ).rowcount
+    connection.execute("UPDATE branches SET reported = reported + ? WHERE seq = ?", (new, branch.seq))
 
 
 def insert_tasks(
@@ -3708,13 +3966,13 @@ def insert_tasks(
         (seq, task_id, report.status or "open", report)
         for seq, task_id, report in zip(seqs, new_ids(len(reports)), reports, strict=True)
     ]
-    surface = (run.project_type, run.target_url)
+    place = (*run.surface, run.branch)
     connection.executemany(
-        """INSERT INTO tasks (seq, client_id, id, project_type, target_url, external_id, run_id, last_run_id,
+        """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
                title, severity, status, created_at, updated_at, last_seen_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
-            (seq, who.client_id, task_id, *surface, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
+            (seq, who.client_id, task_id, *place, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
             + (report.severity, status, now, now, now)
             for seq, task_id, status, report in added
         ],
@@ -3725,7 +3983,7 @@ def insert_tasks(
         [(seq, *report.details) for seq, _, _, report in added],
     )
     set_cells(connection, seqs)
-    insert_sightings(connection, who.client_id, run.seq, [seq for seq, *_ in added])
+    insert_sightings(connection, who.client_id, run, seqs)
     insert_history(
         connection,
         [
@@ -3735,7 +3993,7 @@ def insert_tasks(
     )
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
-        count(connection, who.client_id, scopes("tasks", *surface), *kind, n)
+        count(connection, who.client_id, scopes("tasks", *place), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -3745,12 +4003,12 @@ class RepeatedReport(Struct, frozen=True, gc=False):
     finding: StoredFinding
     report: Report
     changed: list[str]
-    status: TaskStatus
+    state: State
 
     @property
     def result(self) -> Literal["updated", "reopened", "unchanged"]:
         """What the report did."""
-        if self.status != self.finding.state.status:
+        if self.state.status != self.finding.state.status:
             return "reopened"
         return "updated" if self.changed else "unchanged"
 
@@ -3761,44 +4019,57 @@ def update_tasks(
     """Store newer reports of stored findings, and return what became of each."""
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
-        "UPDATE tasks SET title = ?, severity = ?, status = ?, updated_at = ? WHERE seq = ?",
-        [(item.report.title, item.report.severity, item.status, now, item.finding.state.seq) for item in rewritten],
+        "UPDATE tasks SET title = ?, severity = ?, status = ?, branch = ?, updated_at = ? WHERE seq = ?",
+        [
+            (item.report.title, item.state.severity, item.state.status, item.state.branch, now, item.state.seq)
+            for item in rewritten
+        ],
     )
     connection.executemany(
         """UPDATE task_details SET description = ?, evidence = ?, remediation = ?, success_criteria = ?, extensions = ?
            WHERE task_seq = ?""",
-        [(*item.report.details, item.finding.state.seq) for item in rewritten if item.changed],
+        [(*item.report.details, item.state.seq) for item in rewritten if item.changed],
     )
-    moves = [(item.finding.state, item.status, item.report.severity) for item in rewritten]
-    count_moves(connection, who.client_id, moves)
+    count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
-    see_again(connection, who.client_id, run, [item for item in repeated if not item.finding.seen_by_run], now)
-    return [TaskResult(item.finding.state.id, item.status, item.finding.external_id, item.result) for item in repeated]
+    see_again(connection, who.client_id, run, [item.finding for item in repeated], now)
+    return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
 
 
 def reported_entry(who: Principal, run: RunKey, item: RepeatedReport, now: str) -> tuple[Any, ...]:
     """Return the history entry of a report that changed something."""
-    moved = (item.finding.state.status, item.status) if item.result == "reopened" else (None, None)
+    moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
     changed = json.dumps(item.changed)
     return (who.client_id, item.finding.state.seq, now, "reported", who.name, run.id, *moved, None, changed)
 
 
-def see_again(
-    connection: Connection, client_id: str, run: RunKey, repeated: Sequence[RepeatedReport], now: str
-) -> None:
-    """Store that a run reported findings that it had not reported before."""
-    seqs = [item.finding.state.seq for item in repeated]
+def see_again(connection: Connection, client_id: str, run: RunKey, findings: Iterable[StoredFinding], now: str) -> None:
+    """Store that a run reported findings, which counts for those that it had not reported before."""
+    seqs = [finding.state.seq for finding in findings if not finding.seen_by_run]
     for lot in in_lots(seqs):
         connection.execute(
             f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
                 WHERE seq IN ({marks(lot)})""",
             (run.id, now, *lot),
         )
-    insert_sightings(connection, client_id, run.seq, seqs)
+    insert_sightings(connection, client_id, run, seqs)
+
+
+def see_on_branch(
+    connection: Connection, client_id: str, run: RunKey, findings: Collection[StoredFinding]
+) -> list[TaskResult]:
+    """Store that a branch's run reported findings that the main line knows, and return what became of each report."""
+    seqs = [finding.state.seq for finding in findings if not finding.seen_by_run]
+    insert_sightings(connection, client_id, run, seqs, counted=False)
+    return [
+        TaskResult(finding.state.id, finding.state.status, finding.external_id, "unchanged") for finding in findings
+    ]
 
 
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
     """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
+
+    What the main line knows, a branch's report leaves as it is.
 
     :param run: as it is in this transaction: one that was pruned leaves its seq to another.
     :raises RunFinished: when the run is not running any more.
@@ -3811,15 +4082,20 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     unique = dict(zip(keys, reports, strict=True))
     findings = select_findings(connection, who.client_id, run, sorted(key for key in unique if isinstance(key, str)))
     new = {key: report for key, report in unique.items() if key not in findings}
-    repeated = [
-        RepeatedReport(finding, unique[key], finding.changed(unique[key]), finding.next_status(unique[key]))
-        for key, finding in findings.items()
-    ]
+    on_main_line = {key: each for key, each in findings.items() if each.state.branch == MAIN_LINE != run.branch}
+    repeated = {
+        key: RepeatedReport(each, unique[key], each.changed(unique[key], run), each.next_state(unique[key], run))
+        for key, each in findings.items()
+        if key not in on_main_line
+    }
     results: dict[str | int, TaskResult] = {}
     if new:
         results.update(zip(new, insert_tasks(connection, who, run, list(new.values()), now), strict=True))
     if repeated:
-        results.update(zip(findings, update_tasks(connection, who, run, repeated, now), strict=True))
+        results.update(zip(repeated, update_tasks(connection, who, run, list(repeated.values()), now), strict=True))
+    if on_main_line:
+        seen = see_on_branch(connection, who.client_id, run, on_main_line.values())
+        results.update(zip(on_main_line, seen, strict=True))
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
     sightings = len(new) + sum(not finding.seen_by_run for finding in findings.values())
@@ -3888,18 +4164,16 @@ PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred w
 def recounted(connection: Connection) -> Counter[CounterKey]:
     """Count everything that the counters count, one by one, but for changes."""
     counts: Counter[CounterKey] = Counter()
-    kind = "status, severity, external_id IS NOT NULL"
-    for client, project_type, target_url, status, severity, identified, n in connection.execute(
-        f"""SELECT client_id, project_type, target_url, {kind}, COUNT(*) FROM tasks
-            GROUP BY client_id, project_type, target_url, {kind}"""
+    place, kind = "client_id, project_type, target_url, branch", "status, severity, external_id IS NOT NULL"
+    for client, *at, status, severity, identified, n in connection.execute(
+        f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
     ):
-        for name in scopes("tasks", project_type, target_url):
+        for name in scopes("tasks", *at):
             counts[client, name, status, severity, identified] += n
-    for client, project_type, target_url, status, n in connection.execute(
-        """SELECT client_id, project_type, target_url, status, COUNT(*) FROM runs
-           GROUP BY client_id, project_type, target_url, status"""
+    for client, *at, status, n in connection.execute(
+        f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
     ):
-        for name in scopes("runs", project_type, target_url):
+        for name in scopes("runs", *at):
             counts[client, name, status, 0, 0] += n
     return counts
 
@@ -3916,10 +4190,11 @@ AUDITS = {
             SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
     "task {} was seen by more runs than it says": """
         SELECT tasks.id FROM tasks WHERE times_seen < (
-            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
+            SELECT COUNT(*) FROM sightings
+            WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND counted = 1)""",
     "task {} counts as something else in the runs that report it": f"""
         SELECT tasks.id FROM tasks LEFT JOIN task_cells ON task_cells.task_seq = tasks.seq
-        WHERE COALESCE(task_cells.cell, '') <> {CELL_LETTER}""",
+        WHERE COALESCE(task_cells.cell, '') <> {CELL_SIGN}""",
     "run {} says that it reports another number of tasks": """
         SELECT runs.id FROM runs WHERE reported <> (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
@@ -3989,7 +4264,7 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     for *fields, only in rows:
         state = State(*fields)
         if only:
-            names = scopes("tasks", state.project_type, state.target_url)
+            names = scopes("tasks", state.project_type, state.target_url, state.branch)
             count(connection, client_id, names, state.status, state.severity, state.identified, -1)
             orphans.append((state.seq,))
     connection.executemany(
@@ -4000,7 +4275,7 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(rows), run.seq))
     count_changes(connection, client_id, run.project_type, run.target_url, len(rows))
     if len(rows) < size:
-        count(connection, client_id, scopes("runs", run.project_type, run.target_url), run.status, 0, False, -1)
+        count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
         connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
     return len(orphans), len(rows) < size
 
@@ -4050,11 +4325,14 @@ def check_health(connection: Connection) -> None:
 BODY = "findings_service.body"
 AWAITED = "findings_service.awaited"  # it has not been read yet, because it is large
 WANTED = "findings_service.wanted"  # all that could be judged without it is good
+LIMIT = "findings_service.limit"  # bytes that it may have
 TOO_LARGE = "findings_service.too_large"
 CUT_SHORT = "findings_service.cut_short"
 # ... and of the request.
 POSTPONED = "findings_service.postponed"
 NOTED = "findings_service.noted"
+PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this process: no header comes by that name
+STREAMED = "findings_service.streamed"  # the answer is to be sent piece by piece
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
 LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
@@ -4399,7 +4677,11 @@ OUT_OF_TIME = Problem("breaks rules, and there was no time to tell all of them; 
 
 
 def parse_submission(text: bytes, settings: Settings) -> Parsed:
-    """Read a submission of either form, and note every problem of each bad task."""
+    """Read a submission of either form, and note every problem of each bad task.
+
+    :raises ValidationFailed: for a body with too many values to be read.
+    """
+    require_few_values(text)
     try:
         single = not bytes(decoder(Envelope).decode(text).tasks)
     except NOT_JSON:
@@ -4532,6 +4814,7 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
 
     :raises ValidationFailed: with everything against it.
     """
+    require_few_values(text)
     value, refusal = None, None
     try:
         value = read_model(model, text)
@@ -4618,31 +4901,66 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return parts if kind is list else text
 
 
+def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
+    """Note what is wrong with the extensions of a submission. :raises ExtensionCheckTimeout: when that takes long."""
+    parsed.problems += check_extensions(schema, parsed.extensions, settings.schema_timeout)
+
+
+class BodyFormat(Struct, frozen=True, kw_only=True):
+    """A form in which a body may be sent: its media type, what reads it, and how many bytes it may have."""
+
+    media_type: str = JSON_TYPE
+    parse: Callable[[bytes, Settings], Any]
+    limit: Callable[[Settings], int] = operator.attrgetter("max_body")
+
+
+class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
+    """A form in which findings may be submitted.
+
+    `parse` returns a `Parsed`, to which `judge` adds what is wrong with its extensions by the project type's schema.
+    `with_source` returns the same document with what it needs from a folder with the code that it is about.
+    """
+
+    judge: Callable[[str, Parsed, Settings], None] = judge_extensions
+    with_source: Callable[[bytes, Path], bytes] | None = None
+
+
+# The forms by media type; rooms add theirs.
+SUBMISSION_FORMATS: dict[str, SubmissionFormat] = {JSON_TYPE: SubmissionFormat(parse=parse_submission)}
+
+
 class BodyAwaited(Exception):
     """Everything about a request is good that can be judged before its body; now the front door may read that."""
 
 
-def read_body(settings: Settings) -> bytes:
-    """Return the body of a JSON request.
+def media_type_of(environ: Mapping[str, Any]) -> str:
+    """Return the media type that a request's body is said to have, without its parameters."""
+    return str(environ.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
+
+
+def read_body(settings: Settings, formats: Mapping[str, BodyFormat]) -> tuple[bytes, BodyFormat]:
+    """Return the body of a request, and its form.
 
     :raises BodyTooLarge: over the limit, before any of it is parsed. :raises BodyAwaited: when it is still to be read.
     """
-    environ, limit = flask.request.environ, settings.max_body
+    environ = flask.request.environ
+    form = formats.get(media_type_of(environ))
+    limit = environ[LIMIT] = form.limit(settings) if form else settings.max_body
     length = flask.request.content_length or 0  # 0 where it is no number
     text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
     if text is None or len(text) > limit:
         raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
-    if (text or length) and environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType("Send the body as Content-Type: application/json.")
+    if (text or length) and form is None:
+        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{what_is_absent()}")
     if environ.get(AWAITED):
         raise BodyAwaited
     if len(text) < length or environ.get(CUT_SHORT):
         raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
-    if not text:
+    if not text or form is None:
         raise MalformedJSON("The body is empty; send a JSON object.")
-    return text
+    return text, form
 
 
 def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
@@ -4721,8 +5039,9 @@ class Operation(Struct, frozen=True):
     handler: Callable[..., flask.Response]
     level: str | None
     body: Any
-    parse: Callable[[bytes, Settings], Any] | None
+    formats: Mapping[str, BodyFormat]
     query: Any
+    export: Any
     answers: Mapping[int, Any]
     refusals: tuple[type[ServiceError], ...]
 
@@ -4755,16 +5074,22 @@ def operation(
     answers: Mapping[int, Any],
     *,
     body: Any = None,
-    parse: Callable[[bytes, Settings], Any] | None = None,
+    free: FreeForm | None = None,
+    formats: Mapping[str, BodyFormat] | None = None,
     query: Any = NoQuery,
+    export: Any = None,
     refusals: tuple[type[ServiceError], ...] = (),
 ) -> Callable[[Callable[..., flask.Response]], Callable[..., flask.Response]]:
-    """Declare a route. The handler is given a `Call` and the parts of the path."""
-    if body is not None and parse is None:
-        parse = partial(parse_model, body, None)
+    """Declare a route. The handler is given a `Call` and the parts of the path.
+
+    :param body: its model, with the member that is `free`; or several models, which some `formats` come to.
+    :param export: the query of the same list in another form, where there is one.
+    """
+    if formats is None:
+        formats = {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))} if body else {}
 
     def declare(handler: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
-        OPERATIONS.append(Operation(method, path, handler, level, body, parse, query, answers, refusals))
+        OPERATIONS.append(Operation(method, path, handler, level, body, formats, query, export, answers, refusals))
         return handler
 
     return declare
@@ -4802,6 +5127,19 @@ class JsonResponse(flask.Response):
         if self.response is not self._as_made:
             self.headers["Content-Length"] = str(len(self.get_data()))
         return self.headers
+
+
+class StreamedResponse(flask.Response):
+    """An answer that goes out piece by piece; `size` is how many bytes of it have."""
+
+    def __init__(self, pieces: Iterable[bytes], headers: Headers) -> None:
+        super().__init__(self._counted(pieces), 200, headers)
+        self.size = 0
+
+    def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.size += len(piece)
+            yield piece
 
 
 def json_response(
@@ -4888,6 +5226,12 @@ def as_word(value: Any) -> str:
     return text if regex.fullmatch(r"[\x21\x23-\x7e]+", text) else json.dumps(text)
 
 
+def preferred_export() -> ListFormat | None:
+    """Return the form that a request would rather have a list in than in JSON (RFC 9110, 12.5.1), if there is one."""
+    accepted = flask.request.accept_mimetypes
+    return LIST_FORMATS.get(accepted.best_match([JSON_TYPE, *LIST_FORMATS]) or JSON_TYPE)
+
+
 class Call:
     """One request on its way through a route: who, with which parameters and which body."""
 
@@ -4896,6 +5240,8 @@ class Call:
         "_complete",
         "_problems",
         "body_hash",
+        "export",
+        "form",
         "noted",
         "operation",
         "principal",
@@ -4913,20 +5259,22 @@ class Call:
         self._problems: Sequence[Problem] = ()
         self.request_key: RequestKey | None = None
         if operation.level is not None:
-            self.principal = service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
+            self.principal = environ.get(PRINCIPAL) or service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
             self.noted.principal = self.principal
             if not self.principal.may(operation.level):
                 raise Forbidden(
                     f"This needs a key of level {operation.level}; yours is of level {self.principal.level}."
                 )
-        if operation.parse is not None:
-            text = read_body(service.settings)
+        if operation.formats:
+            self.form: Any
+            text, self.form = read_body(service.settings, operation.formats)
             try:
-                require_few_values(text)
-                self._body = operation.parse(text, service.settings)
+                self._body = self.form.parse(text, service.settings)
             except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
                 self._problems, self._complete = error.problems, error.complete
-        self.query: Any = read_query(operation.query, environ.get("QUERY_STRING", ""))
+        self.export = preferred_export() if operation.export else None
+        query = operation.export if self.export else operation.query
+        self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
@@ -4999,8 +5347,15 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
         response = refuse(error)
     environ = flask.request.environ
     if service.settings.log and BODY not in environ:  # the front door knows when a group has been committed
-        size = len(response.get_data())
-        log_request(service.settings.log, environ, response.status_code, size, time.perf_counter() - began)
+
+        def log_it() -> None:
+            size = response.size if isinstance(response, StreamedResponse) else len(response.get_data())
+            log_request(service.settings.log, environ, response.status_code, size, time.perf_counter() - began)
+
+        if isinstance(response, StreamedResponse):
+            response.call_on_close(log_it)
+        else:
+            log_it()
     return response
 
 
@@ -5012,12 +5367,17 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LIST_TIME = 0.5  # seconds that a list may keep the database at work: three times what counting a million tasks takes
+EXPORT_LOT = 100  # tasks that are read at once of a list that is sent piece by piece
+LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
+PIECE_SIZE = 64 * KIB  # bytes of a piece, at least
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of a page's items, with room for what stands around them
 
 
-def page_position(call: Call, connection: Connection, table: str, sort: str = "-createdAt") -> Position | None:
-    """Return where the `after` of a list request points, None without one."""
-    after: str | None = call.query.after
+def page_position(
+    call: Call, connection: Connection, table: str, sort: str = "-createdAt", after: str | None = None
+) -> Position | None:
+    """Return where a place in a list is, by default the `after` of the request; None without one."""
+    after = after or call.query.after
     if after is None:
         return None
     severity, _, item_id = after.rpartition(".")
@@ -5076,12 +5436,27 @@ def take_weighed(items: Iterable[Any], limit: int) -> Taken:
     return taken
 
 
+def take_lot(tasks: Iterable[TaskHead], limit: int) -> Taken:
+    """Take tasks that are to be sent piece by piece; the lot ends early where they are bulky."""
+    taken, weight = Taken(), 0
+    for task in tasks:
+        if len(taken.items) == limit or weight > LOT_SIZE:
+            taken.more = True
+            break
+        taken.items.append(task)
+        taken.last = task
+        weight += len(msgspec.json.encode(task))
+    return taken
+
+
+def place_of(query: Any, item: Any) -> str:
+    """Return the place of an item in the list that a query asks for, as `after` has it."""
+    return f"{item.severity}.{item.id}" if getattr(query, "sort", "") == "severity" else str(item.id)
+
+
 def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     """Return the fields of a page."""
-    link, last = None, taken.last
-    if taken.more:
-        by_severity = getattr(call.query, "sort", "") == "severity"
-        link = next_link(call, f"{last.severity}.{last.id}" if by_severity else last.id)
+    link = next_link(call, place_of(call.query, taken.last)) if taken.more else None
     page = None if call.query.after is not None else call.query.page or 1
     return page, call.query.limit, total, link, taken.items
 
@@ -5092,7 +5467,7 @@ def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     "agent",
     {201: Run},
     body=RunStart,
-    parse=partial(parse_model, RunStart, METADATA),
+    free=METADATA,
     refusals=(UnknownProjectType,),
 )
 def post_runs(call: Call) -> flask.Response:
@@ -5102,7 +5477,8 @@ def post_runs(call: Call) -> flask.Response:
 
     def start(connection: Connection) -> flask.Response:
         call.service.fail_idle_runs(connection)
-        run = insert_run(connection, call.client_id, body.project_type, body.target_url or NO_TARGET, metadata)
+        place = (body.project_type, body.target_url or NO_TARGET)
+        run = insert_run(connection, call.client_id, *place, metadata, body.branch or MAIN_LINE)
         call.noted.run_id = run.id
         return answer(201, select_run(connection, run), f"{call.address}/{run.id}")
 
@@ -5147,7 +5523,7 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
     "agent",
     {201: Submission, 200: Submission},
     body=(TaskBatch, TaskReport),
-    parse=parse_submission,
+    formats=SUBMISSION_FORMATS,
     refusals=(RunFinished, ExtensionCheckTimeout),
 )
 def post_tasks(call: Call, run_id: str) -> flask.Response:
@@ -5156,7 +5532,7 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
         schema = select_schema_of_run(connection, call.client_id, run_id)
     parsed: Parsed = call.body
     if schema is not None:
-        parsed.problems += check_extensions(schema, parsed.extensions, call.service.settings.schema_timeout)
+        call.form.judge(schema, parsed, call.service.settings)
     if parsed.problems:
         raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
 
@@ -5168,15 +5544,95 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     return call.write_once(submit)
 
 
-@operation("GET", "/api/v1/tasks", "read", {200: (FullTaskPage, TaskPage)}, query=TaskQuery)
+def export_end(call: Call) -> tuple[str | None, str | None]:
+    """Return the id of the last task of a list that goes out in another form, and the link to what comes behind it.
+
+    Neither is there where the list ends by itself.
+    """
+    query: ExportQuery = call.query
+    with listing(call) as connection:
+        position = page_position(call, connection, "tasks", query.sort)
+        wanted = read_task_filter(connection, call.client_id, query)
+        last = TaskQuery(page=query.limit, limit=1, sort=query.sort)  # and one more, if there is one
+        tasks, whole = select_tasks(connection, call.client_id, wanted, last, position)
+        taken = take(tasks if whole.count(connection) > query.limit else (), 1)
+    if not taken.more:
+        return None, None
+    return taken.last.id, next_link(call, place_of(query, taken.last))
+
+
+def exported(call: Call, form: ListFormat, last_id: str | None) -> Iterator[ListedTask]:
+    """Give the tasks of a list up to the last one, a lot at a time: between two lots others read, and write.
+
+    It walks by key, and so has every task once that is there all the while.
+    """
+    query: ExportQuery = call.query
+    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view="full" if form.whole else "default", after=query.after)
+    left = query.limit
+    while left:
+        with listing(call) as connection:
+            position = page_position(call, connection, "tasks", query.sort, lot.after)
+            wanted = read_task_filter(connection, call.client_id, query)
+            tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
+            taken = take_lot(tasks, min(EXPORT_LOT, left))
+            listed = select_listed(connection, call.client_id, taken.items)
+        for item in listed:
+            yield item
+            if item.task.id == last_id:
+                return
+        if not taken.more:
+            return
+        left -= len(taken.items)
+        lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
+
+
+def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join what is written to pieces that are worth sending.
+
+    What fails once a piece is out can only be told in words: no server lets an application break an answer off so that
+    its client sees it. They leave no JSON, and a row of a table that nobody takes for one.
+    """
+    piece, sent = bytearray(), False
+    try:
+        for part in parts:
+            piece += part
+            if len(piece) >= PIECE_SIZE:
+                yield bytes(piece)
+                piece, sent = bytearray(), True
+    except Exception as error:
+        if not sent:
+            raise
+        known = known_error(error)
+        if known is None:
+            log.error("bug in a list that was on its way", exc_info=error)
+        piece += f"\n\nThe list breaks off here: {known.detail if known else 'the service has a bug'}\n".encode()
+    yield bytes(piece)
+
+
+def export_tasks(call: Call, form: ListFormat) -> flask.Response:
+    """Answer a list of tasks in another form, piece by piece."""
+    last_id, link = export_end(call)
+    pieces = in_pieces(form.write(exported(call, form, last_id)))
+    first = next(pieces)  # before the answer begins: it may be refused
+    headers = Headers({"Content-Type": form.media_type})
+    if link:
+        headers["Link"] = f'<{link}>; rel="next"'
+    flask.request.environ[STREAMED] = True
+    return StreamedResponse(itertools.chain([first], pieces), headers)
+
+
+@operation("GET", "/api/v1/tasks", "read", {200: (FullTaskPage, TaskPage)}, query=TaskQuery, export=ExportQuery)
 def get_tasks(call: Call) -> flask.Response:
     """List tasks, newest first or by severity."""
+    if call.export:
+        return export_tasks(call, call.export)
     query: TaskQuery = call.query
     with listing(call) as connection:
         position = page_position(call, connection, "tasks", query.sort)
         wanted = read_task_filter(connection, call.client_id, query)
-        tasks, total = select_tasks(connection, call.client_id, wanted, query, position)
+        tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
         taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
+        total = whole.count(connection)
     page: Any = FullTaskPage if query.view == "full" else TaskPage
     return answer(200, page(*page_of(call, taken, total)))
 
@@ -5229,7 +5685,7 @@ def get_project_types(call: Call) -> flask.Response:
     "agent",
     {201: ProjectTypeWithSchema, 200: ProjectTypeWithSchema},
     body=ProjectTypeDefinition,
-    parse=partial(parse_model, ProjectTypeDefinition, EXTENSION_SCHEMA),
+    free=EXTENSION_SCHEMA,
     refusals=(ProjectTypeExists, ExtensionCheckTimeout),
 )
 def post_project_types(call: Call) -> flask.Response:
@@ -5258,7 +5714,7 @@ def get_project_type(call: Call, name: str) -> flask.Response:
     "full",
     {200: ProjectTypeWithSchema},
     body=ProjectTypeUpdate,
-    parse=partial(parse_model, ProjectTypeUpdate, EXTENSION_SCHEMA),
+    free=EXTENSION_SCHEMA,
     refusals=(ExtensionCheckTimeout,),
 )
 def put_project_type(call: Call, name: str) -> flask.Response:
@@ -5329,6 +5785,11 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         }
         if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
+    if each.export is not None:
+        described["200"]["content"] |= {other: {"schema": {}} for other in LIST_FORMATS}
+        described["200"]["headers"] = {
+            "Link": {"description": "Where a list in another form goes on.", "schema": {"type": "string"}}
+        }
     by_status: dict[int, list[type[ServiceError]]] = {}
     for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):
         by_status.setdefault(error.status, []).append(error)
@@ -5393,7 +5854,8 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
     else:
         described["description"] = f"Needs a key of level `{each.level}` or higher."
     if each.body is not None:
-        content = {"application/json": {"schema": reference_to(each.body, references)}}
+        content = {JSON_TYPE: {"schema": reference_to(each.body, references)}}
+        content |= {other: {"schema": {"type": "object"}} for other in each.formats if other != JSON_TYPE}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
@@ -5401,6 +5863,7 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
 @cache
 def openapi_document() -> dict[str, Any]:
     """Return the description of the service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
+    absent_rooms()
     bodies = [body for each in OPERATIONS for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
     references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict}, key=str))
@@ -5459,6 +5922,7 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
     require_known_jsonschema()
+    absent_rooms()
     service = Service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, service)
     try:
@@ -5574,11 +6038,12 @@ ENVIRON = {
 
 
 class Answer(Struct):
-    """What a WSGI application answered."""
+    """What a WSGI application answered: the body, or the pieces that it is to be sent in."""
 
     status: int
     headers: list[tuple[str, str]]
-    body: bytes
+    body: bytes = b""
+    pieces: Any = None
 
 
 class Room:
@@ -5664,6 +6129,8 @@ def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
         return len  # PEP 3333 wants a `write`; no application of ours calls it
 
     parts = app(environ, start_response)
+    if environ.get(STREAMED) and environ["REQUEST_METHOD"] != "HEAD":
+        return Answer(begun[0], begun[1], pieces=parts)
     try:
         body = b"".join(parts)
     finally:
@@ -5881,7 +6348,8 @@ class FrontDoor:
         self.writes = WriteQueue(app, database) if database else None
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
-        self._room, self._medium_room = Room(2 * settings.max_body), Room(4 * MEDIUM_BODY)
+        self._rooms = {limit: Room(2 * limit) for limit in (settings.max_body, settings.max_sarif)}
+        self._medium_room = Room(4 * MEDIUM_BODY)
         self._resting: dict[str, asyncio.Event] = {}
         self._last_moment = math.inf
 
@@ -5913,15 +6381,30 @@ class FrontDoor:
             answer = environ.get(REFUSED) or await self._answer(environ)
         else:
             answer = await self._answer_large(environ, length, protocol)
+        size = len(answer.body)
         if scope.method == "HEAD":
             protocol.response_empty(answer.status, answer.headers)
+        elif answer.pieces is not None:
+            size = await self._send_pieces(answer, protocol)
         else:  # granian counts the body itself
             headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
             if environ.get(AWAITED) or environ.get(TOO_LARGE):  # the rest of the body is still on its way
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
         if self.settings.log:
-            log_request(self.settings.log, environ, answer.status, len(answer.body), time.perf_counter() - began)
+            log_request(self.settings.log, environ, answer.status, size, time.perf_counter() - began)
+
+    async def _send_pieces(self, answer: Answer, protocol: Any) -> int:
+        """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between."""
+        size, transport = 0, protocol.response_stream(answer.status, answer.headers)
+        try:
+            for piece in answer.pieces:
+                await transport.send_bytes(piece)
+                size += len(piece)
+                await asyncio.sleep(0)
+        finally:
+            answer.pieces.close()
+        return size
 
     async def _answer(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a request whose body is here: a read at once, a write once it is durable."""
@@ -5962,10 +6445,10 @@ class FrontDoor:
         answer = run_held_up(self.app, environ)
         if not environ.pop(WANTED, False):
             return answer
-        size = int(length or self.settings.max_body)
-        room = self._medium_room if size <= MEDIUM_BODY else self._room
+        size = int(length or environ[LIMIT])
+        room = self._medium_room if size <= MEDIUM_BODY else self._rooms[environ[LIMIT]]
         try:
-            patience = 2 * self.settings.body_timeout  # for others' bodies, and for their answers
+            patience = 2 * self._body_timeout(size)  # for others' bodies, and for their answers
             async with room.taken(environ[NOTED].principal.client_id, size, patience):
                 del environ[AWAITED]
                 await self._take_body(environ, int(length or 0), protocol)
@@ -5977,16 +6460,16 @@ class FrontDoor:
         """Read a request's body into its environment, and note there what was wrong with it."""
         body, loop = bytearray(), asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.settings.body_timeout) as timeout:
+            async with asyncio.timeout(self._body_timeout(length)) as timeout:
                 self._arriving.add(timeout)
                 judging = loop.call_later(UNJUDGED, self._judge_early, environ, timeout)
-                await self._fill(body, length, protocol, timeout)
+                await self._fill(body, length, environ.get(LIMIT, SMALL_BODY), protocol, timeout)
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             environ[CUT_SHORT] = True
         finally:
             judging.cancel()
             self._arriving.discard(timeout)
-        if len(body) > self.settings.max_body:
+        if len(body) > environ.get(LIMIT, SMALL_BODY):
             environ[TOO_LARGE] = True
             body.clear()
         elif len(body) < length:
@@ -6002,15 +6485,19 @@ class FrontDoor:
                 environ.update({AWAITED: True, REFUSED: answer, NOTED: judged.get(NOTED)})
                 timeout.reschedule(asyncio.get_running_loop().time())
 
-    async def _fill(self, body: bytearray, length: int, protocol: Any, timeout: asyncio.Timeout) -> None:
+    def _body_timeout(self, length: int) -> float:
+        """Return how long a body of so many bytes may take; a large document in another form has longer."""
+        return self.settings.body_timeout * max(1.0, length / self.settings.max_body)
+
+    async def _fill(self, body: bytearray, length: int, limit: int, protocol: Any, timeout: asyncio.Timeout) -> None:
         """Read a body, up to where it is over the limit; a large one that falls behind its pace is given up."""
-        loop, patience = asyncio.get_running_loop(), self.settings.body_timeout
+        loop, patience = asyncio.get_running_loop(), self._body_timeout(length)
         began = loop.time() + min(STALLED, patience)
         if length > SMALL_BODY:
             timeout.reschedule(min(began, self._last_moment))
         async for chunk in protocol:
             body += chunk
-            if len(body) > self.settings.max_body or len(body) == length:  # asking for the end costs a turn
+            if len(body) > limit or len(body) == length:  # asking for the end costs a turn
                 return
             if length > SMALL_BODY:
                 timeout.reschedule(min(began + patience * len(body) / length, self._last_moment))
@@ -6221,6 +6708,23 @@ class Group(click.Group):
     get_short_help_str = Command.get_short_help_str
 
 
+class MainGroup(Group):
+    """The group of all commands, also of those that rooms bring."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        absent_rooms()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command. :raises click.UsageError: for one of a room that is absent."""
+        absent = absent_rooms()
+        for room, commands in ROOMS.items():
+            if cmd_name in commands and room in absent:
+                ctx.fail(f"`{cmd_name}` is a command of findings_adapters/{room}.py, which is not there")
+        return super().get_command(ctx, cmd_name)
+
+
 class ServeCommand(Command):
     """The command that all settings are for."""
 
@@ -6314,7 +6818,7 @@ def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
             database.close()
 
 
-@click.group(cls=Group)
+@click.group(cls=MainGroup)
 @click.version_option(__version__, prog_name="findings-service")
 def main() -> None:
     """Keep the findings of agents in one SQLite file, and serve them over HTTP."""

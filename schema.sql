@@ -6,10 +6,11 @@
 --
 -- Times are ISO 8601 UTC text with milliseconds. `seq` is the order of creation and the internal key;
 -- `id` is the UUIDv7 that clients see. A severity is its rank, 5 critical … 1 info, so that an index sorts
--- it. A missing target URL is '', because it counts as a value of a finding's identity.
+-- it. A missing target URL is '', because it counts as a value of a finding's identity, and so is the branch of
+-- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -62,6 +63,7 @@ CREATE TABLE IF NOT EXISTS runs (
     unchanged      INTEGER NOT NULL DEFAULT 0,
     resolved       INTEGER NOT NULL DEFAULT 0,
     reported       INTEGER NOT NULL DEFAULT 0,
+    branch         TEXT NOT NULL DEFAULT '',
     FOREIGN KEY (client_id, project_type) REFERENCES project_types (client_id, name)
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS runs_by_id ON runs (client_id, id);
@@ -69,10 +71,13 @@ CREATE UNIQUE INDEX IF NOT EXISTS runs_by_age ON runs (client_id, seq);
 CREATE INDEX IF NOT EXISTS runs_by_status ON runs (client_id, status);
 CREATE INDEX IF NOT EXISTS runs_by_type ON runs (client_id, project_type, status);
 CREATE INDEX IF NOT EXISTS runs_by_target ON runs (client_id, target_url, status);
+CREATE INDEX IF NOT EXISTS runs_by_branch ON runs (client_id, branch, status);
+CREATE INDEX IF NOT EXISTS runs_of_branches ON runs (client_id, status) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE status = 'running';
 
 -- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
--- or another sighting never rewrites a screenshot.
+-- or another sighting never rewrites a screenshot. `branch` is '' once a run of the main line has reported the task,
+-- else the branch that reported it first.
 CREATE TABLE IF NOT EXISTS tasks (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -88,7 +93,8 @@ CREATE TABLE IF NOT EXISTS tasks (
     created_at    TEXT NOT NULL,
     updated_at    TEXT NOT NULL,
     last_seen_at  TEXT NOT NULL,
-    times_seen    INTEGER NOT NULL DEFAULT 1
+    times_seen    INTEGER NOT NULL DEFAULT 1,
+    branch        TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_id ON tasks (client_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
@@ -96,6 +102,8 @@ CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_age ON tasks (client_id, seq);
 CREATE INDEX IF NOT EXISTS tasks_by_status ON tasks (client_id, status, severity);
 CREATE INDEX IF NOT EXISTS tasks_by_type ON tasks (client_id, project_type, status, severity);
 CREATE INDEX IF NOT EXISTS tasks_by_target ON tasks (client_id, target_url, status, severity);
+CREATE INDEX IF NOT EXISTS tasks_of_main_line ON tasks (client_id, status, severity) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS tasks_of_branches ON tasks (client_id, status, severity) WHERE branch <> '';
 
 -- The bulk of a task. Arrays and extensions are JSON text; NULL is an empty one.
 CREATE TABLE IF NOT EXISTS task_details (
@@ -107,23 +115,50 @@ CREATE TABLE IF NOT EXISTS task_details (
     extensions        TEXT
 ) STRICT;
 
--- What a run's tasks are counted by: a letter for each status, severity and whether there is an external id. Beside the
--- tasks, because a million letters lie on a fortieth of the pages, and are read in half the time.
+-- What a run's tasks are counted by: a sign for each status, severity, whether there is an external id, and whether the
+-- main line knows the task. Beside the tasks, because a million signs lie on a fortieth of the pages, and are read in
+-- half the time.
 CREATE TABLE IF NOT EXISTS task_cells (
     task_seq  INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
     cell      TEXT NOT NULL
 ) STRICT;
 
--- Which run reported which task: once each, however often it was submitted.
+-- Which run reported which task: once each, however often it was submitted. One that does not count is a branch's, of
+-- a task that the main line knew: it moved nothing of the task.
 CREATE TABLE IF NOT EXISTS sightings (
     client_id  TEXT NOT NULL,
     run_seq    INTEGER NOT NULL,
     task_seq   INTEGER NOT NULL,
+    counted    INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1)),
     PRIMARY KEY (client_id, run_seq, task_seq),
     FOREIGN KEY (client_id, run_seq) REFERENCES runs (client_id, seq) ON DELETE CASCADE,
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS sightings_by_task ON sightings (client_id, task_seq, run_seq);
+
+-- Branches of a type and target. `reported` counts the tasks that runs of the branch have reported.
+CREATE TABLE IF NOT EXISTS branches (
+    seq           INTEGER PRIMARY KEY,
+    client_id     TEXT NOT NULL,
+    name          TEXT NOT NULL,
+    project_type  TEXT NOT NULL,
+    target_url    TEXT NOT NULL,
+    reported      INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS branches_by_name ON branches (client_id, name, project_type, target_url);
+CREATE UNIQUE INDEX IF NOT EXISTS branches_by_age ON branches (client_id, seq);
+
+-- Which branch knows which task, because a run of it has reported that: for as long as there is the task, whether or
+-- not there still is the run.
+CREATE TABLE IF NOT EXISTS branch_sightings (
+    client_id   TEXT NOT NULL,
+    branch_seq  INTEGER NOT NULL,
+    task_seq    INTEGER NOT NULL,
+    PRIMARY KEY (client_id, branch_seq, task_seq),
+    FOREIGN KEY (client_id, branch_seq) REFERENCES branches (client_id, seq) ON DELETE CASCADE,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS branch_sightings_by_task ON branch_sightings (client_id, task_seq, branch_seq);
 
 -- What happened to a task, and who did it. `changed` is a JSON array of field names.
 CREATE TABLE IF NOT EXISTS history (
@@ -143,8 +178,9 @@ CREATE TABLE IF NOT EXISTS history (
 CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);
 
 -- How many tasks (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
--- 'tasks type:T target:U', and the same for 'runs'. `identified` is 1 for tasks with an external id. 'changes type:T
--- target:U' only rises, with each change to what runs of the type and target have reported: a stamp.
+-- 'tasks type:T target:U', and the same for 'runs'; each again with ' branches' at its end, of what is not of the main
+-- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'changes type:T target:U'
+-- only rises, with each change to what runs of the type and target have reported: a stamp.
 CREATE TABLE IF NOT EXISTS counters (
     client_id   TEXT NOT NULL,
     scope       TEXT NOT NULL,

@@ -29,6 +29,7 @@ import signal
 import socket
 import sqlite3
 import stat
+import string
 import subprocess
 import sys
 import sysconfig
@@ -92,11 +93,11 @@ TITLES = {
     503: "Service Unavailable",
 }
 RUN_FIELDS = {
-    *("id", "projectType", "targetUrl", "metadata", "status", "statusReason"),
+    *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
     *("createdAt", "updatedAt", "finishedAt", "submitted"),
 }
 HEAD_FIELDS = {
-    *("id", "runId", "lastRunId", "projectType", "targetUrl", "externalId", "title", "severity", "status"),
+    *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
     *("createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
 }
 BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
@@ -164,8 +165,9 @@ def assert_documented(response: Any) -> None:
     method, path = response.request.method, response.request.path
     for operation in OPERATIONS:
         if operation.method == method and operation.matches(path):
-            validator = validator_of(method, operation.path, response.status_code, response.content_type)
-            if len(response.data) < 10_000:
+            media_type = response.content_type.partition(";")[0]
+            validator = validator_of(method, operation.path, response.status_code, media_type)
+            if media_type not in findings_service.LIST_FORMATS and len(response.data) < 10_000:
                 validator.validate(response.json)
 
 
@@ -2204,6 +2206,13 @@ RUN_REJECTIONS = cases(
     metadata_number=({"metadata": 1}, "/metadata"),
     metadata_large=({"metadata": {"a": "x" * (64 * KIB - 7)}}, "/metadata"),
     metadata_large_in_bytes=({"metadata": {"a": "é" * (32 * KIB)}}, "/metadata"),
+    branch_empty=({"branch": ""}, "/branch"),
+    branch_long=({"branch": "x" * 256}, "/branch"),
+    branch_number=({"branch": 1}, "/branch"),
+    branch_tab=({"branch": "a\tb"}, "/branch"),
+    branch_newline_at_the_end=({"branch": "main\n"}, "/branch"),
+    branch_delete=({"branch": "\x7f"}, "/branch"),
+    branch_next_line=({"branch": "a\x85"}, "/branch"),
 )
 
 
@@ -2222,6 +2231,8 @@ RUN_BOUNDS = cases(
     target_repository={"targetUrl": "https://git.example.com/a/b.git"},
     metadata_large={"metadata": {"a": "x" * (64 * KIB - 8)}},
     metadata_large_in_bytes={"metadata": {"a": "é" * (32 * KIB - 4)}},
+    branch_long={"branch": "é" * 255},
+    branch_of_anything={"branch": " refs/pull/1,2 type:x\u00a0\u2028\U0001f600 branches"},
 )
 
 
@@ -2355,7 +2366,7 @@ def test_what_a_run_reported_is_counted_once_until_it_changes(app: flask.Flask, 
 def test_no_more_runs_are_kept_counted_than_a_filter_names(
     app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("findings_service.RUNS_KNOWN", 2)
+    monkeypatch.setattr("findings_service.REPORTERS_KNOWN", 2)
     client.register("web")
     runs = [client.start() for _ in range(3)]
     order = (0, 1, 0, 2, 0, 1)  # the third takes the place of the second, which was not used for longest
@@ -3096,6 +3107,100 @@ def test_of_one_external_id_twice_in_a_batch_the_last_wins(client: Client, run: 
         *(1, 0),
         ["unchanged"] * 2,
     )
+
+
+SEEN = ("lastRunId", "lastSeenAt", "timesSeen")
+
+
+def start_on(client: Client, branch: str | None, *names: str) -> str:
+    """Start a run of a branch, or of the main line, of the one target, and report findings."""
+    run = client.start(targetUrl="https://example.com/", branch=branch)
+    client.submit(run, *(task(externalId=name) for name in names))
+    return run
+
+
+def test_a_finding_is_of_the_branch_that_reported_it_first(client: Client, run: str) -> None:
+    first = start_on(client, "a", "x")
+    second = start_on(client, "b", "x")
+    found = client.read(f"tasks/{client.read('tasks')['tasks'][0]['id']}")
+    assert (found["branch"], found["runId"], found["lastRunId"], found["timesSeen"]) == ("a", first, second, 2)
+    assert [client.read(f"runs/{each}")["branch"] for each in (run, first, second)] == [None, "a", "b"]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_branch_leaves_what_the_main_line_knows_as_it_is(client: Client, run: str, status: str) -> None:
+    task_id = client.add(run, externalId="x")
+    client.triage(task_id, status)
+    before, entries = client.read(f"tasks/{task_id}"), client.history(task_id)
+    branch = client.start(targetUrl="https://example.com/", branch="a")
+    time.sleep(0.002)
+    for _ in range(2):
+        done = client.submit(branch, task(externalId="x", title="Reworded", severity="low", status="dismissed"))
+        assert (done["unchanged"], done["tasks"][0]["result"], done["tasks"][0]["status"]) == (1, "unchanged", status)
+    assert (client.read(f"tasks/{task_id}"), client.history(task_id)) == (before, entries)
+    whole = client.read(f"runs/{branch}")
+    assert (whole["submitted"]["unchanged"], whole["summary"]["total"]) == (2, 1)
+    assert [each["id"] for each in client.read("tasks", runId=branch)["tasks"]] == [task_id]
+
+
+def test_a_branch_changes_and_reopens_what_only_branches_know(client: Client, run: str) -> None:
+    start_on(client, "a", "x")
+    task_id = client.read("tasks")["tasks"][0]["id"]
+    client.triage(task_id, "resolved")
+    second = client.start(targetUrl="https://example.com/", branch="b")
+    assert client.submit(second, task(externalId="x", title="Reworded"))["reopened"] == 1
+    found = client.read(f"tasks/{task_id}")
+    assert (found["title"], found["status"], found["branch"], found["timesSeen"]) == ("Reworded", "open", "a", 2)
+    assert client.history(task_id)[-1]["changed"] == ["title"]
+
+
+@pytest.mark.parametrize(
+    ("status", "report", "result", "after"),
+    cases(
+        the_same=("open", {}, "updated", "open"),
+        reworded=("in_progress", {"title": "Reworded"}, "updated", "in_progress"),
+        resolved=("resolved", {}, "reopened", "open"),
+        resolved_still=("resolved", {"status": "resolved"}, "updated", "resolved"),
+        dismissed=("dismissed", {"severity": "low"}, "updated", "dismissed"),
+    ),
+)
+def test_the_main_line_takes_over_what_a_branch_found(
+    client: Client, run: str, status: str, report: dict[str, Any], result: str, after: str
+) -> None:
+    start_on(client, "a", "x")
+    task_id = client.read("tasks")["tasks"][0]["id"]
+    before = client.triage(task_id, status)
+    time.sleep(0.002)
+    assert client.submit(run, task(externalId="x", **report))["tasks"][0]["result"] == result
+    found, entry = client.read(f"tasks/{task_id}"), client.history(task_id)[-1]
+    assert (found["branch"], found["status"], found["lastRunId"], found["timesSeen"]) == (None, after, run, 2)
+    assert (found["runId"], found["updatedAt"] > before["updatedAt"]) == (before["runId"], True)
+    assert (entry["event"], entry["runId"]) == ("reported", run)
+    assert entry["changed"] == [*({*report} - {"status"}), "branch"]
+    assert client.submit(run, task(externalId="x", **report))["unchanged"] == 1
+
+
+def test_what_the_main_line_took_over_a_branch_moves_no_more(client: Client, run: str) -> None:
+    branch = start_on(client, "a", "x", "y")
+    client.submit(run, task(externalId="x"))
+    task_id = client.read("tasks", externalId="x")["tasks"][0]["id"]
+    before = client.read(f"tasks/{task_id}")
+    for each in (branch, client.start(targetUrl="https://example.com/", branch="a")):
+        assert client.submit(each, task(externalId="x", title="Reworded"))["unchanged"] == 1
+    assert client.read(f"tasks/{task_id}") == before
+
+
+def test_branches_of_other_targets_types_and_clients_are_others(app: flask.Flask, client: Client, run: str) -> None:
+    stranger = client_of(app, client="other")
+    client.register("cli")
+    stranger.register("web")
+    places = [(client, "web", "https://example.com/"), (client, "cli", "https://example.com/")]
+    places += [(client, "web", "https://example.com/b"), (stranger, "web", "https://example.com/")]
+    for owner, name, target in places:
+        owner.submit(owner.start(name, targetUrl=target, branch="a"), task(externalId="x"))
+    client.add(run, externalId="x")
+    listed = [*client.read("tasks")["tasks"], *stranger.read("tasks")["tasks"]]
+    assert [each["branch"] for each in listed] == ["a", "a", None, "a"]
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(STATUSES, STATUSES)))
@@ -4074,6 +4179,297 @@ def test_what_is_refused_anyway_does_not_wait_for_a_lock(server: Server, method:
         assert server.request("POST", f"{API}/runs", "{}", key="x").status_code == 401
         assert time.monotonic() - started < 2
         other.execute("ROLLBACK")
+
+
+# ---------------------------------------------------------------------------
+# Rooms, and other forms than JSON
+# ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> tuple[str, ...]:
+    """The program, of a folder with nothing but the module and its schema."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    for name in ("findings_service.py", "schema.sql"):
+        shutil.copy(HERE / name, folder)
+    return (sys.executable, str(folder / "findings_service.py"))
+
+
+def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple[str, ...]) -> None:
+    db = tmp_path / "alone.db"
+    line = [*alone, "keys", "create", "ci", "--new", "--level", "full", "--db", str(db)]
+    key = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=30, check=True).stdout.strip()
+    server = start_process([*alone, "serve", "--db", str(db), "--port", "0"], db, "Findings Task Service")
+    ask = partial(server.request, key=key)
+    try:
+        assert ask("POST", f"{API}/project-types", {"name": "web"}).status_code == 201
+        run = ask("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+        submitted = ask("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="1"), task()]})
+        found = submitted.json["tasks"][0]["id"]
+        assert ask("PATCH", f"{API}/tasks/{found}", {"status": "dismissed"}).json["status"] == "dismissed"
+        assert ask("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
+        paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
+        for path in (*(f"{API}/{path}" for path in paths), f"{API}/openapi.json", "/healthz"):
+            assert ask("GET", path).status_code == 200
+        sarif = {"Content-Type": "application/sarif+json"}
+        refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
+        assert "sarif.py of findings_adapters" in refused["detail"]
+        listed = ask("GET", f"{API}/tasks", Accept="application/sarif+json")
+        assert listed.content_type == "application/json"
+    finally:
+        assert server.stop() == 0
+
+
+def test_the_module_alone_says_which_commands_are_absent(alone: tuple[str, ...]) -> None:
+    run_alone = partial(subprocess.run, capture_output=True, text=True, env=environment(), timeout=30, check=False)
+    refused = run_alone([*alone, "scan", "results.sarif"])
+    assert refused.returncode == 2
+    assert "`scan` is a command of findings_adapters/ci.py, which is not there" in refused.stderr
+    shown = run_alone([*alone, "--help"])
+    assert shown.returncode == 0
+    assert "\n  serve " in shown.stdout
+    assert "\n  scan " not in shown.stdout
+
+
+def written_lines(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+    """Write a list of tasks as lines of its titles and comments, the way a room writes one."""
+    for listed in tasks:
+        yield f"{listed.task.title} {listed.comment or ''}".rstrip().encode() + b"\n"
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The media type of another form of lists, of which a few tasks are read at once."""
+    form = findings_service.ListFormat(media_type="text/lines", write=written_lines)
+    monkeypatch.setitem(findings_service.LIST_FORMATS, form.media_type, form)
+    monkeypatch.setattr(findings_service, "EXPORT_LOT", 3)
+    monkeypatch.setattr(findings_service, "PIECE_SIZE", 1)
+    return form.media_type
+
+
+def exported(client: Client, query: str = "", accept: str = "text/lines", **how: Any) -> Any:
+    """Return a list of tasks in another form, which OpenAPI does not tell of."""
+    headers = {"Authorization": f"Bearer {client.key}", "Accept": accept}
+    return FlaskClient(client.application, flask.Response).get(f"{API}/tasks{query}", headers=headers, **how)
+
+
+ACCEPTED = cases(
+    it=("text/lines", True),
+    it_rather=("application/json;q=0.9, text/lines", True),
+    json_rather=("text/lines;q=0.5, application/json", False),
+    anything=("*/*", False),
+    it_or_anything=("text/lines, */*;q=0.1", True),
+    a_browser=("text/html, application/xhtml+xml, */*;q=0.8", False),
+    nothing_fits=("image/png", False),
+    refused=("text/lines;q=0", False),
+    no_header=("", False),
+    no_sense=("text/lines;q=x;;,,;", False),
+)
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize(("accept", "other"), ACCEPTED)
+def test_a_list_goes_out_in_the_form_that_is_wanted_most(client: Client, run: str, accept: str, other: bool) -> None:
+    client.add(run, title="One")
+    response = exported(client, accept=accept)
+    assert response.status_code == 200
+    assert response.content_type == ("text/lines" if other else "application/json")
+    assert response.data.startswith(b"One\n" if other else b'{"page"')
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_list_in_another_form_has_everything_that_the_filters_leave(client: Client, run: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", severity=SEVERITIES[n % 5]) for n in range(25)))
+    assert exported(client).data.split() == [b"T%02d" % n for n in reversed(range(25))]
+    assert exported(client, "?severity=low&sort=createdAt").data.split() == [b"T03", b"T08", b"T13", b"T18", b"T23"]
+    by_severity = exported(client, "?sort=severity").data.split()
+    assert by_severity[:6] == [b"T20", b"T15", b"T10", b"T05", b"T00", b"T21"]
+    assert exported(client, "?status=dismissed").data == b""
+    assert "Link" not in exported(client, "?limit=25").headers
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("query", ["sort=-createdAt", "sort=createdAt", "sort=severity&status=open,resolved"])
+def test_a_long_list_in_another_form_goes_on_behind_its_link(client: Client, run: str, query: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", severity=SEVERITIES[n % 5]) for n in range(25)))
+    found, link = [], f"?{query}&limit=7"
+    for _ in range(4):
+        response = exported(client, link)
+        found.append(response.data.split())
+        link = response.headers.get("Link", "").partition(f"<{API}/tasks")[2].removesuffix('>; rel="next"')
+    assert link == ""
+    assert [len(each) for each in found] == [7, 7, 7, 4]
+    assert list(itertools.chain(*found)) == exported(client, f"?{query}").data.split()
+
+
+REFUSED_EXPORTS = cases(
+    page=("page=1", "page"),
+    view=("view=full", "view"),
+    too_many=("limit=100001", "limit"),
+    none=("limit=0", "limit"),
+    unknown=("sevrity=low", "sevrity"),
+    far_behind=("after=x", "after"),
+)
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize(("query", "parameter"), REFUSED_EXPORTS)
+def test_a_list_in_another_form_refuses(client: Client, query: str, parameter: str) -> None:
+    assert_problem(exported(client, f"?{query}"), 400, "invalid_parameter", parameter)
+
+
+@pytest.mark.usefixtures("lines")
+def test_what_was_said_of_a_dismissed_task_goes_out_with_it(client: Client, run: str) -> None:
+    first, second, third = (client.add(run, title=f"T{n}") for n in range(3))
+    client.triage(first, "dismissed", comment="No.")
+    client.triage(first, "open", comment="Perhaps.")
+    client.triage(first, "dismissed", comment="Never.")
+    client.triage(second, "dismissed")
+    client.triage(third, "resolved", comment="Mended.")
+    assert exported(client).data == b"T2\nT1\nT0 Never.\n"
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_list_that_is_on_its_way_has_each_task_once_while_others_write(client: Client, run: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", externalId=str(n)) for n in range(20)))
+    pieces = exported(client, "?limit=15", buffered=False).iter_encoded()
+    found = [next(pieces)]
+    client.submit(run, *(task(title=f"new {n}") for n in range(5)))
+    client.submit(run, task(title="changed", externalId="9"))
+    found += pieces
+    assert b"".join(found).split() == [b"changed" if n == 9 else b"T%02d" % n for n in range(19, 4, -1)]
+
+
+def breaks(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+    """Write a task, and fail."""
+    yield next(tasks).task.title.encode()
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_list_that_breaks_off_on_its_way_says_so(
+    client: Client, run: str, lines: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.add(run, title="One")
+    form = findings_service.ListFormat(media_type=lines, write=breaks)
+    monkeypatch.setitem(findings_service.LIST_FORMATS, lines, form)
+    assert exported(client).data == b"One\n\nThe list breaks off here: the service has a bug\n"
+    assert "bug in a list that was on its way" in caplog.text
+    monkeypatch.setattr(findings_service, "PIECE_SIZE", 1000)
+    assert_problem(exported(client), 500, "internal_error")
+
+
+LINES_PROGRAM = (
+    "import findings_service as fs; fs.LIST_FORMATS['text/lines'] = fs.ListFormat(media_type='text/lines', whole=True,"
+    " write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks)); fs.main()"
+)
+
+
+def test_a_real_server_sends_a_list_piece_by_piece(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", LINES_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
+    server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
+    try:
+        run = server.start_run()
+        for first in range(0, 5000, 1000):
+            tasks = [task(title=f"T{n}", description="x" * 2000) for n in range(first, first + 1000)]
+            server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
+        before = memory_of(server)
+        answer = server.request("GET", f"{API}/tasks", Accept="text/lines")
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [
+            f"T{n}" for n in range(4999, -1, -1)
+        ]
+        assert memory_of(server) < before + 6
+        assert server.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
+        sizes = [json.loads(each)["bytes"] for each in server.heard().splitlines() if '"/api/v1/tasks"' in each]
+        assert sizes == [len(answer.data), 0]
+    finally:
+        assert server.stop() == 0
+
+
+def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
+    """Read a submission of lines, each a title, the way a room reads one."""
+    parsed = findings_service.Parsed()
+    for title in text.decode().split("\n"):
+        parsed.reports.append(findings_service.Report(None, None, title.strip(), 3, None, None, None, None, None))
+    return parsed
+
+
+@pytest.fixture
+def taken_lines(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The media type of another form of submissions, which has its own limit."""
+    form = findings_service.SubmissionFormat(
+        media_type="text/lines", parse=read_lines, limit=lambda settings: settings.max_sarif
+    )
+    monkeypatch.setitem(findings_service.SUBMISSION_FORMATS, form.media_type, form)
+    return form.media_type
+
+
+def send_lines(client: Client, path: str, text: str, media_type: str = "text/lines; charset=utf-8") -> Any:
+    """Send a body of lines."""
+    return client.post(path, data=text, content_type=media_type)
+
+
+def test_a_submission_in_another_form_is_answered_like_a_batch(client: Client, run: str, taken_lines: str) -> None:
+    answer = send_lines(client, f"{API}/runs/{run}/tasks", "One\nTwo").json
+    assert (answer["created"], [each["result"] for each in answer["tasks"]]) == (2, ["created", "created"])
+    assert send_lines(client, f"{API}/runs/{run}/tasks", "Three", "Text/Lines").status_code == 201
+    assert {each["title"] for each in client.read("tasks")["tasks"]} == {"One", "Two", "Three"}
+
+
+@pytest.mark.usefixtures("taken_lines")
+def test_another_form_has_its_own_limit_and_only_where_it_is_read(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(max_body="1000", max_sarif="5000"))
+    client.register("web")
+    submit = f"{API}/runs/{client.start()}/tasks"
+    assert send_lines(client, submit, "x" * 400 + " " * 4600).status_code == 201
+    assert_problem(send_lines(client, submit, "x" * 5001), 413, "body_too_large")
+    assert_problem(client.send("POST", submit, " " * 1001), 413, "body_too_large")
+    assert_problem(send_lines(client, f"{API}/runs", "x" * 900), 415, "unsupported_media_type")
+    assert_problem(send_lines(client, f"{API}/runs", "x" * 1001), 413, "body_too_large")
+    refused = assert_problem(send_lines(client, submit, "x", "text/plain"), 415, "unsupported_media_type")
+    assert "application/json" in refused["detail"]
+    assert "text/lines" in refused["detail"]
+
+
+TAKING_PROGRAM = (
+    "import findings_service as fs; from test_findings_service import read_lines;"
+    " fs.SUBMISSION_FORMATS['text/lines'] = fs.SubmissionFormat(media_type='text/lines', parse=read_lines,"
+    " limit=lambda settings: settings.max_sarif); fs.main()"
+)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_real_server_takes_a_larger_body_in_another_form(tmp_path: Path, chunked: bool) -> None:
+    line = [sys.executable, "-c", TAKING_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
+    limits = {"FINDINGS_MAX_BODY": "100000", "FINDINGS_MAX_SARIF": "2000000"}
+    server = start_process(line, tmp_path / "x.db", "api/v1/tasks", **limits)
+    how = {"Content-Type": "text/lines"} | ({"Transfer-Encoding": "chunked"} if chunked else {})
+    try:
+        path = f"{API}/runs/{server.start_run()}/tasks"
+
+        def send(body: bytes, **headers: str) -> Answer:
+            return server.request("POST", path, iter([body]) if chunked else body, **(how | headers))
+
+        assert send(b"One" + b" " * 1_900_000).status_code == 201
+        assert_problem(send(b"x" * 2_000_001), 413, "body_too_large")
+        assert_problem(send(b" " * 100_001, **{"Content-Type": "application/json"}), 413, "body_too_large")
+        assert server.request("GET", f"{API}/tasks").json["total"] == 1
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_command_in_the_same_process_says_who_it_is(app: flask.Flask, client: Client, run: str) -> None:
+    who = {findings_service.PRINCIPAL: findings_service.Principal("local", "default", "scan", "agent")}
+    path = f"{API}/runs/{run}/tasks"
+    answer = app.test_client().post(path, json=task(), environ_overrides=who)
+    assert answer.status_code == 201
+    assert client.history(answer.json["tasks"][0]["id"])[0]["by"] == "scan"
+    refused = app.test_client().put(f"{API}/project-types/web", json={}, environ_overrides=who)
+    assert_problem(refused, 403, "forbidden")
+    named = {findings_service.PRINCIPAL: "x", findings_service.PRINCIPAL.replace(".", "-"): "x"}
+    assert_problem(app.test_client().get(path, headers=named), 405, "method_not_allowed")
+    assert_problem(app.test_client().get(f"{API}/tasks", headers=named), 401, "unauthorized")
 
 
 # ---------------------------------------------------------------------------
@@ -5811,7 +6207,7 @@ PLANTED = cases(
     ),
     other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another client, project"),
     no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
-    sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1)", "was seen by more runs than it says"),
+    sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
     other_status=(
         "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
@@ -8134,7 +8530,23 @@ PRAGMA user_version = 2;
 """
 
 
-@pytest.fixture(params=["", TO_SECOND_SCHEMA], ids=["first_schema", "second_schema"])
+TO_THIRD_SCHEMA = f"""
+{TO_SECOND_SCHEMA}
+ALTER TABLE runs ADD COLUMN reported INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET reported = 3;
+CREATE TABLE task_cells (
+    task_seq  INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
+    cell      TEXT NOT NULL
+) STRICT;
+INSERT INTO task_cells
+    SELECT seq, substr('{string.ascii_letters}', 1 + 30 * (status = 'dismissed') + 2 * (severity - 1)
+        + (external_id IS NOT NULL), 1) FROM tasks;
+DELETE FROM counters WHERE scope LIKE 'tasks run:%';
+PRAGMA user_version = 3;
+"""
+
+
+@pytest.fixture(params=["", TO_SECOND_SCHEMA, TO_THIRD_SCHEMA], ids=["first_schema", "second_schema", "third_schema"])
 def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A database of an older schema."""
     path = tmp_path / "findings.db"
@@ -8150,7 +8562,7 @@ def schema_of(db: Path) -> list[Any]:
         made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
         return [
             *connection.execute("PRAGMA user_version"),
-            *((*names, " ".join((sql or "").split())) for *names, sql in made),
+            *((*names, re.sub(r"\s*([,()]|\s)\s*", r"\1", sql or "")) for *names, sql in made),
         ]
 
 
@@ -8158,7 +8570,9 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     old: Path, make_app: Callable[..., flask.Flask], tmp_path: Path
 ) -> None:
     before = content_of(old)
-    before[2] = [(*run, 3) for run in before[2]]  # tasks that it reports
+    before[2] = [(*run[:17], 3, "") for run in before[2]]  # tasks that it reports, and no branch
+    before[3] = [(*each, "") for each in before[3]]
+    before[5] = [(*sighting, 1) for sighting in before[5]]
     before[-1] = [counter for counter in before[-1] if not counter[1].startswith("tasks run:")]
     client = client_of(make_app())
     client.key = "fts_a_key_of_the_first_schema"
@@ -8194,9 +8608,10 @@ def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
 ) -> None:
     before = schema_of(old), content_of(old)
     for broken in (("SELECT nonsense;", ""), ("", "DELETE FROM tasks;\nSELECT nonsense;")):
-        steps = (*map("\n".join, zip(findings_service.MIGRATIONS[3], broken, strict=True)),)
+        last = findings_service.SCHEMA_VERSION
+        steps = (*map("\n".join, zip(findings_service.MIGRATIONS[last], broken, strict=True)),)
         with monkeypatch.context() as patched:
-            patched.setitem(findings_service.MIGRATIONS, 3, steps)
+            patched.setitem(findings_service.MIGRATIONS, last, steps)
             with pytest.raises(findings_service.DatabaseUnusable):
                 make_app()
         assert (schema_of(old), content_of(old)) == before
@@ -8305,7 +8720,7 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     removed, gone = [], False
     while not gone:
         with database_of(app).transaction() as connection:
-            key = findings_service.RunKey(1, run, "web", "https://example.com/", "completed", 5)
+            key = findings_service.RunKey(1, "web", "https://example.com/", 5, run, "completed", "")
             tasks, gone = findings_service.prune_slice(connection, "default", key, 2)
         removed.append(tasks)
         assert faults_of(path) == []
@@ -8322,7 +8737,7 @@ def test_a_run_goes_once_and_leaves_what_an_earlier_one_reports(app: flask.Flask
     later = client.start(targetUrl="https://example.com/")
     tasks = {client.add(run_id, externalId="x") for run_id in (run, later)}
     client.finish(later)
-    key = findings_service.RunKey(2, later, "web", "https://example.com/", "completed", 5)
+    key = findings_service.RunKey(2, "web", "https://example.com/", 5, later, "completed", "")
     for _ in range(2):
         with database_of(app).transaction() as connection:
             assert findings_service.prune_slice(connection, "default", key) == (0, True)

@@ -1,0 +1,20 @@
+"""What the tests of all rooms share: the helpers and fixtures of the module's own tests."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("test_findings_service")
+
+from test_findings_service import (  # noqa: E402
+    _no_settings,
+    app,
+    client,
+    make_app,
+    new_database,
+    run,
+    serve,
+    server,
+)
+
+__all__ = ["_no_settings", "app", "client", "make_app", "new_database", "run", "serve", "server"]
