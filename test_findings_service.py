@@ -165,8 +165,9 @@ def assert_documented(response: Any) -> None:
     method, path = response.request.method, response.request.path
     for operation in OPERATIONS:
         if operation.method == method and operation.matches(path):
-            validator = validator_of(method, operation.path, response.status_code, response.content_type)
-            if len(response.data) < 10_000:
+            media_type = response.content_type.partition(";")[0]
+            validator = validator_of(method, operation.path, response.status_code, media_type)
+            if media_type not in findings_service.LIST_FORMATS and len(response.data) < 10_000:
                 validator.validate(response.json)
 
 
@@ -4178,6 +4179,297 @@ def test_what_is_refused_anyway_does_not_wait_for_a_lock(server: Server, method:
         assert server.request("POST", f"{API}/runs", "{}", key="x").status_code == 401
         assert time.monotonic() - started < 2
         other.execute("ROLLBACK")
+
+
+# ---------------------------------------------------------------------------
+# Rooms, and other forms than JSON
+# ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> tuple[str, ...]:
+    """The program, of a folder with nothing but the module and its schema."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    for name in ("findings_service.py", "schema.sql"):
+        shutil.copy(HERE / name, folder)
+    return (sys.executable, str(folder / "findings_service.py"))
+
+
+def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple[str, ...]) -> None:
+    db = tmp_path / "alone.db"
+    line = [*alone, "keys", "create", "ci", "--new", "--level", "full", "--db", str(db)]
+    key = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=30, check=True).stdout.strip()
+    server = start_process([*alone, "serve", "--db", str(db), "--port", "0"], db, "Findings Task Service")
+    ask = partial(server.request, key=key)
+    try:
+        assert ask("POST", f"{API}/project-types", {"name": "web"}).status_code == 201
+        run = ask("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+        submitted = ask("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="1"), task()]})
+        found = submitted.json["tasks"][0]["id"]
+        assert ask("PATCH", f"{API}/tasks/{found}", {"status": "dismissed"}).json["status"] == "dismissed"
+        assert ask("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
+        paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
+        for path in (*(f"{API}/{path}" for path in paths), f"{API}/openapi.json", "/healthz"):
+            assert ask("GET", path).status_code == 200
+        sarif = {"Content-Type": "application/sarif+json"}
+        refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
+        assert "sarif.py of findings_adapters" in refused["detail"]
+        listed = ask("GET", f"{API}/tasks", Accept="application/sarif+json")
+        assert listed.content_type == "application/json"
+    finally:
+        assert server.stop() == 0
+
+
+def test_the_module_alone_says_which_commands_are_absent(alone: tuple[str, ...]) -> None:
+    run_alone = partial(subprocess.run, capture_output=True, text=True, env=environment(), timeout=30, check=False)
+    refused = run_alone([*alone, "scan", "results.sarif"])
+    assert refused.returncode == 2
+    assert "`scan` is a command of findings_adapters/ci.py, which is not there" in refused.stderr
+    shown = run_alone([*alone, "--help"])
+    assert shown.returncode == 0
+    assert "\n  serve " in shown.stdout
+    assert "\n  scan " not in shown.stdout
+
+
+def written_lines(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+    """Write a list of tasks as lines of its titles and comments, the way a room writes one."""
+    for listed in tasks:
+        yield f"{listed.task.title} {listed.comment or ''}".rstrip().encode() + b"\n"
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The media type of another form of lists, of which a few tasks are read at once."""
+    form = findings_service.ListFormat(media_type="text/lines", write=written_lines)
+    monkeypatch.setitem(findings_service.LIST_FORMATS, form.media_type, form)
+    monkeypatch.setattr(findings_service, "EXPORT_LOT", 3)
+    monkeypatch.setattr(findings_service, "PIECE_SIZE", 1)
+    return form.media_type
+
+
+def exported(client: Client, query: str = "", accept: str = "text/lines", **how: Any) -> Any:
+    """Return a list of tasks in another form, which OpenAPI does not tell of."""
+    headers = {"Authorization": f"Bearer {client.key}", "Accept": accept}
+    return FlaskClient(client.application, flask.Response).get(f"{API}/tasks{query}", headers=headers, **how)
+
+
+ACCEPTED = cases(
+    it=("text/lines", True),
+    it_rather=("application/json;q=0.9, text/lines", True),
+    json_rather=("text/lines;q=0.5, application/json", False),
+    anything=("*/*", False),
+    it_or_anything=("text/lines, */*;q=0.1", True),
+    a_browser=("text/html, application/xhtml+xml, */*;q=0.8", False),
+    nothing_fits=("image/png", False),
+    refused=("text/lines;q=0", False),
+    no_header=("", False),
+    no_sense=("text/lines;q=x;;,,;", False),
+)
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize(("accept", "other"), ACCEPTED)
+def test_a_list_goes_out_in_the_form_that_is_wanted_most(client: Client, run: str, accept: str, other: bool) -> None:
+    client.add(run, title="One")
+    response = exported(client, accept=accept)
+    assert response.status_code == 200
+    assert response.content_type == ("text/lines" if other else "application/json")
+    assert response.data.startswith(b"One\n" if other else b'{"page"')
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_list_in_another_form_has_everything_that_the_filters_leave(client: Client, run: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", severity=SEVERITIES[n % 5]) for n in range(25)))
+    assert exported(client).data.split() == [b"T%02d" % n for n in reversed(range(25))]
+    assert exported(client, "?severity=low&sort=createdAt").data.split() == [b"T03", b"T08", b"T13", b"T18", b"T23"]
+    by_severity = exported(client, "?sort=severity").data.split()
+    assert by_severity[:6] == [b"T20", b"T15", b"T10", b"T05", b"T00", b"T21"]
+    assert exported(client, "?status=dismissed").data == b""
+    assert "Link" not in exported(client, "?limit=25").headers
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("query", ["sort=-createdAt", "sort=createdAt", "sort=severity&status=open,resolved"])
+def test_a_long_list_in_another_form_goes_on_behind_its_link(client: Client, run: str, query: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", severity=SEVERITIES[n % 5]) for n in range(25)))
+    found, link = [], f"?{query}&limit=7"
+    for _ in range(4):
+        response = exported(client, link)
+        found.append(response.data.split())
+        link = response.headers.get("Link", "").partition(f"<{API}/tasks")[2].removesuffix('>; rel="next"')
+    assert link == ""
+    assert [len(each) for each in found] == [7, 7, 7, 4]
+    assert list(itertools.chain(*found)) == exported(client, f"?{query}").data.split()
+
+
+REFUSED_EXPORTS = cases(
+    page=("page=1", "page"),
+    view=("view=full", "view"),
+    too_many=("limit=100001", "limit"),
+    none=("limit=0", "limit"),
+    unknown=("sevrity=low", "sevrity"),
+    far_behind=("after=x", "after"),
+)
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize(("query", "parameter"), REFUSED_EXPORTS)
+def test_a_list_in_another_form_refuses(client: Client, query: str, parameter: str) -> None:
+    assert_problem(exported(client, f"?{query}"), 400, "invalid_parameter", parameter)
+
+
+@pytest.mark.usefixtures("lines")
+def test_what_was_said_of_a_dismissed_task_goes_out_with_it(client: Client, run: str) -> None:
+    first, second, third = (client.add(run, title=f"T{n}") for n in range(3))
+    client.triage(first, "dismissed", comment="No.")
+    client.triage(first, "open", comment="Perhaps.")
+    client.triage(first, "dismissed", comment="Never.")
+    client.triage(second, "dismissed")
+    client.triage(third, "resolved", comment="Mended.")
+    assert exported(client).data == b"T2\nT1\nT0 Never.\n"
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_list_that_is_on_its_way_has_each_task_once_while_others_write(client: Client, run: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", externalId=str(n)) for n in range(20)))
+    pieces = exported(client, "?limit=15", buffered=False).iter_encoded()
+    found = [next(pieces)]
+    client.submit(run, *(task(title=f"new {n}") for n in range(5)))
+    client.submit(run, task(title="changed", externalId="9"))
+    found += pieces
+    assert b"".join(found).split() == [b"changed" if n == 9 else b"T%02d" % n for n in range(19, 4, -1)]
+
+
+def breaks(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+    """Write a task, and fail."""
+    yield next(tasks).task.title.encode()
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+def test_a_list_that_breaks_off_on_its_way_says_so(
+    client: Client, run: str, lines: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.add(run, title="One")
+    form = findings_service.ListFormat(media_type=lines, write=breaks)
+    monkeypatch.setitem(findings_service.LIST_FORMATS, lines, form)
+    assert exported(client).data == b"One\n\nThe list breaks off here: the service has a bug\n"
+    assert "bug in a list that was on its way" in caplog.text
+    monkeypatch.setattr(findings_service, "PIECE_SIZE", 1000)
+    assert_problem(exported(client), 500, "internal_error")
+
+
+LINES_PROGRAM = (
+    "import findings_service as fs; fs.LIST_FORMATS['text/lines'] = fs.ListFormat(media_type='text/lines', whole=True,"
+    " write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks)); fs.main()"
+)
+
+
+def test_a_real_server_sends_a_list_piece_by_piece(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", LINES_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
+    server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
+    try:
+        run = server.start_run()
+        for first in range(0, 5000, 1000):
+            tasks = [task(title=f"T{n}", description="x" * 2000) for n in range(first, first + 1000)]
+            server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
+        before = memory_of(server)
+        answer = server.request("GET", f"{API}/tasks", Accept="text/lines")
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [
+            f"T{n}" for n in range(4999, -1, -1)
+        ]
+        assert memory_of(server) < before + 6
+        assert server.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
+        sizes = [json.loads(each)["bytes"] for each in server.heard().splitlines() if '"/api/v1/tasks"' in each]
+        assert sizes == [len(answer.data), 0]
+    finally:
+        assert server.stop() == 0
+
+
+def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
+    """Read a submission of lines, each a title, the way a room reads one."""
+    parsed = findings_service.Parsed()
+    for title in text.decode().split("\n"):
+        parsed.reports.append(findings_service.Report(None, None, title.strip(), 3, None, None, None, None, None))
+    return parsed
+
+
+@pytest.fixture
+def taken_lines(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The media type of another form of submissions, which has its own limit."""
+    form = findings_service.SubmissionFormat(
+        media_type="text/lines", parse=read_lines, limit=lambda settings: settings.max_sarif
+    )
+    monkeypatch.setitem(findings_service.SUBMISSION_FORMATS, form.media_type, form)
+    return form.media_type
+
+
+def send_lines(client: Client, path: str, text: str, media_type: str = "text/lines; charset=utf-8") -> Any:
+    """Send a body of lines."""
+    return client.post(path, data=text, content_type=media_type)
+
+
+def test_a_submission_in_another_form_is_answered_like_a_batch(client: Client, run: str, taken_lines: str) -> None:
+    answer = send_lines(client, f"{API}/runs/{run}/tasks", "One\nTwo").json
+    assert (answer["created"], [each["result"] for each in answer["tasks"]]) == (2, ["created", "created"])
+    assert send_lines(client, f"{API}/runs/{run}/tasks", "Three", "Text/Lines").status_code == 201
+    assert {each["title"] for each in client.read("tasks")["tasks"]} == {"One", "Two", "Three"}
+
+
+@pytest.mark.usefixtures("taken_lines")
+def test_another_form_has_its_own_limit_and_only_where_it_is_read(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(max_body="1000", max_sarif="5000"))
+    client.register("web")
+    submit = f"{API}/runs/{client.start()}/tasks"
+    assert send_lines(client, submit, "x" * 400 + " " * 4600).status_code == 201
+    assert_problem(send_lines(client, submit, "x" * 5001), 413, "body_too_large")
+    assert_problem(client.send("POST", submit, " " * 1001), 413, "body_too_large")
+    assert_problem(send_lines(client, f"{API}/runs", "x" * 900), 415, "unsupported_media_type")
+    assert_problem(send_lines(client, f"{API}/runs", "x" * 1001), 413, "body_too_large")
+    refused = assert_problem(send_lines(client, submit, "x", "text/plain"), 415, "unsupported_media_type")
+    assert "application/json" in refused["detail"]
+    assert "text/lines" in refused["detail"]
+
+
+TAKING_PROGRAM = (
+    "import findings_service as fs; from test_findings_service import read_lines;"
+    " fs.SUBMISSION_FORMATS['text/lines'] = fs.SubmissionFormat(media_type='text/lines', parse=read_lines,"
+    " limit=lambda settings: settings.max_sarif); fs.main()"
+)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_real_server_takes_a_larger_body_in_another_form(tmp_path: Path, chunked: bool) -> None:
+    line = [sys.executable, "-c", TAKING_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
+    limits = {"FINDINGS_MAX_BODY": "100000", "FINDINGS_MAX_SARIF": "2000000"}
+    server = start_process(line, tmp_path / "x.db", "api/v1/tasks", **limits)
+    how = {"Content-Type": "text/lines"} | ({"Transfer-Encoding": "chunked"} if chunked else {})
+    try:
+        path = f"{API}/runs/{server.start_run()}/tasks"
+
+        def send(body: bytes, **headers: str) -> Answer:
+            return server.request("POST", path, iter([body]) if chunked else body, **(how | headers))
+
+        assert send(b"One" + b" " * 1_900_000).status_code == 201
+        assert_problem(send(b"x" * 2_000_001), 413, "body_too_large")
+        assert_problem(send(b" " * 100_001, **{"Content-Type": "application/json"}), 413, "body_too_large")
+        assert server.request("GET", f"{API}/tasks").json["total"] == 1
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_command_in_the_same_process_says_who_it_is(app: flask.Flask, client: Client, run: str) -> None:
+    who = {findings_service.PRINCIPAL: findings_service.Principal("local", "default", "scan", "agent")}
+    path = f"{API}/runs/{run}/tasks"
+    answer = app.test_client().post(path, json=task(), environ_overrides=who)
+    assert answer.status_code == 201
+    assert client.history(answer.json["tasks"][0]["id"])[0]["by"] == "scan"
+    refused = app.test_client().put(f"{API}/project-types/web", json={}, environ_overrides=who)
+    assert_problem(refused, 403, "forbidden")
+    named = {findings_service.PRINCIPAL: "x", findings_service.PRINCIPAL.replace(".", "-"): "x"}
+    assert_problem(app.test_client().get(path, headers=named), 405, "method_not_allowed")
+    assert_problem(app.test_client().get(f"{API}/tasks", headers=named), 401, "unauthorized")
 
 
 # ---------------------------------------------------------------------------
