@@ -210,7 +210,7 @@ def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str
         return pull_request_branch(env, event) or name, ""
     if kind == "workflow_run":
         return workflow_run_branch(event)
-    if event.value("issue", "pull_request"):
+    if event.value("issue", "pull_request") is not None:
         return f"pull/{event.value('issue', 'number')}", ""
     if env.get("GITHUB_REF_TYPE") == "tag":
         return name, ""
@@ -854,11 +854,11 @@ def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str,
     """Return the option for one of a list's query parameters; what is wrong with its value the service says."""
     kind = next(part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
     option, meaning = regex.sub(r"(?=[A-Z])", "-", name).lower(), kind.get("description")
-    if kind.get("type") == "boolean":
-        return click.option(f"--{option}/--{OPPOSITES.get(option, f'no-{option}')}", name, default=None, help=meaning)
     listed = kind.get("type") == "array"
     value = kind["items"] if listed else kind
     values = components.get(value.get("$ref", "").rpartition("/")[2], value).get("enum")
+    if kind.get("type") == "boolean" or (values and set(values) == {"true", "false"}):
+        return click.option(f"--{option}/--{OPPOSITES.get(option, f'no-{option}')}", name, default=None, help=meaning)
     shown = f"[{'|'.join(values)}]" if values else "TEXT"
     return click.option(f"--{option}", name, multiple=listed, metavar=shown, help=meaning)
 
@@ -896,7 +896,7 @@ def service_at(url: str, db: str, *, new: bool = False) -> Service:
         return Service(Remote(url, key))
     if not new and not Path(db).exists():
         raise BadInput(f"there is no file {db}")
-    return Service(Local(db))
+    return Service(Local(db, new=new))
 
 
 def judged(service: Service, run_id: str, fail_on: str, only: str, form: str, baseline: str | None = None) -> int:

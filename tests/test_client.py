@@ -29,6 +29,8 @@ class Fake:
     def __init__(self, behind: Server | None = None) -> None:
         self.behind = behind
         self.replies: list[Reply | None] = []
+        self.before: dict[str, Callable[[], Any]] = {}  # what is done before a path that ends so is asked for
+        self.loses_first = False  # whether the first answer to each request is lost
         self.heard: list[tuple[str, str, dict[str, str], bytes]] = []
         fake = self
 
@@ -39,9 +41,14 @@ class Fake:
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 fake.heard.append((self.command, self.path, dict(self.headers.items()), body))
+                for end in fake.before:
+                    if self.path.endswith(end):
+                        fake.before[end]()
                 reply = fake.replies.pop(0) if fake.replies else fake.pass_on(self, body)
-                if reply is None:  # the answer is lost, after the work was done
-                    fake.pass_on(self, body)
+                again = fake.heard.count(fake.heard[-1]) > 1
+                if reply is None or (fake.loses_first and not again):  # after the work was done
+                    if reply is None:
+                        fake.pass_on(self, body)
                     self.close_connection = True
                     return
                 self.send_response(reply[0])
