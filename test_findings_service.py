@@ -1284,6 +1284,7 @@ def test_a_full_disk_is_told_and_stores_nothing(app: flask.Flask, client: Client
 
 TYPES = ("web", "cli", "docs")
 TARGETS = (None, "https://example.com/", "https://example.com/shop?q=a,b")
+LINES = (None, None, "a", "b,c")
 
 
 @dataclass(frozen=True)
@@ -1300,7 +1301,7 @@ class Survey:
         """Return a run, or None for an unknown id."""
         return next((run for run in self.runs if run["id"] == run_id), None)
 
-    def expected_runs(self, query: dict[str, str]) -> list[str]:
+    def expected_runs(self, query: dict[str, Any]) -> list[str]:
         """Return the ids that a list of runs must have, in order."""
         found = [run for run in self.runs if all(matches(run, name, value) for name, value in query.items())]
         return [run["id"] for run in reversed(found)]
@@ -1315,17 +1316,24 @@ class Survey:
             and item["status"] in ("open", "in_progress")
             and all(item[name] == run[name] for name in surface)
             and item["id"] not in self.reported[run_id]
+            and (not item["branch"] or (run["branch"] and self.is_known_to(item, run["branch"])))
         )
 
-    def accepts(self, item: dict[str, Any], name: str, value: str) -> bool:
+    def is_known_to(self, item: dict[str, Any], branch: str) -> bool:
+        """Tell whether a run of a branch has reported a task."""
+        return any(run["branch"] == branch and item["id"] in self.reported[run["id"]] for run in self.runs)
+
+    def accepts(self, item: dict[str, Any], name: str, value: Any) -> bool:
         """Tell whether a filter lets a task through."""
+        if name == "branch":
+            return any(self.is_known_to(item, branch) for branch in value)
         if name == "runId":
             return any(item["id"] in self.reported.get(run_id, ()) for run_id in value.split(","))
         if name == "missingFrom":
             return self.is_missing_from(item, value)
         return name == "sort" or matches(item, name, value)
 
-    def expected_tasks(self, query: dict[str, str]) -> list[str]:
+    def expected_tasks(self, query: dict[str, Any]) -> list[str]:
         """Return the ids that a list of tasks must have, in order."""
         found = [item for item in self.tasks if all(self.accepts(item, *pair) for pair in query.items())]
         found.sort(key=lambda item: item["id"], reverse=query.get("sort") != "createdAt")
@@ -1334,8 +1342,12 @@ class Survey:
         return [item["id"] for item in found]
 
 
-def matches(item: dict[str, Any], name: str, value: str) -> bool:
+def matches(item: dict[str, Any], name: str, value: Any) -> bool:
     """Tell whether a run or task has one of a filter's values."""
+    if name == "mainLine":
+        return (item["branch"] is None) is (value == "true")
+    if name == "branch":
+        return item["branch"] in value
     exact = name in ("targetUrl", "externalId")
     return item[name] == value if exact else item[name] in value.split(",")
 
@@ -1354,11 +1366,11 @@ def surveyed(app: flask.Flask, seed: int) -> Survey:
     """Fill a service at random, and recount by reading every run and task by its id."""
     dice, client, reported = random.Random(seed), client_of(app), {}
     stranger = client_of(app, client="stranger")
-    for owner, rounds in ((client, 14), (stranger, 2)):
+    for owner, rounds in ((client, 24), (stranger, 2)):
         for name in TYPES:
             owner.register(name)
         for number in range(rounds):
-            fields = {"targetUrl": TARGETS[number // 3 % 3]}
+            fields = {"targetUrl": TARGETS[number // 3 % 3], "branch": dice.choice(LINES)}
             run = owner.start(TYPES[number % 3] if number < 9 else dice.choice(TYPES), **fields)
             done = [owner.submit(run, *[random_task(dice) for _ in range(7)]) for _ in range(2)]
             ids = {item["id"] for batch in done for item in batch["tasks"]}
@@ -1380,7 +1392,7 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survey]:
     database_of(app).close()
 
 
-def every_combination(options: dict[str, tuple[str | None, ...]]) -> list[dict[str, str]]:
+def every_combination(options: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Return a query for each combination of options; None leaves a parameter out."""
     return [
         {name: value for name, value in zip(options, values, strict=True) if value is not None}
@@ -1388,9 +1400,10 @@ def every_combination(options: dict[str, tuple[str | None, ...]]) -> list[dict[s
     ]
 
 
-def task_options(survey: Survey) -> dict[str, tuple[str | None, ...]]:
+def task_options(survey: Survey) -> dict[str, tuple[Any, ...]]:
     """Return values to try for each parameter of a list of tasks."""
     first, second, third = (survey.runs[place]["id"] for place in (3, 4, 12))
+    branch = next(run["id"] for run in reversed(survey.runs) if run["branch"] == "a")
     all_runs = ",".join(run["id"] for run in survey.runs)
     return {
         "status": (None, "open", "in_progress,open", "dismissed,resolved,dismissed"),
@@ -1399,30 +1412,34 @@ def task_options(survey: Survey) -> dict[str, tuple[str | None, ...]]:
         "projectType": (None, "web", "unknown", "cli,web"),
         "targetUrl": (None, TARGETS[1]),
         "externalId": (None, "f-3"),
-        "missingFrom": (None, third),
+        "missingFrom": (None, third, branch),
+        "mainLine": (None, "true", "false"),
+        "branch": (None, ["a"], ["unknown"], ["b,c", "a"]),
         "sort": (None, "createdAt", "severity"),
     }
 
 
-def task_queries(survey: Survey) -> list[dict[str, str]]:
+def task_queries(survey: Survey) -> list[dict[str, Any]]:
     """Return the queries of tasks to try: all filters in all combinations."""
     return every_combination(task_options(survey))
 
 
-def run_queries() -> list[dict[str, str]]:
+def run_queries() -> list[dict[str, Any]]:
     """Return the queries of runs to try."""
     return every_combination(
         {
             "projectType": (None, "web", "cli,web", "unknown", "web,web"),
             "status": (None, "running", "completed,failed"),
             "targetUrl": (None, TARGETS[1], TARGETS[2], "https://example.com"),
+            "mainLine": (None, "true", "false"),
+            "branch": (None, ["a"], ["b,c", "a"], ["unknown"], ["b"]),
         }
     )
 
 
 def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(survey: Survey) -> None:
     found_something = 0
-    for query in random.Random(2).sample(task_queries(survey), 900):
+    for query in random.Random(2).sample(task_queries(survey), 2000):
         page = survey.client.read("tasks", limit=200, **query)
         expected = survey.expected_tasks(query)
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected, len(expected)), query
@@ -1431,12 +1448,15 @@ def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(surv
 
 
 @pytest.mark.parametrize(
-    "name", ["status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom"]
+    "name",
+    ["status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom", "mainLine", "branch"],
 )
 def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey, name: str) -> None:
     values = {
         **{field: sorted({str(item[field]) for item in survey.tasks if item[field]}) for field in HEAD_FIELDS},
         **{field: [run["id"] for run in survey.runs] for field in ("runId", "missingFrom")},
+        "mainLine": ["true", "false"],
+        "branch": [["a"], ["b,c"], ["a", "b,c"]],
     }[name]
     for value, sort in itertools.product(values, ("-createdAt", "createdAt", "severity")):
         query = {name: value, "sort": sort}
@@ -1482,7 +1502,7 @@ def test_a_task_of_several_runs_is_listed_once_on_any_page(client: Client, run: 
     assert listed == [["9", "8", "7"], ["6", "5", "4"], ["3", "2", "1"], ["0"]]
 
 
-def traced_selects(survey: Survey, path: str, queries: list[dict[str, str]]) -> dict[str, str]:
+def traced_selects(survey: Survey, path: str, queries: list[dict[str, Any]]) -> dict[str, str]:
     """Return the statements that lists run, by their shape without values."""
     traced: list[str] = []
     connection = reader_of(survey.app)
@@ -1514,8 +1534,9 @@ def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
 
 
 def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
-    options = {name: tuple(dict.fromkeys((*values[:2], values[-1]))) for name, values in task_options(survey).items()}
-    statements = traced_selects(survey, "tasks", every_combination(options))
+    options = {name: (*values[:2], *values[2:][-1:]) for name, values in task_options(survey).items()}
+    queries = random.Random(5).sample(every_combination(options), 4000)
+    statements = traced_selects(survey, "tasks", queries)
     assert len(statements) > 100
     connection = reader_of(survey.app)
     for statement in statements.values():
@@ -1862,6 +1883,16 @@ BAD_PARAMETERS = cases(
     external_id_empty=("tasks", "externalId=", "externalId"),
     type_empty=("runs", "projectType=", "projectType"),
     missing_from_empty=("tasks", "missingFrom=", "missingFrom"),
+    main_line_word=("tasks", "mainLine=yes", "mainLine"),
+    main_line_number=("runs", "mainLine=1", "mainLine"),
+    main_line_capital=("tasks", "mainLine=True", "mainLine"),
+    main_line_empty=("runs", "mainLine=", "mainLine"),
+    main_line_repeated=("tasks", "mainLine=true&mainLine=true", "mainLine"),
+    main_line_of_commas=("tasks", "mainLine=true,false", "mainLine"),
+    branch_empty=("tasks", "branch=", "branch"),
+    branch_repeated_empty=("runs", "branch=a&branch=", "branch"),
+    branch_nul=("runs", "branch=%00", "branch"),
+    too_many_branches=("tasks", "&".join(["branch=a"] * 101), "branch"),
     sort_unknown=("tasks", "sort=title", "sort"),
     sort_empty=("tasks", "sort=", "sort"),
     view_unknown=("tasks", "view=all", "view"),
@@ -1892,6 +1923,19 @@ def test_a_filter_takes_several_values_by_commas_and_by_repeating(client: Client
     assert (page["total"], {each["status"] for each in page["tasks"]}) == (4, {"open", "resolved"})
     shorter = client.get(f"{API}/tasks?{query.replace('limit=50', 'limit=3')}{'' if 'limit' in query else '&limit=3'}")
     assert len(client.get(shorter.json["next"]).json["tasks"]) == 1
+
+
+@pytest.mark.parametrize("name", ["a", "a,b", ",", " a b", "type:x target:y", "ü/#?&=%", "branches"])
+def test_a_branch_is_asked_for_exactly_by_its_name(client: Client, run: str, name: str) -> None:
+    for each in (name, "other"):
+        client.add(client.start(branch=each))
+        client.add(client.start(branch=f"{each} "))
+    for path in ("runs", "tasks"):
+        page = client.read(path, branch=name)
+        assert ([each["branch"] for each in page[path]], page["total"]) == ([name], 1)
+        first = client.read(path, branch=["other", name], limit=1)
+        assert [each["branch"] for each in first[path]] == ["other"]
+        assert [each["branch"] for each in client.read(first["next"])[path]] == [name]
 
 
 @pytest.mark.parametrize(("path", "query", "parameter"), BAD_PARAMETERS)
