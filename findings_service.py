@@ -4287,6 +4287,43 @@ AUDITS = {
     "run {} says that it reports another number of tasks": """
         SELECT runs.id FROM runs WHERE reported <> (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
+    "run {} is of a branch that is not there": """
+        SELECT runs.id FROM runs WHERE branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branches WHERE branches.client_id = runs.client_id AND name = branch
+                AND branches.project_type = runs.project_type AND branches.target_url = runs.target_url)""",
+    "branch {} says that it knows another number of tasks": """
+        SELECT name FROM branches WHERE reported <> (
+            SELECT COUNT(*) FROM branch_sightings
+            WHERE branch_sightings.client_id = branches.client_id AND branch_seq = branches.seq)""",
+    "branch {} has no run and knows no task": """
+        SELECT name FROM branches WHERE reported = 0 AND NOT EXISTS (
+            SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = name
+                AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
+    "task {} is known to a branch of another client, project type or target": """
+        SELECT DISTINCT tasks.id FROM branch_sightings
+        JOIN tasks ON tasks.seq = branch_sightings.task_seq JOIN branches ON branches.seq = branch_seq
+        WHERE tasks.client_id <> branches.client_id OR tasks.project_type <> branches.project_type
+            OR tasks.target_url <> branches.target_url""",
+    "task {} is reported by a run of a branch that does not know it": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = sightings.task_seq
+        WHERE runs.branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branch_sightings JOIN branches ON branches.seq = branch_seq
+            WHERE branch_sightings.client_id = tasks.client_id AND branch_sightings.task_seq = tasks.seq
+                AND name = runs.branch)""",
+    "task {} is of a branch that does not know it": """
+        SELECT tasks.id FROM tasks WHERE branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branch_sightings JOIN branches ON branches.seq = branch_seq
+            WHERE branch_sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND name = branch)""",
+    "task {} is of a branch, though the main line knows it": """
+        SELECT DISTINCT tasks.id FROM tasks
+        JOIN sightings ON sightings.client_id = tasks.client_id AND task_seq = tasks.seq
+        JOIN runs ON runs.seq = run_seq
+        WHERE tasks.branch <> '' AND (runs.branch = '' OR counted = 0)""",
+    "task {} has a report of the main line that does not count": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = task_seq
+        WHERE counted = 0 AND runs.branch = ''""",
     "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
@@ -4360,13 +4397,45 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
         [(client_id, run.seq, row[0]) for row in rows],
     )
+    forgetful = forget_on_branches(connection, client_id, [seq for (seq,) in orphans])
     connection.executemany("DELETE FROM tasks WHERE seq = ?", orphans)
     connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(rows), run.seq))
     count_changes(connection, client_id, run.project_type, run.target_url, len(rows))
     if len(rows) < size:
         count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
         connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
+        if run.branch != MAIN_LINE:
+            forgetful.add(select_branch_of_run(connection, client_id, run).seq)
+    delete_empty_branches(connection, sorted(forgetful))
     return len(orphans), len(rows) < size
+
+
+def forget_on_branches(connection: Connection, client_id: str, task_seqs: Sequence[int]) -> set[int]:
+    """Count the tasks away, which go, that branches know. Return the seqs of those branches."""
+    forgetful = set[int]()
+    for lot in in_lots(task_seqs):
+        known = Counter(
+            seq
+            for (seq,) in connection.execute(
+                f"SELECT branch_seq FROM branch_sightings WHERE client_id = ? AND task_seq IN ({marks(lot)})",
+                (client_id, *lot),
+            )
+        )
+        connection.executemany(
+            "UPDATE branches SET reported = reported - ? WHERE seq = ?", [(n, seq) for seq, n in known.items()]
+        )
+        forgetful |= set(known)
+    return forgetful
+
+
+def delete_empty_branches(connection: Connection, seqs: Iterable[int]) -> None:
+    """Remove those of some branches that have no run any more and know no task."""
+    connection.executemany(
+        """DELETE FROM branches WHERE seq = ? AND reported = 0 AND NOT EXISTS (
+               SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
+                   AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
+        [(seq,) for seq in seqs],
+    )
 
 
 def prune_slices(database: Database, before: str, patience: float | None = None) -> Iterator[tuple[int, int]]:

@@ -44,7 +44,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -2564,6 +2564,65 @@ def test_without_resolve_missing_a_missing_task_is_only_a_hint(client: Client, r
     assert [item["id"] for item in client.read("tasks", missingFrom=second)["tasks"]] == [task_id]
 
 
+@pytest.mark.parametrize("branch", [None, "a"])
+def test_missing_is_what_the_line_of_a_run_knows_and_it_did_not_report(
+    client: Client, run: str, branch: str | None
+) -> None:
+    client.submit(run, task(externalId="main"), task(externalId="both"))
+    for each, names in (("a", ("both", "of a", "of a and b")), ("b", ("of b", "of a and b"))):
+        start_on(client, each, *names)
+    last = start_on(client, branch, "both")
+    expected = ["main"] if branch is None else ["of a and b", "of a", "main"]
+    page = client.read("tasks", missingFrom=last)
+    assert ([each["externalId"] for each in page["tasks"]], page["total"]) == (expected, len(expected))
+    first = client.read("tasks", missingFrom=last, limit=1, sort="createdAt")
+    assert [each["externalId"] for each in first["tasks"]] == ["main"]
+    left = client.read("tasks", missingFrom=last, mainLine="false")
+    assert ([each["externalId"] for each in left["tasks"]], left["total"]) == (expected[:-1], len(expected) - 1)
+
+
+def resolved(client: Client) -> set[str]:
+    """Return the external ids of what is resolved."""
+    return {each["externalId"] for each in client.read("tasks", status="resolved")["tasks"]}
+
+
+def test_a_branch_resolves_only_what_it_reported_first(client: Client, run: str) -> None:
+    client.add(run, externalId="main")
+    for branch, names in (
+        ("a", ("of a", "of a and b", "kept")),
+        ("b", ("of a and b", "of b and a")),
+        ("a", ("of b and a",)),
+    ):
+        start_on(client, branch, *names)
+    last = start_on(client, "a", "kept")
+    assert client.finish(last, resolveMissing=True)["submitted"]["resolved"] == 2
+    assert resolved(client) == {"of a", "of a and b"}
+    assert client.finish(client.start(targetUrl="https://example.com/", branch="b"), resolveMissing=True)
+    assert resolved(client) == {"of a", "of a and b", "of b and a"}
+
+
+def test_the_main_line_resolves_nothing_of_branches(client: Client, run: str) -> None:
+    client.add(run, externalId="main")
+    start_on(client, "a", "of a")
+    last = client.start(targetUrl="https://example.com/")
+    assert client.finish(last, resolveMissing=True)["submitted"]["resolved"] == 1
+    assert resolved(client) == {"main"}
+
+
+def test_a_night_of_pull_requests_moves_nothing_of_the_main_line(client: Client, run: str) -> None:
+    names = [f"f-{number}" for number in range(14)]
+    client.submit(run, *(task(externalId=name) for name in names))
+    client.finish(run, resolveMissing=True)
+    before = [client.read(f"tasks/{each['id']}") for each in client.read("tasks")["tasks"]]
+    for number in range(6):
+        branch = start_on(client, f"pull/{number % 3}", *names[number:], f"new-{number}")
+        client.finish(branch, resolveMissing=True)
+    assert [client.read(f"tasks/{each['id']}") for each in before] == before
+    night = client.start(targetUrl="https://example.com/")
+    done = client.submit(night, *(task(externalId=name) for name in names))
+    assert (done["unchanged"], client.finish(night, resolveMissing=True)["submitted"]["resolved"]) == (14, 0)
+
+
 def assert_timed_out(run: dict[str, Any]) -> None:
     """Check that a run was failed because nobody used it."""
     assert (run["status"], run["statusReason"]) == ("failed", "timeout")
@@ -3395,6 +3454,128 @@ def assert_summary_is_a_recount(client: Client, run: str, *, created: bool = Tru
         assert client.read("tasks", runId=run, status=name, limit=1)["total"] == statuses[name]
     if created:
         assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
+
+
+@dataclass
+class Finding:
+    """What a finding should be, and who has reported it."""
+
+    name: str | None
+    branch: str | None
+    title: str
+    status: str = "open"
+    runs: set[str] = field(default_factory=set)
+    branches: set[str] = field(default_factory=set)
+    seen: int = 0
+    last: str = ""
+
+
+@dataclass
+class Ledger:
+    """What the findings of a target should be after each report: the rules of branches in plain words."""
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+    branches: dict[str, str | None] = field(default_factory=dict)  # of runs
+
+    def named(self, name: str | None) -> Finding | None:
+        """Return the finding with an external id."""
+        return next((each for each in self.findings.values() if name and each.name == name), None)
+
+    def report(self, run: str, name: str | None, title: str) -> tuple[Finding, str]:
+        """Have a run report a finding, and return it and what that did."""
+        finding, branch = self.named(name), self.branches[run]
+        before = finding and (finding.title, finding.branch)
+        result = "created" if finding is None else "unchanged"
+        finding = finding or Finding(name, branch, title)
+        if branch is None or finding.branch is not None:
+            finding.seen, finding.last = (
+                (finding.seen, finding.last) if run in finding.runs else (finding.seen + 1, run)
+            )
+            finding.branch, finding.title = finding.branch and branch and finding.branch, title
+            if before and before != (finding.title, finding.branch):
+                result = "updated"
+            if finding.status == "resolved":
+                finding.status, result = "open", "reopened"
+        finding.runs.add(run)
+        finding.branches |= {branch} if branch else set()
+        return finding, result
+
+    def missing(self, run: str) -> dict[str, Finding]:
+        """Return what the line of a run knows, and it did not report."""
+        branch = self.branches[run]
+        return {
+            task_id: each
+            for task_id, each in self.findings.items()
+            if each.name and each.status in ("open", "in_progress") and run not in each.runs
+            if each.branch is None or branch in each.branches
+        }
+
+    def forget(self, run: str) -> None:
+        """Remove a run, and what only it has reported."""
+        for each in self.findings.values():
+            each.runs.discard(run)
+        self.findings = {task_id: each for task_id, each in self.findings.items() if each.runs}
+        del self.branches[run]
+
+
+def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Random) -> None:
+    """Check tasks, the totals of lists and the audit against what should be."""
+    stored = client.read("tasks", limit=200)["tasks"]
+    fields = ("externalId", "branch", "title", "status", "timesSeen", "lastRunId")
+    assert {each["id"]: tuple(each[name] for name in fields) for each in stored} == {
+        task_id: (each.name, each.branch, each.title, each.status, each.seen, each.last)
+        for task_id, each in ledger.findings.items()
+    }
+    status, branch = dice.choice(STATUSES), dice.choice(("a", "b"))
+    for query, right in (
+        ({"missingFrom": run}, set(ledger.missing(run))),
+        ({"mainLine": "true"}, {key for key, each in ledger.findings.items() if each.branch is None}),
+        ({"mainLine": "false"}, {key for key, each in ledger.findings.items() if each.branch}),
+        ({"branch": branch}, {key for key, each in ledger.findings.items() if branch in each.branches}),
+        ({"runId": run}, {key for key, each in ledger.findings.items() if run in each.runs}),
+    ):
+        for more in ({}, {"status": status}):
+            page = client.read("tasks", limit=200, **query, **more)
+            wanted = {key for key in right if not more or ledger.findings[key].status == status}
+            assert ({each["id"] for each in page["tasks"]}, page["total"]) == (wanted, len(wanted)), query
+    assert faults_of(Path(database_of(client.application).settings.db)) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_branches_keep_their_rules_whatever_comes(app: flask.Flask, client: Client, seed: int) -> None:
+    dice, ledger, running = random.Random(seed), Ledger(), list[str]()
+    client.register("web")
+    path = Path(database_of(app).settings.db)
+    for _ in range(60):
+        action = dice.choice(("start", "submit", "submit", "submit", "triage", "finish", "finish", "prune"))
+        if action == "start" or not running:
+            branch = dice.choice((None, None, "a", "b"))
+            running.append(client.start(branch=branch))
+            ledger.branches[running[-1]] = branch
+        elif action == "submit":
+            run = dice.choice(running)
+            names = [dice.choice((None, *"uvwxyz")) for _ in range(dice.randrange(4))]
+            reports = [(name, dice.choice(("One", "Two"))) for name in dict.fromkeys(names)]
+            done = client.submit(run, *(task(externalId=name, title=title) for name, title in reports))
+            for item, report in zip(done["tasks"], reports, strict=True):
+                finding, result = ledger.report(run, *report)
+                ledger.findings[item["id"]] = finding
+                assert (item["result"], item["status"]) == (result, finding.status)
+        elif action == "triage" and ledger.findings:
+            task_id, status = dice.choice(list(ledger.findings)), dice.choice(STATUSES)
+            ledger.findings[task_id].status = client.triage(task_id, status)["status"]
+        elif action == "finish":
+            run = running.pop(dice.randrange(len(running)))
+            missing = ledger.missing(run).values() if (resolve := dice.random() < 0.7) else ()
+            gone = [each for each in missing if each.branch == ledger.branches[run]]
+            assert client.finish(run, resolveMissing=resolve)["submitted"]["resolved"] == len(gone)
+            for each in gone:
+                each.status = "resolved"
+        elif old := [each for each in ledger.branches if each not in running]:
+            finish_ago(app, 91, run := dice.choice(old))
+            ledger.forget(run)
+            prune(path)
+        assert_is_as_in(ledger, client, dice.choice(list(ledger.branches) or [client.start()]), dice)
 
 
 # ---------------------------------------------------------------------------
@@ -5905,13 +6086,15 @@ def invoke(*arguments: str) -> click.testing.Result:
 
 @pytest.fixture
 def aged(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
-    """A closed database with two runs, three tasks and some history."""
+    """A closed database with two runs, two of a branch, four tasks and some history."""
     client.register("web")
     first, second = (client.start("web", targetUrl=f"https://example.com/{name}") for name in "ab")
     ids = [item["id"] for item in client.submit(first, task(externalId="x"), task(severity="low"))["tasks"]]
     client.add(second, externalId="x", status="dismissed")
     client.triage(ids[1], "resolved", comment="Done")
     client.finish(first)
+    client.add(client.start("web", targetUrl="https://example.com/b", branch="topic"), externalId="y")
+    client.add(client.start("web", targetUrl="https://example.com/b", branch="topic"), externalId="x")
     database_of(app).close()
     return tmp_path / "findings.db"
 
@@ -5960,6 +6143,31 @@ PLANTED = cases(
     other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another client, project"),
     no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
     sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
+    no_branch=("DELETE FROM branches", "is of a branch that is not there"),
+    branch_knows=("UPDATE branches SET reported = 3", "branch topic says that it knows another number of tasks"),
+    branch_of_nothing=(
+        "INSERT INTO branches VALUES (9, 'default', 'old', 'web', '', 0)",
+        "branch old has no run and knows no task",
+    ),
+    branch_elsewhere=("UPDATE branches SET target_url = ''", "is known to a branch of another client, project"),
+    forgotten=(
+        "DELETE FROM branch_sightings WHERE task_seq = 3",
+        "is reported by a run of a branch that does not know it",
+    ),
+    of_another_branch=("UPDATE tasks SET branch = 'other' WHERE seq = 4", "is of a branch that does not know it"),
+    not_taken_over=("UPDATE tasks SET branch = 'topic' WHERE seq = 3", "is of a branch, though the main line knows it"),
+    not_counted=(
+        "UPDATE sightings SET counted = 0 WHERE run_seq = 1 AND task_seq = 1",
+        "has a report of the main line that does not count",
+    ),
+    counter_of_branches=(
+        "UPDATE counters SET n = 5 WHERE scope = 'tasks type:web branches'",
+        "tasks type:web branches, open, severity 4 says 5, but there are 1",
+    ),
+    counter_of_a_branch=(
+        "DELETE FROM counters WHERE scope = 'runs branch:topic'",
+        "runs branch:topic, running, severity 0 is missing, but there are 2",
+    ),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
     other_status=(
         "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
@@ -8461,6 +8669,27 @@ def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.F
     assert (client.read("tasks")["total"], stranger.read("tasks")["total"]) == (2, 0)
     assert (client.read(f"runs/{run}")["summary"]["total"], stranger.read("runs")["total"]) == (2, 0)
     assert faults_of(path) == []
+
+
+def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Client, run: str) -> None:
+    def branches() -> list[Any]:
+        return reader_of(app).execute("SELECT name, reported FROM branches ORDER BY name").fetchall()
+
+    path = Path(database_of(app).settings.db)
+    first, second, third = start_on(client, "a", "x", "y"), start_on(client, "a"), start_on(client, "b", "x")
+    client.submit(run, task(externalId="x"))
+    for old, left in (
+        (first, [("a", 1), ("b", 1)]),
+        (second, [("a", 1), ("b", 1)]),
+        (third, [("a", 1), ("b", 1)]),
+        (run, []),
+    ):
+        client.finish(old)
+        finish_ago(app, 91, old)
+        prune(path)
+        assert branches() == left
+        assert faults_of(path) == []
+    assert client.read("tasks", branch="a")["total"] == 0
 
 
 def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, client: Client, run: str) -> None:
