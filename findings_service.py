@@ -3934,6 +3934,8 @@ def select_history(
 
 # Tasks: writing
 
+REPORTS_AT_ONCE = 1000  # of a submission
+
 
 class Report(Struct, gc=False):
     """One submitted task, checked, in the form in which it is stored."""
@@ -4245,25 +4247,20 @@ def see_on_branch(
     ]
 
 
-def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
-    """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
+def store_reports(
+    connection: Connection, who: Principal, run: RunKey, reports: Mapping[str | int, Report], now: str
+) -> tuple[dict[str | int, TaskResult], int]:
+    """Store reports by their external ids, or something else where they have none.
 
     What the main line knows, a branch's report leaves as it is.
 
-    :param run: as it is in this transaction: one that was pruned leaves its seq to another.
-    :raises RunFinished: when the run is not running any more.
+    :return: what became of each, and how many of them the run had not reported before.
     """
-    if run.status != "running":
-        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
-    now = timestamp()
-    # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
-    keys = [report.external_id or place for place, report in enumerate(reports)]
-    unique = dict(zip(keys, reports, strict=True))
-    findings = select_findings(connection, who.client_id, run, sorted(key for key in unique if isinstance(key, str)))
-    new = {key: report for key, report in unique.items() if key not in findings}
+    findings = select_findings(connection, who.client_id, run, sorted(key for key in reports if isinstance(key, str)))
+    new = {key: report for key, report in reports.items() if key not in findings}
     on_main_line = {key: each for key, each in findings.items() if each.state.branch == MAIN_LINE != run.branch}
     repeated = {
-        key: RepeatedReport(each, unique[key], each.changed(unique[key], run), each.next_state(unique[key], run))
+        key: RepeatedReport(each, reports[key], each.changed(reports[key], run), each.next_state(reports[key], run))
         for key, each in findings.items()
         if key not in on_main_line
     }
@@ -4275,9 +4272,31 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     if on_main_line:
         seen = see_on_branch(connection, who.client_id, run, on_main_line.values())
         results.update(zip(on_main_line, seen, strict=True))
+    return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
+
+
+def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
+    """Store a submission: new findings are created, known ones brought up to date. The last of one external id wins.
+
+    What a large one takes in memory is bounded by storing it in lots.
+
+    :param run: as it is in this transaction: one that was pruned leaves its seq to another.
+    :raises RunFinished: when the run is not running any more.
+    """
+    if run.status != "running":
+        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
+    now = timestamp()
+    # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
+    keys = [report.external_id or place for place, report in enumerate(reports)]
+    unique = iter(dict(zip(keys, reports, strict=True)).items())
+    results: dict[str | int, TaskResult] = {}
+    sightings = 0
+    while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
+        more, seen = store_reports(connection, who, run, lot, now)
+        results |= more
+        sightings += seen
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
-    sightings = len(new) + sum(not finding.seen_by_run for finding in findings.values())
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
                unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",

@@ -2789,6 +2789,23 @@ WHOLE_TASK = {
 }
 
 
+def test_a_submission_is_stored_in_lots_as_one(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.submit(run, task(externalId="known"))
+    monkeypatch.setattr(findings_service, "REPORTS_AT_ONCE", 2)
+    names = ["a", "b", None, "known", "c", "a", None, "b"]
+    sent = [task(title=f"T{n}") | ({"externalId": name} if name else {}) for n, name in enumerate(names)]
+    answer = client.submit(run, *sent)
+    assert (answer["created"], answer["updated"], answer["unchanged"]) == (5, 1, 0)
+    assert [each["externalId"] for each in answer["tasks"]] == names
+    ids = [each["id"] for each in answer["tasks"]]
+    assert (ids[0], ids[1]) == (ids[5], ids[7])
+    created = [ids[n] for n in (0, 1, 2, 4, 6)]
+    assert created == sorted(created)
+    titles = {each["id"]: each["title"] for each in client.read("tasks")["tasks"]}
+    assert [titles[each] for each in ids[:5]] == ["T5", "T7", "T2", "T3", "T4"]
+    assert client.read(f"runs/{run}")["submitted"]["created"] == 6
+
+
 def test_a_task_comes_back_whole(client: Client, run: str) -> None:
     stored = client.read(f"tasks/{client.submit(run, WHOLE_TASK)['tasks'][0]['id']}")
     assert set(stored) == HEAD_FIELDS | BULK_FIELDS
