@@ -1215,6 +1215,7 @@ SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 DRIVER = "Findings Task Service"
 LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
+PATH_SIGNS = "/!$&'()*+,;=@~"  # that a path may hold as they are; a colon might end a scheme
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
 RULE_TAGS = 20  # that code scanning takes
 RULE_TITLE = 1024  # characters that code scanning takes
@@ -1268,7 +1269,7 @@ class Tools:
         return rule
 
     def _reference(self, tool: str | None, rule_id: str, index: int) -> dict[str, Any]:
-        """Return how a result names its rule: one of this service by its place alone (3.27.7)."""
+        """Return how a result names its rule: one of this service by its place (3.27.6), one of a scanner by its part."""
         if tool is None:
             return {"ruleId": rule_id, "ruleIndex": index}
         part = self.parts.setdefault(tool, len(self.parts))
@@ -1352,14 +1353,17 @@ def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable
 
 
 def uri_of(path: str) -> str:
-    """Return the URI of a path (RFC 3986); what is one already stays so."""
-    if SCHEME.match(path):
-        return quote(path, safe="/:?#[]@!$&'()*+,;=~%")
-    quoted = quote(path, safe="/!$&'()*+,;=@~")
+    """Return the URI of a file (RFC 3986), relative where its path is.
+
+    Code scanning shows no results of other schemes than file: what is at an address has that as its path.
+    """
+    if scheme := SCHEME.match(path):
+        return quote(path[scheme.end() :].lstrip("/") or path, safe=f"{PATH_SIGNS}%")
+    if drive := DRIVE.fullmatch(path):
+        return f"file:///{quote(drive[1], safe=f'{PATH_SIGNS}:')}"
+    quoted = quote(path, safe=PATH_SIGNS)
     if path.startswith("//"):
         return f"file:{quoted}"
-    if drive := DRIVE.fullmatch(path):
-        return f"file:///{drive[1][:2]}{quote(drive[1][2:])}"
     return f"file://{quoted}" if path.startswith("/") else quoted
 
 
@@ -1416,9 +1420,9 @@ def result_of(item: heart.ListedTask, tools: Tools) -> dict[str, Any]:
 
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
-    marks = severity_marks(task.severity).get("properties", {})
+    marks = {"taskId": task.id, "targetUrl": task.target_url, **severity_marks(task.severity).get("properties", {})}
     bulk = (task.evidence, task.remediation, task.success_criteria, task.extensions)
-    return {**marks, "taskId": task.id, OURS: Ours(task.title, task.severity, task.status, task.description, *bulk)}
+    return {**marks, OURS: Ours(task.title, task.severity, task.status, task.description, *bulk)}
 
 
 def write_sarif(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
