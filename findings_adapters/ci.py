@@ -623,12 +623,13 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
 
     :raises BadInput: when the service does not have the form.
     """
+    sample = service.request("GET", f"tasks?{urlencode([*filters, ('limit', 1)])}", accept=kind)  # a limit of all forms
+    if not sample.headers.get("content-type", "").startswith(kind):
+        raise BadInput(f"the service does not write {kind}: sarif.py of findings_adapters is not there")
     left = sys.maxsize if limit is None else limit
     link = f"tasks?{urlencode([*filters, ('limit', min(left, EXPORTED))])}"
     while True:
         answer = service.request("GET", link, accept=kind)
-        if not answer.headers.get("content-type", "").startswith(kind):
-            raise BadInput(f"the service does not write {kind}: sarif.py of findings_adapters is not there")
         yield answer
         left -= EXPORTED
         following = NEXT.search(answer.headers.get("link", ""))

@@ -269,11 +269,10 @@ class Service:
 
 
 class ToldProblem(Struct):
-    """One thing that is wrong with a request."""
+    """One thing that is wrong with a request; what is wrong with a parameter, the error's detail tells."""
 
     detail: str = ""
     pointer: str = ""
-    parameter: str = ""
 
 
 class ToldError(Struct):
@@ -296,8 +295,6 @@ def refusal_of(answer: Answer, where: str) -> Refused:
     if not told.detail:
         words = f"{answer.status} {http.client.responses.get(answer.status, '')}".strip()
         return Refused(answer.status, "", f"{where} answers {words}, and not as a Findings Task Service does")
-    problems = [
-        f"{each.pointer or each.parameter} {each.detail}" for each in told.errors if each.pointer or each.parameter
-    ]
+    problems = [f"{each.pointer} {each.detail}" for each in told.errors if each.pointer]
     listed = "; ".join(problems[:LISTED_PROBLEMS]) + (" …" if len(problems) > LISTED_PROBLEMS else "")
     return Refused(answer.status, told.code, f"{told.detail} {listed}".strip())
