@@ -1006,7 +1006,7 @@ def test_a_room_that_is_absent_is_said_so(job: Job) -> None:
     job.scan("a.sarif", code=0)
     for form in ("sarif", "csv"):
         assert_one_line(job.run("export", "--format", form, program=without), 2, "sarif.py of findings_adapters")
-    assert job.run("export", "--format", "json", program=without).stdout == "[\n\n]\n"
+    assert job.run("export", "--format", "json", program=without).stdout == "[\n]\n"
 
 
 # ---------------------------------------------------------------------------
