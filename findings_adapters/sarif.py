@@ -1,12 +1,12 @@
 """What scanners write and code scanning reads: findings as SARIF in and out, and as CSV out.
 
-SARIF 2.1.0 is OASIS's format for the results of static analysis
-(https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html); sections named below are its. CSV is that of RFC 4180
+SARIF 2.1.0 is OASIS's format for the results of static analysis; the sections named below are those of
+https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html. CSV is that of RFC 4180
 (https://www.rfc-editor.org/rfc/rfc4180). This room adds to the service one form in which findings may be submitted,
 `application/sarif+json`, and two in which a list of tasks may be answered, that and `text/csv`.
 
-A result becomes a task that a person understands, whatever it lacks, and has an identity that outlives moved lines. What
-this room has written it reads back as it was: a result carries its task's fields under a name of ours.
+A result becomes a task that a person understands, whatever it lacks, and has an identity that outlives moved lines.
+What this room has written it reads back as it was: a result carries its task's fields under a name of ours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import hashlib
 import io
 import itertools
 import math
+import operator
 import posixpath
 import re
 import time
+import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +54,10 @@ class Part(Struct, rename="camel", gc=False):
     """The base of all parts of a document. Members without a name here are passed over."""
 
 
+class Key(Struct, rename="camel", gc=False, frozen=True):
+    """The base of those parts by which others are looked up."""
+
+
 class Unread(Part):
     """An object that is only counted."""
 
@@ -59,20 +65,20 @@ class Unread(Part):
 class Log(Part):
     """The document itself (3.13)."""
 
-    version: Raw = Raw()
-    runs: Raw = Raw()
+    version: Raw = msgspec.field(default_factory=Raw)
+    runs: Raw = msgspec.field(default_factory=Raw)
 
 
 class Run(Part):
     """One run of a tool (3.14)."""
 
-    tool: Raw = Raw()
-    results: Raw = Raw()
-    artifacts: Raw = Raw()
-    invocations: Raw = Raw()
-    logical_locations: Raw = Raw()
-    original_uri_base_ids: Raw = Raw()
-    taxonomies: Raw = Raw()
+    tool: Raw = msgspec.field(default_factory=Raw)
+    results: Raw = msgspec.field(default_factory=Raw)
+    artifacts: Raw = msgspec.field(default_factory=Raw)
+    invocations: Raw = msgspec.field(default_factory=Raw)
+    logical_locations: Raw = msgspec.field(default_factory=Raw)
+    original_uri_base_ids: Raw = msgspec.field(default_factory=Raw)
+    taxonomies: Raw = msgspec.field(default_factory=Raw)
 
 
 class Text(Part):
@@ -89,7 +95,7 @@ class Message(Part):
     arguments: list[str | None] | None = None
 
 
-class ComponentReference(Part, frozen=True):
+class ComponentReference(Key, frozen=True):
     """Which part of a tool is meant (3.54)."""
 
     index: Whole | None = None
@@ -97,7 +103,7 @@ class ComponentReference(Part, frozen=True):
     guid: str | None = None
 
 
-class Reference(Part, frozen=True):
+class Reference(Key, frozen=True):
     """Which rule or taxon is meant (3.52)."""
 
     id: str | None = None
@@ -111,7 +117,7 @@ class Properties(Part):
 
     tags: list[str | None] | None = None
     security_severity: str | float | None = msgspec.field(name="security-severity", default=None)
-    ours: Raw = msgspec.field(name=OURS, default=Raw())
+    ours: Raw = msgspec.field(name=OURS, default_factory=Raw)
 
 
 Level = Literal["none", "note", "warning", "error"]
@@ -150,8 +156,8 @@ class Component(Part):
 
     name: str | None = None
     guid: str | None = None
-    rules: Raw = Raw()
-    taxa: Raw = Raw()
+    rules: Raw = msgspec.field(default_factory=Raw)
+    taxa: Raw = msgspec.field(default_factory=Raw)
     global_message_strings: dict[str, Text | None] | None = None
 
 
@@ -162,7 +168,7 @@ class Tool(Part):
     extensions: list[Component | None] | None = None
 
 
-class ArtifactLocation(Part, frozen=True):
+class ArtifactLocation(Key, frozen=True):
     """Where a file is (3.4)."""
 
     uri: str | None = None
@@ -271,6 +277,7 @@ TAG_LENGTH = 200
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
 DESCRIPTION = 64 * heart.KIB
 SNIPPET = 256 * heart.KIB
+MESSAGE_LENGTH = 2 * DESCRIPTION  # characters that are looked at
 MOST_LOCATIONS = 100
 LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
@@ -346,8 +353,7 @@ Read = TypeVar("Read")
 
 def is_given(raw: Raw) -> bool:
     """Tell whether an unread member is there and not null."""
-    view = memoryview(raw)
-    return view.nbytes > 0 and view != b"null"
+    return bytes(memoryview(raw)[:5]) not in (b"", b"null")
 
 
 def require_readable(text: bytes) -> None:
@@ -384,6 +390,7 @@ class Reading:
     def __init__(self, settings: heart.Settings, *, has_nul: bool = False) -> None:
         self.parsed = heart.Parsed()
         self.has_nul = has_nul
+        self.nul_places: set[str] = set()
         self.most_items = max(1, settings.max_sarif // RESULT_SIZE)
         self.room = WEIGHT * settings.max_sarif
         self.patience = settings.schema_timeout  # seconds left to look for all that is wrong
@@ -422,7 +429,7 @@ class Reading:
         try:
             if memoryview(raw).nbytes > LARGE_PIECE:
                 heart.require_few_values(bytes(raw))
-            part: Read = heart.decoder(model).decode(raw)
+            part: Read = heart.decoder(typing.cast(Any, model)).decode(raw)
         except msgspec.ValidationError as refusal:
             self.complain(*self.told(model, raw, refusal, pointer))
             return None
@@ -453,9 +460,11 @@ class Reading:
         places: Iterable[tuple[str | int, ...]] = [()]
         if len(text) <= LARGE_PIECE:
             places = itertools.islice(heart.nul_places(heart.document_of(text)), heart.PROBLEMS_OF_ONE)
-        there = {problem.pointer for problem in self.parsed.problems}
-        pointers = [heart.joined(place, pointer) for place in places]
-        self.complain(*(heart.Problem(NO_NUL, place) for place in pointers if place not in there))
+        for place in places:
+            at = heart.joined(place, pointer)
+            if at not in self.nul_places:  # a rule's, which were told of with its tool
+                self.nul_places.add(at)
+                self.complain(heart.Problem(NO_NUL, at))
 
     def take(self, report: heart.Report, rule: KnownRule, pointer: str) -> None:
         """Take a finding."""
@@ -479,6 +488,7 @@ class Reading:
             self.parsed.reports[-1].external_id = external_id
         else:
             self.patience -= time.monotonic() - began
+            self.complain()
         self._weigh(memoryview(raw).nbytes, 0, pointer)
 
     def _weigh(self, own: int, shared: int, pointer: str) -> None:
@@ -542,15 +552,16 @@ class Paths:
             dict[str, ArtifactLocation | None], run.original_uri_base_ids, f"{pointer}/originalUriBaseIds"
         )
         self.bases = {name: base for name, base in (bases or {}).items() if base}
+        self.above = {name: path_of_uri((base.uri or "")[:PATH_LENGTH]) for name, base in self.bases.items()}
         self.roots = list(self._roots(invocations))
 
     def _roots(self, invocations: Iterable[Invocation]) -> Iterator[str]:
         """Give the absolute paths that tell only where a scan was done, the likeliest first."""
-        named = [self.bases[name] for name in ROOTS if name in self.bases]
-        others = sorted(self.bases.values(), key=lambda base: len(base.uri or ""), reverse=True)
+        named = [self.above[name] for name in ROOTS if name in self.above]
+        others = sorted(self.above.values(), key=len, reverse=True)
         directories = [item.working_directory for item in invocations if item.working_directory]
-        for location in (*named, *others, *directories):
-            path = path_of_uri((location.uri or "")[:URI_LENGTH])
+        called_from = [path_of_uri((each.uri or "")[:PATH_LENGTH]) for each in directories]
+        for path in (*named, *others, *called_from):
             if is_absolute(path):
                 yield f"{path.rstrip('/')}/"
 
@@ -580,14 +591,11 @@ class Paths:
         path = path_of_uri((location.uri or "")[:URI_LENGTH])
         if is_absolute(path):
             return next((path[len(root) :] for root in self.roots if path.startswith(root)), path)
-        name = location.uri_base_id
-        for _ in range(CHAIN):
-            base = self.bases.get(name) if name is not None else None
-            above = path_of_uri((base.uri or "")[:URI_LENGTH]) if base else ""
-            if base is None or is_absolute(above):
-                break
-            path = posixpath.join(above, path)[-URI_LENGTH:]
-            name = base.uri_base_id
+        name, passed = location.uri_base_id, set[str]()
+        while name in self.above and name not in passed and len(passed) < CHAIN and not is_absolute(self.above[name]):
+            passed.add(name)
+            path = posixpath.join(self.above[name], path)
+            name = self.bases[name].uri_base_id
         return posixpath.normpath(path) if path else ""
 
 
@@ -666,9 +674,7 @@ class RuleList:
 class Rules:
     """The rules of a run: those of the tool itself and of its plug-ins."""
 
-    def __init__(
-        self, reading: Reading, tool: Tool, taxonomies: Sequence[Component], pointer: str
-    ) -> None:
+    def __init__(self, reading: Reading, tool: Tool, taxonomies: Sequence[Component], pointer: str) -> None:
         parts = [(tool.driver, f"{pointer}/driver/rules")]
         parts += [(part, f"{pointer}/extensions/{place}/rules") for place, part in enumerate(tool.extensions or ())]
         self.lists = [RuleList(reading, part or Component(), place, at) for place, (part, at) in enumerate(parts)]
@@ -881,7 +887,7 @@ class RunReading:
         """Refuse the run of a scanner that failed, which must not look like a clean scan."""
         complaints = []
         if not self.tool_name:
-            complaints.append(("/tool/driver/name", "must name the tool"))
+            complaints.append((self._missing_name(), "must be there, and name the tool"))
         if not is_given(self.run.results):
             complaints.append(("/results", NO_RESULTS))
         for place, invocation in enumerate(invocations):
@@ -892,6 +898,12 @@ class RunReading:
             at = f"{self.pointer}{pointer}"
             if not any(at.startswith(other or "") for other in told):
                 self.reading.complain(heart.Problem(detail, at))
+
+    def _missing_name(self) -> str:
+        """Return where the tool's name is missing."""
+        if not is_given(self.run.tool):
+            return "/tool"
+        return "/tool/driver/name" if self.tool.driver else "/tool/driver"
 
     def read_results(self) -> None:
         """Take every result as a finding. :raises Postponed: when others have waited long enough for this thread."""
@@ -976,7 +988,7 @@ class RunReading:
             text = filled(text, message.arguments or ())
         elif text and message.arguments:
             text = filled(text, message.arguments)
-        return LINK.sub(r"\1", text or "").strip()
+        return LINK.sub(r"\1", (text or "")[:MESSAGE_LENGTH]).strip()
 
     def _extensions(self, result: Result, rule: KnownRule, place: Place) -> str:
         tags = dict.fromkeys((*rule.tags, *tags_of(result.properties), *self.rules.taxa(result.taxa or ())))
@@ -1006,6 +1018,8 @@ def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it has too many objects.
     :raises Postponed: when others have waited long enough for this thread.
     """
+    if len(text) > LARGE_PIECE and heart.CLOCK.held_up < math.inf:
+        raise heart.Postponed
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
     require_few_objects(text)
@@ -1072,15 +1086,15 @@ def judge_lot(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: fl
         if not lot:
             return problems
     return problems + [
-        heart.Problem(heart.cut(f"the project type's schema asks for more: {problem.detail}"), parsed.extensions[place][1])
+        heart.Problem(
+            heart.cut(f"the project type's schema asks for more: {problem.detail}"), parsed.extensions[place][1]
+        )
         for place, found_there in check(schema, parsed, lot, end - time.monotonic()).items()
         for problem in found_there
     ]
 
 
-def check(
-    schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float
-) -> dict[int, list[heart.Problem]]:
+def check(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> dict[int, list[heart.Problem]]:
     """Return what is wrong with the extensions at some places, by the place."""
     place_of = {parsed.extensions[place][1]: place for place in lot}
     found: dict[int, list[heart.Problem]] = {}
@@ -1166,8 +1180,8 @@ def line_at(location: Location | None, paths: Paths, source: Source) -> str | No
     physical = location and location.physical_location
     if not physical or not physical.artifact_location or not physical.region:
         return None
-    around = physical.context_region
-    if text_of(physical.region.snippet, around and around.snippet):
+    around = physical.context_region or Region()
+    if text_of(physical.region.snippet, around.snippet):
         return None
     number = line_of(physical.region.start_line)
     return source.line(paths.path(physical.artifact_location), number) if number else None
@@ -1199,7 +1213,7 @@ class Source:
 
 
 # ---------------------------------------------------------------------------
-# Writing: a list in chunks, in memory that does not grow with it
+# Writing, piece by piece
 # ---------------------------------------------------------------------------
 
 TASK_COLUMNS = (
@@ -1212,36 +1226,20 @@ SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 DRIVER = "Findings Task Service"
 LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
+PATH_SIGNS = "/!$&'()*+,;=@~"  # that a path may hold as they are; a colon might end a scheme
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
 RULE_TAGS = 20  # that code scanning takes
 RULE_TITLE = 1024  # characters that code scanning takes
 
 
-def chunked(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small pieces."""
-    parts: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        parts.append(piece)
-        size += len(piece)
-        if size >= CHUNK:
-            yield b"".join(parts)
-            parts, size = [], 0
-    yield b"".join(parts)
-
-
 def write_csv(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
-    """Write tasks as CSV, for people: what a spreadsheet would run is made harmless."""
-    return chunked(csv_lines(listed))
-
-
-def csv_lines(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
-    """Give the lines of a CSV file, its header first."""
+    """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
     line = io.StringIO()
     writer = csv.writer(line, lineterminator="\r\n")
     names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
+    header: Sequence[Any] = [names.get(name, name) for name in TASK_COLUMNS]
     rows = ([cell(getattr(item.task, name, None)) for name in TASK_COLUMNS] for item in listed)
-    for row in itertools.chain([[names.get(name, name) for name in TASK_COLUMNS]], rows):
+    for row in itertools.chain([header], rows):
         writer.writerow(row)
         yield line.getvalue().encode()
         line.seek(0)
@@ -1282,7 +1280,7 @@ class Tools:
         return rule
 
     def _reference(self, tool: str | None, rule_id: str, index: int) -> dict[str, Any]:
-        """Return how a result names its rule: one of this service by its place alone (3.27.7)."""
+        """Return how a result names its rule (3.27.7): one of this service by its place, another by its tool's."""
         if tool is None:
             return {"ruleId": rule_id, "ruleIndex": index}
         part = self.parts.setdefault(tool, len(self.parts))
@@ -1297,6 +1295,20 @@ class Tools:
         driver = {"name": DRIVER, "version": heart.__version__, "rules": rules_of(self.rules[None])}
         parts = [{"name": name, "rules": rules_of(self.rules[name])} for name in self.parts]
         return {"driver": driver, "extensions": parts} if parts else {"driver": driver}
+
+
+def evidence_of(task: heart.Task) -> list[heart.Evidence]:
+    """Return a task's evidence, which is still the text that is stored: other answers pass it on as it is."""
+    text: Any = task.evidence
+    evidence: list[heart.Evidence] = heart.decoder(list[heart.Evidence]).decode(text)
+    return evidence
+
+
+def first_step(task: heart.Task) -> str:
+    """Return the first step of a task's remediation, which is still the text that is stored."""
+    text: Any = task.remediation
+    steps: list[heart.StoredStep] = heart.decoder(list[heart.StoredStep]).decode(text)
+    return steps[0].instruction if steps else ""
 
 
 def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
@@ -1314,7 +1326,7 @@ def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
 def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
     full = cut_bytes(task.description or task.title, RULE_TEXT)
-    help_text = cut_bytes(task.remediation[0].instruction, RULE_TEXT) if task.remediation else full
+    help_text = cut_bytes(first_step(task), RULE_TEXT).strip() or full
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
     return {
         "id": rule_id,
@@ -1338,35 +1350,42 @@ def severity_marks(severity: str) -> dict[str, Any]:
     return marks
 
 
-def where_of(task: heart.Task, extensions: Mapping[str, Any]) -> tuple[str, int | None, int | None]:
-    """Return the path, or URI, of a task, with its lines as far as they are known. Code scanning wants one of each."""
+Where = tuple[str, int | None, int | None]  # a path or URI, and its lines as far as they are known
+
+
+def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable[heart.Evidence]) -> Where:
+    """Return where a task is: code scanning wants to know of each."""
     if file := word_in(extensions, "file"):
         return file, line_in(extensions, "line"), line_in(extensions, "endLine")
-    for item in task.evidence:
+    for item in evidence:
         if match := LABELLED.fullmatch(item.label or ""):
             return match["path"], int(match["line"]), None
     return task.target_url or task.project_type, None, None
 
 
 def uri_of(path: str) -> str:
-    """Return the URI of a path (RFC 3986); what is one already stays so."""
-    if SCHEME.match(path):
-        return quote(path, safe="/:?#[]@!$&'()*+,;=~%")
-    quoted = quote(path, safe="/!$&'()*+,;=@~")
+    """Return the URI of a file (RFC 3986), relative where its path is.
+
+    Code scanning shows no results of other schemes than file: what is at an address has that as its path.
+    """
+    if scheme := SCHEME.match(path):
+        return quote(path[scheme.end() :].lstrip("/") or path, safe=f"{PATH_SIGNS}%")
+    if drive := DRIVE.fullmatch(path):
+        return f"file:///{quote(drive[1], safe=f'{PATH_SIGNS}:')}"
+    quoted = quote(path, safe=PATH_SIGNS)
     if path.startswith("//"):
         return f"file:{quoted}"
-    if drive := DRIVE.fullmatch(path):
-        return f"file:///{drive[1][:2]}{quote(drive[1][2:])}"
     return f"file://{quoted}" if path.startswith("/") else quoted
 
 
 def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where a task is: at the first line where that is not known."""
-    path, line, end_line = where_of(task, extensions)
+    """Return the location of a task: the first line where none is known."""
+    evidence = evidence_of(task)
+    path, line, end_line = where_of(task, extensions, evidence)
     region: dict[str, Any] = {"startLine": line or 1}
     if line and end_line and end_line >= line:
         region["endLine"] = end_line
-    snippet = next((item.content for item in task.evidence if item.type == "code" and item.content), None)
+    snippet = next((item.content for item in evidence if item.type == "code" and item.content), None)
     if snippet:
         region["snippet"] = {"text": snippet}
     return {"physicalLocation": {"artifactLocation": {"uri": uri_of(path)}, "region": region}}
@@ -1412,18 +1431,13 @@ def result_of(item: heart.ListedTask, tools: Tools) -> dict[str, Any]:
 
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
-    marks = severity_marks(task.severity).get("properties", {})
+    marks = {"taskId": task.id, "targetUrl": task.target_url, **severity_marks(task.severity).get("properties", {})}
     bulk = (task.evidence, task.remediation, task.success_criteria, task.extensions)
-    return {**marks, "taskId": task.id, OURS: Ours(task.title, task.severity, task.status, task.description, *bulk)}
+    return {**marks, OURS: Ours(task.title, task.severity, task.status, task.description, *bulk)}
 
 
 def write_sarif(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
     """Write tasks as one run of SARIF: the results first, then the tool with the rules that were met."""
-    return chunked(sarif_parts(listed))
-
-
-def sarif_parts(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
-    """Give the parts of a document, a result each."""
     tools = Tools()
     encoder = msgspec.json.Encoder()
     yield f'{{"$schema":"{SCHEMA}","version":"{VERSION}","runs":[{{"results":['.encode()
@@ -1432,6 +1446,8 @@ def sarif_parts(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
     yield b'],"tool":' + encoder.encode(tools.tool()) + b"}]}"
 
 
-heart.SUBMISSION_FORMATS[SARIF] = heart.SubmissionFormat(SARIF, parse, judge, with_source)
-heart.LIST_FORMATS[SARIF] = heart.ListFormat(SARIF, write_sarif, whole=True)
-heart.LIST_FORMATS[CSV] = heart.ListFormat(CSV, write_csv)
+heart.SUBMISSION_FORMATS[SARIF] = heart.SubmissionFormat(
+    media_type=SARIF, parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge, with_source=with_source
+)
+heart.LIST_FORMATS[SARIF] = heart.ListFormat(media_type=SARIF, write=write_sarif, whole=True)
+heart.LIST_FORMATS[CSV] = heart.ListFormat(media_type=CSV, write=write_csv)
