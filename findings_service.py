@@ -1016,7 +1016,7 @@ ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gat
 
 
 @cache
-def absent_rooms() -> Collection[str]:
+def load_rooms() -> Collection[str]:
     """Load the rooms, which add to what this module can do, and return the names of those that are not there."""
     if __name__ == "__main__":  # they import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
@@ -1029,7 +1029,7 @@ def absent_rooms() -> Collection[str]:
 
 def what_is_absent() -> str:
     """Return a sentence on rooms that are absent, to stand behind another one; nothing where all are there."""
-    names = ", ".join(f"{name}.py" for name in sorted(absent_rooms()))
+    names = ", ".join(f"{name}.py" for name in sorted(load_rooms()))
     return f" {names} of findings_adapters, which may add to that, is not beside findings_service.py." if names else ""
 
 
@@ -6138,7 +6138,7 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
 @cache
 def openapi_document() -> dict[str, Any]:
     """Return the description of the service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
-    absent_rooms()
+    load_rooms()
     bodies = [body for each in OPERATIONS for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
     references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict}, key=str))
@@ -6197,7 +6197,7 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
     require_known_jsonschema()
-    absent_rooms()
+    load_rooms()
     service = Service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, service)
     try:
@@ -6988,12 +6988,12 @@ class MainGroup(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        absent_rooms()
+        load_rooms()
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command. :raises click.UsageError: for one of a room that is absent."""
-        absent = absent_rooms()
+        absent = load_rooms()
         for room, commands in ROOMS.items():
             if cmd_name in commands and room in absent:
                 ctx.fail(f"`{cmd_name}` is a command of findings_adapters/{room}.py, which is not there")

@@ -66,20 +66,20 @@ class Unread(Part):
 class Log(Part):
     """The document itself (3.13)."""
 
-    version: Raw = Raw()
-    runs: Raw = Raw()
+    version: Raw = msgspec.field(default_factory=Raw)
+    runs: Raw = msgspec.field(default_factory=Raw)
 
 
 class Run(Part):
     """One run of a tool (3.14)."""
 
-    tool: Raw = Raw()
-    results: Raw = Raw()
-    artifacts: Raw = Raw()
-    invocations: Raw = Raw()
-    logical_locations: Raw = Raw()
-    original_uri_base_ids: Raw = Raw()
-    taxonomies: Raw = Raw()
+    tool: Raw = msgspec.field(default_factory=Raw)
+    results: Raw = msgspec.field(default_factory=Raw)
+    artifacts: Raw = msgspec.field(default_factory=Raw)
+    invocations: Raw = msgspec.field(default_factory=Raw)
+    logical_locations: Raw = msgspec.field(default_factory=Raw)
+    original_uri_base_ids: Raw = msgspec.field(default_factory=Raw)
+    taxonomies: Raw = msgspec.field(default_factory=Raw)
 
 
 class Text(Part):
@@ -118,7 +118,7 @@ class Properties(Part):
 
     tags: list[str | None] | None = None
     security_severity: str | float | None = msgspec.field(name="security-severity", default=None)
-    ours: Raw = msgspec.field(name=OURS, default=Raw())
+    ours: Raw = msgspec.field(name=OURS, default_factory=Raw)
 
 
 Level = Literal["none", "note", "warning", "error"]
@@ -157,8 +157,8 @@ class Component(Part):
 
     name: str | None = None
     guid: str | None = None
-    rules: Raw = Raw()
-    taxa: Raw = Raw()
+    rules: Raw = msgspec.field(default_factory=Raw)
+    taxa: Raw = msgspec.field(default_factory=Raw)
     global_message_strings: dict[str, Text | None] | None = None
 
 
@@ -278,6 +278,7 @@ TAG_LENGTH = 200
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
 DESCRIPTION = 64 * heart.KIB
 SNIPPET = 256 * heart.KIB
+MESSAGE_LENGTH = 2 * DESCRIPTION  # characters that are looked at
 MOST_LOCATIONS = 100
 LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
@@ -390,6 +391,7 @@ class Reading:
     def __init__(self, settings: heart.Settings, *, has_nul: bool = False) -> None:
         self.parsed = heart.Parsed()
         self.has_nul = has_nul
+        self.nul_places: set[str] = set()
         self.most_items = max(1, settings.max_sarif // RESULT_SIZE)
         self.room = WEIGHT * settings.max_sarif
         self.patience = settings.schema_timeout  # seconds left to look for all that is wrong
@@ -459,9 +461,11 @@ class Reading:
         places: Iterable[tuple[str | int, ...]] = [()]
         if len(text) <= LARGE_PIECE:
             places = itertools.islice(heart.nul_places(heart.document_of(text)), heart.PROBLEMS_OF_ONE)
-        there = {problem.pointer for problem in self.parsed.problems}
-        pointers = [heart.joined(place, pointer) for place in places]
-        self.complain(*(heart.Problem(NO_NUL, place) for place in pointers if place not in there))
+        for place in places:
+            at = heart.joined(place, pointer)
+            if at not in self.nul_places:  # a rule's, which were told of with its tool
+                self.nul_places.add(at)
+                self.complain(heart.Problem(NO_NUL, at))
 
     def take(self, report: heart.Report, rule: KnownRule, pointer: str) -> None:
         """Take a finding."""
@@ -485,6 +489,7 @@ class Reading:
             self.parsed.reports[-1].external_id = external_id
         else:
             self.patience -= time.monotonic() - began
+            self.complain()
         self._weigh(memoryview(raw).nbytes, 0, pointer)
 
     def _weigh(self, own: int, shared: int, pointer: str) -> None:
@@ -548,15 +553,16 @@ class Paths:
             dict[str, ArtifactLocation | None], run.original_uri_base_ids, f"{pointer}/originalUriBaseIds"
         )
         self.bases = {name: base for name, base in (bases or {}).items() if base}
+        self.above = {name: path_of_uri((base.uri or "")[:PATH_LENGTH]) for name, base in self.bases.items()}
         self.roots = list(self._roots(invocations))
 
     def _roots(self, invocations: Iterable[Invocation]) -> Iterator[str]:
         """Give the absolute paths that tell only where a scan was done, the likeliest first."""
-        named = [self.bases[name] for name in ROOTS if name in self.bases]
-        others = sorted(self.bases.values(), key=lambda base: len(base.uri or ""), reverse=True)
+        named = [self.above[name] for name in ROOTS if name in self.above]
+        others = sorted(self.above.values(), key=len, reverse=True)
         directories = [item.working_directory for item in invocations if item.working_directory]
-        for location in (*named, *others, *directories):
-            path = path_of_uri((location.uri or "")[:URI_LENGTH])
+        called_from = [path_of_uri((each.uri or "")[:PATH_LENGTH]) for each in directories]
+        for path in (*named, *others, *called_from):
             if is_absolute(path):
                 yield f"{path.rstrip('/')}/"
 
@@ -586,14 +592,11 @@ class Paths:
         path = path_of_uri((location.uri or "")[:URI_LENGTH])
         if is_absolute(path):
             return next((path[len(root) :] for root in self.roots if path.startswith(root)), path)
-        name = location.uri_base_id
-        for _ in range(CHAIN):
-            base = self.bases.get(name) if name is not None else None
-            above = path_of_uri((base.uri or "")[:URI_LENGTH]) if base else ""
-            if base is None or is_absolute(above):
-                break
-            path = posixpath.join(above, path)[-URI_LENGTH:]
-            name = base.uri_base_id
+        name, passed = location.uri_base_id, set[str]()
+        while name in self.above and name not in passed and len(passed) < CHAIN and not is_absolute(self.above[name]):
+            passed.add(name)
+            path = posixpath.join(self.above[name], path)
+            name = self.bases[name].uri_base_id
         return posixpath.normpath(path) if path else ""
 
 
@@ -885,7 +888,7 @@ class RunReading:
         """Refuse the run of a scanner that failed, which must not look like a clean scan."""
         complaints = []
         if not self.tool_name:
-            complaints.append(("/tool/driver/name", "must name the tool"))
+            complaints.append((self._missing_name(), "must be there, and name the tool"))
         if not is_given(self.run.results):
             complaints.append(("/results", NO_RESULTS))
         for place, invocation in enumerate(invocations):
@@ -896,6 +899,12 @@ class RunReading:
             at = f"{self.pointer}{pointer}"
             if not any(at.startswith(other or "") for other in told):
                 self.reading.complain(heart.Problem(detail, at))
+
+    def _missing_name(self) -> str:
+        """Return where the tool's name is missing."""
+        if not is_given(self.run.tool):
+            return "/tool"
+        return "/tool/driver/name" if self.tool.driver else "/tool/driver"
 
     def read_results(self) -> None:
         """Take every result as a finding. :raises Postponed: when others have waited long enough for this thread."""
@@ -980,7 +989,7 @@ class RunReading:
             text = filled(text, message.arguments or ())
         elif text and message.arguments:
             text = filled(text, message.arguments)
-        return LINK.sub(r"\1", text or "").strip()
+        return LINK.sub(r"\1", (text or "")[:MESSAGE_LENGTH]).strip()
 
     def _extensions(self, result: Result, rule: KnownRule, place: Place) -> str:
         tags = dict.fromkeys((*rule.tags, *tags_of(result.properties), *self.rules.taxa(result.taxa or ())))
@@ -1010,6 +1019,8 @@ def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it has too many objects.
     :raises Postponed: when others have waited long enough for this thread.
     """
+    if len(text) > LARGE_PIECE and heart.CLOCK.held_up < math.inf:
+        raise heart.Postponed
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
     require_few_objects(text)
@@ -1297,7 +1308,7 @@ class Tools:
         return rule
 
     def _reference(self, tool: str | None, rule_id: str, index: int) -> dict[str, Any]:
-        """Return how a result names its rule: one of this service by its place (3.27.6), one of a scanner by its part."""
+        """Return how a result names its rule (3.27.7): one of this service by its place, another by its tool's."""
         if tool is None:
             return {"ruleId": rule_id, "ruleIndex": index}
         part = self.parts.setdefault(tool, len(self.parts))
