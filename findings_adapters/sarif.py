@@ -1142,18 +1142,19 @@ LOCATIONS = ("results", EACH, "locations", EACH, "physicalLocation")
 
 
 def edited(raw: Raw, path: Sequence[str], edit: Callable[[Raw], Raw]) -> Raw:
-    """Return a JSON text with what stands at a path edited, and all else as it was; what has another form stays."""
+    """Return a JSON text with what stands at a path edited, and all else as it was; the same one where nothing was."""
     if not path:
         return edit(raw)
     try:
         whole = heart.decoder(list[Raw] | dict[str, Raw]).decode(raw)
     except heart.NOT_JSON:
         return raw
+    changed = False
     names: Iterable[Any] = range(len(whole)) if isinstance(whole, list) else list(whole)
     for name in names:
-        if path[0] in (EACH, name):
-            whole[name] = edited(whole[name], path[1:], edit)
-    return Raw(msgspec.json.encode(whole))
+        if path[0] in (EACH, name) and (part := edited(whole[name], path[1:], edit)) is not whole[name]:
+            whole[name], changed = part, True
+    return Raw(msgspec.json.encode(whole)) if changed else raw
 
 
 class Checkout:
