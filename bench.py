@@ -478,10 +478,16 @@ def parsed(body: bytes) -> Batch:
     return fs.parse_submission(body, fs.Settings()).reports
 
 
-def report(connection: fs.Connection, target: str, batches: Iterable[Batch], finish: bool = True) -> str:
+def report(
+    connection: fs.Connection,
+    target: str,
+    batches: Iterable[Batch],
+    finish: bool = True,
+    branch: str = fs.MAIN_LINE,
+) -> str:
     """Have a run of its own report batches, and return its id."""
     who = fs.Principal("", CLIENT, "bench", "full")
-    run = fs.insert_run(connection, CLIENT, PROJECT_TYPE, target, "{}")
+    run = fs.insert_run(connection, CLIENT, PROJECT_TYPE, target, "{}", branch)
     for batch in batches:
         fs.submit_reports(connection, who, run, batch)
     if finish:
@@ -489,12 +495,13 @@ def report(connection: fs.Connection, target: str, batches: Iterable[Batch], fin
     return run.id
 
 
-def filled(path: Path, rows: int) -> Stored:
+def filled(path: Path, rows: int, branch_of: Callable[[int], str] = lambda _: fs.MAIN_LINE) -> Stored:
     """Make a database with that many tasks, reported by runs of 1,000."""
     database, key = new_database(path)
     for number, first in enumerate(range(0, rows, BATCH)):
         with database.transaction() as connection:
-            report(connection, target_of(number), [parsed(batch_body(first, min(BATCH, rows - first)))])
+            batch = parsed(batch_body(first, min(BATCH, rows - first)))
+            report(connection, target_of(number), [batch], branch=branch_of(number))
     database.close()
     return Stored(path, rows, key)
 
@@ -954,6 +961,21 @@ def measure_start(bench: Bench) -> Iterator[Row]:
     yield row_of("start", "start to the first 200 from /healthz", " ms", pairs, 3.0, False)
 
 
+BRANCH = "next"
+
+
+def branched(path: Path, rows: int) -> Stored:
+    """Make a database of whose tasks the later half is known to branches only: those of one target to one of them."""
+    first = rows // BATCH // 2
+
+    def branch_of(number: int) -> str:
+        if number < first:
+            return fs.MAIN_LINE
+        return BRANCH if target_of(number) == target_of(first) else f"topic-{number}"
+
+    return filled(path, rows, branch_of)
+
+
 def flat_reads(stored: Stored) -> Mapping[str, list[bytes]]:
     """Return the reads that must cost the same whatever is stored."""
     deep = stored.read("SELECT id FROM tasks WHERE seq <= ? ORDER BY seq DESC LIMIT 1000", stored.rows // 10)[::50]
@@ -969,6 +991,10 @@ def flat_reads(stored: Stored) -> Mapping[str, list[bytes]]:
         "list, 1,000 runs, of which two are known": [f"/api/v1/tasks?runId={many_runs}"],
         "list, 1,000 project types": [f"/api/v1/tasks?projectType={many_types}&status=open"],
         "list, one externalId": [f"/api/v1/tasks?externalId={external_id}"],
+        "list, what the main line knows": ["/api/v1/tasks?mainLine=true"],
+        "list, what only branches know": ["/api/v1/tasks?mainLine=false"],
+        "list, one branch": [f"/api/v1/tasks?branch={BRANCH}"],
+        "list, one branch and status": [f"/api/v1/tasks?branch={BRANCH}&status=open"],
         "list, next links behind 9 tenths": [f"/api/v1/tasks?limit=50&after={row[0]}" for row in deep],
         "a run with its summary": [f"/api/v1/runs/{run_id}"],
         "one task": stored.task_paths(1000),
@@ -979,7 +1005,7 @@ def flat_reads(stored: Stored) -> Mapping[str, list[bytes]]:
 def measure_flatness(bench: Bench) -> Iterator[Row]:
     """Compare requests to many stored tasks with the same requests to few."""
     plan = bench.plan
-    big, small = filled(bench.folder / "big.db", plan.rows), bench.small.copy("flat.db")
+    big, small = branched(bench.folder / "big.db", plan.rows), branched(bench.folder / "flat.db", plan.small)
     size = big.path.stat().st_size / plan.rows
     with service(small.path) as few, service(big.path) as many:
         yield file_row(bench, big, many, size)

@@ -528,6 +528,7 @@ PATTERNS = {
 Severity = Literal["critical", "high", "medium", "low", "info"]
 TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
 RunStatus = Literal["running", "completed", "failed"]
+FailOn = Literal["critical", "high", "medium", "low", "info", "none"]
 Level = Literal["read", "agent", "full"]
 SEVERITIES: tuple[str, ...] = typing.get_args(Severity)
 TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
@@ -766,6 +767,34 @@ class Submission(Model):
     tasks: list[TaskResult]
 
 
+class Ignored(Model):
+    """How many of the tasks that a run reported do not stop it, each counted at the first of these that fits."""
+
+    dismissed: int = 0
+    resolved: int = 0
+    below_bar: int = 0
+    known: int = 0
+
+
+class Gate(Model):
+    """Whether a run may pass, and what stops it: the worst `offenders` of all, most severe first.
+
+    `missing` counts what the baseline reported, is unfinished, has an externalId, and was not reported again.
+    """
+
+    pass_: bool = msgspec.field(name="pass")
+    reason: str
+    run_id: str
+    baseline: str | None
+    fail_on: FailOn
+    only: Literal["new", "all"]
+    reported: int
+    offenders_total: int
+    offenders: list[TaskHead]
+    ignored: Ignored
+    missing: int
+
+
 class HistoryEntry(Model):
     """One thing that happened to a task; `by` is the name of the key that did it."""
 
@@ -876,6 +905,27 @@ class HistoryQuery(Request):
 
     limit: Annotated[int, Meta(ge=1, le=1000, description="Entries on a page.")] = 1000
     after: Annotated[str, Meta(pattern=ENTRY_PLACE, description=AFTER)] | None = None
+
+
+class GateQuery(Request):
+    """What stops a run, and what it is compared with."""
+
+    fail_on: Annotated[
+        FailOn, Meta(description="The lowest severity that stops the run; with `none` nothing does.")
+    ] = "high"
+    only: Annotated[
+        Literal["new", "all"], Meta(description="`new` for what the baseline did not report, `all` for everything.")
+    ] = "new"
+    baseline: (
+        Annotated[
+            Sought,
+            Meta(
+                description="Another completed run of the same project type and target. Without it, the latest"
+                " completed run of the main line before this one."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class RunQuery(PageQuery):
@@ -1092,7 +1142,13 @@ MIGRATIONS: Mapping[int, tuple[str, str]] = {
         WHERE client_id IN (SELECT id FROM clients) AND scope > 'tasks run:' AND scope < 'tasks run;';""",
     ),
     4: (
-        """ALTER TABLE runs ADD COLUMN branch TEXT NOT NULL DEFAULT '';
+        """DROP INDEX IF EXISTS runs_by_status;
+        DROP INDEX IF EXISTS runs_by_type;
+        DROP INDEX IF EXISTS runs_by_target;
+        DROP INDEX IF EXISTS tasks_by_status;
+        DROP INDEX IF EXISTS tasks_by_type;
+        DROP INDEX IF EXISTS tasks_by_target;
+        ALTER TABLE runs ADD COLUMN branch TEXT NOT NULL DEFAULT '';
         ALTER TABLE tasks ADD COLUMN branch TEXT NOT NULL DEFAULT '';
         ALTER TABLE sightings ADD COLUMN counted INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1));""",
         "",
@@ -1143,7 +1199,7 @@ class Connection(sqlite3.Connection):
         self.counted: Counter[CounterKey] = Counter()
         self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
-        self.cells: dict[object, tuple[object, ReportedCells]] = {}
+        self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -2777,7 +2833,7 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
 
 
 # The fields of a filter that an index begins with, and their columns.
-PLACES = {"types": "project_type", "target_url": "target_url", "main_line": "branch", "names": "branch"}
+PLACES = {"types": "project_type", "target_url": "target_url", "names": "branch"}
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -2788,18 +2844,18 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     types: frozenset[str] | None = None
     target_url: str | None = None
-    main_line: bool | None = None
     names: frozenset[str] | None = None
+    main_line: bool | None = None
     statuses: frozenset[str] | None = None
     ranks: frozenset[int] | None = None
 
-    def accepts(self, status: str, severity: int) -> bool:
-        """Tell whether the filter lets a status and severity through."""
-        return (self.statuses is None or status in self.statuses) and (self.ranks is None or severity in self.ranks)
-
-    def accepts_line(self, main_line: bool) -> bool:
-        """Tell whether the filter lets through what the main line knows, or else what only branches know."""
-        return self.main_line in (None, main_line)
+    def accepts(self, main_line: bool, status: str, severity: int) -> bool:
+        """Tell whether the filter lets a line, a status and a severity through."""
+        return (
+            self.main_line in (None, main_line)
+            and (self.statuses is None or status in self.statuses)
+            and (self.ranks is None or severity in self.ranks)
+        )
 
     def accepts_surface(self, project_type: str, target_url: str) -> bool:
         """Tell whether the filter lets a project type and target through."""
@@ -2814,42 +2870,37 @@ class Filter(Struct, frozen=True, kw_only=True):
         """Return the filter without the other places."""
         return msgspec.structs.replace(self, **{other: None for other in self.places if other != place})
 
-    def lines(self) -> Iterator[tuple[str | None, str, int]]:
-        """Give the ends of the scopes that add up to what its line leaves: for which branch, the end, and the sign."""
-        if self.names is not None:
-            yield from ((name, of_branch(name), 1) for name in self.names)
-            return
-        if self.main_line is not False:
-            yield None, "", 1
-        if self.main_line is not None:
-            yield None, BRANCHES, -1 if self.main_line else 1
-
 
 def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
     """Return the values of a filter, None where it filters nothing."""
     return None if values is None else frozenset(values)
 
 
-# What is listed together: project type (where types are named, or else branch, where those are), status, severity.
-Cell = tuple[str | None, str, int]
+# What is listed together: project type (where types are named, or else branch, where those are), whether it is of the
+# main line, status, severity.
+Cell = tuple[str | None, bool, str, int]
 
 
 def select_cells(
     connection: Connection, client_id: str, table: str, wanted: Filter, identified: Sequence[int] = (0, 1)
 ) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
-    named = {
-        scope(table, name, wanted.target_url, end): (branch if name is None else name, sign)
-        for branch, end, sign in wanted.lines()
-        for name in wanted.types or (None,)
-    }
-    cells: dict[Cell, int] = {}
-    for name, status, severity, has_id, n in select_counts(connection, client_id, list(named)):
-        label, sign = named[name]
-        cell = (label, status, severity)
-        if has_id in identified and wanted.accepts(status, severity):
-            cells[cell] = cells.get(cell, 0) + sign * n
-    return {cell: n for cell, n in cells.items() if n}
+    labels: dict[str, str | None] = {}
+    branches: set[str] = set()
+    for name in wanted.types or (None,):
+        if wanted.names is None:
+            branches.add(of_branches := scope(table, name, wanted.target_url, BRANCHES))
+            labels |= {scope(table, name, wanted.target_url): name, of_branches: name}
+        for branch in wanted.names or ():
+            branches.add(of_one := scope(table, name, wanted.target_url, of_branch(branch)))
+            labels[of_one] = branch if name is None else name
+    cells = Counter[Cell]()
+    for name, status, severity, has_id, n in select_counts(connection, client_id, list(labels)):
+        if has_id in identified:
+            cells[labels[name], name not in branches, status, severity] += n
+            if name in branches and wanted.names is None:  # the other counters are of both lines
+                cells[labels[name], True, status, severity] -= n
+    return {cell: n for cell, n in cells.items() if n and wanted.accepts(*cell[1:])}
 
 
 class Arm(Struct, frozen=True, gc=False):
@@ -3009,7 +3060,7 @@ def select_ranges(
 ) -> Ranges:
     """Return the index ranges that hold some cells of what a filter leaves.
 
-    No index begins with more than one of type, target and line: the one that leaves the fewest rows is used, and the
+    No index begins with more than one of type, target and branch: the one that leaves the fewest rows is used, and the
     others are looked at in each row, unless they let all of them through.
     """
     if not cells:
@@ -3017,46 +3068,36 @@ def select_ranges(
     left, places = sum(cells.values()), wanted.places
     start = Arm((f"{table}.client_id = ?",), (client_id,))
     if not places:
-        all_of_them = wanted.statuses is None and wanted.ranks is None
-        return Ranges((start,) if all_of_them else cell_arms(start, table, cells), {}, left)
+        whole = wanted.main_line is None and wanted.statuses is None and wanted.ranks is None
+        return Ranges((start,) if whole else cell_arms(start, table, cells), {}, left)
     held = {places[0]: cells}
     if len(places) > 1:
         held = {place: select_cells(connection, client_id, table, wanted.only(place)) for place in places}
     place = min(places, key=lambda each: sum(held[each].values()))
     size = sum(held[place].values())
-    start = within(start, table, wanted, place)
+    if place == "target_url":
+        start = start.where(f"{table}.target_url = ?", wanted.target_url)
     listed: dict[str, tuple[Any, ...]] = {}
     for other in places if size > left else ():
         if other != place:
-            types = {label for label, _, _ in cells}  # of those named, where there is something
-            start, more = looked_at(start, table, wanted, other, types if other == "types" else wanted.names)
+            types = {label for label, *_ in cells}  # of those named, where there is something
+            start, more = looked_at(start, table, other, types if other == "types" else getattr(wanted, other))
             listed |= more
     if place != "types":
-        kinds = {(status, severity) for _, status, severity in cells}
+        kinds = {cell[1:] for cell in cells}
         cells = {cell: n for cell, n in held[place].items() if cell[1:] in kinds}
     return Ranges(cell_arms(start, table, cells, PLACES[place]), listed, size)
 
 
-def within(start: Arm, table: str, wanted: Filter, place: str) -> Arm:
-    """Return an index range that is within one place of a filter. Of several types or branches, cells make ranges."""
-    if place == "target_url":
-        return start.where(f"{table}.target_url = ?", wanted.target_url)
-    if place == "main_line":
-        return start.where(f"{table}.branch {'=' if wanted.main_line else '<>'} ''")
-    return start
-
-
 def looked_at(
-    start: Arm, table: str, wanted: Filter, place: str, names: Collection[str | None] | None
+    start: Arm, table: str, place: str, wanted: str | Collection[str | None]
 ) -> tuple[Arm, dict[str, tuple[Any, ...]]]:
     """Return an index range whose rows are looked at, too, and the names that they are looked up among, if several.
 
     COALESCE keeps the database from taking another index for it.
     """
     column = f"COALESCE({table}.{PLACES[place]}, '')"
-    if place == "main_line":
-        return start.where(f"{column} {'=' if wanted.main_line else '<>'} ''"), {}
-    among = (wanted.target_url,) if place == "target_url" else tuple(names or ())
+    among = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     if len(among) == 1:
         return start.where(f"{column} = ?", among[0]), {}
     return start.where(f"{column} IN (SELECT value FROM listed_{place})"), {f"listed_{place}": among}
@@ -3065,9 +3106,9 @@ def looked_at(
 def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
     """Return an index range for each cell; `column` holds what it is labelled by. Runs have no severity."""
     arms = []
-    for label, status, severity in cells:
+    for label, main_line, status, severity in cells:
         arm = start if label is None else start.where(f"{table}.{column} = ?", label)
-        arm = arm.where(f"{table}.status = ?", status)
+        arm = arm.where(f"{table}.branch {'=' if main_line else '<>'} ''").where(f"{table}.status = ?", status)
         arms.append(arm.where(f"{table}.severity = ?", severity) if severity else arm)
     return tuple(arms)
 
@@ -3397,21 +3438,32 @@ def select_reported_cells(
 
     What was counted before is still right where the run reports as many tasks as then, and none of them has changed.
     """
-    if not connection.read_only:
-        return {each.seq: count_cells(connection, client_id, each) for each in reporters}
-    names = list({each.changes for each in reporters})
-    changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
-    known, cells = connection.cells, {}
-    for each in reporters:
-        who, stamp = (
+    changes: dict[str, int] = {}
+    if connection.read_only:
+        names = list({each.changes for each in reporters})
+        changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
+    return {
+        each.seq: keep_cells(
+            connection,
             (client_id, *each.identity),
             (each.reported, changes.get(each.changes, 0)),
+            partial(count_cells, connection, client_id, each),
         )
-        before, found = known.pop(who, (None, {}))
-        cells[each.seq] = found if before == stamp else count_cells(connection, client_id, each)
-        known[who] = (stamp, cells[each.seq])  # the last one used, as a dict keeps its order
-        if len(known) > REPORTERS_KNOWN:
-            del known[next(iter(known))]
+        for each in reporters
+    }
+
+
+def keep_cells(
+    connection: Connection, whose: tuple[str, ...], stamp: tuple[int, ...], recount: Callable[[], ReportedCells]
+) -> ReportedCells:
+    """Return cells as they were counted under the same stamp, or else count them again, and keep them."""
+    if not connection.read_only:
+        return recount()
+    before, cells = connection.cells.pop(whose, (None, {}))
+    cells = cells if before == stamp else recount()
+    connection.cells[whose] = (stamp, cells)  # the last one used, as a dict keeps its order
+    if len(connection.cells) > REPORTERS_KNOWN:
+        del connection.cells[next(iter(connection.cells))]
     return cells
 
 
@@ -3696,8 +3748,8 @@ def plan_rest_of_main_line(
     wanted = msgspec.structs.replace(wanted, main_line=True)
     cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
     for (status, severity, identified, main_line), n in reported.items():
-        if identified and main_line and wanted.accepts(status, severity):
-            cell = (run.project_type, status, severity)  # of which this transaction may have left none
+        if identified and wanted.accepts(main_line, status, severity):
+            cell = (run.project_type, main_line, status, severity)  # of which this transaction may have left none
             cells[cell] = cells.get(cell, 0) - n
     cells = {cell: n for cell, n in cells.items() if n}  # where something is missing
     ranges = select_ranges(connection, client_id, "tasks", wanted, cells)
@@ -3714,7 +3766,7 @@ def plan_rest_of_branch(
     total = sum(
         n
         for (status, severity, identified, main_line), n in left.items()
-        if identified and not main_line and wanted.accepts(status, severity)
+        if identified and wanted.accepts(main_line, status, severity)
     )
     if not total:
         return Listing(table="tasks", total=0)
@@ -3758,9 +3810,7 @@ def count_accepted(
     accepted = Counter[int]()
     for seq, cells in select_reported_cells(connection, client_id, reporters).items():
         accepted[seq] = sum(
-            n
-            for (status, severity, _, main_line), n in cells.items()
-            if wanted.accepts(status, severity) and wanted.accepts_line(main_line)
+            n for (status, severity, _, main_line), n in cells.items() if wanted.accepts(main_line, status, severity)
         )
     return accepted
 
@@ -3818,7 +3868,7 @@ def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, 
     wanted = wanted.missing(run) if run else wanted
     found, on_main_line = dict[tuple[str, str], int](), set[int]()
     for seq, *surface, main_line, status, severity in select_identified(connection, client_id, wanted, external_id):
-        accepted = wanted.accepts(status, severity) and wanted.accepts_line(bool(main_line))
+        accepted = wanted.accepts(bool(main_line), status, severity)
         if accepted and wanted.accepts_surface(*surface):
             found[surface[0], surface[1]] = seq
             on_main_line |= {seq} if main_line else set()
@@ -3904,22 +3954,6 @@ def select_tasks(
     return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), listing
 
 
-def select_listed(connection: Connection, client_id: str, tasks: Sequence[TaskHead]) -> list[ListedTask]:
-    """Return tasks with what a list in another form tells besides."""
-    comments: dict[str, str] = {}
-    for lot in in_lots([task.id for task in tasks if task.status == "dismissed"]):
-        rows = connection.execute(
-            f"""SELECT tasks.id, history.comment
-                FROM tasks JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq
-                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})
-                    AND history.to_status = 'dismissed' AND history.comment IS NOT NULL
-                ORDER BY history.seq""",
-            (client_id, *lot),
-        )
-        comments.update(rows)  # the last one remains
-    return [ListedTask(task, comments.get(task.id)) for task in tasks]
-
-
 def select_history(
     connection: Connection, client_id: str, task_seq: int, limit: int, offset: int
 ) -> Iterator[HistoryEntry]:
@@ -3930,6 +3964,190 @@ def select_history(
         (client_id, task_seq, limit + 1, offset),
     )
     return (HistoryEntry(*(*row[:-1], Raw(row[-1]))) for row in rows)
+
+
+# The gate: whether a run may pass
+
+OFFENDERS_LISTED = 50
+
+
+def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
+    """Return the main line's last completed run of a run's type and target that was created before it."""
+    wanted = Filter(
+        types=frozenset({run.project_type}),
+        target_url=run.target_url,
+        main_line=True,
+        statuses=frozenset({"completed"}),
+    )
+    earlier = plan_cells(connection, client_id, "runs", wanted).behind(run.seq)
+    row = next(earlier.rows(connection, KEY_COLUMNS, "", 1, 0), None)
+    return RunKey(*row) if row else None
+
+
+def select_baseline(connection: Connection, client_id: str, run: RunKey, named: str | None) -> RunKey | None:
+    """Return what a run is compared with, None where there is nothing.
+
+    :raises Missing: when the client has no run of the name. :raises InvalidParameter: when it cannot be compared with.
+    """
+    if named is None:
+        return find_latest_on_main_line(connection, client_id, run)
+    baseline = select_run_key(connection, client_id, named)
+    if baseline.seq == run.seq or baseline.surface != run.surface or baseline.status != "completed":
+        raise InvalidParameter("baseline", "must be another completed run of the same project type and target")
+    return baseline
+
+
+def select_common_cells(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> ReportedCells:
+    """Return how many of the tasks that both of two runs of a type and target reported there are of each kind."""
+    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes]))
+    stamp = (run.reported, baseline.reported, changes)
+    recount = partial(count_common_cells, connection, client_id, run, baseline)
+    return keep_cells(connection, (client_id, run.id, baseline.id), stamp, recount)
+
+
+def count_common_cells(connection: Connection, client_id: str, *runs: RunKey) -> ReportedCells:
+    """Count the tasks that both of two runs reported, as `count_cells` does: each of the fewer is looked up."""
+    fewer, more = sorted(runs, key=lambda run: run.reported)
+    row = connection.execute(
+        """SELECT GROUP_CONCAT(task_cells.cell, '')
+           FROM sightings JOIN sightings AS others ON others.client_id = sightings.client_id
+               AND others.run_seq = ? AND others.task_seq = sightings.task_seq
+           JOIN task_cells ON task_cells.task_seq = sightings.task_seq
+           WHERE sightings.client_id = ? AND sightings.run_seq = ?""",
+        (more.seq, client_id, fewer.seq),
+    ).fetchone()
+    return cells_of(row[0] or "")
+
+
+def standing(run: RunKey) -> frozenset[str]:
+    """Return the statuses of what can stop a run.
+
+    What the main line has resolved, a branch can have brought back, and cannot reopen.
+    """
+    return frozenset(UNFINISHED if run.branch == MAIN_LINE else (*UNFINISHED, "resolved"))
+
+
+def sort_out(run: RunKey, cells: ReportedCells, known: ReportedCells, fail_on: str) -> tuple[Counter[int], Ignored]:
+    """Return how many tasks of each rank stop a run, and how many do not, and why."""
+    offenders, ignored = Counter[int](), Ignored()
+    for cell, n in cells.items():
+        status, rank, *_ = cell
+        if status == "dismissed":
+            ignored.dismissed += n
+        elif status not in standing(run):
+            ignored.resolved += n
+        elif fail_on == "none" or rank < RANKS[fail_on]:
+            ignored.below_bar += n
+        else:
+            ignored.known += known.get(cell, 0)
+            offenders[rank] += n - known.get(cell, 0)
+    return +offenders, ignored
+
+
+def select_offenders(
+    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None, offenders: Mapping[int, int]
+) -> list[TaskHead]:
+    """Return the worst of the tasks that stop a run, of those that a baseline did not report.
+
+    :param offenders: how many there are of each rank.
+    """
+    heads: list[TaskHead] = []
+    for rank, n in sorted(offenders.items(), reverse=True):
+        wanted = TaskFilter(statuses=standing(run), ranks=frozenset({rank}))
+        found = plan_reported(connection, client_id, wanted, [run])
+        if baseline is not None:
+            reported = REPORTED.format(baseline.sightings, baseline.column)
+            found = found.where(f"NOT {reported}", client_id, baseline.seq)
+        rows = found.rows(connection, HEAD_COLUMNS, "", min(n, OFFENDERS_LISTED - len(heads)), 0)
+        heads += itertools.starmap(TaskHead, rows)
+        if len(heads) == OFFENDERS_LISTED:
+            break
+    return heads
+
+
+def gate_reason(run: RunKey, baseline: RunKey | None, query: GateQuery, offenders: int) -> str:
+    """Say in one sentence why a run passes or does not."""
+    if run.status != "completed":
+        return f"The run is {run.status}, and only a completed run passes."
+    if query.fail_on == "none":
+        return "No finding stops a run with failOn=none."
+    new = "new " if query.only == "new" else ""
+    found = f"{offenders:,} {new}findings" if offenders > 1 else f"{'1' if offenders else 'No'} {new}finding"
+    higher = "" if query.fail_on == "critical" else " or higher"
+    all_new = "; without a baseline all are new" if new and baseline is None else ""
+    return f"{found} of severity {query.fail_on}{higher}{all_new}."
+
+
+def select_gate(connection: Connection, client_id: str, run: RunKey, query: GateQuery) -> Gate:
+    """Judge what a run reported.
+
+    :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
+    """
+    baseline = select_baseline(connection, client_id, run, query.baseline)
+    cells = select_reported_cells(connection, client_id, [each for each in (run, baseline) if each])
+    common = select_common_cells(connection, client_id, run, baseline) if baseline else {}
+    compared = baseline if query.only == "new" else None
+    offenders, ignored = sort_out(run, cells[run.seq], common if compared else {}, query.fail_on)
+    missing = Counter(cells[baseline.seq] if baseline else {}) - Counter(common)
+    return Gate(
+        pass_=run.status == "completed" and not offenders,
+        reason=gate_reason(run, baseline, query, offenders.total()),
+        run_id=run.id,
+        baseline=baseline.id if baseline else None,
+        fail_on=query.fail_on,
+        only=query.only,
+        reported=sum(cells[run.seq].values()),
+        offenders_total=offenders.total(),
+        offenders=select_offenders(connection, client_id, run, compared, offenders),
+        ignored=ignored,
+        missing=sum(n for (status, _, identified, _), n in missing.items() if identified and status in UNFINISHED),
+    )
+
+
+# Lists in other forms
+
+
+def select_dismissals(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
+    """Return what was said when tasks were dismissed, by their ids: the last of it."""
+    comments: dict[str, str] = {}
+    for lot in in_lots(task_ids):
+        rows = connection.execute(
+            f"""SELECT tasks.id, history.comment
+                FROM tasks JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq
+                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})
+                    AND history.to_status = 'dismissed' AND history.comment IS NOT NULL
+                ORDER BY history.seq""",
+            (client_id, *lot),
+        )
+        comments.update(rows)
+    return comments
+
+
+def select_known(connection: Connection, client_id: str, baseline: RunKey, task_ids: Sequence[str]) -> set[str]:
+    """Return the ids of those of some tasks that a baseline reported."""
+    known: set[str] = set()
+    for lot in in_lots(task_ids):
+        rows = connection.execute(
+            f"""SELECT tasks.id FROM tasks JOIN sightings ON sightings.client_id = tasks.client_id
+                    AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq
+                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})""",
+            (baseline.seq, client_id, *lot),
+        )
+        known.update(task_id for (task_id,) in rows)
+    return known
+
+
+def select_listed(
+    connection: Connection, client_id: str, wanted: TaskFilter, tasks: Sequence[TaskHead]
+) -> list[ListedTask]:
+    """Return tasks of a list with what another form than JSON tells besides."""
+    comments = select_dismissals(connection, client_id, [task.id for task in tasks if task.status == "dismissed"])
+    run = wanted.runs[0] if wanted.runs and len(wanted.runs) == 1 else None
+    baseline = find_latest_on_main_line(connection, client_id, run) if run else None
+    if baseline is None:
+        return [ListedTask(task, comments.get(task.id)) for task in tasks]
+    known = select_known(connection, client_id, baseline, [task.id for task in tasks])
+    return [ListedTask(task, comments.get(task.id), task.id in known) for task in tasks]
 
 
 # Tasks: writing
@@ -4406,7 +4624,7 @@ AUDITS = {
             WHERE branch_sightings.client_id = branches.client_id AND branch_seq = branches.seq)""",
     "branch {} has no run and knows no task": """
         SELECT name FROM branches WHERE reported = 0 AND NOT EXISTS (
-            SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = name
+            SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = name AND runs.branch <> ''
                 AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
     "task {} is known to a branch of another client, project type or target": """
         SELECT DISTINCT tasks.id FROM branch_sightings
@@ -4542,7 +4760,8 @@ def delete_empty_branches(connection: Connection, seqs: Iterable[int]) -> None:
     connection.executemany(
         """DELETE FROM branches WHERE seq = ? AND reported = 0 AND NOT EXISTS (
                SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
-                   AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
+                   AND runs.branch <> '' AND runs.project_type = branches.project_type
+                   AND runs.target_url = branches.target_url)""",
         [(seq,) for seq in seqs],
     )
 
@@ -5792,6 +6011,16 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
         return answer(200, select_run_with_summary(connection, call.client_id, run))
 
 
+@operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
+def get_run_gate(call: Call, run_id: str) -> flask.Response:
+    """Tell whether a run may pass: what it reported that is new and severe."""
+    with call.database.snapshot() as connection:
+        run = select_run_key(connection, call.client_id, run_id)
+        if run.status == "running":
+            call.database.use_later("runs", run.seq, timestamp())
+        return answer(200, select_gate(connection, call.client_id, run, call.query))
+
+
 @operation(
     "POST",
     "/api/v1/runs/{run_id}/tasks",
@@ -5850,7 +6079,7 @@ def exported(call: Call, form: ListFormat, last_id: str | None) -> Iterator[List
             wanted = read_task_filter(connection, call.client_id, query)
             tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
             taken = take_lot(tasks, min(EXPORT_LOT, left))
-            listed = select_listed(connection, call.client_id, taken.items)
+            listed = select_listed(connection, call.client_id, wanted, taken.items)
         for item in listed:
             yield item
             if item.task.id == last_id:

@@ -1,7 +1,8 @@
 -- The Findings Task Service keeps everything in one SQLite file with this schema.
 --
 -- The script is idempotent: it makes what is missing and leaves what is there. Every index ends with the
--- rowid, `seq`, by itself, and so also gives the order of creation. Only this file and the
+-- rowid, `seq`, by itself, and so also gives the order of creation. What is of a main line and what is not have indexes
+-- of their own, so that a list of either is as quick as one of both, and a row stands in no more of them. Only this file and the
 -- function that connects speak SQLite's own dialect (pragmas, STRICT, WITHOUT ROWID).
 --
 -- Times are ISO 8601 UTC text with milliseconds. `seq` is the order of creation and the internal key;
@@ -68,11 +69,13 @@ CREATE TABLE IF NOT EXISTS runs (
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS runs_by_id ON runs (client_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS runs_by_age ON runs (client_id, seq);
-CREATE INDEX IF NOT EXISTS runs_by_status ON runs (client_id, status);
-CREATE INDEX IF NOT EXISTS runs_by_type ON runs (client_id, project_type, status);
-CREATE INDEX IF NOT EXISTS runs_by_target ON runs (client_id, target_url, status);
-CREATE INDEX IF NOT EXISTS runs_by_branch ON runs (client_id, branch, status);
-CREATE INDEX IF NOT EXISTS runs_of_branches ON runs (client_id, status) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS runs_by_status ON runs (client_id, status) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS runs_by_type ON runs (client_id, project_type, status) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS runs_by_target ON runs (client_id, target_url, status) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS branch_runs_by_status ON runs (client_id, status) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS branch_runs_by_type ON runs (client_id, project_type, status) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS branch_runs_by_target ON runs (client_id, target_url, status) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS branch_runs_by_branch ON runs (client_id, branch, status) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE status = 'running';
 
 -- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
@@ -99,11 +102,12 @@ CREATE TABLE IF NOT EXISTS tasks (
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_id ON tasks (client_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_age ON tasks (client_id, seq);
-CREATE INDEX IF NOT EXISTS tasks_by_status ON tasks (client_id, status, severity);
-CREATE INDEX IF NOT EXISTS tasks_by_type ON tasks (client_id, project_type, status, severity);
-CREATE INDEX IF NOT EXISTS tasks_by_target ON tasks (client_id, target_url, status, severity);
-CREATE INDEX IF NOT EXISTS tasks_of_main_line ON tasks (client_id, status, severity) WHERE branch = '';
-CREATE INDEX IF NOT EXISTS tasks_of_branches ON tasks (client_id, status, severity) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS tasks_by_status ON tasks (client_id, status, severity) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS tasks_by_type ON tasks (client_id, project_type, status, severity) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS tasks_by_target ON tasks (client_id, target_url, status, severity) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS branch_tasks_by_status ON tasks (client_id, status, severity) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS branch_tasks_by_type ON tasks (client_id, project_type, status, severity) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS branch_tasks_by_target ON tasks (client_id, target_url, status, severity) WHERE branch <> '';
 
 -- The bulk of a task. Arrays and extensions are JSON text; NULL is an empty one.
 CREATE TABLE IF NOT EXISTS task_details (
