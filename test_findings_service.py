@@ -5371,11 +5371,12 @@ def play(page: Path, home: Path) -> dict[Step, tuple[int, str]]:
     (home / "script").write_text(script.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), "utf-8")
     env = {
         "FINDINGS_PORT": port,
-        "FINDINGS_URL": f"http://127.0.0.1:{port}",
         "PATH": search_path(),
         "PYTHON": sys.executable,
         "HOME": str(home),
     }
+    if before:  # the example agent is told by this where the service is
+        env["FINDINGS_URL"] = f"http://127.0.0.1:{port}"
     done = subprocess.run(
         ["bash", "script"],
         stdin=subprocess.DEVNULL,
