@@ -24,7 +24,6 @@ import time
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
@@ -1136,7 +1135,9 @@ def nothing(_: str | None, __: Iterable[str]) -> None:
 SOURCE_FILE = 5 * heart.KIB * heart.KIB
 SOURCE_LINES = 20
 SOURCE_TEXT = 10 * heart.KIB  # bytes
-SOURCES = 16  # files whose lines are kept: results mostly come file by file
+SOURCES = (
+    64 * heart.KIB * heart.KIB
+)  # characters that are kept: some scanners go rule by rule, and come to a file again
 LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
 EACH = "*"
 LOCATIONS = ("results", EACH, "locations", EACH, "physicalLocation")
@@ -1164,7 +1165,8 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
-        self.lines_of = lru_cache(SOURCES)(self._lines_of)
+        self.kept: dict[str, Sequence[str]] = {}
+        self.room = SOURCES
 
     def relative(self, raw: Raw) -> Raw:
         """Return a location with its path relative to the folder, where it is an absolute one below it."""
@@ -1200,9 +1202,15 @@ class Checkout:
 
     def text(self, path: str, start: int, last: int) -> str:
         """Return the lines of a file, "" where there are none."""
-        return cut_bytes("\n".join(self.lines_of(path)[start - 1 : last]), SOURCE_TEXT)
+        lines = self.kept.get(path)
+        if lines is None:
+            if self.room < 0:
+                self.kept, self.room = {}, SOURCES
+            lines = self.kept[path] = self._read(path)
+            self.room -= len(path) + sum(map(len, lines))
+        return cut_bytes("\n".join(lines[start - 1 : last]), SOURCE_TEXT)
 
-    def _lines_of(self, path: str) -> Sequence[str]:
+    def _read(self, path: str) -> Sequence[str]:
         try:
             file = (self.folder / path).resolve()
             if not file.is_relative_to(self.folder) or not file.is_file() or file.stat().st_size > SOURCE_FILE:

@@ -371,6 +371,7 @@ BAD_FILES = cases(
     text=(b"no findings", "not JSON"),
     cut=(b'{"version": "2.1.0", "runs": [', "not JSON"),
     utf16=('{"version": "2.1.0"}'.encode("utf-16"), "not JSON"),
+    latin=("é".encode("latin-1").join((b'{"version": "2.1.0", "runs": [{"a": "', b'"}]}')), "not JSON"),
     deep=(b'{"runs":' + b"[" * 100_000, "not JSON"),
     array=(b"[]", "no JSON object"),
     other=(b'{"results": []}', "of version 2.1.0"),
