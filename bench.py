@@ -134,13 +134,50 @@ def target_of(number: int) -> str:
     return f"https://site-{number % TARGETS}.example/"
 
 
-def request(key: str, method: str, path: str, body: bytes = b"") -> bytes:
+RULE_HELP = "What it means, why it matters, and how to mend it, in as many words as scanners have for that. " * 10
+
+
+def sarif_document(count: int) -> bytes:
+    """Return what a scanner wrote: so many results, of 500 bytes each, of 200 rules."""
+    rules = [
+        {"id": f"R{number}", "shortDescription": {"text": f"Rule {number}"}, "help": {"text": RULE_HELP}}
+        for number in range(200)
+    ]
+    results = [
+        {
+            "ruleId": f"R{number % 200}",
+            "ruleIndex": number % 200,
+            "level": ("error", "warning", "note")[number % 3],
+            "message": {
+                "text": f"The value of `field_{number}` reaches the query as it was sent, without being bound."
+            },
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": f"src/package_{number % 97}/module_{number % 1009}.py"},
+                        "region": {
+                            "startLine": number % 700 + 1,
+                            "endLine": number % 700 + 1,
+                            "snippet": {"text": f'    rows = query("SELECT id FROM t WHERE f = " + field_{number})\n'},
+                        },
+                    }
+                }
+            ],
+            "properties": {"tags": ["security", "external/cwe/cwe-89"]},
+        }
+        for number in range(count)
+    ]
+    run = {"tool": {"driver": {"name": "scanner", "rules": rules}}, "results": results}
+    return json.dumps({"version": "2.1.0", "runs": [run]}, separators=(",", ":")).encode()
+
+
+def request(key: str, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> bytes:
     """Return a request as it crosses the network."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}"]
     if key:
         lines.append(f"Authorization: Bearer {key}")
     if body:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        lines += [f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -308,6 +345,11 @@ class Server:
     port: int
     process_id: int
 
+    def peak(self) -> float:
+        """Return the most resident memory that it has had, in MB; what it has now, where nothing tells."""
+        status = Path(f"/proc/{self.process_id}/status")
+        return int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0]) / 1024 if status.exists() else self.memory()
+
     def memory(self) -> float:
         """Return its resident memory in MB."""
         status = Path(f"/proc/{self.process_id}/status")
@@ -457,9 +499,9 @@ def filled(path: Path, rows: int) -> Stored:
     return Stored(path, rows, key)
 
 
-def start_run(server: Server, key: str, target: str) -> str:
+def start_run(server: Server, key: str, target: str, project_type: str = PROJECT_TYPE) -> str:
     """Start a run and return its id."""
-    body = json.dumps({"projectType": PROJECT_TYPE, "targetUrl": target})
+    body = json.dumps({"projectType": project_type, "targetUrl": target})
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     with closing(http.client.HTTPConnection(HOST, server.port, timeout=PATIENCE)) as connection:
         connection.request("POST", "/api/v1/runs", body, headers)
@@ -618,6 +660,7 @@ class Plan:
     batches: int = 5
     submissions: int = 8
     runs: int = 10_000
+    results: int = 100_000
 
     def timed(self, load: Load, server: Server, requests: Sequence[bytes]) -> float:
         """Return the rate at which a server answers requests, over and over."""
@@ -742,6 +785,56 @@ def measure_batches(bench: Bench) -> Iterator[Row]:
     name = f"POST batches of 1,000 new tasks, {'with' if fast else 'without'} jsonschema-rs"
     yield row_of("batches", name, " tasks/s", new[1:], 0.55 if fast else 0.30, True)
     yield row_of("batches", "POST the same 1,000 again, against new ones", " tasks/s", again[1:], 1.5, True)
+
+
+def sarif_server(bench: Bench, name: str) -> tuple[Stored, str]:
+    """Return an empty database and a project type of it that any extensions fit."""
+    database, key = new_database(bench.folder / name)
+    with database.transaction() as connection:
+        fs.insert_project_type(connection, CLIENT, "sarif", "sarif", "", None)
+    database.close()
+    return Stored(bench.folder / name, 0, key), "sarif"
+
+
+def batches_like(document: bytes) -> list[bytes]:
+    """Return the bodies that submit the results of a document as tasks in JSON."""
+    reports = fs.SUBMISSION_FORMATS["application/sarif+json"].parse(document, fs.Settings()).reports
+    tasks = [
+        {
+            "title": report.title,
+            "severity": fs.SEVERITIES[-report.severity],
+            "externalId": report.external_id,
+            "evidence": json.loads(report.evidence or "[]"),
+            "remediation": json.loads(report.remediation or "[]"),
+            "extensions": json.loads(report.extensions or "{}"),
+        }
+        for report in reports
+    ]
+    return [body_of(tasks[first : first + BATCH]) for first in range(0, len(tasks), BATCH)]
+
+
+def measure_sarif(bench: Bench) -> Iterator[Row]:
+    """Compare a SARIF document with the same tasks as batches in JSON, and what it takes in memory with its size."""
+    document = sarif_document(bench.plan.results)
+    batches = batches_like(document)
+    stored, project_type = sarif_server(bench, "sarif.db")
+    pairs, peak = list[tuple[float, float]](), 0.0
+    for number in range(min(bench.plan.rounds, 3)):
+        with service(stored.path) as server:
+
+            def rate(bodies: Sequence[bytes], kind: str, target: str, server: Server = server) -> float:
+                path = f"/api/v1/runs/{start_run(server, stored.key, target, project_type)}/tasks"
+                requests = [request(stored.key, "POST", path, body, kind) for body in bodies]
+                outcome = bench.load.run(Job(server.port, requests, 201, connections=1))
+                return bench.plan.results / outcome.seconds
+
+            before = server.memory()
+            taken = rate([document], "application/sarif+json", target_of(2 * number))
+            peak = max(peak, server.peak() - before)
+            pairs.append((rate(batches, "application/json", target_of(2 * number + 1)), taken))
+    size = f"{len(document) / 1e6:.0f} MB"
+    yield row_of("sarif", f"POST {size} of SARIF, against batches", " tasks/s", pairs, 0.5, True)
+    yield limit_row("sarif", "memory for it", " MB", peak, 6 * len(document) / 2**20)
 
 
 def measure_beside(bench: Bench) -> Iterator[Row]:
@@ -1045,6 +1138,7 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "reads": measure_reads,
     "writes": measure_writes,
     "batches": measure_batches,
+    "sarif": measure_sarif,
     "beside": measure_beside,
     "slow-disk": measure_slow_disk,
     "start": measure_start,
@@ -1094,7 +1188,17 @@ def arguments() -> argparse.Namespace:
 def plan_of(given: argparse.Namespace) -> Plan:
     """Return how much to do."""
     if given.quick:
-        return Plan(given.rows or 20_000, 2000, rounds=3, seconds=0.1, writes=200, batches=1, submissions=2, runs=200)
+        return Plan(
+            given.rows or 20_000,
+            2000,
+            rounds=3,
+            seconds=0.1,
+            writes=200,
+            batches=1,
+            submissions=2,
+            runs=200,
+            results=3000,
+        )
     return Plan(given.rows or Plan.rows)
 
 
@@ -1102,6 +1206,7 @@ def main() -> None:
     """Measure, and print every row as soon as it is there. A missed target is told, and is no error."""
     given = arguments()
     plan, rows = plan_of(given), []
+    fs.load_rooms()
     if not given.json:
         print(", ".join(f"{name} {value}" for name, value in machine().items()))
         print(f"{'work':<56} {'measured':>16} {'floor':>16} {'ratio':>7}  to reach")

@@ -853,6 +853,8 @@ AFTER = "The place behind which the page begins; follow `next` rather than makin
 Value = TypeVar("Value")
 SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
 Several = Annotated[list[Value], Meta(max_length=1000)]
+EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
+Repeated = Annotated[tuple[Value, ...], Meta(max_length=100)]
 
 
 PageNumber = Annotated[
@@ -883,6 +885,10 @@ class RunQuery(PageQuery):
     project_type: Annotated[Several[Listed], Meta(description=f"Runs of these project types. {SEVERAL}")] | None = None
     status: Annotated[Several[RunStatus], Meta(description=f"Runs with these statuses. {SEVERAL}")] | None = None
     target_url: Annotated[Sought, Meta(description="Runs of this target, exactly as stored.")] | None = None
+    main_line: (
+        Annotated[bool, Meta(description="`true` for runs of the main line, `false` for those of branches.")] | None
+    ) = None
+    branch: Annotated[Repeated[Sought], Meta(description=f"Runs of these branches. {EXACTLY}")] | None = None
 
 
 class TaskFilters(Request):
@@ -894,6 +900,13 @@ class TaskFilters(Request):
     run_id: Annotated[Several[Listed], Meta(description=f"Tasks that these runs reported. {SEVERAL}")] | None = None
     project_type: Annotated[Several[Listed], Meta(description=f"Tasks of these project types. {SEVERAL}")] | None = None
     target_url: Annotated[Sought, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    main_line: (
+        Annotated[bool, Meta(description="`true` for what the main line knows, `false` for what only branches know.")]
+        | None
+    ) = None
+    branch: (
+        Annotated[Repeated[Sought], Meta(description=f"Tasks that runs of these branches reported. {EXACTLY}")] | None
+    ) = None
     external_id: Annotated[Sought, Meta(description="Tasks with this id of the agent's, exactly as stored.")] | None = (
         None
     )
@@ -1003,7 +1016,7 @@ ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gat
 
 
 @cache
-def absent_rooms() -> Collection[str]:
+def load_rooms() -> Collection[str]:
     """Load the rooms, which add to what this module can do, and return the names of those that are not there."""
     if __name__ == "__main__":  # they import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
@@ -1016,7 +1029,7 @@ def absent_rooms() -> Collection[str]:
 
 def what_is_absent() -> str:
     """Return a sentence on rooms that are absent, to stand behind another one; nothing where all are there."""
-    names = ", ".join(f"{name}.py" for name in sorted(absent_rooms()))
+    names = ", ".join(f"{name}.py" for name in sorted(load_rooms()))
     return f" {names} of findings_adapters, which may add to that, is not beside findings_service.py." if names else ""
 
 
@@ -2763,11 +2776,20 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
 # Lists: one page of a merge of index ranges
 
 
+# The fields of a filter that an index begins with, and their columns.
+PLACES = {"types": "project_type", "target_url": "target_url", "main_line": "branch", "names": "branch"}
+
+
 class Filter(Struct, frozen=True, kw_only=True):
-    """What both runs and tasks are filtered by, and counted by. `None` filters nothing."""
+    """What both runs and tasks are filtered by, and counted by. `None` filters nothing.
+
+    `names` are those of the branches that runs are of; what branches reported, `TaskFilter` has.
+    """
 
     types: frozenset[str] | None = None
     target_url: str | None = None
+    main_line: bool | None = None
+    names: frozenset[str] | None = None
     statuses: frozenset[str] | None = None
     ranks: frozenset[int] | None = None
 
@@ -2775,9 +2797,32 @@ class Filter(Struct, frozen=True, kw_only=True):
         """Tell whether the filter lets a status and severity through."""
         return (self.statuses is None or status in self.statuses) and (self.ranks is None or severity in self.ranks)
 
+    def accepts_line(self, main_line: bool) -> bool:
+        """Tell whether the filter lets through what the main line knows, or else what only branches know."""
+        return self.main_line in (None, main_line)
+
     def accepts_surface(self, project_type: str, target_url: str) -> bool:
         """Tell whether the filter lets a project type and target through."""
         return (self.types is None or project_type in self.types) and self.target_url in (None, target_url)
+
+    @property
+    def places(self) -> list[str]:
+        """The fields by which it filters, of those that an index begins with."""
+        return [place for place in PLACES if getattr(self, place) is not None]
+
+    def only(self, place: str) -> Filter:
+        """Return the filter without the other places."""
+        return msgspec.structs.replace(self, **{other: None for other in self.places if other != place})
+
+    def lines(self) -> Iterator[tuple[str | None, str, int]]:
+        """Give the ends of the scopes that add up to what its line leaves: for which branch, the end, and the sign."""
+        if self.names is not None:
+            yield from ((name, of_branch(name), 1) for name in self.names)
+            return
+        if self.main_line is not False:
+            yield None, "", 1
+        if self.main_line is not None:
+            yield None, BRANCHES, -1 if self.main_line else 1
 
 
 def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
@@ -2785,31 +2830,41 @@ def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
     return None if values is None else frozenset(values)
 
 
-Cell = tuple[str | None, str, int]  # what is listed together: project type (where types are named), status, severity
+# What is listed together: project type (where types are named, or else branch, where those are), status, severity.
+Cell = tuple[str | None, str, int]
 
 
 def select_cells(
     connection: Connection, client_id: str, table: str, wanted: Filter, identified: Sequence[int] = (0, 1)
 ) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
-    named = {scope(table, name, wanted.target_url): name for name in wanted.types or (None,)}
+    named = {
+        scope(table, name, wanted.target_url, end): (branch if name is None else name, sign)
+        for branch, end, sign in wanted.lines()
+        for name in wanted.types or (None,)
+    }
     cells: dict[Cell, int] = {}
     for name, status, severity, has_id, n in select_counts(connection, client_id, list(named)):
+        label, sign = named[name]
+        cell = (label, status, severity)
         if has_id in identified and wanted.accepts(status, severity):
-            cell = (named[name], status, severity)
-            cells[cell] = cells.get(cell, 0) + n
+            cells[cell] = cells.get(cell, 0) + sign * n
     return {cell: n for cell, n in cells.items() if n}
 
 
 class Arm(Struct, frozen=True, gc=False):
-    """One index range of a list: conditions that fix everything in the index but the order."""
+    """One index range of a list: conditions that fix everything in the index but the order.
+
+    It is one of the rows themselves, or of a table of `sightings` of them.
+    """
 
     conditions: tuple[str, ...]
     values: tuple[Any, ...]
+    sightings: str = ""
 
     def where(self, condition: str, *values: Any) -> Arm:
         """Return the arm with one more condition."""
-        return Arm((*self.conditions, condition), (*self.values, *values))
+        return Arm((*self.conditions, condition), (*self.values, *values), self.sightings)
 
 
 class Position(Struct, frozen=True, gc=False):
@@ -2822,22 +2877,21 @@ class Position(Struct, frozen=True, gc=False):
 class Listing(Struct, frozen=True, kw_only=True):
     """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each.
 
-    What the conditions call `listed` is `listed`, bound once for all ranges. `total` is how many rows there are,
-    where counters tell. Ranges of `sightings` may share tasks; then `tally` is all of them as one.
+    What the conditions call by a name of `listed` is bound once for all ranges. `total` is how many rows there are,
+    where counters tell. Ranges of sightings may share tasks; then `tally` is all of them as one.
     """
 
     table: str
     arms: tuple[Arm, ...] = ()
-    listed: tuple[Any, ...] = ()
+    listed: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
     total: int | None = None
     tally: Arm | None = None
     newest_first: bool = True
     severity: int = 0
 
-    @property
-    def seq(self) -> str:
-        """The column that holds the order in the ranges' index."""
-        return "sightings.task_seq" if self.tally else f"{self.table}.seq"
+    def seq(self, arm: Arm) -> str:
+        """Return the column that holds the order in a range's index."""
+        return f"{arm.sightings}.task_seq" if arm.sightings else f"{self.table}.seq"
 
     @property
     def order(self) -> str:
@@ -2846,10 +2900,10 @@ class Listing(Struct, frozen=True, kw_only=True):
 
     def source(self, arm: Arm, *, whole: bool = False) -> str:
         """Return the tables that hold a range, also (or only where a condition needs it) with the rows themselves."""
-        if not self.tally:
+        if not arm.sightings:
             return self.table
         joins = whole or any("tasks." in condition for condition in arm.conditions)
-        return "sightings JOIN tasks ON tasks.seq = sightings.task_seq" if joins else "sightings"
+        return f"{arm.sightings} JOIN tasks ON tasks.seq = {arm.sightings}.task_seq" if joins else arm.sightings
 
     def where(self, condition: str, *values: Any) -> Listing:
         """Return the rows of which one more condition is true."""
@@ -2859,7 +2913,10 @@ class Listing(Struct, frozen=True, kw_only=True):
 
     def behind(self, seq: int) -> Listing:
         """Return the rows that come behind one."""
-        return self.where(f"{self.seq} {'<' if self.newest_first else '>'} ?", seq)
+        sign = "<" if self.newest_first else ">"
+        arms = tuple(arm.where(f"{self.seq(arm)} {sign} ?", seq) for arm in self.arms)
+        tally = self.tally and self.tally.where(f"{self.seq(self.tally)} {sign} ?", seq)
+        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None)
 
     def rows(
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
@@ -2869,7 +2926,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         if len(self.arms) == 1:
             arm = self.arms[0]
             statement = f"""SELECT {columns} FROM {self.source(arm, whole=True)} {joined}
-                WHERE {" AND ".join(arm.conditions)} ORDER BY {self.seq} {self.order} LIMIT ? OFFSET ?"""
+                WHERE {" AND ".join(arm.conditions)} ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
             return self._execute(connection, statement, (*arm.values, limit, offset))
         if 1 < len(self.arms) <= MOST_ARMS:
             seqs, values = self._merged(self.arms, limit, offset)
@@ -2898,7 +2955,8 @@ class Listing(Struct, frozen=True, kw_only=True):
         """
         arms = arms if len(arms) <= FEW_ARMS else rounded(arms)
         ranges = [
-            f"SELECT {self.seq} AS seq FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}" for arm in arms
+            f"SELECT {self.seq(arm)} AS seq FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
+            for arm in arms
         ]
         values = (*(value for arm in arms for value in arm.values), limit, offset)
         return f"{' UNION '.join(ranges)} ORDER BY seq {self.order} LIMIT ? OFFSET ?", values
@@ -2909,7 +2967,7 @@ class Listing(Struct, frozen=True, kw_only=True):
             return self.total
         counted = 0
         for arm in (self.tally,) if self.tally else self.arms:
-            number = f"COUNT(DISTINCT {self.seq})" if self.tally else "COUNT(*)"
+            number = f"COUNT(DISTINCT {self.seq(arm)})" if self.tally else "COUNT(*)"
             statement = f"SELECT {number} FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
             counted += int(self._execute(connection, statement, arm.values).fetchone()[0])
         return counted
@@ -2917,9 +2975,10 @@ class Listing(Struct, frozen=True, kw_only=True):
     def _execute(self, connection: Connection, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
         if not self.listed:
             return connection.execute(statement, values)
-        listed = rounded(self.listed)
-        bound = ", ".join(["(?)"] * len(listed))
-        return connection.execute(f"WITH listed (value) AS (VALUES {bound}) {statement}", (*listed, *values))
+        listed = {name: rounded(each) for name, each in self.listed.items()}
+        bound = [f"{name} (value) AS (VALUES {', '.join(['(?)'] * len(each))})" for name, each in listed.items()]
+        given = itertools.chain(*listed.values(), values)
+        return connection.execute(f"WITH {', '.join(bound)} {statement}", tuple(given))
 
 
 class Found(Listing, frozen=True, kw_only=True):
@@ -2941,7 +3000,7 @@ class Ranges(Struct, frozen=True):
     """Index ranges, the values of their `listed`, and how many rows stand in them, whether they are listed or not."""
 
     arms: tuple[Arm, ...]
-    listed: tuple[Any, ...]
+    listed: Mapping[str, tuple[Any, ...]]
     size: int
 
 
@@ -2950,42 +3009,64 @@ def select_ranges(
 ) -> Ranges:
     """Return the index ranges that hold some cells of what a filter leaves.
 
-    No index has both type and target: the one that leaves fewer rows is used, and the other is looked at in each
-    row, unless it lets all of them through. COALESCE keeps the database from thinking otherwise.
+    No index begins with more than one of type, target and line: the one that leaves the fewest rows is used, and the
+    others are looked at in each row, unless they let all of them through.
     """
     if not cells:
-        return Ranges((), (), 0)
-    left = sum(cells.values())
+        return Ranges((), {}, 0)
+    left, places = sum(cells.values()), wanted.places
     start = Arm((f"{table}.client_id = ?",), (client_id,))
-    if wanted.types is None and wanted.target_url is None and wanted.statuses is None and wanted.ranks is None:
-        return Ranges((start,), (), left)
-    if wanted.types is None or wanted.target_url is None:
-        if wanted.target_url is not None:
-            start = start.where(f"{table}.target_url = ?", wanted.target_url)
-        return Ranges(cell_arms(start, table, cells), (), left)
-    of_types, of_target = (
-        sum(select_cells(connection, client_id, table, msgspec.structs.replace(wanted, **{name: None})).values())
-        for name in ("target_url", "types")
-    )
-    if of_types <= of_target:
-        if of_types > left:
-            start = start.where(f"COALESCE({table}.target_url, '') = ?", wanted.target_url)
-        return Ranges(cell_arms(start, table, cells), (), of_types)
-    start = start.where(f"{table}.target_url = ?", wanted.target_url)
-    listed = tuple({name for name, _, _ in cells}) if of_target > left else ()
-    if len(listed) == 1:
-        start, listed = start.where(f"COALESCE({table}.project_type, '') = ?", listed[0]), ()
-    elif listed:
-        start = start.where(f"COALESCE({table}.project_type, '') IN (SELECT value FROM listed)")
-    merged: dict[Cell, None] = dict.fromkeys((None, status, severity) for _, status, severity in cells)
-    return Ranges(cell_arms(start, table, merged), listed, of_target)
+    if not places:
+        all_of_them = wanted.statuses is None and wanted.ranks is None
+        return Ranges((start,) if all_of_them else cell_arms(start, table, cells), {}, left)
+    held = {places[0]: cells}
+    if len(places) > 1:
+        held = {place: select_cells(connection, client_id, table, wanted.only(place)) for place in places}
+    place = min(places, key=lambda each: sum(held[each].values()))
+    size = sum(held[place].values())
+    start = within(start, table, wanted, place)
+    listed: dict[str, tuple[Any, ...]] = {}
+    for other in places if size > left else ():
+        if other != place:
+            types = {label for label, _, _ in cells}  # of those named, where there is something
+            start, more = looked_at(start, table, wanted, other, types if other == "types" else wanted.names)
+            listed |= more
+    if place != "types":
+        kinds = {(status, severity) for _, status, severity in cells}
+        cells = {cell: n for cell, n in held[place].items() if cell[1:] in kinds}
+    return Ranges(cell_arms(start, table, cells, PLACES[place]), listed, size)
 
 
-def cell_arms(start: Arm, table: str, cells: Iterable[Cell]) -> tuple[Arm, ...]:
-    """Return an index range for each cell. Runs have no severity."""
+def within(start: Arm, table: str, wanted: Filter, place: str) -> Arm:
+    """Return an index range that is within one place of a filter. Of several types or branches, cells make ranges."""
+    if place == "target_url":
+        return start.where(f"{table}.target_url = ?", wanted.target_url)
+    if place == "main_line":
+        return start.where(f"{table}.branch {'=' if wanted.main_line else '<>'} ''")
+    return start
+
+
+def looked_at(
+    start: Arm, table: str, wanted: Filter, place: str, names: Collection[str | None] | None
+) -> tuple[Arm, dict[str, tuple[Any, ...]]]:
+    """Return an index range whose rows are looked at, too, and the names that they are looked up among, if several.
+
+    COALESCE keeps the database from taking another index for it.
+    """
+    column = f"COALESCE({table}.{PLACES[place]}, '')"
+    if place == "main_line":
+        return start.where(f"{column} {'=' if wanted.main_line else '<>'} ''"), {}
+    among = (wanted.target_url,) if place == "target_url" else tuple(names or ())
+    if len(among) == 1:
+        return start.where(f"{column} = ?", among[0]), {}
+    return start.where(f"{column} IN (SELECT value FROM listed_{place})"), {f"listed_{place}": among}
+
+
+def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
+    """Return an index range for each cell; `column` holds what it is labelled by. Runs have no severity."""
     arms = []
-    for project_type, status, severity in cells:
-        arm = start if project_type is None else start.where(f"{table}.project_type = ?", project_type)
+    for label, status, severity in cells:
+        arm = start if label is None else start.where(f"{table}.{column} = ?", label)
         arm = arm.where(f"{table}.status = ?", status)
         arms.append(arm.where(f"{table}.severity = ?", severity) if severity else arm)
     return tuple(arms)
@@ -3469,9 +3550,13 @@ def finish_run(
 
 
 def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None:
-    """Resolve the unfinished findings of the run's type and target that it did not report any more."""
-    listing = plan_missing(connection, who.client_id, TaskFilter(missing_from=run), run)
-    tasks = select_states(connection, listing.seqs(connection, sys.maxsize, 0))
+    """Resolve the unfinished findings of the run's type, target and line that it did not report any more.
+
+    What another branch reported first, a branch leaves to that.
+    """
+    wanted = TaskFilter(main_line=run.branch == MAIN_LINE)
+    missing = plan_missing(connection, who.client_id, wanted, run).seqs(connection, sys.maxsize, 0)
+    tasks = [state for state in select_states(connection, missing) if state.branch == run.branch]
     set_status(connection, who, tasks, "resolved", run_id=run.id)
     connection.execute("UPDATE runs SET resolved = resolved + ? WHERE seq = ?", (len(tasks), run.seq))
 
@@ -3480,7 +3565,13 @@ def select_runs(
     connection: Connection, client_id: str, query: RunQuery, position: Position | None
 ) -> tuple[Iterator[Run], int]:
     """Return one page of runs, newest first, and one more if there is a further page; and how many there are in all."""
-    wanted = Filter(types=chosen(query.project_type), target_url=query.target_url, statuses=chosen(query.status))
+    wanted = Filter(
+        types=chosen(query.project_type),
+        target_url=query.target_url,
+        main_line=query.main_line if query.branch is None else None,
+        names=frozenset() if query.main_line and query.branch else chosen(query.branch),
+        statuses=chosen(query.status),
+    )
     listing = plan_cells(connection, client_id, "runs", wanted)
     rows = select_page(connection, listing, RUN_COLUMNS, "", query, position)
     return map(run_model, rows), listing.count(connection)
@@ -3520,11 +3611,17 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 
     external_id: str | None = None
     runs: Sequence[RunKey] | None = None
+    branches: Sequence[BranchKey] | None = None
     missing_from: RunKey | None = None
 
+    @property
+    def reporters(self) -> list[Sequence[Reporter]]:
+        """The runs, and the branches, of which one each must have reported a task."""
+        return [each for each in (self.runs, self.branches) if each is not None]
+
     def missing(self, run: RunKey) -> TaskFilter:
-        """Return the filter with what must hold for a task to be missing from a run, but for the run itself."""
-        types = {run.project_type} if self.accepts_surface(run.project_type, run.target_url) else set()
+        """Return the filter with what must hold for a task to be missing from a run, but for what its line knows."""
+        types = {run.project_type} if self.accepts_surface(*run.surface) else set()
         unfinished = [status for status in UNFINISHED if self.statuses is None or status in self.statuses]
         return msgspec.structs.replace(
             self, types=frozenset(types), target_url=run.target_url, statuses=frozenset(unfinished)
@@ -3536,138 +3633,220 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     return TaskFilter(
         types=chosen(query.project_type),
         target_url=query.target_url,
+        main_line=query.main_line,
         statuses=chosen(query.status),
         ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
         runs=None if query.run_id is None else find_runs(connection, client_id, list(dict.fromkeys(query.run_id))),
+        branches=None if query.branch is None else find_branches(connection, client_id, sorted({*query.branch})),
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
     )
 
 
 UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sightings AS reported
     WHERE reported.client_id = ? AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
-REPORTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
-    AND seen.run_seq = ? AND seen.task_seq = tasks.seq)"""
+REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
+    AND seen.{} = ? AND seen.task_seq = tasks.seq)"""
 # Of few runs each is looked up; of many, a task's own are mostly fewer.
-REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM sightings AS seen WHERE seen.client_id = ?
-    AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM listed))"""
+REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
+    AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM {}))"""
+ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
+OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
 
 
 def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
-    """Plan the list of the findings of a run's type and target that it did not report."""
+    """Plan the list of the findings of a run's type and target that its line knows and that it did not report.
+
+    The main line knows what runs of it have reported; a branch knows that, and what its own runs have.
+    """
     wanted = wanted.missing(run)
-    if wanted.runs is not None:
-        reported = plan_reported(connection, client_id, wanted, wanted.runs)
-        return reported.where(UNREPORTED, client_id, run.seq)
+    branch = None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
+    if wanted.reporters:
+        found = where_known(plan_reported_by_all(connection, client_id, wanted), client_id, branch)
+        return found.where(UNREPORTED, client_id, run.seq)
     if not wanted.types:
         return Listing(table="tasks", total=0)
+    reported = select_reported_cells(connection, client_id, [run])[run.seq]
+    parts = []
+    if wanted.main_line is not False:
+        parts.append(plan_rest_of_main_line(connection, client_id, wanted, run, reported))
+    if wanted.main_line is not True and branch is not None:
+        parts.append(plan_rest_of_branch(connection, client_id, wanted, branch, reported))
+    found = Listing(
+        table="tasks",
+        arms=tuple(arm for part in parts for arm in part.arms),
+        listed={name: values for part in parts for name, values in part.listed.items()},
+    )
+    total = sum(part.total or 0 for part in parts)
+    return msgspec.structs.replace(found.where(UNREPORTED, client_id, run.seq), total=total)
+
+
+def where_known(listing: Listing, client_id: str, branch: BranchKey | None) -> Listing:
+    """Return those of some tasks that the main line knows, or a branch."""
+    if branch is None:
+        return listing.where(ON_MAIN_LINE)
+    reported = REPORTED.format(branch.sightings, branch.column)
+    return listing.where(f"({ON_MAIN_LINE} OR {reported})", client_id, branch.seq)
+
+
+def plan_rest_of_main_line(
+    connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey, reported: ReportedCells
+) -> Listing:
+    """Plan a list with what the main line knows, and count what is left of it without what a run reported."""
+    wanted = msgspec.structs.replace(wanted, main_line=True)
     cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
-    for (status, severity, identified, _), n in select_reported_cells(connection, client_id, [run])[run.seq].items():
-        if identified and wanted.accepts(status, severity):
+    for (status, severity, identified, main_line), n in reported.items():
+        if identified and main_line and wanted.accepts(status, severity):
             cell = (run.project_type, status, severity)  # of which this transaction may have left none
             cells[cell] = cells.get(cell, 0) - n
     cells = {cell: n for cell, n in cells.items() if n}  # where something is missing
     ranges = select_ranges(connection, client_id, "tasks", wanted, cells)
-    found = Listing(table="tasks", arms=ranges.arms, listed=ranges.listed).where(UNREPORTED, client_id, run.seq)
-    return msgspec.structs.replace(found, total=sum(cells.values()))
+    return Listing(table="tasks", arms=ranges.arms, listed=ranges.listed, total=sum(cells.values()))
 
 
-def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, runs: Sequence[RunKey]) -> Listing:
-    """Plan the list of what runs reported: from their sightings, or from the tasks if fewer of those can pass."""
-    accepted = count_accepted(connection, client_id, wanted, runs)
-    kept = [run for run in runs if accepted[run.seq]]
-    surfaces = {(run.project_type, run.target_url) for run in kept}
-    total = accepted.total() if len(surfaces) == len(kept) else None  # no other run can have reported the same
-    size = sum(run.reported for run in kept)
+def plan_rest_of_branch(
+    connection: Connection, client_id: str, wanted: TaskFilter, branch: BranchKey, reported: ReportedCells
+) -> Listing:
+    """Plan a list with what a branch knows and the main line does not, and count what is left as above."""
+    wanted = msgspec.structs.replace(wanted, main_line=False)
+    known = select_reported_cells(connection, client_id, [branch])[branch.seq]
+    left = Counter({cell: n - reported.get(cell, 0) for cell, n in known.items()})
+    total = sum(
+        n
+        for (status, severity, identified, main_line), n in left.items()
+        if identified and not main_line and wanted.accepts(status, severity)
+    )
+    if not total:
+        return Listing(table="tasks", total=0)
+    return msgspec.structs.replace(plan_reported(connection, client_id, wanted, [branch]), total=total)
+
+
+def plan_reported_by_all(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of what one of a filter's runs reported, and one of its branches, where it asks for both."""
+    first, *others = wanted.reporters
+    found = plan_reported(connection, client_id, wanted, first)
+    for reporters in others:
+        found = where_reported(found, client_id, reporters)
+    return found
+
+
+def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, reporters: Sequence[Reporter]) -> Listing:
+    """Plan the list of what runs (or branches) reported.
+
+    It is made from their sightings, or from the tasks if fewer of those can pass.
+    """
+    accepted = count_accepted(connection, client_id, wanted, reporters)
+    kept = [each for each in reporters if accepted[each.seq]]
+    surfaces = {each.surface for each in kept}
+    total = accepted.total() if len(surfaces) == len(kept) else None  # no other can have reported the same
+    size = sum(each.reported for each in kept)
     if size > accepted.total():
         among = surface_ranges(connection, client_id, wanted, surfaces)
         if among.size + len(among.arms) * len(kept) < size:  # each range makes a table of the runs for itself
-            return msgspec.structs.replace(reported_among(client_id, among, kept), total=total)
+            found = Listing(table="tasks", arms=among.arms, listed=among.listed)
+            return msgspec.structs.replace(where_reported(found, client_id, kept), total=total)
     return plan_sightings(client_id, wanted if size > accepted.total() else Filter(), kept, total)
 
 
-def count_accepted(connection: Connection, client_id: str, wanted: TaskFilter, runs: Sequence[RunKey]) -> Counter[int]:
-    """Return how many of the tasks that each run reported a filter lets through, by the runs' seqs."""
-    runs = [run for run in runs if wanted.accepts_surface(run.project_type, run.target_url)]
-    if wanted.statuses is None and wanted.ranks is None:
-        return Counter({run.seq: run.reported for run in runs})
+def count_accepted(
+    connection: Connection, client_id: str, wanted: TaskFilter, reporters: Sequence[Reporter]
+) -> Counter[int]:
+    """Return how many of the tasks that each run (or branch) reported a filter lets through, by the runs' seqs."""
+    reporters = [each for each in reporters if wanted.accepts_surface(*each.surface)]
+    if wanted.statuses is None and wanted.ranks is None and wanted.main_line is None:
+        return Counter({each.seq: each.reported for each in reporters})
     accepted = Counter[int]()
-    for seq, cells in select_reported_cells(connection, client_id, runs).items():
-        accepted[seq] = sum(n for (status, severity, *_), n in cells.items() if wanted.accepts(status, severity))
+    for seq, cells in select_reported_cells(connection, client_id, reporters).items():
+        accepted[seq] = sum(
+            n
+            for (status, severity, _, main_line), n in cells.items()
+            if wanted.accepts(status, severity) and wanted.accepts_line(main_line)
+        )
     return accepted
 
 
 def surface_ranges(
     connection: Connection, client_id: str, wanted: TaskFilter, surfaces: Iterable[tuple[str, str]]
 ) -> Ranges:
-    """Return index ranges that hold all tasks with a filter's statuses and severities, of some types and targets."""
+    """Return index ranges that hold all tasks with a filter's line, statuses and severities, of types and targets."""
     types, targets = (frozenset(each) for each in zip(*surfaces, strict=True))
     place = Filter(target_url=min(targets)) if len(targets) == 1 else Filter(types=types)
-    place = msgspec.structs.replace(place, statuses=wanted.statuses, ranks=wanted.ranks)
+    place = msgspec.structs.replace(place, main_line=wanted.main_line, statuses=wanted.statuses, ranks=wanted.ranks)
     return select_ranges(connection, client_id, "tasks", place, select_cells(connection, client_id, "tasks", place))
 
 
-def reported_among(client_id: str, ranges: Ranges, runs: Sequence[RunKey]) -> Listing:
-    """Return the list of those tasks in some ranges that runs reported."""
-    found = Listing(table="tasks", arms=ranges.arms)
-    if len(runs) == 1:
-        return found.where(REPORTED, client_id, runs[0].seq)
-    listed = tuple(run.seq for run in runs)
-    condition = REPORTED_BY_LISTED.format("seen.run_seq" if len(runs) <= FEW_ARMS else "COALESCE(seen.run_seq, 0)")
-    return msgspec.structs.replace(found.where(condition, client_id), listed=listed)
+def where_reported(listing: Listing, client_id: str, reporters: Sequence[Reporter]) -> Listing:
+    """Return those of some tasks that one of some runs (or branches) reported."""
+    if not reporters:
+        return Listing(table=listing.table, total=0)
+    table, column = reporters[0].sightings, reporters[0].column
+    if len(reporters) == 1:
+        return listing.where(REPORTED.format(table, column), client_id, reporters[0].seq)
+    seqs, name = tuple(each.seq for each in reporters), f"listed_{table}"
+    one = f"seen.{column}" if len(seqs) <= FEW_ARMS else f"COALESCE(seen.{column}, 0)"
+    found = listing.where(REPORTED_BY_LISTED.format(table, one, name), client_id)
+    return msgspec.structs.replace(found, listed={**listing.listed, name: seqs})
 
 
-def plan_sightings(client_id: str, wanted: Filter, runs: Sequence[RunKey], total: int | None) -> Listing:
-    """Plan the list of the tasks with a filter's statuses and severities that runs reported, from their sightings."""
-    if not runs:
+def plan_sightings(client_id: str, wanted: Filter, reporters: Sequence[Reporter], total: int | None) -> Listing:
+    """Plan the list of the tasks that a filter accepts and runs (or branches) reported, from their sightings."""
+    if not reporters:
         return Listing(table="tasks", total=0)
+    table, column = reporters[0].sightings, f"{reporters[0].sightings}.{reporters[0].column}"
 
     def of(condition: str, *seqs: int) -> Arm:
-        arm = Arm(("sightings.client_id = ?", condition), (client_id, *seqs))
-        for column, values in (("status", wanted.statuses), ("severity", wanted.ranks)):
+        arm = Arm((f"{table}.client_id = ?", condition), (client_id, *seqs), table)
+        for name, values in (("status", wanted.statuses), ("severity", wanted.ranks)):
             if values is not None:
-                arm = arm.where(f"tasks.{column} IN ({marks(values)})", *values)
+                arm = arm.where(f"tasks.{name} IN ({marks(values)})", *values)
+        if wanted.main_line is not None:
+            arm = arm.where(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
         return arm
 
-    seqs = rounded([run.seq for run in runs])
+    seqs = rounded([each.seq for each in reporters])
     return Listing(
         table="tasks",
-        arms=tuple(of("sightings.run_seq = ?", run.seq) for run in runs),
+        arms=tuple(of(f"{column} = ?", each.seq) for each in reporters),
         total=total,
-        tally=of(f"sightings.run_seq IN ({marks(seqs)})", *seqs),
+        tally=of(f"{column} IN ({marks(seqs)})", *seqs),
     )
 
 
 def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, external_id: str) -> Listing:
     """Look up the tasks with an external id: one at most for each project type and target."""
-    if wanted.missing_from:
-        wanted = wanted.missing(wanted.missing_from)
-    found = {
-        (project_type, target_url): seq
-        for seq, project_type, target_url, status, severity in select_identified(
-            connection, client_id, wanted, external_id
-        )
-        if wanted.accepts_surface(project_type, target_url) and wanted.accepts(status, severity)
-    }
+    run = wanted.missing_from
+    wanted = wanted.missing(run) if run else wanted
+    found, on_main_line = dict[tuple[str, str], int](), set[int]()
+    for seq, *surface, main_line, status, severity in select_identified(connection, client_id, wanted, external_id):
+        accepted = wanted.accepts(status, severity) and wanted.accepts_line(bool(main_line))
+        if accepted and wanted.accepts_surface(*surface):
+            found[surface[0], surface[1]] = seq
+            on_main_line |= {seq} if main_line else set()
     kept = set(found.values())
-    if wanted.runs is not None:
-        kept &= select_reported(connection, client_id, wanted.runs, found)
-    if wanted.missing_from:
-        kept -= select_reported(connection, client_id, [wanted.missing_from], found)
+    for reporters in wanted.reporters:
+        kept &= select_reported(connection, client_id, reporters, found)
+    if run:
+        kept -= select_reported(connection, client_id, [run], found)
+        if run.branch == MAIN_LINE:
+            kept &= on_main_line
+        else:
+            branch = select_branch_of_run(connection, client_id, run)
+            kept &= on_main_line | select_reported(connection, client_id, [branch], found)
     return Found(table="tasks", found=tuple(kept), total=len(kept))
 
 
 def select_reported(
-    connection: Connection, client_id: str, runs: Iterable[RunKey], tasks: Mapping[tuple[str, str], int]
+    connection: Connection, client_id: str, reporters: Sequence[Reporter], tasks: Mapping[tuple[str, str], int]
 ) -> set[int]:
-    """Return those of some tasks, one for each type and target, that runs reported: a look for each run."""
-    pairs = [(run.seq, tasks.get((run.project_type, run.target_url), 0)) for run in runs]
+    """Return those of some tasks, one for each type and target, that runs (or branches) reported: a look for each."""
+    pairs = [(each.seq, tasks[each.surface]) for each in reporters if each.surface in tasks]
     rows: list[tuple[int]] = []
-    for lot in in_lots([pair for pair in pairs if pair[1]]):
+    for lot in in_lots(pairs):
+        table, column = reporters[0].sightings, reporters[0].column
         rows += connection.execute(
-            f"""WITH pairs (run_seq, task_seq) AS (VALUES {", ".join(["(?, ?)"] * len(lot))})
-                SELECT pairs.task_seq FROM pairs JOIN sightings ON sightings.client_id = ?
-                    AND sightings.run_seq = pairs.run_seq AND sightings.task_seq = pairs.task_seq""",
+            f"""WITH pairs (reporter, task_seq) AS (VALUES {", ".join(["(?, ?)"] * len(lot))})
+                SELECT pairs.task_seq FROM pairs JOIN {table} ON {table}.client_id = ?
+                    AND {table}.{column} = pairs.reporter AND {table}.task_seq = pairs.task_seq""",
             (*itertools.chain.from_iterable(lot), client_id),
         )
     return {seq for (seq,) in rows}
@@ -3677,7 +3856,7 @@ def select_identified(
     connection: Connection, client_id: str, wanted: TaskFilter, external_id: str
 ) -> Iterator[tuple[Any, ...]]:
     """Give the tasks with an external id, of a filter's types and target where it names both: seq, type, target, …"""
-    statement = """SELECT seq, project_type, target_url, status, severity FROM tasks
+    statement = """SELECT seq, project_type, target_url, branch = '', status, severity FROM tasks
         WHERE client_id = ? AND external_id = ?"""
     if wanted.types is None:
         yield from connection.execute(statement, (client_id, external_id))
@@ -3694,8 +3873,8 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Li
         return plan_identified(connection, client_id, wanted, wanted.external_id)
     if wanted.missing_from is not None:
         return plan_missing(connection, client_id, wanted, wanted.missing_from)
-    if wanted.runs is not None:
-        return plan_reported(connection, client_id, wanted, wanted.runs)
+    if wanted.reporters:
+        return plan_reported_by_all(connection, client_id, wanted)
     return plan_cells(connection, client_id, "tasks", wanted)
 
 
@@ -3754,6 +3933,8 @@ def select_history(
 
 
 # Tasks: writing
+
+REPORTS_AT_ONCE = 1000  # of a submission
 
 
 class Report(Struct, gc=False):
@@ -4066,25 +4247,20 @@ def see_on_branch(
     ]
 
 
-def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
-    """Store a batch: new findings are created, known ones brought up to date. The last of one external id wins.
+def store_reports(
+    connection: Connection, who: Principal, run: RunKey, reports: Mapping[str | int, Report], now: str
+) -> tuple[dict[str | int, TaskResult], int]:
+    """Store reports by their external ids, or something else where they have none.
 
     What the main line knows, a branch's report leaves as it is.
 
-    :param run: as it is in this transaction: one that was pruned leaves its seq to another.
-    :raises RunFinished: when the run is not running any more.
+    :return: what became of each, and how many of them the run had not reported before.
     """
-    if run.status != "running":
-        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
-    now = timestamp()
-    # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
-    keys = [report.external_id or place for place, report in enumerate(reports)]
-    unique = dict(zip(keys, reports, strict=True))
-    findings = select_findings(connection, who.client_id, run, sorted(key for key in unique if isinstance(key, str)))
-    new = {key: report for key, report in unique.items() if key not in findings}
+    findings = select_findings(connection, who.client_id, run, sorted(key for key in reports if isinstance(key, str)))
+    new = {key: report for key, report in reports.items() if key not in findings}
     on_main_line = {key: each for key, each in findings.items() if each.state.branch == MAIN_LINE != run.branch}
     repeated = {
-        key: RepeatedReport(each, unique[key], each.changed(unique[key], run), each.next_state(unique[key], run))
+        key: RepeatedReport(each, reports[key], each.changed(reports[key], run), each.next_state(reports[key], run))
         for key, each in findings.items()
         if key not in on_main_line
     }
@@ -4096,9 +4272,31 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     if on_main_line:
         seen = see_on_branch(connection, who.client_id, run, on_main_line.values())
         results.update(zip(on_main_line, seen, strict=True))
+    return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
+
+
+def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
+    """Store a submission: new findings are created, known ones brought up to date. The last of one external id wins.
+
+    What a large one takes in memory is bounded by storing it in lots.
+
+    :param run: as it is in this transaction: one that was pruned leaves its seq to another.
+    :raises RunFinished: when the run is not running any more.
+    """
+    if run.status != "running":
+        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
+    now = timestamp()
+    # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
+    keys = [report.external_id or place for place, report in enumerate(reports)]
+    unique = iter(dict(zip(keys, reports, strict=True)).items())
+    results: dict[str | int, TaskResult] = {}
+    sightings = 0
+    while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
+        more, seen = store_reports(connection, who, run, lot, now)
+        results |= more
+        sightings += seen
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
-    sightings = len(new) + sum(not finding.seen_by_run for finding in findings.values())
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
                unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",
@@ -4198,6 +4396,43 @@ AUDITS = {
     "run {} says that it reports another number of tasks": """
         SELECT runs.id FROM runs WHERE reported <> (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
+    "run {} is of a branch that is not there": """
+        SELECT runs.id FROM runs WHERE branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branches WHERE branches.client_id = runs.client_id AND name = branch
+                AND branches.project_type = runs.project_type AND branches.target_url = runs.target_url)""",
+    "branch {} says that it knows another number of tasks": """
+        SELECT name FROM branches WHERE reported <> (
+            SELECT COUNT(*) FROM branch_sightings
+            WHERE branch_sightings.client_id = branches.client_id AND branch_seq = branches.seq)""",
+    "branch {} has no run and knows no task": """
+        SELECT name FROM branches WHERE reported = 0 AND NOT EXISTS (
+            SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = name
+                AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
+    "task {} is known to a branch of another client, project type or target": """
+        SELECT DISTINCT tasks.id FROM branch_sightings
+        JOIN tasks ON tasks.seq = branch_sightings.task_seq JOIN branches ON branches.seq = branch_seq
+        WHERE tasks.client_id <> branches.client_id OR tasks.project_type <> branches.project_type
+            OR tasks.target_url <> branches.target_url""",
+    "task {} is reported by a run of a branch that does not know it": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = sightings.task_seq
+        WHERE runs.branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branch_sightings JOIN branches ON branches.seq = branch_seq
+            WHERE branch_sightings.client_id = tasks.client_id AND branch_sightings.task_seq = tasks.seq
+                AND name = runs.branch)""",
+    "task {} is of a branch that does not know it": """
+        SELECT tasks.id FROM tasks WHERE branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branch_sightings JOIN branches ON branches.seq = branch_seq
+            WHERE branch_sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND name = branch)""",
+    "task {} is of a branch, though the main line knows it": """
+        SELECT DISTINCT tasks.id FROM tasks
+        JOIN sightings ON sightings.client_id = tasks.client_id AND task_seq = tasks.seq
+        JOIN runs ON runs.seq = run_seq
+        WHERE tasks.branch <> '' AND (runs.branch = '' OR counted = 0)""",
+    "task {} has a report of the main line that does not count": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = task_seq
+        WHERE counted = 0 AND runs.branch = ''""",
     "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
@@ -4271,13 +4506,45 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
         [(client_id, run.seq, row[0]) for row in rows],
     )
+    forgetful = forget_on_branches(connection, client_id, [seq for (seq,) in orphans])
     connection.executemany("DELETE FROM tasks WHERE seq = ?", orphans)
     connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(rows), run.seq))
     count_changes(connection, client_id, run.project_type, run.target_url, len(rows))
     if len(rows) < size:
         count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
         connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
+        if run.branch != MAIN_LINE:
+            forgetful.add(select_branch_of_run(connection, client_id, run).seq)
+    delete_empty_branches(connection, sorted(forgetful))
     return len(orphans), len(rows) < size
+
+
+def forget_on_branches(connection: Connection, client_id: str, task_seqs: Sequence[int]) -> set[int]:
+    """Count the tasks away, which go, that branches know. Return the seqs of those branches."""
+    forgetful = set[int]()
+    for lot in in_lots(task_seqs):
+        known = Counter(
+            seq
+            for (seq,) in connection.execute(
+                f"SELECT branch_seq FROM branch_sightings WHERE client_id = ? AND task_seq IN ({marks(lot)})",
+                (client_id, *lot),
+            )
+        )
+        connection.executemany(
+            "UPDATE branches SET reported = reported - ? WHERE seq = ?", [(n, seq) for seq, n in known.items()]
+        )
+        forgetful |= set(known)
+    return forgetful
+
+
+def delete_empty_branches(connection: Connection, seqs: Iterable[int]) -> None:
+    """Remove those of some branches that have no run any more and know no task."""
+    connection.executemany(
+        """DELETE FROM branches WHERE seq = ? AND reported = 0 AND NOT EXISTS (
+               SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
+                   AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
+        [(seq,) for seq in seqs],
+    )
 
 
 def prune_slices(database: Database, before: str, patience: float | None = None) -> Iterator[tuple[int, int]]:
@@ -4843,13 +5110,13 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
 
 @cache
 def parameter_kinds(model: Any) -> dict[str, type]:
-    """Tell of each query parameter whether it is a number, a list or a text."""
+    """Tell of each query parameter whether it is a number, a bool, a text or several: a tuple's may have commas."""
     hints = typing.get_type_hints(model)
     kinds: dict[str, type] = {}
     for each in msgspec.structs.fields(model):
         parts = (hints[each.name], *typing.get_args(hints[each.name]))
-        is_list = any(typing.get_origin(part) is list for part in parts)
-        kinds[each.encode_name] = list if is_list else int if int in parts else str
+        found = {*parts, *map(typing.get_origin, parts)}
+        kinds[each.encode_name] = next((kind for kind in (list, tuple, bool, int) if kind in found), str)
     return kinds
 
 
@@ -4872,10 +5139,11 @@ def read_query(model: type[Checked], text: str) -> Checked:
     for name, value in pairs:
         if name not in kinds:
             raise InvalidParameter(name, f"is not a known parameter; known here: {', '.join(kinds) or 'none'}")
-        if name in values and kinds[name] is not list:
+        several = kinds[name] in (list, tuple)
+        if name in values and not several:
             raise InvalidParameter(name, "is given more than once, and takes one value")
         read = parameter_value(name, value, kinds[name])
-        if kinds[name] is list:
+        if several:
             values.setdefault(name, []).extend(read)
         else:
             values[name] = read
@@ -4894,11 +5162,17 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
         if not regex.fullmatch("[0-9]{1,15}", text):
             raise InvalidParameter(name, "must be a whole number, in the digits 0 to 9")
         return int(text)
-    if kind is list and not all(parts := text.split(",")):
-        raise InvalidParameter(name, "must not be empty, nor have an empty part")
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise InvalidParameter(name, "must be true or false")
+        return text == "true"
+    if kind is list:
+        if not all(parts := text.split(",")):
+            raise InvalidParameter(name, "must not be empty, nor have an empty part")
+        return parts
     if not text:
         raise InvalidParameter(name, "must not be empty")
-    return parts if kind is list else text
+    return [text] if kind is tuple else text
 
 
 def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
@@ -4918,11 +5192,12 @@ class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
     """A form in which findings may be submitted.
 
     `parse` returns a `Parsed`, to which `judge` adds what is wrong with its extensions by the project type's schema.
-    `with_source` returns the same document with what it needs from a folder with the code that it is about.
+    `with_source` returns the same document with its paths below a folder, which has the code that it is about, made
+    relative to that and, if wanted, with the lines of code that it lacks.
     """
 
     judge: Callable[[str, Parsed, Settings], None] = judge_extensions
-    with_source: Callable[[bytes, Path], bytes] | None = None
+    with_source: Callable[[bytes, Path, bool], bytes] | None = None
 
 
 # The forms by media type; rooms add theirs.
@@ -5863,7 +6138,7 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
 @cache
 def openapi_document() -> dict[str, Any]:
     """Return the description of the service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
-    absent_rooms()
+    load_rooms()
     bodies = [body for each in OPERATIONS for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
     references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict}, key=str))
@@ -5922,7 +6197,7 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
     require_known_jsonschema()
-    absent_rooms()
+    load_rooms()
     service = Service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, service)
     try:
@@ -6713,12 +6988,12 @@ class MainGroup(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        absent_rooms()
+        load_rooms()
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command. :raises click.UsageError: for one of a room that is absent."""
-        absent = absent_rooms()
+        absent = load_rooms()
         for room, commands in ROOMS.items():
             if cmd_name in commands and room in absent:
                 ctx.fail(f"`{cmd_name}` is a command of findings_adapters/{room}.py, which is not there")

@@ -44,7 +44,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -1285,6 +1285,7 @@ def test_a_full_disk_is_told_and_stores_nothing(app: flask.Flask, client: Client
 
 TYPES = ("web", "cli", "docs")
 TARGETS = (None, "https://example.com/", "https://example.com/shop?q=a,b")
+LINES = (None, None, "a", "b,c")
 
 
 @dataclass(frozen=True)
@@ -1301,7 +1302,7 @@ class Survey:
         """Return a run, or None for an unknown id."""
         return next((run for run in self.runs if run["id"] == run_id), None)
 
-    def expected_runs(self, query: dict[str, str]) -> list[str]:
+    def expected_runs(self, query: dict[str, Any]) -> list[str]:
         """Return the ids that a list of runs must have, in order."""
         found = [run for run in self.runs if all(matches(run, name, value) for name, value in query.items())]
         return [run["id"] for run in reversed(found)]
@@ -1316,17 +1317,24 @@ class Survey:
             and item["status"] in ("open", "in_progress")
             and all(item[name] == run[name] for name in surface)
             and item["id"] not in self.reported[run_id]
+            and (not item["branch"] or (run["branch"] and self.is_known_to(item, run["branch"])))
         )
 
-    def accepts(self, item: dict[str, Any], name: str, value: str) -> bool:
+    def is_known_to(self, item: dict[str, Any], branch: str) -> bool:
+        """Tell whether a run of a branch has reported a task."""
+        return any(run["branch"] == branch and item["id"] in self.reported[run["id"]] for run in self.runs)
+
+    def accepts(self, item: dict[str, Any], name: str, value: Any) -> bool:
         """Tell whether a filter lets a task through."""
+        if name == "branch":
+            return any(self.is_known_to(item, branch) for branch in value)
         if name == "runId":
             return any(item["id"] in self.reported.get(run_id, ()) for run_id in value.split(","))
         if name == "missingFrom":
             return self.is_missing_from(item, value)
         return name == "sort" or matches(item, name, value)
 
-    def expected_tasks(self, query: dict[str, str]) -> list[str]:
+    def expected_tasks(self, query: dict[str, Any]) -> list[str]:
         """Return the ids that a list of tasks must have, in order."""
         found = [item for item in self.tasks if all(self.accepts(item, *pair) for pair in query.items())]
         found.sort(key=lambda item: item["id"], reverse=query.get("sort") != "createdAt")
@@ -1335,8 +1343,12 @@ class Survey:
         return [item["id"] for item in found]
 
 
-def matches(item: dict[str, Any], name: str, value: str) -> bool:
+def matches(item: dict[str, Any], name: str, value: Any) -> bool:
     """Tell whether a run or task has one of a filter's values."""
+    if name == "mainLine":
+        return (item["branch"] is None) is (value == "true")
+    if name == "branch":
+        return item["branch"] in value
     exact = name in ("targetUrl", "externalId")
     return item[name] == value if exact else item[name] in value.split(",")
 
@@ -1355,11 +1367,11 @@ def surveyed(app: flask.Flask, seed: int) -> Survey:
     """Fill a service at random, and recount by reading every run and task by its id."""
     dice, client, reported = random.Random(seed), client_of(app), {}
     stranger = client_of(app, client="stranger")
-    for owner, rounds in ((client, 14), (stranger, 2)):
+    for owner, rounds in ((client, 24), (stranger, 2)):
         for name in TYPES:
             owner.register(name)
         for number in range(rounds):
-            fields = {"targetUrl": TARGETS[number // 3 % 3]}
+            fields = {"targetUrl": TARGETS[number // 3 % 3], "branch": dice.choice(LINES)}
             run = owner.start(TYPES[number % 3] if number < 9 else dice.choice(TYPES), **fields)
             done = [owner.submit(run, *[random_task(dice) for _ in range(7)]) for _ in range(2)]
             ids = {item["id"] for batch in done for item in batch["tasks"]}
@@ -1381,7 +1393,7 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survey]:
     database_of(app).close()
 
 
-def every_combination(options: dict[str, tuple[str | None, ...]]) -> list[dict[str, str]]:
+def every_combination(options: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Return a query for each combination of options; None leaves a parameter out."""
     return [
         {name: value for name, value in zip(options, values, strict=True) if value is not None}
@@ -1389,9 +1401,10 @@ def every_combination(options: dict[str, tuple[str | None, ...]]) -> list[dict[s
     ]
 
 
-def task_options(survey: Survey) -> dict[str, tuple[str | None, ...]]:
+def task_options(survey: Survey) -> dict[str, tuple[Any, ...]]:
     """Return values to try for each parameter of a list of tasks."""
     first, second, third = (survey.runs[place]["id"] for place in (3, 4, 12))
+    branch = next(run["id"] for run in reversed(survey.runs) if run["branch"] == "a")
     all_runs = ",".join(run["id"] for run in survey.runs)
     return {
         "status": (None, "open", "in_progress,open", "dismissed,resolved,dismissed"),
@@ -1400,30 +1413,34 @@ def task_options(survey: Survey) -> dict[str, tuple[str | None, ...]]:
         "projectType": (None, "web", "unknown", "cli,web"),
         "targetUrl": (None, TARGETS[1]),
         "externalId": (None, "f-3"),
-        "missingFrom": (None, third),
+        "missingFrom": (None, third, branch),
+        "mainLine": (None, "true", "false"),
+        "branch": (None, ["a"], ["unknown"], ["b,c", "a"]),
         "sort": (None, "createdAt", "severity"),
     }
 
 
-def task_queries(survey: Survey) -> list[dict[str, str]]:
+def task_queries(survey: Survey) -> list[dict[str, Any]]:
     """Return the queries of tasks to try: all filters in all combinations."""
     return every_combination(task_options(survey))
 
 
-def run_queries() -> list[dict[str, str]]:
+def run_queries() -> list[dict[str, Any]]:
     """Return the queries of runs to try."""
     return every_combination(
         {
             "projectType": (None, "web", "cli,web", "unknown", "web,web"),
             "status": (None, "running", "completed,failed"),
             "targetUrl": (None, TARGETS[1], TARGETS[2], "https://example.com"),
+            "mainLine": (None, "true", "false"),
+            "branch": (None, ["a"], ["b,c", "a"], ["unknown"], ["b"]),
         }
     )
 
 
 def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(survey: Survey) -> None:
     found_something = 0
-    for query in random.Random(2).sample(task_queries(survey), 900):
+    for query in random.Random(2).sample(task_queries(survey), 2000):
         page = survey.client.read("tasks", limit=200, **query)
         expected = survey.expected_tasks(query)
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected, len(expected)), query
@@ -1432,12 +1449,15 @@ def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(surv
 
 
 @pytest.mark.parametrize(
-    "name", ["status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom"]
+    "name",
+    ["status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom", "mainLine", "branch"],
 )
 def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey, name: str) -> None:
     values = {
         **{field: sorted({str(item[field]) for item in survey.tasks if item[field]}) for field in HEAD_FIELDS},
         **{field: [run["id"] for run in survey.runs] for field in ("runId", "missingFrom")},
+        "mainLine": ["true", "false"],
+        "branch": [["a"], ["b,c"], ["a", "b,c"]],
     }[name]
     for value, sort in itertools.product(values, ("-createdAt", "createdAt", "severity")):
         query = {name: value, "sort": sort}
@@ -1483,7 +1503,7 @@ def test_a_task_of_several_runs_is_listed_once_on_any_page(client: Client, run: 
     assert listed == [["9", "8", "7"], ["6", "5", "4"], ["3", "2", "1"], ["0"]]
 
 
-def traced_selects(survey: Survey, path: str, queries: list[dict[str, str]]) -> dict[str, str]:
+def traced_selects(survey: Survey, path: str, queries: list[dict[str, Any]]) -> dict[str, str]:
     """Return the statements that lists run, by their shape without values."""
     traced: list[str] = []
     connection = reader_of(survey.app)
@@ -1515,8 +1535,9 @@ def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
 
 
 def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
-    options = {name: tuple(dict.fromkeys((*values[:2], values[-1]))) for name, values in task_options(survey).items()}
-    statements = traced_selects(survey, "tasks", every_combination(options))
+    options = {name: (*values[:2], *values[2:][-1:]) for name, values in task_options(survey).items()}
+    queries = random.Random(5).sample(every_combination(options), 4000)
+    statements = traced_selects(survey, "tasks", queries)
     assert len(statements) > 100
     connection = reader_of(survey.app)
     for statement in statements.values():
@@ -1863,6 +1884,16 @@ BAD_PARAMETERS = cases(
     external_id_empty=("tasks", "externalId=", "externalId"),
     type_empty=("runs", "projectType=", "projectType"),
     missing_from_empty=("tasks", "missingFrom=", "missingFrom"),
+    main_line_word=("tasks", "mainLine=yes", "mainLine"),
+    main_line_number=("runs", "mainLine=1", "mainLine"),
+    main_line_capital=("tasks", "mainLine=True", "mainLine"),
+    main_line_empty=("runs", "mainLine=", "mainLine"),
+    main_line_repeated=("tasks", "mainLine=true&mainLine=true", "mainLine"),
+    main_line_of_commas=("tasks", "mainLine=true,false", "mainLine"),
+    branch_empty=("tasks", "branch=", "branch"),
+    branch_repeated_empty=("runs", "branch=a&branch=", "branch"),
+    branch_nul=("runs", "branch=%00", "branch"),
+    too_many_branches=("tasks", "&".join(["branch=a"] * 101), "branch"),
     sort_unknown=("tasks", "sort=title", "sort"),
     sort_empty=("tasks", "sort=", "sort"),
     view_unknown=("tasks", "view=all", "view"),
@@ -1893,6 +1924,19 @@ def test_a_filter_takes_several_values_by_commas_and_by_repeating(client: Client
     assert (page["total"], {each["status"] for each in page["tasks"]}) == (4, {"open", "resolved"})
     shorter = client.get(f"{API}/tasks?{query.replace('limit=50', 'limit=3')}{'' if 'limit' in query else '&limit=3'}")
     assert len(client.get(shorter.json["next"]).json["tasks"]) == 1
+
+
+@pytest.mark.parametrize("name", ["a", "a,b", ",", " a b", "type:x target:y", "ü/#?&=%", "branches"])
+def test_a_branch_is_asked_for_exactly_by_its_name(client: Client, run: str, name: str) -> None:
+    for each in (name, "other"):
+        client.add(client.start(branch=each))
+        client.add(client.start(branch=f"{each} "))
+    for path in ("runs", "tasks"):
+        page = client.read(path, branch=name)
+        assert ([each["branch"] for each in page[path]], page["total"]) == ([name], 1)
+        first = client.read(path, branch=["other", name], limit=1)
+        assert [each["branch"] for each in first[path]] == ["other"]
+        assert [each["branch"] for each in client.read(first["next"])[path]] == [name]
 
 
 @pytest.mark.parametrize(("path", "query", "parameter"), BAD_PARAMETERS)
@@ -2521,6 +2565,65 @@ def test_without_resolve_missing_a_missing_task_is_only_a_hint(client: Client, r
     assert [item["id"] for item in client.read("tasks", missingFrom=second)["tasks"]] == [task_id]
 
 
+@pytest.mark.parametrize("branch", [None, "a"])
+def test_missing_is_what_the_line_of_a_run_knows_and_it_did_not_report(
+    client: Client, run: str, branch: str | None
+) -> None:
+    client.submit(run, task(externalId="main"), task(externalId="both"))
+    for each, names in (("a", ("both", "of a", "of a and b")), ("b", ("of b", "of a and b"))):
+        start_on(client, each, *names)
+    last = start_on(client, branch, "both")
+    expected = ["main"] if branch is None else ["of a and b", "of a", "main"]
+    page = client.read("tasks", missingFrom=last)
+    assert ([each["externalId"] for each in page["tasks"]], page["total"]) == (expected, len(expected))
+    first = client.read("tasks", missingFrom=last, limit=1, sort="createdAt")
+    assert [each["externalId"] for each in first["tasks"]] == ["main"]
+    left = client.read("tasks", missingFrom=last, mainLine="false")
+    assert ([each["externalId"] for each in left["tasks"]], left["total"]) == (expected[:-1], len(expected) - 1)
+
+
+def resolved(client: Client) -> set[str]:
+    """Return the external ids of what is resolved."""
+    return {each["externalId"] for each in client.read("tasks", status="resolved")["tasks"]}
+
+
+def test_a_branch_resolves_only_what_it_reported_first(client: Client, run: str) -> None:
+    client.add(run, externalId="main")
+    for branch, names in (
+        ("a", ("of a", "of a and b", "kept")),
+        ("b", ("of a and b", "of b and a")),
+        ("a", ("of b and a",)),
+    ):
+        start_on(client, branch, *names)
+    last = start_on(client, "a", "kept")
+    assert client.finish(last, resolveMissing=True)["submitted"]["resolved"] == 2
+    assert resolved(client) == {"of a", "of a and b"}
+    assert client.finish(client.start(targetUrl="https://example.com/", branch="b"), resolveMissing=True)
+    assert resolved(client) == {"of a", "of a and b", "of b and a"}
+
+
+def test_the_main_line_resolves_nothing_of_branches(client: Client, run: str) -> None:
+    client.add(run, externalId="main")
+    start_on(client, "a", "of a")
+    last = client.start(targetUrl="https://example.com/")
+    assert client.finish(last, resolveMissing=True)["submitted"]["resolved"] == 1
+    assert resolved(client) == {"main"}
+
+
+def test_a_night_of_pull_requests_moves_nothing_of_the_main_line(client: Client, run: str) -> None:
+    names = [f"f-{number}" for number in range(14)]
+    client.submit(run, *(task(externalId=name) for name in names))
+    client.finish(run, resolveMissing=True)
+    before = [client.read(f"tasks/{each['id']}") for each in client.read("tasks")["tasks"]]
+    for number in range(6):
+        branch = start_on(client, f"pull/{number % 3}", *names[number:], f"new-{number}")
+        client.finish(branch, resolveMissing=True)
+    assert [client.read(f"tasks/{each['id']}") for each in before] == before
+    night = client.start(targetUrl="https://example.com/")
+    done = client.submit(night, *(task(externalId=name) for name in names))
+    assert (done["unchanged"], client.finish(night, resolveMissing=True)["submitted"]["resolved"]) == (14, 0)
+
+
 def assert_timed_out(run: dict[str, Any]) -> None:
     """Check that a run was failed because nobody used it."""
     assert (run["status"], run["statusReason"]) == ("failed", "timeout")
@@ -2684,6 +2787,23 @@ WHOLE_TASK = {
     "successCriteria": [{"description": "It has one.", "automatable": True}],
     "extensions": {"wcag": "1.1.1"},
 }
+
+
+def test_a_submission_is_stored_in_lots_as_one(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.submit(run, task(externalId="known"))
+    monkeypatch.setattr(findings_service, "REPORTS_AT_ONCE", 2)
+    names = ["a", "b", None, "known", "c", "a", None, "b"]
+    sent = [task(title=f"T{n}") | ({"externalId": name} if name else {}) for n, name in enumerate(names)]
+    answer = client.submit(run, *sent)
+    assert (answer["created"], answer["updated"], answer["unchanged"]) == (5, 1, 0)
+    assert [each["externalId"] for each in answer["tasks"]] == names
+    ids = [each["id"] for each in answer["tasks"]]
+    assert (ids[0], ids[1]) == (ids[5], ids[7])
+    created = [ids[n] for n in (0, 1, 2, 4, 6)]
+    assert created == sorted(created)
+    titles = {each["id"]: each["title"] for each in client.read("tasks")["tasks"]}
+    assert [titles[each] for each in ids[:5]] == ["T5", "T7", "T2", "T3", "T4"]
+    assert client.read(f"runs/{run}")["submitted"]["created"] == 6
 
 
 def test_a_task_comes_back_whole(client: Client, run: str) -> None:
@@ -3352,6 +3472,128 @@ def assert_summary_is_a_recount(client: Client, run: str, *, created: bool = Tru
         assert client.read("tasks", runId=run, status=name, limit=1)["total"] == statuses[name]
     if created:
         assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
+
+
+@dataclass
+class Finding:
+    """What a finding should be, and who has reported it."""
+
+    name: str | None
+    branch: str | None
+    title: str
+    status: str = "open"
+    runs: set[str] = field(default_factory=set)
+    branches: set[str] = field(default_factory=set)
+    seen: int = 0
+    last: str = ""
+
+
+@dataclass
+class Ledger:
+    """What the findings of a target should be after each report: the rules of branches in plain words."""
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+    branches: dict[str, str | None] = field(default_factory=dict)  # of runs
+
+    def named(self, name: str | None) -> Finding | None:
+        """Return the finding with an external id."""
+        return next((each for each in self.findings.values() if name and each.name == name), None)
+
+    def report(self, run: str, name: str | None, title: str) -> tuple[Finding, str]:
+        """Have a run report a finding, and return it and what that did."""
+        finding, branch = self.named(name), self.branches[run]
+        before = finding and (finding.title, finding.branch)
+        result = "created" if finding is None else "unchanged"
+        finding = finding or Finding(name, branch, title)
+        if branch is None or finding.branch is not None:
+            finding.seen, finding.last = (
+                (finding.seen, finding.last) if run in finding.runs else (finding.seen + 1, run)
+            )
+            finding.branch, finding.title = finding.branch and branch and finding.branch, title
+            if before and before != (finding.title, finding.branch):
+                result = "updated"
+            if finding.status == "resolved":
+                finding.status, result = "open", "reopened"
+        finding.runs.add(run)
+        finding.branches |= {branch} if branch else set()
+        return finding, result
+
+    def missing(self, run: str) -> dict[str, Finding]:
+        """Return what the line of a run knows, and it did not report."""
+        branch = self.branches[run]
+        return {
+            task_id: each
+            for task_id, each in self.findings.items()
+            if each.name and each.status in ("open", "in_progress") and run not in each.runs
+            if each.branch is None or branch in each.branches
+        }
+
+    def forget(self, run: str) -> None:
+        """Remove a run, and what only it has reported."""
+        for each in self.findings.values():
+            each.runs.discard(run)
+        self.findings = {task_id: each for task_id, each in self.findings.items() if each.runs}
+        del self.branches[run]
+
+
+def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Random) -> None:
+    """Check tasks, the totals of lists and the audit against what should be."""
+    stored = client.read("tasks", limit=200)["tasks"]
+    fields = ("externalId", "branch", "title", "status", "timesSeen", "lastRunId")
+    assert {each["id"]: tuple(each[name] for name in fields) for each in stored} == {
+        task_id: (each.name, each.branch, each.title, each.status, each.seen, each.last)
+        for task_id, each in ledger.findings.items()
+    }
+    status, branch = dice.choice(STATUSES), dice.choice(("a", "b"))
+    for query, right in (
+        ({"missingFrom": run}, set(ledger.missing(run))),
+        ({"mainLine": "true"}, {key for key, each in ledger.findings.items() if each.branch is None}),
+        ({"mainLine": "false"}, {key for key, each in ledger.findings.items() if each.branch}),
+        ({"branch": branch}, {key for key, each in ledger.findings.items() if branch in each.branches}),
+        ({"runId": run}, {key for key, each in ledger.findings.items() if run in each.runs}),
+    ):
+        for more in ({}, {"status": status}):
+            page = client.read("tasks", limit=200, **query, **more)
+            wanted = {key for key in right if not more or ledger.findings[key].status == status}
+            assert ({each["id"] for each in page["tasks"]}, page["total"]) == (wanted, len(wanted)), query
+    assert faults_of(Path(database_of(client.application).settings.db)) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_branches_keep_their_rules_whatever_comes(app: flask.Flask, client: Client, seed: int) -> None:
+    dice, ledger, running = random.Random(seed), Ledger(), list[str]()
+    client.register("web")
+    path = Path(database_of(app).settings.db)
+    for _ in range(60):
+        action = dice.choice(("start", "submit", "submit", "submit", "triage", "finish", "finish", "prune"))
+        if action == "start" or not running:
+            branch = dice.choice((None, None, "a", "b"))
+            running.append(client.start(branch=branch))
+            ledger.branches[running[-1]] = branch
+        elif action == "submit":
+            run = dice.choice(running)
+            names = [dice.choice((None, *"uvwxyz")) for _ in range(dice.randrange(4))]
+            reports = [(name, dice.choice(("One", "Two"))) for name in dict.fromkeys(names)]
+            done = client.submit(run, *(task(externalId=name, title=title) for name, title in reports))
+            for item, report in zip(done["tasks"], reports, strict=True):
+                finding, result = ledger.report(run, *report)
+                ledger.findings[item["id"]] = finding
+                assert (item["result"], item["status"]) == (result, finding.status)
+        elif action == "triage" and ledger.findings:
+            task_id, status = dice.choice(list(ledger.findings)), dice.choice(STATUSES)
+            ledger.findings[task_id].status = client.triage(task_id, status)["status"]
+        elif action == "finish":
+            run = running.pop(dice.randrange(len(running)))
+            missing = ledger.missing(run).values() if (resolve := dice.random() < 0.7) else ()
+            gone = [each for each in missing if each.branch == ledger.branches[run]]
+            assert client.finish(run, resolveMissing=resolve)["submitted"]["resolved"] == len(gone)
+            for each in gone:
+                each.status = "resolved"
+        elif old := [each for each in ledger.branches if each not in running]:
+            finish_ago(app, 91, run := dice.choice(old))
+            ledger.forget(run)
+            prune(path)
+        assert_is_as_in(ledger, client, dice.choice(list(ledger.branches) or [client.start()]), dice)
 
 
 # ---------------------------------------------------------------------------
@@ -6153,13 +6395,15 @@ def invoke(*arguments: str) -> click.testing.Result:
 
 @pytest.fixture
 def aged(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
-    """A closed database with two runs, three tasks and some history."""
+    """A closed database with two runs, two of a branch, four tasks and some history."""
     client.register("web")
     first, second = (client.start("web", targetUrl=f"https://example.com/{name}") for name in "ab")
     ids = [item["id"] for item in client.submit(first, task(externalId="x"), task(severity="low"))["tasks"]]
     client.add(second, externalId="x", status="dismissed")
     client.triage(ids[1], "resolved", comment="Done")
     client.finish(first)
+    client.add(client.start("web", targetUrl="https://example.com/b", branch="topic"), externalId="y")
+    client.add(client.start("web", targetUrl="https://example.com/b", branch="topic"), externalId="x")
     database_of(app).close()
     return tmp_path / "findings.db"
 
@@ -6208,6 +6452,31 @@ PLANTED = cases(
     other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another client, project"),
     no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
     sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
+    no_branch=("DELETE FROM branches", "is of a branch that is not there"),
+    branch_knows=("UPDATE branches SET reported = 3", "branch topic says that it knows another number of tasks"),
+    branch_of_nothing=(
+        "INSERT INTO branches VALUES (9, 'default', 'old', 'web', '', 0)",
+        "branch old has no run and knows no task",
+    ),
+    branch_elsewhere=("UPDATE branches SET target_url = ''", "is known to a branch of another client, project"),
+    forgotten=(
+        "DELETE FROM branch_sightings WHERE task_seq = 3",
+        "is reported by a run of a branch that does not know it",
+    ),
+    of_another_branch=("UPDATE tasks SET branch = 'other' WHERE seq = 4", "is of a branch that does not know it"),
+    not_taken_over=("UPDATE tasks SET branch = 'topic' WHERE seq = 3", "is of a branch, though the main line knows it"),
+    not_counted=(
+        "UPDATE sightings SET counted = 0 WHERE run_seq = 1 AND task_seq = 1",
+        "has a report of the main line that does not count",
+    ),
+    counter_of_branches=(
+        "UPDATE counters SET n = 5 WHERE scope = 'tasks type:web branches'",
+        "tasks type:web branches, open, severity 4 says 5, but there are 1",
+    ),
+    counter_of_a_branch=(
+        "DELETE FROM counters WHERE scope = 'runs branch:topic'",
+        "runs branch:topic, running, severity 0 is missing, but there are 2",
+    ),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
     other_status=(
         "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
@@ -8709,6 +8978,27 @@ def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.F
     assert (client.read("tasks")["total"], stranger.read("tasks")["total"]) == (2, 0)
     assert (client.read(f"runs/{run}")["summary"]["total"], stranger.read("runs")["total"]) == (2, 0)
     assert faults_of(path) == []
+
+
+def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Client, run: str) -> None:
+    def branches() -> list[Any]:
+        return reader_of(app).execute("SELECT name, reported FROM branches ORDER BY name").fetchall()
+
+    path = Path(database_of(app).settings.db)
+    first, second, third = start_on(client, "a", "x", "y"), start_on(client, "a"), start_on(client, "b", "x")
+    client.submit(run, task(externalId="x"))
+    for old, left in (
+        (first, [("a", 1), ("b", 1)]),
+        (second, [("a", 1), ("b", 1)]),
+        (third, [("a", 1), ("b", 1)]),
+        (run, []),
+    ):
+        client.finish(old)
+        finish_ago(app, 91, old)
+        prune(path)
+        assert branches() == left
+        assert faults_of(path) == []
+    assert client.read("tasks", branch="a")["total"] == 0
 
 
 def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, client: Client, run: str) -> None:

@@ -24,6 +24,7 @@ import time
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
@@ -1129,88 +1130,116 @@ def nothing(_: str | None, __: Iterable[str]) -> None:
 
 
 # ---------------------------------------------------------------------------
-# A document with lines of its code
+# The code that a document is about
 # ---------------------------------------------------------------------------
 
-LARGEST_SOURCE = 16 * heart.KIB * heart.KIB
+SOURCE_FILE = 5 * heart.KIB * heart.KIB
+SOURCE_LINES = 20
+SOURCE_TEXT = 10 * heart.KIB  # bytes
+SOURCES = 16  # files whose lines are kept: results mostly come file by file
+LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
+EACH = "*"
+LOCATIONS = ("results", EACH, "locations", EACH, "physicalLocation")
 
 
-def with_source(text: bytes, folder: Path) -> bytes:
-    """Return a document in which each result without a snippet has its line, as it stands in a checkout.
-
-    Paths below the checkout are said to be relative to it. Nothing outside is read, by way of links neither. What is no
-    SARIF stays as it is: `parse` tells why.
-    """
+def edited(raw: Raw, path: Sequence[str], edit: Callable[[Raw], Raw]) -> Raw:
+    """Return a JSON text with what stands at a path edited, and all else as it was; the same one where nothing was."""
+    if not path:
+        return edit(raw)
     try:
-        log = heart.decoder(dict[str, Raw]).decode(text.removeprefix(codecs.BOM_UTF8))
-        runs = heart.decoder(list[Raw]).decode(log.get("runs", b""))
-        log["runs"] = Raw(msgspec.json.encode([run_with_source(run, folder) for run in runs]))
-    except (*heart.NOT_JSON, heart.ServiceError):
-        return text
-    return msgspec.json.encode(log)
-
-
-def run_with_source(raw: Raw, folder: Path) -> Raw:
-    """Return a run in which results have their lines. :raises msgspec.DecodeError: when it is no such thing."""
-    members = heart.decoder(dict[str, Raw]).decode(raw)
-    bases = heart.decoder(dict[str, Raw] | None).decode(members.get("originalUriBaseIds", b"null")) or {}
-    root = {"uri": f"{folder.resolve().as_uri().rstrip('/')}/"}
-    members["originalUriBaseIds"] = Raw(msgspec.json.encode({**bases, OURS: root}))
-    run = RunReading(Reading(heart.Settings()), Raw(msgspec.json.encode(members)), "")
-    source = Source(folder)
-    results = heart.decoder(list[Raw]).decode(members.get("results", b""))
-    members["results"] = Raw(msgspec.json.encode([result_with_source(item, run.paths, source) for item in results]))
-    return Raw(msgspec.json.encode(members))
-
-
-def result_with_source(raw: Raw, paths: Paths, source: Source) -> Raw:
-    """Return a result in which each place has its line."""
-    result: Result = heart.decoder(Result).decode(raw)
-    lines = [line_at(item, paths, source) for item in (result.locations or ())[:MOST_LOCATIONS]]
-    if not any(lines):
+        whole = heart.decoder(list[Raw] | dict[str, Raw]).decode(raw)
+    except heart.NOT_JSON:
         return raw
-    document = msgspec.json.decode(raw)
-    for location, line in zip(document["locations"], lines, strict=False):
-        if line:
-            location["physicalLocation"]["region"]["snippet"] = {"text": line}
-    return Raw(msgspec.json.encode(document))
+    changed = False
+    names: Iterable[Any] = range(len(whole)) if isinstance(whole, list) else list(whole)
+    for name in names:
+        if path[0] in (EACH, name) and (part := edited(whole[name], path[1:], edit)) is not whole[name]:
+            whole[name], changed = part, True
+    return Raw(msgspec.json.encode(whole)) if changed else raw
 
 
-def line_at(location: Location | None, paths: Paths, source: Source) -> str | None:
-    """Return the line where a result is, None where it has a snippet or the line is not there."""
-    physical = location and location.physical_location
-    if not physical or not physical.artifact_location or not physical.region:
-        return None
-    around = physical.context_region or Region()
-    if text_of(physical.region.snippet, around.snippet):
-        return None
-    number = line_of(physical.region.start_line)
-    return source.line(paths.path(physical.artifact_location), number) if number else None
-
-
-class Source:
-    """The files of a checkout, one at a time: results of a file mostly come together."""
+class Checkout:
+    """A folder with the code that a document is about. Nothing outside of it is read, links in it included."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self.path = ""
-        self.lines: list[str] = []
+        self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
+        self.lines_of = lru_cache(SOURCES)(self._lines_of)
 
-    def line(self, path: str, number: int) -> str | None:
-        """Return a line of a file."""
-        if path != self.path:
-            self.path, self.lines = path, self._read(path)
-        return self.lines[number - 1] if number <= len(self.lines) else None
+    def relative(self, raw: Raw) -> Raw:
+        """Return a location with its path relative to the folder, where it is an absolute one below it."""
+        try:
+            location = heart.decoder(ArtifactLocation).decode(raw)
+        except heart.NOT_JSON:
+            return raw
+        path = path_of_uri(location.uri or "")
+        for root in self.roots:
+            if path.startswith(root):
+                members = heart.decoder(dict[str, Raw]).decode(raw)
+                end = "/" if (location.uri or "").endswith("/") else ""
+                members["uri"] = Raw(msgspec.json.encode(quote(path.removeprefix(root)) + end))
+                members.pop("uriBaseId", None)  # an absolute path stood for itself
+                return Raw(msgspec.json.encode(members))
+        return raw
 
-    def _read(self, path: str) -> list[str]:
-        """Return the lines of a file in the checkout, none of any other, or of what is too large to be a source."""
+    def with_snippet(self, raw: Raw, paths: Paths) -> Raw:
+        """Return a place in a file with its lines of code, where it tells which they are and does not have them."""
+        try:
+            place = heart.decoder(PhysicalLocation).decode(raw)
+        except heart.NOT_JSON:
+            return raw
+        region, location = place.region, place.artifact_location
+        start = line_of(region.start_line) if region else None
+        if not region or not location or not start:
+            return raw
+        if text_of(region.snippet, place.context_region and place.context_region.snippet):
+            return raw
+        last = max(line_of(region.end_line) or start, start)
+        text = self.text(paths.path(location), start, min(last, start + SOURCE_LINES - 1))
+        return edited(raw, ("region",), lambda part: with_member(part, "snippet", {"text": text})) if text else raw
+
+    def text(self, path: str, start: int, last: int) -> str:
+        """Return the lines of a file, "" where there are none."""
+        return cut_bytes("\n".join(self.lines_of(path)[start - 1 : last]), SOURCE_TEXT)
+
+    def _lines_of(self, path: str) -> Sequence[str]:
         try:
             file = (self.folder / path).resolve()
-            if not file.is_relative_to(self.folder) or not file.is_file() or file.stat().st_size > LARGEST_SOURCE:
-                return []
-            return file.read_text("utf-8", errors="replace").replace("\0", "").split("\n")
-        except (OSError, ValueError, RuntimeError):  # a name that is too long, or a loop of links
-            return []
+            if not file.is_relative_to(self.folder) or not file.is_file() or file.stat().st_size > SOURCE_FILE:
+                return ()
+            text = file.read_bytes().decode("utf-8-sig", errors="replace")
+        except (OSError, ValueError, RuntimeError):  # it may be gone, a name no file can have, or a ring of links
+            return ()
+        return LINE_END.split(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+
+
+def with_member(raw: Raw, name: str, value: Any) -> Raw:
+    """Return a JSON object with another value of one member."""
+    return Raw(msgspec.json.encode(heart.decoder(dict[str, Raw]).decode(raw) | {name: value}))
+
+
+def with_source(document: bytes, folder: Path, lines: bool = True) -> bytes:
+    """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
+
+    :param lines: also give the places that lack them their lines of code, by which a finding is known after it moved.
+    """
+    checkout = Checkout(folder)
+
+    def prepare(run: Raw) -> Raw:
+        for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
+            run = edited(run, place, checkout.relative)
+        return with_snippets(run, checkout) if lines else run
+
+    return bytes(edited(Raw(document), ("runs", EACH), prepare))
+
+
+def with_snippets(raw: Raw, checkout: Checkout) -> Raw:
+    """Return a run with lines of code; what cannot be read of it stays as it is, for `parse` tells why."""
+    try:
+        paths = RunReading(Reading(heart.Settings()), raw, "").paths
+        return edited(raw, LOCATIONS, lambda place: checkout.with_snippet(place, paths))
+    except (*heart.NOT_JSON, heart.ServiceError):
+        return raw
 
 
 # ---------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 import findings_service as heart
 from test_findings_service import API, HERE, Client, Server, assert_problem, cases, client_of, memory_of, task
 
-heart.absent_rooms()
+heart.load_rooms()
 
 from findings_adapters import sarif  # noqa: E402
 
@@ -1130,7 +1130,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 MEASURED = """
 import resource, sys, time
 import findings_service as heart
-heart.absent_rooms()
+heart.load_rooms()
 from findings_adapters import sarif
 text = open(sys.argv[1], "rb").read()
 settings = heart.Settings()

@@ -1,0 +1,969 @@
+"""The service in a CI job: `scan` reports what scanners found, `gate` judges a run, `export` writes findings.
+
+The commands speak the service's API alone, to a database file or to a service at a URL. Which branch a scan is of, and
+the main line, they read from the variables of GitHub Actions
+(https://docs.github.com/en/actions/reference/workflows-and-actions/variables) and GitLab CI
+(https://docs.gitlab.com/ci/variables/predefined_variables/). Annotations are GitHub's workflow commands
+(https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands).
+
+Exit codes: 0 passed, 1 the gate did not let it pass, 2 wrong usage or input, 3 anything else that went wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import unicodedata
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import parse_qsl, quote, urlencode
+
+import click
+import msgspec
+import regex
+from msgspec import Raw, Struct
+
+import findings_service as heart
+from findings_adapters.client import Answer, Local, Refused, Remote, Service, Unavailable
+
+SARIF = "application/sarif+json"
+CSV = "text/csv"
+SARIF_VERSION = "2.1.0"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SHOWN = 50  # findings in a report
+SEVERITIES = heart.SEVERITIES
+
+# ---------------------------------------------------------------------------
+# How a command ends
+# ---------------------------------------------------------------------------
+
+BAD_INPUT = (400, 404, 413, 415, 422)  # what the caller can mend
+
+
+def visible(text: str) -> str:
+    """Return text as one line in which nothing is obeyed: control characters, also those that turn the direction of
+    writing, are shown as escapes, and GitHub's older form of workflow commands, which counts anywhere, is broken up.
+    """
+    line = " ".join(text.split())
+    shown = "".join(sign if sign.isprintable() else sign.encode("unicode-escape").decode() for sign in line)
+    return shown.replace("##[", "##\\[")
+
+
+class Ended(click.ClickException):
+    """A command ended without its result."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))
+
+
+class BadInput(Ended):
+    """Wrong usage or input."""
+
+    exit_code = 2
+
+
+class Failed(Ended):
+    """What a command could not do, though it was asked well."""
+
+    exit_code = 3
+
+
+class Stopped(BaseException):
+    """A signal ends the command."""
+
+
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has two
+
+
+def stop(number: int, _: object) -> NoReturn:
+    """End the command as an error does, so that its run ends too."""
+    raise Stopped(f"stopped by {signal.Signals(number).name}")
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn the signals that end a process into an exception, but for those that it was started to ignore."""
+    before = {each: signal.getsignal(each) for each in STOPS}
+    heeded = [each for each, handler in before.items() if handler is not signal.SIG_IGN]
+    try:
+        for each in heeded:
+            signal.signal(each, stop)
+        yield
+    finally:
+        for each in heeded:
+            signal.signal(each, before[each])
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Turn all that can go wrong into one line, and into an exit code that no gate gives."""
+    try:
+        with stoppable():
+            yield
+    except click.ClickException:
+        raise
+    except heart.ConfigurationError as error:
+        raise BadInput(str(error)) from None
+    except Refused as error:
+        raise (BadInput if error.status in BAD_INPUT else Failed)(str(error)) from None
+    except (Unavailable, heart.DatabaseUnusable, Stopped, OSError, sqlite3.Error) as error:
+        raise Failed(str(error)) from None
+    except Exception as error:  # a bug, which must not look as if the gate had spoken
+        raise Failed(f"{type(error).__name__}: {error}") from error
+
+
+def write(pieces: Iterable[str | bytes]) -> None:
+    """Write to standard output. Who stops reading it there does not change how a command ends."""
+    out = sys.stdout.buffer
+    try:
+        for piece in pieces:
+            out.write(piece if isinstance(piece, bytes) else piece.encode())
+        out.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def note(text: str) -> None:
+    """Tell people something that is no result."""
+    click.echo(visible(text), err=True)
+
+
+# ---------------------------------------------------------------------------
+# Where a scan takes place: what the platform's variables say
+# ---------------------------------------------------------------------------
+
+LONGEST_BRANCH = 255
+SAY_BRANCH = "; say --branch NAME, or --branch '' for the main line"
+
+
+class Place(Struct):
+    """Which branch is scanned (None: the main line), of what, and by whom. `unknown` says why a branch is a guess."""
+
+    branch: str | None = None
+    target: str | None = None
+    commit: str | None = None
+    pipeline: str | None = None
+    actor: str | None = None
+    unknown: str = ""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a run's metadata tell of it."""
+        told = {"commit": self.commit, "pipeline": self.pipeline, "actor": self.actor}
+        return {name: value for name, value in told.items() if value}
+
+
+def branch_name(text: str) -> str:
+    """Return a name as the service takes it: without control characters, and cut."""
+    return "".join(sign for sign in text if unicodedata.category(sign) != "Cc")[:LONGEST_BRANCH]
+
+
+class Event(Struct):
+    """What GitHub tells of the event that started a workflow, as far as it is in the form that is known."""
+
+    document: Any
+
+    @classmethod
+    def read(cls, path: str) -> Event:
+        """Return the event of a file; one that cannot be read tells nothing."""
+        try:
+            return cls(msgspec.json.decode(Path(path).read_bytes()) if path else {})
+        except (OSError, ValueError, RecursionError):
+            return cls({})
+
+    def text(self, *names: str) -> str:
+        """Return the text that stands there, "" where none does."""
+        value = self.value(*names)
+        return value if isinstance(value, str) else ""
+
+    def value(self, *names: str) -> Any:
+        """Return what stands there, None where nothing does."""
+        value = self.document
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+
+def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str]:
+    """Return the branch of a workflow (None: the main line), and why that is a guess, if it is one.
+
+    Only what is known to run on the default branch's own code is of the main line: a comment on a pull request, or
+    the end of another workflow, starts one there for code that comes from anywhere.
+    """
+    name, kind = env.get("GITHUB_REF_NAME", ""), env.get("GITHUB_EVENT_NAME", "")
+    if kind == "schedule":
+        return (
+            None,
+            "",
+        )  # https://docs.github.com/en/actions/reference/workflows-and-actions/events-that-trigger-workflows
+    if kind.startswith("pull_request") or env.get("GITHUB_HEAD_REF"):
+        return pull_request_branch(env, event) or name, ""
+    if kind == "workflow_run":
+        return workflow_run_branch(event)
+    if event.value("issue", "pull_request") is not None:
+        return f"pull/{event.value('issue', 'number')}", ""
+    if env.get("GITHUB_REF_TYPE") == "tag":
+        return name, ""
+    default = event.text("repository", "default_branch")
+    if not default:
+        return name, "GitHub's event does not tell which branch is the default one"
+    return (None if name == default else name), ""
+
+
+def pull_request_branch(env: Mapping[str, str], event: Event) -> str:
+    """Return the name of a pull request's branch, with its owner's where that is a fork's."""
+    head = event.text("pull_request", "head", "ref") or env.get("GITHUB_HEAD_REF", "")
+    home = event.text("repository", "full_name") or env.get("GITHUB_REPOSITORY", "")
+    if event.value("pull_request", "head") and event.text("pull_request", "head", "repo", "full_name") != home:
+        return event.text("pull_request", "head", "label") or f"fork:{head}"
+    return head
+
+
+def workflow_run_branch(event: Event) -> tuple[str | None, str]:
+    """Return the branch of the workflow whose end started this one: the code that it was about."""
+    started = partial(event.text, "workflow_run")
+    branch, owner = started("head_branch"), started("head_repository", "owner", "login")
+    if started("head_repository", "full_name") != event.text("repository", "full_name"):
+        return f"{owner or 'fork'}:{branch}", ""
+    own = started("event") in ("push", "schedule", "workflow_dispatch")
+    default = event.text("repository", "default_branch")
+    return (None if own and branch and branch == default else branch), ""
+
+
+def github_place(env: Mapping[str, str]) -> Place:
+    """Return where a workflow of GitHub Actions runs."""
+    event = Event.read(env.get("GITHUB_EVENT_PATH", ""))
+    branch, unknown = github_branch(env, event)
+    repository, run = env.get("GITHUB_REPOSITORY"), env.get("GITHUB_RUN_ID")
+    target = f"{env.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}" if repository else None
+    pipeline = f"{target}/actions/runs/{run}" if target and run else None
+    return Place(branch, target, env.get("GITHUB_SHA"), pipeline, env.get("GITHUB_ACTOR"), unknown)
+
+
+def gitlab_branch(env: Mapping[str, str]) -> tuple[str | None, str]:
+    """Return the branch of a pipeline (None: the main line), and why that is a guess, if it is one."""
+    source = env.get("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME")
+    if source:
+        project = env.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID")
+        if project and project != env.get("CI_PROJECT_ID"):
+            return f"{env.get('CI_MERGE_REQUEST_SOURCE_PROJECT_PATH') or project}:{source}", ""
+        return source, ""
+    aside = env.get("CI_EXTERNAL_PULL_REQUEST_SOURCE_BRANCH_NAME") or env.get("CI_COMMIT_TAG")
+    branch, default = env.get("CI_COMMIT_BRANCH"), env.get("CI_DEFAULT_BRANCH")
+    if aside or not branch:
+        return aside or env.get("CI_COMMIT_REF_NAME", ""), ""
+    if not default:
+        return branch, "CI_DEFAULT_BRANCH is not set"
+    return (None if branch == default else branch), ""
+
+
+def gitlab_place(env: Mapping[str, str]) -> Place:
+    """Return where a job of GitLab CI runs."""
+    branch, unknown = gitlab_branch(env)
+    target, commit, pipeline = env.get("CI_PROJECT_URL"), env.get("CI_COMMIT_SHA"), env.get("CI_PIPELINE_URL")
+    return Place(branch, target, commit, pipeline, env.get("GITLAB_USER_LOGIN"), unknown)
+
+
+def place_of(env: Mapping[str, str]) -> Place:
+    """Return where a scan takes place; without a platform that is known, it is of the main line and of no target."""
+    place = Place()
+    if env.get("GITHUB_ACTIONS") or env.get("GITHUB_EVENT_NAME"):
+        place = github_place(env)
+    elif env.get("GITLAB_CI") or env.get("CI_PROJECT_ID") or env.get("CI_PROJECT_URL"):
+        place = gitlab_place(env)
+    elif env.get("CI"):
+        place.unknown = "this CI platform is not known"
+    if place.branch is not None:
+        place.branch = branch_name(place.branch)
+    return place
+
+
+def place_given(env: Mapping[str, str], branch: str | None, target: str | None) -> Place:
+    """Return where a scan takes place, by its options first; "" there says the main line, or no target.
+
+    :raises BadInput: where the platform has a branch, and does not tell its name.
+    """
+    place = place_of(env)
+    if branch is not None:
+        place.branch, place.unknown = branch or None, ""
+    elif place.branch == "":
+        raise BadInput(f"the platform's variables do not name the branch{SAY_BRANCH}")
+    if place.unknown:
+        taken = "the main line" if place.branch is None else f"branch {place.branch}"
+        note(f"Note: {place.unknown}: this is taken for {taken}{SAY_BRANCH}.")
+    if target is not None:
+        place.target = target or None
+    elif place.target and not (regex.match(heart.HTTP_URL, place.target) and len(place.target) <= 2048):
+        note(f"Note: {place.target} is no http or https URL, and so no target; say --target URL.")
+        place.target = None
+    return place
+
+
+# ---------------------------------------------------------------------------
+# What a report tells: the run, the verdict, and the findings
+# ---------------------------------------------------------------------------
+
+
+class Seen(Struct, rename="camel"):
+    """What is read of a run."""
+
+    id: str
+    branch: str | None = None
+    target_url: str | None = None
+    submitted: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Offender(Struct):
+    """What is read of a finding that a gate holds against a run."""
+
+    id: str
+
+
+class Verdict(Struct, rename="camel"):
+    """What is read of a gate's answer."""
+
+    passed: bool = msgspec.field(name="pass")
+    reason: str
+    offenders: list[Offender]
+    offenders_total: int
+    ignored: dict[str, int]
+    missing: int
+
+
+class Evidence(Struct):
+    """What is read of a finding's evidence."""
+
+    label: str | None = None
+
+
+class Finding(Struct, rename="camel"):
+    """What is read of a finding, and all of it as it came."""
+
+    id: str
+    title: str
+    severity: str
+    status: str
+    evidence: list[Evidence]
+    extensions: dict[str, Raw]
+    new: bool = False
+    whole: Raw = msgspec.field(default_factory=Raw)
+
+    @classmethod
+    def read(cls, whole: Raw) -> Finding:
+        """Return a finding of its JSON."""
+        finding = msgspec.json.decode(whole, type=cls)
+        finding.whole = whole
+        return finding
+
+    def extension(self, name: str, kind: type[Any]) -> Any:
+        """Return an extension, None where it is not of that kind."""
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(self.extensions.get(name, Raw(b"null")), type=kind)
+        return None
+
+    @property
+    def place(self) -> tuple[str | None, int | None]:
+        """The file and line of the finding, as far as it has any."""
+        if file := self.extension("file", str):
+            return file, self.extension("line", int)
+        for each in self.evidence:
+            if found := regex.fullmatch(r"(.+):([0-9]{1,9})", each.label or ""):
+                return found[1], int(found[2])
+        return None, None
+
+    @property
+    def shown_place(self) -> str:
+        """The same as one text."""
+        return ":".join(str(part) for part in self.place if part is not None)
+
+    @property
+    def rank(self) -> int:
+        """How severe it is, 0 for the worst."""
+        return SEVERITIES.index(self.severity) if self.severity in SEVERITIES else len(SEVERITIES)
+
+
+class Listed(Struct):
+    """What is read of a list of tasks."""
+
+    tasks: list[Raw]
+    total: int
+    next: str | None = None
+
+
+class Report(Struct):
+    """A run, the gate's verdict on it, the same without any bar, and the findings to show, the worst ones first."""
+
+    run: Answer
+    gate: Answer
+    verdict: Verdict
+    unbarred: Verdict
+    findings: list[Finding]
+    total: int
+    resolved: int
+
+    @property
+    def counts(self) -> str:
+        """What there is, in figures."""
+        ignored = self.unbarred.ignored
+        told = {
+            "new": self.unbarred.offenders_total,
+            "known": ignored.get("known", 0),
+            "dismissed": ignored.get("dismissed", 0),
+            "not reported any more": self.unbarred.missing,
+            "resolved, because not reported any more": self.resolved,
+        }
+        always = ("new", "known", "dismissed")
+        return ", ".join(f"{number} {name}" for name, number in told.items() if number or name in always)
+
+    @property
+    def more(self) -> str:
+        """How many findings are not shown, "" where all are."""
+        rest = self.total - len(self.findings)
+        return f"… and {rest} more" if rest > 0 else ""
+
+
+def report_of(service: Service, run_id: str, fail_on: str, only: str, baseline: str | None) -> Report:
+    """Return what is to be told of a run."""
+    path = f"runs/{quote(run_id, safe='')}"
+    against = {"baseline": baseline} if baseline else {}
+    gate = service.request("GET", f"{path}/gate?{urlencode({'failOn': fail_on, 'only': only, **against})}")
+    unbarred = service.request("GET", f"{path}/gate?{urlencode({'failOn': 'info', 'only': 'new', **against})}")
+    run = service.request("GET", path)
+    seen, new = run.read(Seen), unbarred.read(Verdict)
+    findings, total = findings_of(service, seen, {each.id for each in new.offenders}, new_first=only == "new")
+    return Report(run, gate, gate.read(Verdict), new, findings, total, seen.submitted.get("resolved", 0))
+
+
+def findings_of(service: Service, run: Seen, new: set[str], *, new_first: bool) -> tuple[list[Finding], int]:
+    """Return the findings of a run to show, the worst ones first, and how many it has that could be.
+
+    :param new: the worst ones that are new. Other ones make room for these with `new_first`.
+    """
+    statuses = heart.UNFINISHED if run.branch is None else (*heart.UNFINISHED, "resolved")  # as the gate has it
+    query = {"runId": run.id, "status": ",".join(statuses), "sort": "severity", "view": "full", "limit": SHOWN}
+    listed = service.request("GET", f"tasks?{urlencode(query)}").read(Listed)
+    found = [Finding.read(each) for each in listed.tasks]
+    absent = new - {each.id for each in found} if new_first else set()
+    found += [Finding.read(Raw(service.request("GET", f"tasks/{each}").body)) for each in sorted(absent)]
+    for each in found:
+        each.new = each.id in new
+    fresh = [each for each in found if each.new]
+    known = [each for each in found if not each.new][: max(SHOWN - len(fresh), 0)]
+    return sorted([*fresh, *known], key=lambda each: each.rank), listed.total
+
+
+# ---------------------------------------------------------------------------
+# How it is told: stored text is anybody's, and may be made to look like something else
+# ---------------------------------------------------------------------------
+
+COLOURS = {"critical": "magenta", "high": "red", "medium": "yellow", "low": "cyan", "info": "blue"}
+WIDTH = 160  # where nobody knows how wide a line may be
+WIDEST_PLACE = 0.4  # of a line
+CELL = 200  # characters of a cell in markdown: a comment may have 65,536
+IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]")
+MENTION = regex.compile(r"[@#!$%~&](?=\w)")
+ANNOTATIONS = {"critical": "error", "high": "error", "medium": "warning"}  # and notice
+
+
+def width_of(text: str) -> int:
+    """Return how many columns a text takes on a terminal."""
+    wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in text)
+    return len(text) + wide - sum(unicodedata.combining(sign) > 0 for sign in text)
+
+
+def fitted(text: str, width: int, *, from_end: bool = False) -> str:
+    """Return a text cut to a width, at its start where the end tells more."""
+    if width_of(text) <= width:
+        return text
+    while text and width_of(text) >= width:
+        text = text[1:] if from_end else text[:-1]
+    return f"…{text}" if from_end else f"{text}…"
+
+
+def filled(text: str, width: int) -> str:
+    """Return a text with spaces behind it, up to a width."""
+    return text + " " * (width - width_of(text))
+
+
+def wants_colour(env: Mapping[str, str]) -> bool:
+    """Tell whether standard output may be coloured (https://no-color.org)."""
+    return sys.stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+
+
+def table(report: Report, width: int, *, colour: bool) -> Iterator[str]:
+    """Give the lines of a report for people: the findings, how many there are, and the gate's sentence."""
+    rows = [(each.severity, "new" if each.new else "", visible(each.shown_place), each) for each in report.findings]
+    places = [fitted(place, int(width * WIDEST_PLACE), from_end=True) for _, _, place, _ in rows]
+    severities, widest = max(map(len, SEVERITIES)), max(map(width_of, places), default=0)
+    for (severity, new, _, finding), place in zip(rows, places, strict=True):
+        told = filled(severity, severities)
+        if colour:
+            told, new = click.style(told, fg=COLOURS.get(severity)), click.style(f"{new:3}", bold=True)
+        title = fitted(visible(finding.title), width - severities - widest - 9)
+        yield f"{told}  {new:3}  {filled(place, widest)}  {title}".rstrip()
+    if report.more:
+        yield report.more
+    yield report.counts
+    reason = visible(report.verdict.reason)
+    yield click.style(reason, fg="green" if report.verdict.passed else "red", bold=True) if colour else reason
+
+
+def in_markdown(text: str) -> str:
+    """Return text of anybody's as text in markdown: no markup, no cell of its own, and nobody is called by it."""
+    line = fitted(visible(text), CELL)
+    return IN_MARKDOWN.sub(r"\\\g<0>", MENTION.sub("\\g<0>\u200b", line))
+
+
+def markdown(report: Report) -> Iterator[str]:
+    """Give the lines of a report as a comment on a pull request."""
+    yield f"**{'Passed' if report.verdict.passed else 'Not passed'}**: {in_markdown(report.verdict.reason)}"
+    if report.findings:
+        yield from ("", "| Severity | New | Finding | Place |", "|---|---|---|---|")
+    for each in report.findings:
+        cells = (each.severity, "new" if each.new else "", in_markdown(each.title), in_markdown(each.shown_place))
+        yield f"| {' | '.join(cells)} |"
+    yield from ("", f"{report.more}; {report.counts}." if report.more else f"{report.counts}.")
+
+
+def command_text(text: str) -> str:
+    """Return a text as the message of a workflow command, which cannot begin another one."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def annotation(finding: Finding) -> str:
+    """Return the workflow command that shows a finding at its place."""
+    file, line = finding.place
+    fields = {
+        "file": file,
+        "line": line,
+        "endLine": finding.extension("endLine", int) if line else None,
+        "title": f"{finding.severity}: {finding.extension('ruleId', str) or 'finding'}",
+    }
+    listed = (
+        f"{name}={command_text(visible(str(value))).replace(':', '%3A').replace(',', '%2C')}"
+        for name, value in fields.items()
+        if value is not None
+    )
+    return f"::{ANNOTATIONS.get(finding.severity, 'notice')} {','.join(listed)}::{command_text(visible(finding.title))}"
+
+
+def workflow_lines(report: Report, only: str) -> Iterator[str]:
+    """Give the lines of a report for a log of GitHub Actions."""
+    for each in report.findings:
+        if each.new or only == "all":
+            yield annotation(each)
+    yield report.counts
+    yield visible(report.verdict.reason)
+
+
+def add_summary(report: Report, path: str) -> None:
+    """Add a report to the summary that GitHub shows of a job."""
+    try:
+        with Path(path).open("a", encoding="utf-8") as summary:
+            summary.writelines(f"{line}\n" for line in (*markdown(report), ""))
+    except OSError as error:
+        note(f"Note: the summary could not be written: {error}")
+
+
+def as_json(report: Report) -> bytes:
+    """Return a report as one JSON object."""
+    findings = [msgspec.json.decode(each.whole, type=dict[str, Raw]) | {"new": each.new} for each in report.findings]
+    return msgspec.json.encode({"run": Raw(report.run.body), "gate": Raw(report.gate.body), "findings": findings})
+
+
+def tell(service: Service, report: Report, form: str, only: str) -> None:
+    """Write a report in a form. With those for machines, the gate's sentence goes to standard error."""
+    if form == "table":
+        width = shutil.get_terminal_size((WIDTH, 0)).columns
+        write(f"{line}\n" for line in table(report, width, colour=wants_colour(os.environ)))
+    elif form == "markdown":
+        write(f"{line}\n" for line in markdown(report))
+    elif form == "github":
+        write(f"{line}\n" for line in workflow_lines(report, only))
+        if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+            add_summary(report, path)
+    else:
+        run_id = report.run.read(Seen).id
+        write(sarif_pages(service, [("runId", run_id)], None) if form == "sarif" else [as_json(report), b"\n"])
+        note(report.verdict.reason)
+
+
+# ---------------------------------------------------------------------------
+# Lists as documents: page by page, whatever their length
+# ---------------------------------------------------------------------------
+
+EXPORTED = 10_000  # tasks in a page that is a document of its own
+LISTED = 200  # in one of JSON
+NEXT = regex.compile(r'<([^<>]*)>;\s*rel="next"')
+
+
+class Document(Struct):
+    """What is read of a page in SARIF."""
+
+    version: str
+    runs: list[Raw]
+    schema: Raw = msgspec.field(default_factory=lambda: Raw(b"null"), name="$schema")
+
+
+Filters = Sequence[tuple[str, str]]
+
+
+def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> Iterator[Answer]:
+    """Give the pages of a list in a form besides JSON, with so many tasks in all.
+
+    :raises BadInput: when the service does not have the form.
+    """
+    sample = service.request("GET", f"tasks?{urlencode([*filters, ('limit', 1)])}", accept=kind)  # a limit of all forms
+    if not sample.headers.get("content-type", "").startswith(kind):
+        raise BadInput(f"the service does not write {kind}: sarif.py of findings_adapters is not there")
+    left = sys.maxsize if limit is None else limit
+    link = f"tasks?{urlencode([*filters, ('limit', min(left, EXPORTED))])}"
+    while True:
+        answer = service.request("GET", link, accept=kind)
+        yield answer
+        left -= EXPORTED
+        following = NEXT.search(answer.headers.get("link", ""))
+        if not following or left <= 0:
+            return
+        link = with_limit(following[1], min(left, EXPORTED))
+
+
+def with_limit(link: str, limit: int) -> str:
+    """Return a link with another limit."""
+    path, _, query = link.partition("?")
+    kept = [(name, value) for name, value in parse_qsl(query) if name != "limit"]
+    return f"{path}?{urlencode([*kept, ('limit', limit)])}"
+
+
+def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
+    """Give one SARIF document, with a run for each page."""
+    opened = False
+    for page in pages(service, filters, SARIF, limit):
+        document = page.read(Document)
+        if not opened:
+            head = msgspec.json.encode({"$schema": document.schema, "version": document.version})
+            yield head[:-1] + b',"runs":['
+        for run in document.runs:
+            yield (b"," if opened else b"") + bytes(run)
+            opened = True
+    yield b"]}\n"
+
+
+def csv_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
+    """Give one table, with its titles once."""
+    for number, page in enumerate(pages(service, filters, CSV, limit)):
+        yield page.body.partition(b"\r\n")[2] if number else page.body
+
+
+def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
+    """Give one array of whole tasks."""
+    yield b"["
+    for number, task in enumerate(itertools.islice(whole_tasks(service, filters), limit)):
+        yield (b",\n" if number else b"\n") + bytes(task)
+    yield b"\n]\n"
+
+
+def whole_tasks(service: Service, filters: Filters) -> Iterator[Raw]:
+    """Give the tasks of a list, each with all of its fields."""
+    link: str | None = f"tasks?{urlencode([*filters, ('view', 'full'), ('limit', LISTED)])}"
+    while link:
+        page = service.request("GET", link).read(Listed)
+        yield from page.tasks
+        link = page.next
+
+
+EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]] = {
+    "sarif": sarif_pages,
+    "csv": csv_pages,
+    "json": json_pages,
+}
+
+
+# ---------------------------------------------------------------------------
+# What goes in
+# ---------------------------------------------------------------------------
+
+REASON = 1000  # characters of a run's statusReason
+LAST_TRIES = 5.0  # seconds to say that a run has failed
+
+
+class Head(Struct):
+    """What must be there for a document to be SARIF that tells of anything."""
+
+    version: Any = None
+    runs: Any = None
+
+
+def read_document(name: str) -> bytes:
+    """Return a SARIF document.
+
+    :raises BadInput: for what is none: a scanner that failed must not look like a clean scan.
+    """
+    try:
+        text = Path(name).read_bytes().removeprefix(BYTE_ORDER_MARK)
+    except OSError as error:
+        raise BadInput(f"{name}: {error.strerror}") from None
+    if not text.strip():
+        raise BadInput(f"{name} is empty: did the scanner fail?")
+    try:
+        head = msgspec.json.decode(text, type=Head)
+    except msgspec.ValidationError:
+        raise BadInput(f"{name} is no SARIF document: it is no JSON object") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{name} is no SARIF document: it is not JSON ({error})") from None
+    if head.version != SARIF_VERSION:
+        raise BadInput(f"{name} is no SARIF document of version {SARIF_VERSION}")
+    if not isinstance(head.runs, list) or not head.runs:
+        raise BadInput(f"{name} has no runs: did the scanner fail?")
+    return text
+
+
+def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, bytes]]:
+    """Return SARIF documents with their names, with paths below the checkout relative to it and its lines of code.
+
+    :param source: the checkout; without it none of its files are read, and it is the current folder.
+    :raises BadInput: when one cannot be used.
+    """
+    form = heart.SUBMISSION_FORMATS.get(SARIF)
+    if form is None or form.with_source is None:
+        raise BadInput("SARIF cannot be read: sarif.py of findings_adapters is not there")
+    if source is not None and not Path(source).is_dir():
+        raise BadInput(f"there is no folder {source}")
+    folder = Path(source or ".").resolve()
+    return [(name, form.with_source(read_document(name), folder, source is not None)) for name in names]
+
+
+def register(service: Service, name: str) -> None:
+    """Register a project type, unless it is there."""
+    try:
+        service.request("GET", f"project-types/{quote(name, safe='')}")
+    except Refused as error:
+        if error.status != 404:
+            raise
+        service.request("POST", "project-types", {"name": name})
+
+
+def report_in_run(
+    service: Service, start: Mapping[str, Any], documents: Iterable[tuple[str, bytes]], *, resolve_missing: bool
+) -> str:
+    """Report documents in one run and return its id. Whatever goes wrong, the run is left failed, with the reason."""
+    begin = partial(service.request, "POST", "runs", start, same=str(uuid.uuid4()))
+    run_id = ""
+    try:
+        run_id = begin().read(Seen).id
+        with heart.Progress() as progress, progress.watching():
+            for name, document in documents:
+                submit(service, run_id, name, document)
+            finish = {"status": "completed", "resolveMissing": resolve_missing}
+            service.request("PATCH", f"runs/{run_id}", finish)
+    except BaseException as error:
+        refused = isinstance(error, Refused) and not run_id
+        if not refused:
+            fail(service, lambda: run_id or begin().read(Seen).id, visible(str(error)))
+        raise
+    return run_id
+
+
+def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
+    """Submit one document."""
+    try:
+        service.request("POST", f"runs/{run_id}/tasks", document, kind=SARIF)
+    except Refused as error:
+        raise error.about(name) from None
+
+
+def fail(service: Service, run_id: Callable[[], str], reason: str) -> None:
+    """Leave a run failed, as far as that can be done now.
+
+    :param run_id: finds the id; where no answer told it, the run may have been started all the same.
+    """
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    service.hurry(LAST_TRIES)
+    with suppress(Exception):
+        service.request("PATCH", f"runs/{run_id()}", {"status": "failed", "statusReason": reason[:REASON]})
+
+
+# ---------------------------------------------------------------------------
+# Commands
+# ---------------------------------------------------------------------------
+
+BARS = (*SEVERITIES, "none")
+OPPOSITES = {"main-line": "branches-only"}
+
+
+def several(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what puts several options on a command, in this order."""
+
+    def decorate(command: Any) -> Any:
+        for each in reversed(decorators):
+            command = each(command)
+        return command
+
+    return decorate
+
+
+service_options = several(
+    click.option(
+        "--url",
+        cls=heart.Option,
+        envvar="FINDINGS_URL",
+        default="",
+        show_default=False,
+        help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
+    ),
+    click.option(
+        "--db",
+        cls=heart.Option,
+        envvar="FINDINGS_DB",
+        default="findings.db",
+        help="The database file, without a server.",
+    ),
+)
+gate_options = several(
+    click.option(
+        "--fail-on", type=click.Choice(BARS), default="high", show_default=True, help="The least severity that fails."
+    ),
+    click.option(
+        "--only",
+        type=click.Choice(["new", "all"]),
+        default="new",
+        show_default=True,
+        help="Judge what the main line's last completed run did not report, or everything.",
+    ),
+)
+
+
+def format_option(*forms: str) -> Callable[[Any], Any]:
+    """Return the option for the form of what is written, the first one unless another is given."""
+    return click.option(
+        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What to write."
+    )
+
+
+def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return the option for one of a list's query parameters; what is wrong with its value the service says."""
+    kind = next(part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
+    option, meaning = regex.sub(r"(?=[A-Z])", "-", name).lower(), kind.get("description")
+    listed = kind.get("type") == "array"
+    value = kind["items"] if listed else kind
+    values = components.get(value.get("$ref", "").rpartition("/")[2], value).get("enum")
+    if kind.get("type") == "boolean" or (values and set(values) == {"true", "false"}):
+        return click.option(f"--{option}/--{OPPOSITES.get(option, f'no-{option}')}", name, default=None, help=meaning)
+    shown = f"[{'|'.join(values)}]" if values else "TEXT"
+    return click.option(f"--{option}", name, multiple=listed, metavar=shown, help=meaning)
+
+
+def filter_options(command: Any) -> Any:
+    """Put the filters of the list of tasks, as the service has them, on a command."""
+    _, components = heart.schemas_of([heart.ExportQuery])
+    fields = components[heart.ExportQuery.__name__]["properties"]
+    names = [name for name in fields if name not in ("after", "limit")]
+    return several(*(filter_option(name, fields[name], components) for name in names))(command)
+
+
+def given_filters(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the query parameters that filters on the command line come to."""
+    listed = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+    pairs = ((name, each) for name, several_values in listed.items() for each in several_values if each is not None)
+    return [(name, str(each).lower() if isinstance(each, bool) else each) for name, each in pairs]
+
+
+def service_at(url: str, db: str, *, new: bool = False) -> Service:
+    """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
+
+    :raises BadInput: when there is no key, or no file, or both are given.
+    """
+    context = click.get_current_context()
+    typed = {
+        name for name in ("url", "db") if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    if typed == {"url", "db"}:
+        raise BadInput("say --url or --db, not both")
+    if url and typed != {"db"}:
+        key = os.environ.get("FINDINGS_KEY", "").strip()
+        if not key:
+            raise BadInput("FINDINGS_KEY is not set: a service at a URL wants a key, of `findings-service keys create`")
+        return Service(Remote(url, key))
+    if not new and not Path(db).exists():
+        raise BadInput(f"there is no file {db}")
+    return Service(Local(db, new=new))
+
+
+def judged(service: Service, run_id: str, fail_on: str, only: str, form: str, baseline: str | None = None) -> int:
+    """Tell of a run, and return the exit code that the gate's verdict comes to."""
+    report = report_of(service, run_id, fail_on, only, baseline)
+    tell(service, report, form, only)
+    return 0 if report.verdict.passed else 1
+
+
+@heart.main.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE.sarif...")
+@click.option("--type", "project_type", default="sarif", show_default=True, help="The project type; registered if new.")
+@click.option("--target", help="The repository or site, part of a finding's identity. [default: the CI platform's]")
+@click.option("--branch", help="The branch; '' is the main line. [default: the CI platform's, else the main line]")
+@gate_options
+@format_option("table", "json", "markdown", "github", "sarif")
+@click.option("--resolve-missing", is_flag=True, help="Resolve what is not reported any more.")
+@click.option("--source", metavar="DIR", help="The checkout, for the lines of code that a result lacks.")
+@service_options
+def scan(
+    files: Sequence[str],
+    project_type: str,
+    target: str | None,
+    branch: str | None,
+    fail_on: str,
+    only: str,
+    form: str,
+    resolve_missing: bool,
+    source: str | None,
+    url: str,
+    db: str,
+) -> None:
+    """Report what scanners found, in SARIF files, and judge it: 0 passed, 1 not, 2 bad input, 3 anything else."""
+    with exit_codes():
+        place = place_given(os.environ, branch, target)
+        documents = read_documents(files, source)
+        with service_at(url, db, new=True) as service:
+            register(service, project_type)
+            start = {"projectType": project_type, "targetUrl": place.target, "branch": place.branch}
+            run_id = report_in_run(
+                service, start | {"metadata": place.metadata}, documents, resolve_missing=resolve_missing
+            )
+            note(f"Run {run_id} of {place.target or 'no target'}, {place.branch or 'main line'}.")
+            code = judged(service, run_id, fail_on, only, form)
+    sys.exit(code)
+
+
+@heart.main.command()
+@click.argument("run")
+@gate_options
+@click.option("--baseline", metavar="RUN", help="Another run to judge by than the main line's last completed one.")
+@format_option("table", "json", "markdown")
+@service_options
+def gate(run: str, fail_on: str, only: str, baseline: str | None, form: str, url: str, db: str) -> None:
+    """Judge a run again, or by another bar: 0 passed, 1 not, 2 bad input, 3 anything else."""
+    with exit_codes(), service_at(url, db) as service:
+        code = judged(service, run, fail_on, only, form, baseline)
+    sys.exit(code)
+
+
+@heart.main.command()
+@format_option(*EXPORTS)
+@filter_options
+@click.option("--limit", type=click.IntRange(min=1), help="Tasks in all. [default: no limit]")
+@service_options
+def export(form: str, limit: int | None, url: str, db: str, **filters: Any) -> None:
+    """Write findings to standard output, all that the filters leave."""
+    with exit_codes(), service_at(url, db) as service:
+        write(EXPORTS[form](service, given_filters(filters), limit))

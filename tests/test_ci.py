@@ -1,0 +1,1045 @@
+"""What a CI job may count on: the commands scan, gate and export, each in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_client import Fake, busy, fake
+
+import findings_service
+from findings_adapters import ci as ci_module
+from findings_adapters.ci import Place, place_of
+from findings_adapters.client import Local, Service
+from test_findings_service import API, HERE, PROGRAM, Server, cases
+
+__all__ = ["fake"]
+
+TARGET = "https://git.example/shop"
+PLATFORM = re.compile(r"CI$|CI_|GITHUB_|GITLAB_|FINDINGS_|NO_COLOR|COLUMNS|TERM$")
+HURRIED = (
+    sys.executable,
+    "-c",
+    "from findings_adapters import client; client.PATIENCE = 1.0\nimport findings_service\nfindings_service.main()",
+)
+
+
+def result(text: str = "Use of eval", *, file: str | None = "src/app.py", line: int = 3, **more: Any) -> dict[str, Any]:
+    """Return a result of a scanner."""
+    place = {"artifactLocation": {"uri": file}, "region": {"startLine": line, "snippet": {"text": text}}}
+    there = {"locations": [{"physicalLocation": place}]} if file else {}
+    return {"ruleId": "R1", "level": "error", "message": {"text": text}} | there | more
+
+
+def document(*results: Any, **run: Any) -> dict[str, Any]:
+    """Return a document of a scanner."""
+    return {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "demo"}}, "results": results} | run]}
+
+
+@dataclass
+class Job:
+    """A folder in which commands run, without any variables of the machine's platform or settings."""
+
+    folder: Path
+
+    def write(self, name: str, *results: Any, **run: Any) -> str:
+        """Write a document and return its name."""
+        (self.folder / name).write_text(json.dumps(document(*results, **run)))
+        return name
+
+    def line(self, *words: str, program: Sequence[str] = PROGRAM, **env: str) -> tuple[list[str], dict[str, Any]]:
+        """Return how to start a command."""
+        kept = {name: value for name, value in os.environ.items() if not PLATFORM.match(name)}
+        options = {"cwd": self.folder, "env": {**kept, "PYTHONPATH": str(HERE), **env}, "encoding": "utf-8"}
+        return [*program, *words], options
+
+    def run(self, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        line, options = self.line(*words, **how)
+        return subprocess.run(line, capture_output=True, timeout=60, check=False, **options)
+
+    def scan(self, *words: str, code: int | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
+        """Run a scan, which must end with a code if one is given."""
+        done = self.run("scan", *words, **how)
+        assert code is None or done.returncode == code, done.stderr + done.stdout
+        return done
+
+    def judge(self, *words: str, **how: Any) -> dict[str, Any]:
+        """Run a scan and return what it says as JSON."""
+        return json.loads(self.scan(*words, "--format", "json", **how).stdout)
+
+    def read(self, path: str) -> Any:
+        """Return what the service over the job's database answers."""
+        with Service(Local(str(self.folder / "findings.db"))) as service:
+            return service.request("GET", path).read(dict)
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """Return all tasks by their titles."""
+        return {task["title"]: task for task in self.read("tasks?view=full&limit=200")["tasks"]}
+
+    def last_run(self) -> dict[str, Any]:
+        """Return the run that was started last."""
+        return self.read("runs?limit=1")["runs"][0]
+
+    def triage(self, title: str, status: str) -> None:
+        """Give a task a status."""
+        with Service(Local(str(self.folder / "findings.db"))) as service:
+            service.request("PATCH", f"tasks/{self.tasks()[title]['id']}", {"status": status})
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *said: str) -> None:
+    """Check that a command ended with a code and one line that says why."""
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert all(text in done.stderr for text in said), done.stderr
+
+
+# ---------------------------------------------------------------------------
+# Where a scan takes place
+# ---------------------------------------------------------------------------
+
+GITHUB = {
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_SERVER_URL": "https://github.com",
+    "GITHUB_REPOSITORY": "acme/shop",
+    "GITHUB_SHA": "abc123",
+    "GITHUB_RUN_ID": "77",
+    "GITHUB_ACTOR": "ada",
+    "GITHUB_REF_TYPE": "branch",
+}
+SHOP = {"full_name": "acme/shop", "default_branch": "trunk"}
+
+
+def pull(ref: str = "fix", repo: Any = ..., label: str = "acme:fix") -> dict[str, Any]:
+    """Return what GitHub tells of a pull request."""
+    head = {"ref": ref, "label": label, "repo": {"full_name": "acme/shop"} if repo is ... else repo}
+    return {"pull_request": {"head": head, "base": {"repo": SHOP}}}
+
+
+def on_github(event: str, name: str = "trunk", told: Any = None, **env: str) -> tuple[dict[str, str], Any]:
+    """Return the variables and the event of a workflow."""
+    return GITHUB | {"GITHUB_EVENT_NAME": event, "GITHUB_REF_NAME": name} | env, told
+
+
+def finished(branch: str, event: str, owner: str = "acme") -> dict[str, Any]:
+    """Return what GitHub tells when a workflow has ended."""
+    home = {"full_name": f"{owner}/shop", "owner": {"login": owner}}
+    return {"workflow_run": {"head_branch": branch, "event": event, "head_repository": home}}
+
+
+GITLAB = {
+    "GITLAB_CI": "true",
+    "CI_PROJECT_ID": "7",
+    "CI_PROJECT_URL": "https://gitlab.com/acme/shop",
+    "CI_DEFAULT_BRANCH": "trunk",
+    "CI_COMMIT_SHA": "abc123",
+    "CI_PIPELINE_URL": "https://gitlab.com/acme/shop/-/pipelines/77",
+    "GITLAB_USER_LOGIN": "ada",
+}
+MERGE_REQUEST = {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "fix", "CI_COMMIT_REF_NAME": "fix"}
+
+BRANCHES = cases(
+    nowhere=(({}, None), None),
+    github_push_to_default=(on_github("push"), None),
+    github_push=(on_github("push", "fix"), "fix"),
+    github_push_to_main_that_is_not_default=(on_github("push", "main"), "main"),
+    github_by_hand=(on_github("workflow_dispatch"), None),
+    github_schedule=(on_github("schedule", told={}), None),
+    github_tag=(on_github("push", "v1.0", GITHUB_REF_TYPE="tag"), "v1.0"),
+    github_tag_named_like_the_default=(on_github("push", GITHUB_REF_TYPE="tag"), "trunk"),
+    github_release=(on_github("release", "v1.0", GITHUB_REF_TYPE="tag"), "v1.0"),
+    github_pull=(on_github("pull_request", "5/merge", pull(), GITHUB_HEAD_REF="fix"), "fix"),
+    github_pull_target=(on_github("pull_request_target", "trunk", pull(), GITHUB_HEAD_REF="fix"), "fix"),
+    github_pull_from_default=(on_github("pull_request", "5/merge", pull("trunk")), "trunk"),
+    github_review=(on_github("pull_request_review", "5/merge", pull()), "fix"),
+    github_head_ref_alone=(on_github("push", told={}, GITHUB_HEAD_REF="fix"), "fix"),
+    github_fork=(
+        on_github("pull_request", "5/merge", pull(repo={"full_name": "eve/shop"}, label="eve:fix")),
+        "eve:fix",
+    ),
+    github_fork_from_default=(
+        on_github("pull_request", "5/merge", pull("trunk", repo={"full_name": "eve/shop"}, label="eve:trunk")),
+        "eve:trunk",
+    ),
+    github_fork_that_is_gone=(on_github("pull_request", "5/merge", pull(repo=None, label="eve:fix")), "eve:fix"),
+    github_comment_on_pull=(on_github("issue_comment", told={"issue": {"number": 5, "pull_request": {}}}), "pull/5"),
+    github_comment_on_issue=(on_github("issue_comment", told={"issue": {"number": 5}}), None),
+    github_after_push=(on_github("workflow_run", told=finished("trunk", "push")), None),
+    github_after_pull=(on_github("workflow_run", told=finished("fix", "pull_request")), "fix"),
+    github_after_pull_from_default=(on_github("workflow_run", told=finished("trunk", "pull_request")), "trunk"),
+    github_after_fork=(on_github("workflow_run", told=finished("trunk", "pull_request", "eve")), "eve:trunk"),
+    github_queue=(on_github("merge_group", "gh-readonly-queue/trunk/pr-5"), "gh-readonly-queue/trunk/pr-5"),
+    github_long=(on_github("push", "x" * 300), "x" * 255),
+    github_strange=(on_github("push", "a\x1b[31mb\x7f"), "a[31mb"),
+    gitlab_default=((GITLAB | {"CI_COMMIT_BRANCH": "trunk"}, None), None),
+    gitlab_schedule=((GITLAB | {"CI_COMMIT_BRANCH": "trunk", "CI_PIPELINE_SOURCE": "schedule"}, None), None),
+    gitlab_branch=((GITLAB | {"CI_COMMIT_BRANCH": "fix"}, None), "fix"),
+    gitlab_schedule_of_branch=((GITLAB | {"CI_COMMIT_BRANCH": "fix", "CI_PIPELINE_SOURCE": "schedule"}, None), "fix"),
+    gitlab_tag=((GITLAB | {"CI_COMMIT_TAG": "v1.0"}, None), "v1.0"),
+    gitlab_request=((GITLAB | MERGE_REQUEST | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "7"}, None), "fix"),
+    gitlab_fork=(
+        (
+            GITLAB
+            | MERGE_REQUEST
+            | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9", "CI_MERGE_REQUEST_SOURCE_PROJECT_PATH": "eve/shop"},
+            None,
+        ),
+        "eve/shop:fix",
+    ),
+    gitlab_fork_without_path=((GITLAB | MERGE_REQUEST | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9"}, None), "9:fix"),
+    gitlab_fork_from_default=(
+        (
+            GITLAB | {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "trunk", "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9"},
+            None,
+        ),
+        "9:trunk",
+    ),
+    gitlab_child=((GITLAB | {"CI_COMMIT_REF_NAME": "trunk"}, None), "trunk"),
+)
+
+
+@pytest.mark.parametrize(("given", "branch"), BRANCHES)
+def test_the_branch_is_read_from_the_platforms_variables(
+    tmp_path: Path, given: tuple[dict[str, str], Any], branch: str | None
+) -> None:
+    env, told = given
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"repository": SHOP} | (told or {})))
+    place = place_of(env | ({"GITHUB_EVENT_PATH": str(event)} if "GITHUB_ACTIONS" in env else {}))
+    assert (place.branch, place.unknown) == (branch, "")
+
+
+EVENTS = cases(
+    absent=None, empty="", broken="{", list="[]", text='"x"', none="{}", wrong='{"repository": {"default_branch": 5}}'
+)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_guess_never_touches_the_main_line(tmp_path: Path, event: str | None) -> None:
+    path = tmp_path / "event.json"
+    if event is not None:
+        path.write_text(event)
+    env = on_github("push", "main")[0] | {"GITHUB_EVENT_PATH": str(path)}
+    assert place_of(env).branch == "main"
+    assert place_of(env).unknown
+
+
+@pytest.mark.parametrize("event", ["push", "pull_request", "workflow_run"])
+def test_a_branch_without_a_name_is_asked_for(job: Job, event: str) -> None:
+    done = job.scan(job.write("a.sarif"), GITHUB_ACTIONS="true", GITHUB_EVENT_NAME=event)
+    assert_one_line(done, 2, "do not name the branch", "--branch")
+    assert list(job.folder.iterdir()) == [job.folder / "a.sarif"]
+
+
+PLACES = cases(
+    github=(
+        GITHUB,
+        Place(None, "https://github.com/acme/shop", "abc123", "https://github.com/acme/shop/actions/runs/77", "ada"),
+    ),
+    github_bare=({"GITHUB_EVENT_NAME": "push"}, Place()),
+    gitlab=(
+        GITLAB,
+        Place(None, "https://gitlab.com/acme/shop", "abc123", "https://gitlab.com/acme/shop/-/pipelines/77", "ada"),
+    ),
+    gitlab_bare=({"CI_PROJECT_ID": "7"}, Place()),
+    nowhere=({}, Place()),
+)
+
+
+@pytest.mark.parametrize(("env", "place"), PLACES)
+def test_target_and_metadata_are_read_from_the_platforms_variables(env: dict[str, str], place: Place) -> None:
+    found = place_of(env)
+    assert (found.target, found.metadata) == (place.target, place.metadata)
+
+
+def test_a_run_has_what_the_platform_tells_of_it(job: Job) -> None:
+    env = GITLAB | {"CI_COMMIT_BRANCH": "fix"}
+    job.scan(job.write("a.sarif"), code=0, **env)
+    run = job.last_run()
+    assert (run["branch"], run["targetUrl"], run["projectType"]) == ("fix", GITLAB["CI_PROJECT_URL"], "sarif")
+    assert run["metadata"] == {"commit": "abc123", "pipeline": GITLAB["CI_PIPELINE_URL"], "actor": "ada"}
+
+
+def test_what_is_said_goes_before_the_platforms_variables(job: Job) -> None:
+    env = GITLAB | {"CI_COMMIT_BRANCH": "fix"}
+    job.scan(job.write("a.sarif"), "--branch", "", "--target", TARGET, "--type", "web", code=0, **env)
+    run = job.last_run()
+    assert (run["branch"], run["targetUrl"], run["projectType"]) == (None, TARGET, "web")
+    job.scan("a.sarif", "--branch", "other", "--target", "", code=0, **env)
+    run = job.last_run()
+    assert (run["branch"], run["targetUrl"], run["metadata"]["actor"]) == ("other", None, "ada")
+
+
+NOTES = cases(
+    github_without_event=(GITHUB | {"GITHUB_REF_NAME": "main"}, "this is taken for branch main; say --branch NAME"),
+    another_platform=({"CI": "true"}, "this is taken for the main line; say --branch NAME"),
+    target=(GITLAB | {"CI_COMMIT_BRANCH": "trunk", "CI_PROJECT_URL": "git@x:y"}, "git@x:y is no http or https URL"),
+)
+
+
+@pytest.mark.parametrize(("env", "said"), NOTES)
+def test_what_the_platform_leaves_open_is_noted(job: Job, env: dict[str, str], said: str) -> None:
+    done = job.scan(job.write("a.sarif"), code=0, **env)
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+# ---------------------------------------------------------------------------
+# scan
+# ---------------------------------------------------------------------------
+
+
+def test_a_scan_needs_nothing_and_remembers(job: Job) -> None:
+    job.write("a.sarif", result("Use of eval"), result("Unused name", level="note"))
+    first = job.scan("a.sarif", code=1)
+    second = job.scan("a.sarif", code=0)
+    assert "new" in first.stdout
+    assert "new" not in second.stdout.splitlines()[0]
+    assert job.last_run()["status"] == "completed"
+    assert job.read("project-types")["projectTypes"][0]["name"] == "sarif"
+    assert {task["timesSeen"] for task in job.tasks().values()} == {2}
+
+
+def test_several_files_are_one_run(job: Job) -> None:
+    job.write("a.sarif", result("one"))
+    job.write("b.sarif", result("two"))
+    assert job.judge("a.sarif", "b.sarif")["run"]["submitted"]["created"] == 2
+    assert job.read("runs")["total"] == 1
+
+
+def test_a_project_type_that_is_there_stays_as_it_is(job: Job) -> None:
+    with Service(Local(str(job.folder / "findings.db"), new=True)) as service:
+        service.request("POST", "project-types", {"name": "web", "label": "Web", "extensionSchema": {"type": "object"}})
+    job.scan(job.write("a.sarif"), "--type", "web", code=0)
+    assert job.read("project-types/web")["label"] == "Web"
+
+
+BARS = cases(
+    high=("high", "new", 1),
+    critical=("critical", "new", 0),
+    none=("none", "new", 0),
+    none_at_all=("none", "all", 0),
+    known=("low", "new", 1),
+)
+
+
+@pytest.mark.parametrize(("fail_on", "only", "code"), BARS)
+def test_the_bar_decides(job: Job, fail_on: str, only: str, code: int) -> None:
+    job.scan(job.write("a.sarif", result()), "--fail-on", fail_on, "--only", only, code=code)
+
+
+def test_all_or_what_is_new_is_judged(job: Job) -> None:
+    job.scan(job.write("a.sarif", result()), "--fail-on", "none", code=0)
+    job.scan("a.sarif", code=0)
+    job.scan("a.sarif", "--only", "all", code=1)
+
+
+def test_what_is_missing_is_resolved_if_asked_to(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("one"), result("two")), code=1)
+    job.write("a.sarif", result("one"))
+    assert "1 not reported any more" in job.scan("a.sarif", code=0).stdout
+    assert job.tasks()["two"]["status"] == "open"
+    assert "1 resolved, because not reported any more" in job.scan("a.sarif", "--resolve-missing", code=0).stdout
+    assert job.tasks()["two"]["status"] == "resolved"
+
+
+BAD_FILES = cases(
+    absent=(None, "No such file"),
+    empty=(b"", "is empty"),
+    blank=(b" \n", "is empty"),
+    text=(b"no findings", "not JSON"),
+    cut=(b'{"version": "2.1.0", "runs": [', "not JSON"),
+    utf16=('{"version": "2.1.0"}'.encode("utf-16"), "not JSON"),
+    deep=(b'{"runs":' + b"[" * 100_000, "not JSON"),
+    array=(b"[]", "no JSON object"),
+    other=(b'{"results": []}', "of version 2.1.0"),
+    version=(b'{"version": "2.0.0", "runs": [{}]}', "of version 2.1.0"),
+    no_runs=(b'{"version": "2.1.0"}', "has no runs"),
+    null_runs=(b'{"version": "2.1.0", "runs": null}', "has no runs"),
+    empty_runs=(b'{"version": "2.1.0", "runs": []}', "has no runs"),
+    runs=(b'{"version": "2.1.0", "runs": {}}', "has no runs"),
+)
+
+
+@pytest.mark.parametrize(("content", "said"), BAD_FILES)
+def test_a_bad_file_is_told_before_a_run_starts(job: Job, content: bytes | None, said: str) -> None:
+    good = job.write("good.sarif", result())
+    if content is not None:
+        (job.folder / "bad.sarif").write_bytes(content)
+    assert_one_line(job.scan(good, "bad.sarif"), 2, "bad.sarif", said)
+    assert not (job.folder / "findings.db").exists()
+
+
+def test_a_folder_is_no_file(job: Job) -> None:
+    assert_one_line(job.scan("."), 2, "Is a directory")
+
+
+BAD_USAGE = cases(
+    no_file=((), "FILE"),
+    bar=(("--fail-on", "bad", "a.sarif"), "--fail-on"),
+    form=(("--format", "xml", "a.sarif"), "--format"),
+    two_places=(("--url", "http://127.0.0.1:1", "--db", "x.db", "a.sarif"), "not both"),
+    url=(("--url", "findings", "a.sarif"), "no URL"),
+    no_key=(("--url", "http://127.0.0.1:1", "a.sarif"), "FINDINGS_KEY"),
+    source=(("--source", "nowhere", "a.sarif"), "no folder nowhere"),
+    type=(("--type", "no name", "a.sarif"), "/name"),
+    target=(("--target", "git@host:repo", "a.sarif"), "/targetUrl"),
+    branch=(("--branch", "a\tb", "a.sarif"), "/branch"),
+)
+
+
+@pytest.mark.parametrize(("words", "said"), BAD_USAGE)
+def test_wrong_usage_ends_with_2(job: Job, words: Sequence[str], said: str) -> None:
+    job.write("a.sarif", result())
+    done = job.scan(*words, code=2, **({"FINDINGS_KEY": "x" * 20} if said == "no URL" else {}))
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    if (job.folder / "findings.db").exists():
+        assert job.read("runs")["total"] == 0
+
+
+FAILED_SCANNERS = cases(
+    results=({"results": None}, "/runs/0/results"),
+    unsuccessful=({"invocations": [{"executionSuccessful": False}]}, "executionSuccessful"),
+)
+
+
+@pytest.mark.parametrize(("run", "said"), FAILED_SCANNERS)
+def test_a_scanner_that_failed_fails_the_run(job: Job, run: dict[str, Any], said: str) -> None:
+    job.write("a.sarif", result())
+    assert_one_line(job.scan("a.sarif", job.write("b.sarif", **run)), 2, "b.sarif: ", said)
+    last = job.last_run()
+    assert last["status"] == "failed"
+    assert last["statusReason"].startswith("b.sarif: ")
+    assert said in last["statusReason"]
+
+
+def test_a_document_that_is_too_large_fails_the_run(job: Job) -> None:
+    done = job.scan(job.write("a.sarif", result("x" * 2000)), FINDINGS_MAX_SARIF="1000")
+    assert_one_line(done, 2, "over 1,000 bytes")
+    assert job.last_run()["status"] == "failed"
+
+
+@contextmanager
+def locked(db: Path) -> Iterator[None]:
+    """Keep a database locked."""
+    with closing(sqlite3.connect(db, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def test_a_locked_database_is_told_in_a_line(job: Job) -> None:
+    job.scan(job.write("a.sarif"), code=0)
+    with locked(job.folder / "findings.db"):
+        assert_one_line(job.scan("a.sarif", FINDINGS_BUSY_TIMEOUT="0.2"), 3, "locked")
+
+
+DATABASES = cases(
+    text=(lambda path: path.write_text("x" * 5000), "findings.db"),
+    folder=(lambda path: path.mkdir(), "findings.db"),
+    other=(lambda path: other_programs(path), "findings.db"),
+)
+
+
+def other_programs(path: Path) -> None:
+    """Make another program's database."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE cookies (id INTEGER)")
+
+
+@pytest.mark.parametrize(("make", "said"), DATABASES)
+def test_a_database_that_cannot_be_used_is_told_in_a_line(job: Job, make: Callable[[Path], None], said: str) -> None:
+    make(job.folder / "findings.db")
+    assert_one_line(job.scan(job.write("a.sarif")), 3, said)
+    assert_one_line(job.scan("a.sarif", "--db", "no/folder/findings.db"), 3, "no/folder")
+
+
+def test_a_bug_is_no_verdict(job: Job) -> None:
+    program = "from findings_adapters import ci; import findings_service; ci.report_of = 1; findings_service.main()"
+    done = job.scan(job.write("a.sarif"), program=(sys.executable, "-c", program))
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------------------
+# scan, with a service at a URL
+# ---------------------------------------------------------------------------
+
+
+def url_of(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def test_a_service_at_a_url_gets_the_same(job: Job, server: Server) -> None:
+    env = {"FINDINGS_URL": url_of(server), "FINDINGS_KEY": f"{server.key}\n"}
+    job.write("a.sarif", result())
+    job.scan("a.sarif", "--target", TARGET, code=1, **env)
+    job.scan("a.sarif", "--target", TARGET, code=0, **env)
+    assert server.request("GET", f"{API}/tasks").json["tasks"][0]["timesSeen"] == 2
+    assert not (job.folder / "findings.db").exists()
+
+
+def test_a_file_on_the_command_line_goes_before_a_url_of_the_environment(job: Job) -> None:
+    job.scan(job.write("a.sarif"), "--db", "findings.db", code=0, FINDINGS_URL="http://127.0.0.1:1")
+    assert job.last_run()["status"] == "completed"
+
+
+KEYS = cases(read=("read", "level agent"), wrong=(None, "unknown, expired or revoked"))
+
+
+@pytest.mark.parametrize(("level", "said"), KEYS)
+def test_a_key_that_may_not_ends_with_3(job: Job, server: Server, level: str | None, said: str) -> None:
+    key = "fts_" + "x" * 43
+    if level:
+        key = job.run("keys", "create", "ci", "--level", level, "--db", str(server.db)).stdout.strip()
+    job.write("a.sarif", result())
+    done = job.scan("a.sarif", "--url", url_of(server), FINDINGS_KEY=key)
+    assert_one_line(done, 3, said)
+    assert key not in done.stderr
+    assert server.request("GET", f"{API}/runs").json["total"] == 0
+
+
+def test_a_service_that_is_away_is_one_line(job: Job, fake: Callable[..., Fake]) -> None:
+    away = fake()
+    away.stop()
+    done = job.scan(job.write("a.sarif"), "--url", away.url, FINDINGS_KEY="x" * 20, program=HURRIED)
+    assert_one_line(done, 3, f"no answer from {away.url}", "Connection refused")
+
+
+def test_a_service_that_is_busy_for_a_while_gets_it_once(job: Job, fake: Callable[..., Fake], server: Server) -> None:
+    between = fake(server)
+    between.replies = [busy(Retry_After="0"), busy()]
+    job.scan(job.write("a.sarif", result()), "--url", between.url, code=1, FINDINGS_KEY=server.key)
+    assert server.request("GET", f"{API}/runs").json["total"] == 1
+
+
+def test_answers_that_are_lost_change_nothing(job: Job, fake: Callable[..., Fake], server: Server) -> None:
+    between = fake(server)
+    between.loses_first = True
+    job.write("a.sarif", result())
+    verdict = job.judge("a.sarif", "--url", between.url, FINDINGS_KEY=server.key)
+    assert verdict["run"]["submitted"] == {"created": 1, "updated": 0, "reopened": 0, "unchanged": 0, "resolved": 0}
+    assert server.request("GET", f"{API}/runs").json["total"] == 1
+    assert server.request("GET", f"{API}/tasks").json["tasks"][0]["timesSeen"] == 1
+
+
+def test_a_server_that_dies_under_a_scan_is_told_in_a_line(job: Job, fake: Callable[..., Fake], server: Server) -> None:
+    between = fake(server)
+    between.before["/tasks"] = lambda: server.stop(signal.SIGKILL) and None
+    done = job.scan(job.write("a.sarif", result()), "--url", between.url, FINDINGS_KEY=server.key, program=HURRIED)
+    assert_one_line(done, 3, "no answer")
+
+
+def test_what_the_service_refuses_fails_the_run(job: Job, server: Server) -> None:
+    schema = {"properties": {"owner": {"type": "string"}}, "required": ["owner"]}
+    server.start_run(schema)
+    job.write("a.sarif", result())
+    done = job.scan("a.sarif", "--url", url_of(server), "--type", "web", FINDINGS_KEY=server.key)
+    assert_one_line(done, 2, "a.sarif: ", "owner")
+    run = server.request("GET", f"{API}/runs?limit=1").json["runs"][0]
+    assert run["status"] == "failed"
+    assert "owner" in run["statusReason"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_scan_that_is_stopped_leaves_its_run_failed(
+    job: Job, fake: Callable[..., Fake], server: Server, how: signal.Signals
+) -> None:
+    between, submitting, go_on = fake(server), threading.Event(), threading.Event()
+    between.before["/tasks"] = lambda: submitting.set() or go_on.wait(20)
+    line, options = job.line("scan", job.write("a.sarif", result()), "--url", between.url, FINDINGS_KEY=server.key)
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, **options) as process:
+        assert submitting.wait(20)
+        process.send_signal(how)
+        out, err = process.communicate(timeout=20)
+        go_on.set()
+    assert (process.returncode, out, err) == (3, "", f"Error: stopped by {how.name}\n")
+    run = server.request("GET", f"{API}/runs").json["runs"][0]
+    assert (run["status"], run["statusReason"]) == ("failed", f"stopped by {how.name}")
+
+
+SLOW = """
+import sys, time
+from findings_adapters import client
+real = client.Local._perform
+def slow(self, method, path, *rest):
+    if path.endswith(sys.argv[-1]):
+        print("there", file=sys.stderr, flush=True)
+        time.sleep(1)
+    return real(self, method, path, *rest)
+client.Local._perform = slow
+import findings_service
+findings_service.main(sys.argv[1:-1])
+"""
+
+
+@pytest.mark.parametrize("moment", ["/runs", "/tasks"])
+def test_a_scan_into_a_file_that_is_stopped_leaves_its_run_failed(job: Job, moment: str) -> None:
+    line, options = job.line("scan", job.write("a.sarif", result()), moment, program=(sys.executable, "-c", SLOW))
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, **options) as process:
+        assert process.stderr
+        assert process.stderr.readline() == "there\n"
+        process.terminate()
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert err.splitlines()[-1] == "Error: stopped by SIGTERM"
+    assert job.read("runs")["total"] == 1
+    assert (job.last_run()["status"], job.last_run()["statusReason"]) == ("failed", "stopped by SIGTERM")
+    assert job.run("check").returncode == 0
+
+
+# ---------------------------------------------------------------------------
+# What people read
+# ---------------------------------------------------------------------------
+
+HOSTILE = "Say \x1b[2J\u202eevil\u2066 \r\n::set-env name=X::y ##[error]z | `a` <b> [c](d) @bob #1"
+
+
+def test_the_table_has_the_worst_first_and_the_sentence_last(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("known", level="warning")), code=0)
+    job.write("a.sarif", result("minor", level="note"), result("known", level="warning"), result("grave", line=9))
+    lines = job.scan("a.sarif", code=1).stdout.splitlines()
+    words = [line.split() for line in lines]
+    assert words[0] == ["high", "new", "src/app.py:9", "grave"]
+    assert words[1] == ["medium", "src/app.py:3", "known"]
+    assert words[2] == ["low", "new", "src/app.py:3", "minor"]
+    assert lines[3] == "2 new, 1 known, 0 dismissed"
+    assert len(lines) == 5
+    assert lines[4] == job.read(f"runs/{job.last_run()['id']}/gate")["reason"]
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "github"])
+def test_stored_text_commands_nothing(job: Job, form: str) -> None:
+    job.write("a.sarif", result(HOSTILE, file=f"src/{HOSTILE}.py"))
+    out = job.scan("a.sarif", "--format", form, code=1).stdout
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202a-\u202e\u2066-\u2069]", out)
+    assert "\\u202e" in out
+    assert len([line for line in out.splitlines() if "evil" in line]) == 1
+    assert not any(line.startswith("::set-env") for line in out.splitlines())
+    assert "##[" not in out or form == "github"
+
+
+def test_a_table_shows_the_worst_fifty_and_says_how_many_more(job: Job) -> None:
+    job.write("a.sarif", *(result(f"finding {number}", level="warning") for number in range(60)))
+    lines = job.scan("a.sarif", code=0).stdout.splitlines()
+    assert len(lines) == 53
+    assert lines[50:52] == ["… and 10 more", "60 new, 0 known, 0 dismissed"]
+
+
+def test_what_is_new_is_shown_before_what_is_known_and_worse(job: Job) -> None:
+    known = [result(f"known {number}") for number in range(60)]
+    job.scan(job.write("a.sarif", *known), code=1)
+    job.write("a.sarif", *known, result("grave and new", level="warning"))
+    lines = job.scan("a.sarif", "--fail-on", "medium", code=1).stdout.splitlines()
+    assert lines[49].split()[:2] == ["medium", "new"]
+    assert lines[50] == "… and 11 more"
+
+
+def on_terminal(job: Job, *words: str, columns: int = 100, **env: str) -> str:
+    """Run a command on a terminal and return what it shows there."""
+    ours, theirs = pty.openpty()
+    line, options = job.line(*words, **{"TERM": "xterm", **env})
+    size = columns.to_bytes(2, sys.byteorder)
+    import fcntl
+    import termios
+
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, (24).to_bytes(2, sys.byteorder) + size + bytes(4))
+    process = subprocess.Popen(line, stdout=theirs, stderr=theirs, **options)
+    os.close(theirs)
+    said = b""
+    try:
+        while piece := os.read(ours, 65536):
+            said += piece
+    except OSError:  # the terminal is closed
+        pass
+    process.wait(20)
+    os.close(ours)
+    return said.decode().replace("\r\n", "\n")
+
+
+def test_colour_is_for_terminals_that_want_it(job: Job) -> None:
+    job.write("a.sarif", result())
+    assert "\x1b[" in on_terminal(job, "scan", "a.sarif")
+    assert "\x1b[" not in on_terminal(job, "scan", "a.sarif", NO_COLOR="1")
+    assert "\x1b[" in on_terminal(job, "scan", "a.sarif", NO_COLOR="")
+    assert "\x1b[" not in on_terminal(job, "scan", "a.sarif", TERM="dumb")
+    assert "\x1b[" not in job.scan("a.sarif").stdout
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_table_is_as_wide_as_the_terminal(job: Job, columns: int) -> None:
+    job.write("a.sarif", result("二" * 100, file="src/a/rather/long/path/to/a/module.py"), result("x" * 300))
+    shown = on_terminal(job, "scan", "a.sarif", columns=columns, NO_COLOR="1")
+    rows = [line for line in shown.splitlines() if line.startswith("high")]
+    assert [ci_module.width_of(row) for row in rows] == [pytest.approx(columns, abs=2)] * 2
+    assert max(map(ci_module.width_of, rows)) <= columns
+
+
+def test_a_terminal_shows_how_long_it_takes(job: Job) -> None:
+    job.write("a.sarif", result())
+    assert re.search(r"\r +0 s", on_terminal(job, "scan", "a.sarif"))
+    assert "0 s" not in job.scan("a.sarif").stderr
+
+
+def test_github_gets_annotations_at_file_and_line(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("known")), code=1)
+    region = {"startLine": 3, "endLine": 5, "snippet": {"text": "x"}}
+    place = {"physicalLocation": {"artifactLocation": {"uri": "src/a,b%3A50%25.py"}, "region": region}}
+    job.write(
+        "a.sarif",
+        result("known"),
+        result("100% sure: a, b", locations=[place]),
+        result("medium", level="warning"),
+        result("low", level="note", file=None),
+    )
+    lines = job.scan("a.sarif", "--format", "github", code=1).stdout.splitlines()
+    assert lines[0] == "::error file=src/a%2Cb%3A50%25.py,line=3,endLine=5,title=high%3A R1::100%25 sure: a, b"
+    assert lines[1].startswith("::warning file=src/app.py,line=3,")
+    assert lines[2] == "::notice title=low%3A R1::low"
+    assert lines[3] == "3 new, 1 known, 0 dismissed"
+    assert len(lines) == 5
+    everything = job.scan("a.sarif", "--format", "github", "--only", "all").stdout
+    assert "::known" in everything
+
+
+def test_github_gets_a_summary_of_the_job(job: Job) -> None:
+    summary = job.folder / "summary.md"
+    summary.write_text("before\n")
+    job.write("a.sarif", result())
+    job.scan("a.sarif", "--format", "github", code=1, GITHUB_STEP_SUMMARY=str(summary))
+    assert summary.read_text().startswith("before\n**Not passed**: ")
+    assert "| high | new | Use of eval | src/app.py\\:3 |" in summary.read_text()
+    done = job.scan("a.sarif", "--format", "github", code=0, GITHUB_STEP_SUMMARY=str(job.folder / "no" / "summary"))
+    assert "the summary could not be written" in done.stderr
+
+
+def test_markdown_is_a_comment_that_calls_nobody(job: Job) -> None:
+    out = job.scan(job.write("a.sarif", result(HOSTILE)), "--format", "markdown", code=1).stdout
+    row = next(line for line in out.splitlines() if "evil" in line)
+    assert re.search(r"(?<!\\)[`<\[]", row) is None
+    assert "@bob" not in row
+    assert "#1" not in row
+    assert len(re.findall(r"(?<!\\)\|", row)) == 5
+
+
+def test_json_is_one_object(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("known")), code=1)
+    job.write("a.sarif", result("known"), result("unknown"))
+    done = job.scan("a.sarif", "--format", "json", code=1)
+    told = json.loads(done.stdout)
+    assert set(told) == {"run", "gate", "findings"}
+    assert {finding["title"]: finding["new"] for finding in told["findings"]} == {"known": False, "unknown": True}
+    assert told["gate"] == job.read(f"runs/{told['run']['id']}/gate")
+    assert told["gate"]["reason"] in done.stderr
+
+
+def test_sarif_is_one_document_of_all_that_the_run_reported(job: Job) -> None:
+    job.write("a.sarif", *(result(f"finding {number}") for number in range(60)))
+    done = job.scan("a.sarif", "--format", "sarif", code=1)
+    told = json.loads(done.stdout)
+    assert sum(len(run["results"]) for run in told["runs"]) == 60
+    assert told["version"] == "2.1.0"
+
+
+@pytest.mark.parametrize("form", ["table", "json", "sarif"])
+def test_who_stops_reading_does_not_change_the_verdict(job: Job, form: str) -> None:
+    job.write("a.sarif", *(result(f"finding {number}" * 20) for number in range(60)))
+    line, options = job.line("scan", "a.sarif", "--format", form)
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.stderr
+        said = process.stderr.read()
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    assert "Broken" not in said
+
+
+# ---------------------------------------------------------------------------
+# The code that is scanned
+# ---------------------------------------------------------------------------
+
+
+def bare(file: str, line: int) -> dict[str, Any]:
+    """Return a result without a line of code."""
+    place = {"artifactLocation": {"uri": file}, "region": {"startLine": line}}
+    return result("Use of eval", locations=[{"physicalLocation": place}])
+
+
+def test_a_finding_survives_moved_lines_with_its_source(job: Job) -> None:
+    (job.folder / "app.py").write_text("import os\neval(x)\neval(y)\n")
+    job.scan(job.write("a.sarif", bare("app.py", 2), bare("app.py", 3)), "--source", ".", code=1)
+    (job.folder / "app.py").write_text("import os\nimport sys\n\n    eval(y)\n")
+    told = job.judge(job.write("a.sarif", bare("app.py", 4)), "--source", ".", "--resolve-missing")
+    assert told["run"]["submitted"]["resolved"] == 1
+    assert told["gate"]["pass"]
+    assert told["findings"][0]["evidence"][0]["content"] == "    eval(y)"
+
+
+def test_only_the_checkout_is_read(job: Job) -> None:
+    checkout = job.folder / "checkout"
+    checkout.mkdir()
+    (job.folder / "secret.py").write_text("password\n")
+    (checkout / "link.py").symlink_to(job.folder / "secret.py")
+    os.mkfifo(checkout / "pipe.py")
+    (checkout / "large.py").write_text("password\n" * 700_000)
+    outside = (
+        "../secret.py",
+        str(job.folder / "secret.py"),
+        f"file://{job.folder}/secret.py",
+        "link.py",
+        "pipe.py",
+        "large.py",
+    )
+    told = job.judge(job.write("a.sarif", *(bare(file, 1) for file in outside)), "--source", "checkout")
+    assert len(told["findings"]) == len(outside)
+    assert "password" not in json.dumps(told)
+
+
+def test_lines_of_code_are_few_and_what_is_there_stays(job: Job) -> None:
+    (job.folder / "app.py").write_text("\n".join(f"line {number}" for number in range(1, 100)))
+    whole = bare("app.py", 1)
+    whole["locations"][0]["physicalLocation"]["region"]["endLine"] = 90
+    job.scan(job.write("a.sarif", whole, result("as it is", file="app.py", line=2)), "--source", ".", code=1)
+    evidence = {title: task["evidence"][0]["content"] for title, task in job.tasks().items()}
+    assert evidence["as it is"] == "as it is"
+    assert evidence["Use of eval"].splitlines() == [f"line {number}" for number in range(1, 21)]
+
+
+def test_a_checkout_may_be_anywhere(tmp_path: Path) -> None:
+    ids = set()
+    for name in ("first", "second place"):
+        job = Job(tmp_path / name)
+        job.folder.mkdir()
+        uri = (job.folder / "src" / "app.js").as_uri()
+        job.scan(job.write("a.sarif", result(file=uri)), code=1)
+        task = job.tasks()["Use of eval"]
+        assert task["extensions"]["file"] == "src/app.js"
+        ids.add(task["externalId"])
+    assert len(ids) == 1
+
+
+def test_a_document_is_otherwise_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("eval(x)\n")
+    sent = document(bare("app.py", 1), 5, {"locations": 7}, properties={"x": [1.0, 10**30, "é"]}) | {"more": None}
+    form = findings_service.SUBMISSION_FORMATS["application/sarif+json"]
+    assert form.with_source
+    got = json.loads(form.with_source(json.dumps(sent).encode(), tmp_path, True))
+    assert got["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["region"].pop("snippet") == {
+        "text": "eval(x)"
+    }
+    assert got == json.loads(json.dumps(sent))
+    assert json.loads(form.with_source(json.dumps(sent).encode(), tmp_path, False)) == json.loads(json.dumps(sent))
+    for strange in (b"{}", b'{"runs": 5}', b'{"runs": [5, null, []]}', b'{"runs": [{"results": {}}]}'):
+        assert json.loads(form.with_source(strange, tmp_path, True)) == json.loads(strange)
+
+
+# ---------------------------------------------------------------------------
+# gate and export
+# ---------------------------------------------------------------------------
+
+
+def test_a_run_is_judged_again_by_another_bar(job: Job) -> None:
+    job.scan(job.write("a.sarif", result()), code=1)
+    run = job.last_run()["id"]
+    assert job.run("gate", run).returncode == 1
+    assert job.run("gate", run, "--fail-on", "critical").returncode == 0
+    told = json.loads(job.run("gate", run, "--format", "json").stdout)
+    assert (told["run"]["id"], told["gate"]["pass"]) == (run, False)
+    assert job.run("gate", run, "--format", "markdown").stdout.startswith("**Not passed**")
+    job.scan("a.sarif", code=0)
+    again = job.last_run()["id"]
+    assert job.run("gate", again).returncode == 0
+    assert job.run("gate", again, "--only", "all").returncode == 1
+    assert json.loads(job.run("gate", again, "--baseline", run, "--format", "json").stdout)["gate"]["baseline"] == run
+
+
+def test_a_run_that_is_not_completed_never_passes(job: Job) -> None:
+    job.scan(job.write("a.sarif", results=None), code=2)
+    done = job.run("gate", job.last_run()["id"], "--fail-on", "none")
+    assert done.returncode == 1
+    assert "failed" in done.stdout.splitlines()[-1]
+
+
+def test_a_run_that_is_not_there_is_no_verdict(job: Job) -> None:
+    assert_one_line(job.run("gate", "x"), 2, "there is no file findings.db")
+    job.scan(job.write("a.sarif"), code=0)
+    for run in ("x", "", "../tasks", "a b"):
+        assert_one_line(job.run("gate", run), 2)
+    assert_one_line(job.run("gate", job.last_run()["id"], "--baseline", "x"), 2)
+
+
+def test_findings_are_exported_in_every_form(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("one"), result("two", level="note")), code=1)
+    whole = json.loads(job.run("export", "--format", "json").stdout)
+    assert [task["title"] for task in whole] == [task["title"] for task in job.read("tasks")["tasks"]]
+    assert whole[0] == job.read(f"tasks/{whole[0]['id']}")
+    rows = list(csv.DictReader(io.StringIO(job.run("export", "--format", "csv").stdout)))
+    assert [row["title"] for row in rows] == [task["title"] for task in whole]
+    told = json.loads(job.run("export").stdout)
+    assert len(told["runs"][0]["results"]) == 2
+
+
+FILTERS = cases(
+    severity=(("--severity", "low"), {"two"}),
+    several=(("--severity", "low", "--severity", "high"), {"one", "two"}),
+    commas=(("--severity", "low,high"), {"one", "two"}),
+    status=(("--status", "dismissed"), set()),
+    target=(("--target-url", "https://other.example/"), set()),
+    main_line=(("--main-line",), {"one", "two"}),
+    branches=(("--branches-only",), {"three"}),
+    branch=(("--branch", "a,b"), {"one", "three"}),
+    limit=(("--limit", "1"), {"three"}),
+    sort=(("--sort", "createdAt", "--limit", "1"), {"one"}),
+)
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "sarif"])
+@pytest.mark.parametrize(("words", "titles"), FILTERS)
+def test_an_export_has_the_filters_of_the_list(job: Job, words: Sequence[str], titles: set[str], form: str) -> None:
+    job.write("b.sarif", result("two", level="note"))
+    job.scan(job.write("a.sarif", result("one")), "b.sarif", code=1)
+    job.scan(job.write("c.sarif", result("one"), result("three", level="none")), "--branch", "a,b", code=0)
+    out = job.run("export", "--format", form, *words).stdout
+    if form == "csv":
+        found = {row["title"] for row in csv.DictReader(io.StringIO(out))}
+    elif form == "sarif":
+        found = {each["message"]["text"] for run in json.loads(out)["runs"] for each in run["results"]}
+    else:
+        found = {task["title"] for task in json.loads(out)}
+    assert found == titles
+
+
+def test_an_export_option_for_every_filter() -> None:
+    fields = findings_service.ExportQuery.__struct_encode_fields__
+    names = {each.name for each in ci_module.export.params}
+    assert set(fields) - {"after"} <= names
+
+
+def test_a_filter_that_the_service_refuses_ends_with_2(job: Job) -> None:
+    job.scan(job.write("a.sarif"), code=0)
+    assert_one_line(job.run("export", "--severity", "hgh"), 2, "severity", "critical, high")
+    assert_one_line(job.run("export", "--missing-from", "x"), 2)
+    assert_one_line(job.run("export", "--db", "other.db"), 2, "no file other.db")
+    assert not (job.folder / "other.db").exists()
+
+
+PAGED = (
+    sys.executable,
+    "-c",
+    "from findings_adapters import ci; ci.EXPORTED = ci.LISTED = 7; import findings_service; findings_service.main()",
+)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 7, 10, 14, 100])
+def test_pages_are_one_document(job: Job, limit: int | None) -> None:
+    job.scan(job.write("a.sarif", *(result(f"line\r\n{number}, x") for number in range(20))), code=1)
+    words = ("--limit", str(limit)) if limit else ()
+    wanted = min(limit or 20, 20)
+    exports = {
+        form: job.run("export", "--format", form, *words, program=PAGED).stdout for form in ("json", "csv", "sarif")
+    }
+    assert len(json.loads(exports["json"])) == wanted
+    rows = list(csv.DictReader(io.StringIO(exports["csv"], newline="")))
+    assert len({row["id"] for row in rows}) == len(rows) == wanted
+    told = json.loads(exports["sarif"])
+    assert len(told["runs"]) == -(-wanted // 7)
+    assert sum(len(run["results"]) for run in told["runs"]) == wanted
+
+
+def test_nothing_is_a_document_too(job: Job) -> None:
+    job.scan(job.write("a.sarif"), code=0)
+    assert json.loads(job.run("export", "--format", "json").stdout) == []
+    assert json.loads(job.run("export").stdout)["runs"][0]["results"] == []
+    assert len(job.run("export", "--format", "csv").stdout.splitlines()) == 1
+
+
+def test_an_export_into_a_closed_pipe_ends_quietly(job: Job) -> None:
+    job.scan(job.write("a.sarif", *(result(f"finding {number} {'x' * 300}") for number in range(300))), code=1)
+    line, options = job.line("export", "--format", "json")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "[\n"
+        process.stdout.close()
+        assert process.stderr
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+def test_an_export_from_a_url_is_the_same(job: Job, server: Server) -> None:
+    env = {"FINDINGS_URL": url_of(server), "FINDINGS_KEY": server.key}
+    job.scan(job.write("a.sarif", *(result(f"finding {number}") for number in range(20))), code=1, **env)
+    for form in ("json", "csv", "sarif"):
+        there = job.run("export", "--format", form, program=PAGED, **env)
+        here = job.run("export", "--format", form, "--db", str(server.db), program=PAGED)
+        assert (there.returncode, there.stdout) == (0, here.stdout)
+
+
+def test_a_room_that_is_absent_is_said_so(job: Job) -> None:
+    program = (
+        "import findings_service as heart; heart.load_rooms()\n"
+        "heart.SUBMISSION_FORMATS.pop('application/sarif+json'); heart.LIST_FORMATS.clear(); heart.main()"
+    )
+    without = (sys.executable, "-c", program)
+    assert_one_line(job.scan(job.write("a.sarif"), program=without), 2, "sarif.py of findings_adapters is not there")
+    job.scan("a.sarif", code=0)
+    for form in ("sarif", "csv"):
+        assert_one_line(job.run("export", "--format", form, program=without), 2, "sarif.py of findings_adapters")
+    assert job.run("export", "--format", "json", program=without).stdout == "[\n]\n"
+
+
+# ---------------------------------------------------------------------------
+# A night of the main line and pull requests
+# ---------------------------------------------------------------------------
+
+
+def test_a_night_of_main_line_and_pull_requests(job: Job) -> None:
+    base = [result(f"finding {number}", level="error" if number % 2 else "warning") for number in range(20)]
+    nightly = ("--branch", "", "--target", TARGET, "--resolve-missing", "--fail-on", "high")
+    job.scan(job.write("main.sarif", *base), *nightly, code=1)
+    job.triage("finding 1", "dismissed")
+    before = job.tasks()
+    job.write("one.sarif", *base[:6], result("from one"))  # it looked at a part, and brings one
+    job.write("two.sarif", result("from two", level="note"), *(item | {"level": "error"} for item in base[10:]))
+    verdicts: dict[str, list[Any]] = {}
+    for name in ("one", "two", "one", "two"):
+        branch = ("--branch", f"feature/{name}", "--target", TARGET, "--resolve-missing")
+        told = job.judge(f"{name}.sarif", *branch)
+        verdicts.setdefault(name, []).append(
+            {key: told["gate"][key] for key in ("pass", "reported", "offendersTotal", "ignored", "missing")}
+        )
+    assert verdicts["one"][0] == verdicts["one"][1]
+    assert verdicts["two"][0] == verdicts["two"][1]
+    assert not verdicts["one"][0]["pass"]
+    assert verdicts["two"][0]["pass"]
+    after = job.tasks()
+    assert {title: after[title] for title in before} == before
+    assert {after["from one"]["branch"], after["from two"]["branch"]} == {"feature/one", "feature/two"}
+    told = job.judge("main.sarif", *nightly)
+    assert told["run"]["submitted"] == {"created": 0, "updated": 0, "reopened": 0, "unchanged": 20, "resolved": 0}
+    assert told["gate"]["pass"]
+    merged = job.judge(job.write("main.sarif", *base, result("from one")), *nightly)
+    assert merged["run"]["submitted"]["updated"] == 1
+    assert job.tasks()["from one"]["branch"] is None
+    assert job.run("check").returncode == 0
