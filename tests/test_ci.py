@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from test_client import Fake, busy, fake
 
 import findings_service
@@ -51,6 +53,11 @@ def document(*results: Any, **run: Any) -> dict[str, Any]:
     return {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "demo"}}, "results": results} | run]}
 
 
+def bare_environment() -> dict[str, str]:
+    """Return our environment without the variables of any platform, and without settings."""
+    return {name: value for name, value in os.environ.items() if not PLATFORM.match(name)}
+
+
 @dataclass
 class Job:
     """A folder in which commands run, without any variables of the machine's platform or settings."""
@@ -64,8 +71,11 @@ class Job:
 
     def line(self, *words: str, program: Sequence[str] = PROGRAM, **env: str) -> tuple[list[str], dict[str, Any]]:
         """Return how to start a command."""
-        kept = {name: value for name, value in os.environ.items() if not PLATFORM.match(name)}
-        options = {"cwd": self.folder, "env": {**kept, "PYTHONPATH": str(HERE), **env}, "encoding": "utf-8"}
+        options = {
+            "cwd": self.folder,
+            "env": {**bare_environment(), "PYTHONPATH": str(HERE), **env},
+            "encoding": "utf-8",
+        }
         return [*program, *words], options
 
     def run(self, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -1044,3 +1054,215 @@ def test_a_night_of_main_line_and_pull_requests(job: Job) -> None:
     assert merged["run"]["submitted"]["updated"] == 1
     assert job.tasks()["from one"]["branch"] is None
     assert job.run("check").returncode == 0
+
+
+# ---------------------------------------------------------------------------
+# The workflows of docs/ci.md, as far as they are shell
+# ---------------------------------------------------------------------------
+
+PAGE = HERE / "docs" / "ci.md"
+LEGACY = """import hashlib
+import subprocess
+
+
+def fingerprint(text):
+    return hashlib.md5(text.encode()).hexdigest()
+
+
+def restart(name):
+    return subprocess.run("systemctl restart " + name, shell=True)
+"""
+BROUGHT = """
+
+def greet(name):
+    return subprocess.run("echo hello " + name, shell=True)
+"""
+
+
+def on_the_page(name: str) -> dict[str, Any]:
+    """Return the YAML of the page that begins with the name of a file."""
+    blocks = re.findall(r"^```yaml\n# (\S+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return yaml.safe_load(dict(blocks)[name])
+
+
+@dataclass
+class Pipeline:
+    """A machine that runs jobs: a checkout, a cache, and the programs that the jobs install."""
+
+    checkout: Path
+    cache: Path
+    programs: Path
+    settings: dict[str, str]
+
+    def shell(self, script: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run shell as the platforms do: it ends with the first command that fails."""
+        path = os.pathsep.join([str(self.programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+        return subprocess.run(
+            ["bash", "-e", "-c", script],
+            cwd=self.checkout,
+            env={**bare_environment(), "PATH": path, "PYTHONPATH": str(HERE), **env},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def github(self, name: str, event: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Do the steps of a workflow, and return what the last command did."""
+        known = self.settings | {"github.event_name": event, "inputs.fail-on || 'high'": more.pop("fail_on", "high")}
+        payload = self.checkout.parent / "event.json"
+        payload.write_text(json.dumps({"repository": {"default_branch": "main", "full_name": "us/shop"}}), "utf-8")
+        env = {
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_EVENT_NAME": event,
+            "GITHUB_EVENT_PATH": str(payload),
+            "GITHUB_REF_NAME": "main",
+            "GITHUB_REF_TYPE": "branch",
+            "GITHUB_REPOSITORY": "us/shop",
+            "GITHUB_SERVER_URL": "https://github.example",
+            "GITHUB_SHA": "0" * 40,
+            "GITHUB_RUN_ID": "7",
+            "GITHUB_ACTOR": "octo",
+            "GITHUB_STEP_SUMMARY": str(self.checkout.parent / "summary.md"),
+        } | more
+        (job,) = on_the_page(name)["jobs"].values()
+        done = None
+        for step in job["steps"]:
+            uses = step.get("uses", "")
+            if uses.startswith("actions/cache/"):
+                self._cache(step, "save" in uses, event)
+            elif "run" in step and (done is None or done.returncode == 0):
+                given = {
+                    key: re.sub(r"\$\{\{ (.+?) \}\}", lambda each: known[each[1]], value)
+                    for key, value in step.get("env", {}).items()
+                }
+                done = self.shell(step["run"], env | given)
+        assert done is not None
+        return done
+
+    def _cache(self, step: dict[str, Any], save: bool, event: str) -> None:
+        assert step["with"]["path"] == "findings.db"
+        here = self.checkout / "findings.db"
+        if not save:
+            here.unlink(missing_ok=True)
+            if self.cache.exists():
+                shutil.copy(self.cache, here)
+        elif step["if"] == "always() && github.event_name != 'pull_request'" and event != "pull_request":
+            shutil.copy(here, self.cache)
+
+    def gitlab(self, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Do the script of a job, with the variables of the first rule that fits."""
+        job = on_the_page(name)["findings"]
+        merge_request = "CI_MERGE_REQUEST_IID" in variables
+        rule = job["rules"][0 if merge_request else 1]
+        assert ("merge_request_event" in rule["if"]) == merge_request
+        chosen = job.get("variables", {}) | rule.get("variables", {})
+        here = self.checkout / "findings.db"
+        here.unlink(missing_ok=True)
+        if "cache" in job and self.cache.exists():
+            shutil.copy(self.cache, here)
+        env = {
+            "GITLAB_CI": "true",
+            "CI_DEFAULT_BRANCH": "main",
+            "CI_PROJECT_ID": "1",
+            "CI_PROJECT_URL": "https://gitlab.example/us/shop",
+            "CI_COMMIT_SHA": "0" * 40,
+            "CI_PIPELINE_URL": "https://gitlab.example/us/shop/-/pipelines/7",
+            "GITLAB_USER_LOGIN": "octo",
+        }
+        env |= chosen | variables | self.settings
+        done = self.shell("\n".join(job["script"]), env)
+        if "cache" in job and chosen["CACHE_POLICY"] == "pull-push":
+            assert job["cache"]["when"] == "always"
+            shutil.copy(here, self.cache)
+        return done
+
+    def write(self, text: str) -> None:
+        """Change the code."""
+        (self.checkout / "login.py").write_text(text, "utf-8")
+
+    def known(self) -> list[tuple[Any, ...]]:
+        """Return what the main line's cache knows: what, and how often it was seen and decided on."""
+        with Service(Local(str(self.cache))) as service:
+            listed = service.request("GET", "tasks?mainLine=true").read(dict)["tasks"]
+        fields = ("id", "title", "status", "timesSeen", "lastRunId", "updatedAt", "branch")
+        return sorted(tuple(each[name] for name in fields) for each in listed)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    """A checkout of old code with two findings of high severity, where nothing is installed but what is here."""
+    for program in ("ruff", "bandit"):
+        if not shutil.which(program, path=str(Path(sys.executable).parent)):
+            pytest.skip(f"{program} is not installed here")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, line in (("pip", ""), ("findings-service", f'exec "{sys.executable}" -m findings_service "$@"')):
+        (programs / name).write_text(f"#!/bin/bash\n{line}\n", "utf-8")
+        (programs / name).chmod(0o755)
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (checkout / "ruff.toml").write_text('lint.select = ["S"]\n', "utf-8")
+    made = Pipeline(checkout, tmp_path / "cache.db", programs, {})
+    made.write(LEGACY)
+    return made
+
+
+PULL_REQUEST = {"GITHUB_REF_NAME": "5/merge", "GITHUB_HEAD_REF": "greet", "GITHUB_BASE_REF": "main"}
+MERGE_REQUEST = {
+    "CI_MERGE_REQUEST_IID": "5",
+    "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "greet",
+    "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1",
+}
+
+
+def test_the_workflow_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pipeline) -> None:
+    workflow = ".github/workflows/findings.yml"
+    assert pipeline.github(workflow, "push").returncode == 1
+    pipeline.cache.unlink()
+    first = pipeline.github(workflow, "workflow_dispatch", fail_on="none")
+    assert first.returncode == 0, first.stderr
+    second = pipeline.github(workflow, "push")
+    assert second.returncode == 0, second.stdout
+    before = pipeline.known()
+    pipeline.write("# a line more\n" + LEGACY + BROUGHT)
+    verdicts = [pipeline.github(workflow, "pull_request", **PULL_REQUEST) for _ in range(2)]
+    assert [each.returncode for each in verdicts] == [1, 1]
+    assert verdicts[0].stdout == verdicts[1].stdout
+    assert "::error file=login.py,line=15" in verdicts[0].stdout
+    assert "login.py\\:15" in (pipeline.checkout.parent / "summary.md").read_text("utf-8")
+    pipeline.write("")
+    fixing = pipeline.github(workflow, "pull_request", **PULL_REQUEST)
+    assert fixing.returncode == 0, fixing.stdout
+    assert pipeline.known() == before
+    pipeline.write(LEGACY)
+    assert pipeline.github(workflow, "schedule").returncode == 0
+    assert [each[:3] for each in pipeline.known()] == [each[:3] for each in before]
+
+
+def test_the_job_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pipeline) -> None:
+    main = {"CI_COMMIT_BRANCH": "main"}
+    assert pipeline.gitlab(".gitlab-ci.yml", **main, FAIL_ON="none").returncode == 0
+    assert pipeline.gitlab(".gitlab-ci.yml", **main).returncode == 0
+    before = pipeline.known()
+    pipeline.write(LEGACY + BROUGHT)
+    verdicts = [pipeline.gitlab(".gitlab-ci.yml", **MERGE_REQUEST) for _ in range(2)]
+    assert [each.returncode for each in verdicts] == [1, 1]
+    assert verdicts[0].stdout == verdicts[1].stdout
+    assert pipeline.known() == before
+    assert pipeline.gitlab(".gitlab-ci.yml", **main).returncode == 1
+    assert pipeline.gitlab(".gitlab-ci.yml", **main).returncode == 0
+
+
+def test_with_a_server_jobs_need_no_cache(pipeline: Pipeline, server: Server) -> None:
+    key = {"FINDINGS_URL": f"http://127.0.0.1:{server.port}", "FINDINGS_KEY": server.key}
+    pipeline.settings = {"vars.FINDINGS_URL": key["FINDINGS_URL"], "secrets.FINDINGS_KEY": key["FINDINGS_KEY"]}
+    workflow = "server/.github/workflows/findings.yml"
+    assert pipeline.github(workflow, "push").returncode == 1
+    assert pipeline.github(workflow, "push").returncode == 0
+    pipeline.settings, gitlab = key, "server/.gitlab-ci.yml"
+    assert pipeline.gitlab(gitlab, CI_COMMIT_BRANCH="main").returncode == 1
+    assert pipeline.gitlab(gitlab, CI_COMMIT_BRANCH="main").returncode == 0
+    pipeline.write(LEGACY + BROUGHT)
+    assert [pipeline.gitlab(gitlab, **MERGE_REQUEST).returncode for _ in range(2)] == [1, 1]
+    assert not (pipeline.checkout / "findings.db").exists()

@@ -178,7 +178,12 @@ CWE = {"name": "CWE", "guid": "c", "taxa": [{"id": "79"}]}
 
 def extension(*rules: Any) -> dict[str, Any]:
     """Return a tool whose rules are in a plug-in."""
-    return {"tool": {"driver": {"name": "CodeQL"}, "extensions": [{"name": "other"}, {"name": "pack", "rules": list(rules)}]}}
+    return {
+        "tool": {
+            "driver": {"name": "CodeQL"},
+            "extensions": [{"name": "other"}, {"name": "pack", "rules": list(rules)}],
+        }
+    }
 
 
 WILD = cases(
