@@ -2777,37 +2777,34 @@ def count(
         connection.counting[client_id, each, status, severity, int(identified)] += n
 
 
-BRANCHES = " branches"  # ends the name of what is not of the main line
+# What ends the name of a scope comes last, because the name of a branch may have spaces.
+BRANCHES = " branches"  # what is not of the main line
 
 
 def of_branch(name: str) -> str:
-    """End the name of what is of one branch."""
+    """End the name of a scope of one branch."""
     return f" branch:{name}"
 
 
-def scope(kind: str, project_type: str | None = None, target_url: str | None = None, line: str = "") -> str:
-    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both; and of a line.
-
-    That comes last, because the name of a branch may have spaces.
-    """
+def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
+    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both."""
     by_type = f" type:{project_type}" if project_type is not None else ""
     by_target = f" target:{target_url}" if target_url is not None else ""
-    return kind + by_type + by_target + line
+    return kind + by_type + by_target
 
 
 def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
     """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
-    lines = ("",) if branch == MAIN_LINE else ("", BRANCHES) if kind == "tasks" else ("", BRANCHES, of_branch(branch))
-    return tuple(
-        name
-        for line in lines
-        for name in (
-            scope(kind, None, None, line),
-            scope(kind, project_type, None, line),
-            scope(kind, None, target_url, line),
-            scope(kind, project_type, target_url, line),
-        )
+    places = (
+        scope(kind),
+        scope(kind, project_type),
+        scope(kind, None, target_url),
+        scope(kind, project_type, target_url),
     )
+    if branch == MAIN_LINE:
+        return places
+    lines = ("", BRANCHES, of_branch(branch)) if kind == "runs" else ("", BRANCHES)
+    return tuple(place + line for line in lines for place in places)
 
 
 def count_changes(connection: Connection, client_id: str, project_type: str, target_url: str, n: int) -> None:
@@ -2885,22 +2882,31 @@ def select_cells(
     connection: Connection, client_id: str, table: str, wanted: Filter, identified: Sequence[int] = (0, 1)
 ) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
-    labels: dict[str, str | None] = {}
-    branches: set[str] = set()
-    for name in wanted.types or (None,):
-        if wanted.names is None:
-            branches.add(of_branches := scope(table, name, wanted.target_url, BRANCHES))
-            labels |= {scope(table, name, wanted.target_url): name, of_branches: name}
-        for branch in wanted.names or ():
-            branches.add(of_one := scope(table, name, wanted.target_url, of_branch(branch)))
-            labels[of_one] = branch if name is None else name
-    cells = Counter[Cell]()
-    for name, status, severity, has_id, n in select_counts(connection, client_id, list(labels)):
+    labelled = label_scopes(table, wanted)
+    cells: dict[Cell, int] = {}
+    for name, status, severity, has_id, n in select_counts(connection, client_id, list(labelled)):
         if has_id in identified:
-            cells[labels[name], name not in branches, status, severity] += n
-            if name in branches and wanted.names is None:  # the other counters are of both lines
-                cells[labels[name], True, status, severity] -= n
-    return {cell: n for cell, n in cells.items() if n and wanted.accepts(*cell[1:])}
+            label, shares = labelled[name]
+            for main_line, sign in shares:
+                cell = (label, main_line, status, severity)
+                cells[cell] = cells.get(cell, 0) + sign * n
+    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1], cell[2], cell[3])}
+
+
+Shares = tuple[tuple[bool, int], ...]  # what a counter adds to the main line, and to what is not of it
+SHARES: tuple[tuple[str, Shares], ...] = (("", ((True, 1),)), (BRANCHES, ((True, -1), (False, 1))))
+
+
+def label_scopes(table: str, wanted: Filter) -> dict[str, tuple[str | None, Shares]]:
+    """Name the scopes that add up to what a filter leaves, each with the label and the shares of its counters."""
+    places = [(scope(table, name, wanted.target_url), name) for name in wanted.types or (None,)]
+    if wanted.names is None:
+        return {place + line: (name, shares) for place, name in places for line, shares in SHARES}
+    return {
+        place + of_branch(branch): (branch if name is None else name, ((False, 1),))
+        for place, name in places
+        for branch in wanted.names
+    }
 
 
 class Arm(Struct, frozen=True, gc=False):
@@ -3108,7 +3114,8 @@ def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "proj
     arms = []
     for label, main_line, status, severity in cells:
         arm = start if label is None else start.where(f"{table}.{column} = ?", label)
-        arm = arm.where(f"{table}.branch {'=' if main_line else '<>'} ''").where(f"{table}.status = ?", status)
+        line = f"{table}.branch {'=' if main_line else '<>'} ''"  # as the indexes have it
+        arm = arm.where(f"{line} AND {table}.status = ?", status)
         arms.append(arm.where(f"{table}.severity = ?", severity) if severity else arm)
     return tuple(arms)
 
@@ -4201,17 +4208,14 @@ class StoredFinding(Struct, frozen=True, gc=False):
     details: tuple[str | None, ...]
     seen_by_run: bool
 
-    def changed(self, report: Report, run: RunKey) -> list[str]:
-        """Name the fields that the report of a run changes, as the API calls them."""
-        return self._rewritten(report) + (["branch"] if self._branch_after(run) != self.state.branch else [])
-
-    def _branch_after(self, run: RunKey) -> str:
+    def branch_after(self, run: RunKey) -> str:
         """Return the branch that the finding is of after a report: the main line takes over what it reports."""
         return MAIN_LINE if run.branch == MAIN_LINE else self.state.branch
 
-    def _rewritten(self, report: Report) -> list[str]:
-        """Name the fields of the agent's that the report changes."""
-        if (self.title, self.state.severity, self.details) == (report.title, report.severity, report.details):
+    def changed(self, report: Report, branch: str) -> list[str]:
+        """Name the fields that the report, and the branch behind it, change, as the API calls them."""
+        before = (self.title, self.state.severity, self.details, self.state.branch)
+        if before == (report.title, report.severity, report.details, branch):
             return []
         fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
         # Left out, extensions are {}: only they are stored as they were sent.
@@ -4219,13 +4223,13 @@ class StoredFinding(Struct, frozen=True, gc=False):
         same = (same_json(one or empty, other or empty) for empty, one, other in pairs)
         fields += [("description", self.details[0] == report.description)]
         fields += zip(("evidence", "remediation", "successCriteria", "extensions"), same, strict=True)
+        fields += [("branch", self.state.branch == branch)]
         return [name for name, equal in fields if not equal]
 
-    def next_state(self, report: Report, run: RunKey) -> State:
+    def next_state(self, report: Report, branch: str) -> State:
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
         status = "open" if reopens else self.state.status
-        branch = self._branch_after(run)
         if (status, report.severity, branch) == self.state.cell:
             return self.state
         return msgspec.structs.replace(self.state, status=status, severity=report.severity, branch=branch)
@@ -4233,7 +4237,6 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.project_type, tasks.target_url,
     tasks.branch, tasks.external_id IS NOT NULL"""
-STATE_SIZE = len(State.__struct_fields__)
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
@@ -4273,8 +4276,8 @@ def select_findings(
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
         for row in rows:
-            state, (external_id, title, *details, seen_by_run) = State(*row[:STATE_SIZE]), row[STATE_SIZE:]
-            findings[external_id] = StoredFinding(state, external_id, title, tuple(details), bool(seen_by_run))
+            state, external_id = State(*row[:8]), row[8]
+            findings[external_id] = StoredFinding(state, external_id, row[9], row[10:15], bool(row[15]))
     return findings
 
 
@@ -4404,6 +4407,11 @@ class RepeatedReport(Struct, frozen=True, gc=False):
     changed: list[str]
     state: State
 
+    @classmethod
+    def of(cls, finding: StoredFinding, report: Report, branch: str) -> RepeatedReport:
+        """Return what a report comes to, behind which the finding is of a branch."""
+        return cls(finding, report, finding.changed(report, branch), finding.next_state(report, branch))
+
     @property
     def result(self) -> Literal["updated", "reopened", "unchanged"]:
         """What the report did."""
@@ -4476,9 +4484,9 @@ def store_reports(
     """
     findings = select_findings(connection, who.client_id, run, sorted(key for key in reports if isinstance(key, str)))
     new = {key: report for key, report in reports.items() if key not in findings}
-    on_main_line = {key: each for key, each in findings.items() if each.state.branch == MAIN_LINE != run.branch}
+    on_main_line = {key: each for key, each in findings.items() if run.branch and not each.state.branch}
     repeated = {
-        key: RepeatedReport(each, reports[key], each.changed(reports[key], run), each.next_state(reports[key], run))
+        key: RepeatedReport.of(each, reports[key], each.branch_after(run))
         for key, each in findings.items()
         if key not in on_main_line
     }
