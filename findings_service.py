@@ -5246,10 +5246,13 @@ def require_size(tasks: Sequence[Any], settings: Settings) -> None:
         raise ValidationFailed([Problem(detail, "/tasks")])
 
 
-def task_of(problem: Problem) -> int:
-    """Return the place of the task that a problem is about, -1 for the whole body."""
-    match = regex.match(r"/tasks/(\d+)", problem.pointer or "")
-    return int(match[1]) if match else -1
+TASK_PLACE = regex.compile(r"/tasks/(\d+)|/runs/(\d+)/results/(\d+)")  # in a batch, and in SARIF
+
+
+def task_of(problem: Problem) -> tuple[int, ...]:
+    """Return the place of the task that a problem is about, an empty one for the whole body."""
+    match = TASK_PLACE.match(problem.pointer or "")
+    return tuple(int(number) for number in match.groups() if number) if match else ()
 
 
 def every_task_first(problems: Iterable[Problem]) -> list[Problem]:

@@ -512,7 +512,7 @@ class Reading:
 
 KEPT = 4096  # paths or rules that are looked up once
 CHAIN = 32  # bases that stand on each other
-ROOTS = (OURS, "%SRCROOT%")  # the bases that are taken before others where a path is below several
+ROOT = "%SRCROOT%"  # the base that is taken before others where a path is below several
 DRIVE = re.compile(r"/?([A-Za-z]:(?:/.*)?)", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one is a drive
 ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")
@@ -557,11 +557,10 @@ class Paths:
 
     def _roots(self, invocations: Iterable[Invocation]) -> Iterator[str]:
         """Give the absolute paths that tell only where a scan was done, the likeliest first."""
-        named = [self.above[name] for name in ROOTS if name in self.above]
-        others = sorted(self.above.values(), key=len, reverse=True)
+        bases = sorted(self.above.values(), key=len, reverse=True)
         directories = [item.working_directory for item in invocations if item.working_directory]
         called_from = [path_of_uri((each.uri or "")[:PATH_LENGTH]) for each in directories]
-        for path in (*named, *others, *called_from):
+        for path in (self.above.get(ROOT, ""), *bases, *called_from):
             if is_absolute(path):
                 yield f"{path.rstrip('/')}/"
 
@@ -1238,7 +1237,7 @@ def with_source(document: bytes, folder: Path, lines: bool = True) -> bytes:
             run = edited(run, place, checkout.relative)
         return with_snippets(run, checkout) if lines else run
 
-    return bytes(edited(Raw(document), ("runs", EACH), prepare))
+    return bytes(edited(Raw(document.removeprefix(codecs.BOM_UTF8)), ("runs", EACH), prepare))
 
 
 def with_snippets(raw: Raw, checkout: Checkout) -> Raw:

@@ -130,6 +130,14 @@ def results_of(document: bytes) -> list[dict[str, Any]]:
     return sorted(results, key=lambda each: (each.get("fingerprints", {}).get(OURS, ""), each["message"]["text"]))
 
 
+def stored_task(number: int) -> heart.Task:
+    """Return a task as the store gives it, its arrays and extensions unread."""
+    bulk: Any = {name: msgspec.Raw(b"[]") for name in ("evidence", "remediation", "success_criteria")}
+    bulk |= {"description": None, "extensions": msgspec.Raw(b"{}")}
+    head: Any = {name: "x" for name in heart.TaskHead.__struct_fields__ if name not in bulk}
+    return heart.Task(**head | {"severity": "low", "status": "open", "external_id": f"{number}"}, **bulk)
+
+
 def parse(document: Any, **settings: Any) -> heart.Parsed:
     return sarif.parse(bytes_of(document), heart.Settings(**settings))
 
@@ -640,6 +648,13 @@ def test_every_bad_result_is_told(client: Client, run: str) -> None:
     assert pointers == {f"/runs/0/results/{place}/{name}" for place in (0, 2) for name in ("level", "message")}
 
 
+def test_of_many_problems_each_bad_result_is_told_first(client: Client, run: str) -> None:
+    worst = result(locations=[at("a.py", "x")] * 120)  # type: ignore[arg-type]
+    pointer = "/runs/1/results/1/level"
+    document = log_of(run_of(worst), run_of(result(), result(level=5)))
+    assert_problem(send(client, run, document), 422, "validation_failed", pointer)
+
+
 def test_one_bad_result_and_nothing_is_stored(client: Client, run: str) -> None:
     assert send(client, run, log_with(result(), result(level=5))).status_code == 422
     assert client.read("tasks")["total"] == 0
@@ -857,6 +872,12 @@ def test_a_dismissed_finding_is_suppressed_with_what_was_said_last(client: Clien
     assert suppressions == [[accepted | {"justification": "a test, not shipped"}], [accepted]]
 
 
+@pytest.mark.parametrize(("known", "state"), [(True, "unchanged"), (False, "new"), (None, None)])
+def test_what_a_baseline_knows_is_told(known: bool | None, state: str | None) -> None:
+    (exported,) = results_of(b"".join(sarif.write_sarif(iter([heart.ListedTask(stored_task(1), known=known)]))))
+    assert exported.get("baselineState") == state
+
+
 def test_many_rules_are_written_without_being_held_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sarif, "DESCRIBED_RULES", 2)
     bring(client, log_with(*(result(ruleId=f"R{number}") for number in range(3))))
@@ -927,7 +948,7 @@ def test_a_result_without_a_snippet_gets_its_line_from_a_checkout(tmp_path: Path
         result(locations=[at("a.py", 9)]),
         result(locations=[at("none.py", 1)]),
     ]
-    document = sarif.with_source(bytes_of(log_with(*results)), folder)
+    document = sarif.with_source(b"\xef\xbb\xbf" + bytes_of(log_with(*results)), folder)
     assert snippets_of(document) == ["two", "one", "its own", None, None]
     paths = [msgspec.json.decode(report.extensions or "")["file"] for report in parse(document).reports]
     assert paths == ["a.py", "a.py", "a.py", "a.py", "none.py"]
@@ -1272,10 +1293,7 @@ def test_a_long_list_is_written_as_it_is_read() -> None:
     def listed() -> Iterator[heart.ListedTask]:
         for number in range(1000):
             shown.append(number)
-            bulk = (None, msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), msgspec.Raw(b"[]"), msgspec.Raw(b"{}"))
-            times = ("2026-01-01T00:00:00.000Z",) * 3
-            head = ("id", "run", "run", "web", None, None, f"{number}", "x", "low", "open", *times, 1)
-            yield heart.ListedTask(heart.Task(*head, *bulk))
+            yield heart.ListedTask(stored_task(number))
 
     for write in (sarif.write_sarif, sarif.write_csv):
         shown.clear()
