@@ -1104,7 +1104,7 @@ def raw_log(results: str = "[]", driver: str = "", more: str = "") -> bytes:
 MIB = 1024 * 1024
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "empty_results": lambda: raw_log(many("{}", 5 * MIB)),
-    "many_results": lambda: raw_log(many("{}", 520_000)),
+    "many_results": lambda: raw_log(many("{}", 200_000)),
     "brackets": lambda: b"[" * (64 * MIB),
     "brackets_unread": lambda: raw_log(more=',"x":' + "[" * MIB),
     "nested_unread": lambda: raw_log(more=',"x":' + "[" * 300 + "]" * 300),
@@ -1141,7 +1141,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         f',"rules":[{{"messageStrings":{{"m":{{"text":"{"h" * MIB}"}}}}}}]',
     ),
     "tags_said_often": lambda: raw_log(
-        many('{"ruleIndex":0}', 500_000), ',"rules":[{"properties":{"tags":' + many(f'"{"t" * 200}"', 40) + "}}]"
+        many('{"ruleIndex":0}', 100_000),
+        ',"rules":[{"properties":{"tags":[' + ",".join(f'"{number:0200}"' for number in range(40)) + "]}}]",
     ),
     "many_overrides": lambda: raw_log(
         more=',"invocations":[{"ruleConfigurationOverrides":'
