@@ -878,6 +878,14 @@ def test_what_a_baseline_knows_is_told(known: bool | None, state: str | None) ->
     assert exported.get("baselineState") == state
 
 
+def test_what_the_baseline_did_not_have_is_new_in_a_list_of_one_run(client: Client) -> None:
+    bring(client, log_with(result()))
+    run = bring(client, log_with(result(), result(ruleId="R2")))["runId"]
+    states = {each["rule"]["id"]: each["baselineState"] for each in results_of(export(client, runId=run))}
+    assert states == {"R1": "unchanged", "R2": "new"}
+    assert not any("baselineState" in each for each in results_of(export(client)))
+
+
 def test_many_rules_are_written_without_being_held_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sarif, "DESCRIBED_RULES", 2)
     bring(client, log_with(*(result(ruleId=f"R{number}") for number in range(3))))
