@@ -1061,25 +1061,30 @@ def in_ecma(schema: Any) -> Any:
 # Rooms: what ties the service to something outside, a file each in the folder findings_adapters beside this one
 # ---------------------------------------------------------------------------
 
-# What there is, and the commands that each brings. The service works without them, and says what is absent.
+# What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
+# first application. The service works without them, and says what is absent.
 ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gate")}
 
 
 @cache
-def load_rooms() -> Collection[str]:
-    """Load the rooms, which add to what this module can do, and return the names of those that are not there."""
-    if __name__ == "__main__":  # they import this module by its name
+def load_room(name: str) -> bool:
+    """Load a room, which adds to what this module can do, and tell whether it is there."""
+    if __name__ == "__main__":  # rooms import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
-    folder = Path(__file__).resolve().parent / "findings_adapters"
-    there = [name for name in ROOMS if (folder / f"{name}.py").exists()]
-    for name in there:
+    there = (Path(__file__).resolve().parent / "findings_adapters" / f"{name}.py").exists()
+    if there:
         importlib.import_module(f"findings_adapters.{name}")
-    return ROOMS.keys() - there
+    return there
+
+
+def load_rooms() -> Sequence[str]:
+    """Load the rooms that applications have, and return the names of those that are absent."""
+    return [name for name, commands in ROOMS.items() if not commands and not load_room(name)]
 
 
 def what_is_absent() -> str:
     """Return a sentence on rooms that are absent, to stand behind another one; nothing where all are there."""
-    names = ", ".join(f"{name}.py" for name in sorted(load_rooms()))
+    names = ", ".join(f"{name}.py" for name in load_rooms())
     return f" {names} of findings_adapters, which may add to that, is not beside findings_service.py." if names else ""
 
 
@@ -7228,14 +7233,15 @@ class MainGroup(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        load_rooms()
+        for room, commands in ROOMS.items():
+            if commands:
+                load_room(room)
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command. :raises click.UsageError: for one of a room that is absent."""
-        absent = load_rooms()
         for room, commands in ROOMS.items():
-            if cmd_name in commands and room in absent:
+            if cmd_name in commands and not load_room(room):
                 ctx.fail(f"`{cmd_name}` is a command of findings_adapters/{room}.py, which is not there")
         return super().get_command(ctx, cmd_name)
 

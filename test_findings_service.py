@@ -5496,8 +5496,8 @@ def commands(group: click.Command, prefix: str = "findings-service") -> Iterator
     if not isinstance(group, click.Group):
         yield prefix, group
         return
-    for name, child in group.commands.items():
-        yield from commands(child, f"{prefix} {name}")
+    for name in group.list_commands(click.Context(group)):
+        yield from commands(group.commands[name], f"{prefix} {name}")
 
 
 COMMANDS = list(commands(findings_service.main))

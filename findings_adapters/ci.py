@@ -742,6 +742,7 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     :param source: the checkout; without it none of its files are read, and it is the current folder.
     :raises BadInput: when one cannot be used.
     """
+    heart.load_rooms()
     form = heart.SUBMISSION_FORMATS.get(SARIF)
     if form is None or form.with_source is None:
         raise BadInput("SARIF cannot be read: sarif.py of findings_adapters is not there")
