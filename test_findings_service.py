@@ -8111,6 +8111,8 @@ def test_a_parameter_may_be_anything(besieged: Server, path: str) -> None:
         "projectType",
         "targetUrl",
         "missingFrom",
+        "mainLine",
+        "branch",
         "sort",
         "x",
     )
