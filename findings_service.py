@@ -4619,8 +4619,9 @@ AUDITS = {
             SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
     "task {} was seen by more runs than it says": """
         SELECT tasks.id FROM tasks WHERE times_seen < (
-            SELECT COUNT(*) FROM sightings
-            WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND counted = 1)""",
+            SELECT COUNT(*) FROM sightings JOIN sightings AS same ON same.client_id = sightings.client_id
+                AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
+            WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1)""",
     "task {} counts as something else in the runs that report it": f"""
         SELECT tasks.id FROM tasks LEFT JOIN task_cells ON task_cells.task_seq = tasks.seq
         WHERE COALESCE(task_cells.cell, '') <> {CELL_SIGN}""",

@@ -6698,6 +6698,12 @@ def test_check_tells_each_fault_and_fails(aged: Path, fault: Any, told: str) -> 
     assert done.stderr.startswith("Error: ")
 
 
+@pytest.mark.parametrize("statement", findings_service.AUDITS.values())
+def test_an_audit_looks_up_each_row_without_reading_all_that_a_client_has(app: flask.Flask, statement: str) -> None:
+    steps = [row[3] for row in reader_of(app).execute(f"EXPLAIN QUERY PLAN {statement}")]
+    assert [step for step in steps if step.endswith("(client_id=?)")] == []
+
+
 def test_check_tells_of_a_sound_database_and_its_versions(aged: Path) -> None:
     done = invoke("check", "--db", str(aged))
     assert (done.exit_code, done.stdout) == (0, "")
@@ -8416,6 +8422,8 @@ def test_a_parameter_may_be_anything(besieged: Server, path: str) -> None:
         "projectType",
         "targetUrl",
         "missingFrom",
+        "mainLine",
+        "branch",
         "sort",
         "x",
     )
