@@ -7358,7 +7358,10 @@ def open_folder() -> Iterator[Path]:
 
 def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
-    program = "import encodings.idna, os, findings_service; os.geteuid() or os.setuid(65534); findings_service.main()"
+    program = (
+        "import encodings.idna, os, findings_service; findings_service.load_rooms()\n"
+        "os.geteuid() or os.setuid(65534); findings_service.main()"
+    )
     line = [sys.executable, "-c", program, *arguments]
     return subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
 
