@@ -467,7 +467,7 @@ def findings_of(service: Service, run: Seen, new: set[str], *, new_first: bool) 
 # ---------------------------------------------------------------------------
 
 COLOURS = {"critical": "magenta", "high": "red", "medium": "yellow", "low": "cyan", "info": "blue"}
-WIDTH = 160  # where nobody knows how wide a line may be
+WIDTH = 160  # of a line that goes to a file or a log
 WIDEST_PLACE = 0.4  # of a line
 CELL = 200  # characters of a cell in markdown: a comment may have 65,536
 IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]")
@@ -584,7 +584,7 @@ def as_json(report: Report) -> bytes:
 def tell(service: Service, report: Report, form: str, only: str) -> None:
     """Write a report in a form. With those for machines, the gate's sentence goes to standard error."""
     if form == "table":
-        width = shutil.get_terminal_size((WIDTH, 0)).columns
+        width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
         write(f"{line}\n" for line in table(report, width, colour=wants_colour(os.environ)))
     elif form == "markdown":
         write(f"{line}\n" for line in markdown(report))

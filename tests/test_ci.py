@@ -707,6 +707,11 @@ def test_a_table_is_as_wide_as_the_terminal(job: Job, columns: int) -> None:
     assert max(map(ci_module.width_of, rows)) <= columns
 
 
+def test_a_log_is_as_wide_everywhere(job: Job) -> None:
+    job.write("a.sarif", result("x" * 300))
+    assert len(job.scan("a.sarif", COLUMNS="40").stdout.splitlines()[0]) == ci_module.WIDTH
+
+
 def test_a_terminal_shows_how_long_it_takes(job: Job) -> None:
     job.write("a.sarif", result())
     assert re.search(r"\r +0 s", on_terminal(job, "scan", "a.sarif"))
