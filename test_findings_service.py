@@ -9596,17 +9596,20 @@ raise SystemExit(1)
 
 @pytest.fixture
 def agent(tmp_path: Path, server: Server) -> Callable[..., subprocess.Popen[str]]:
-    """Start the example agent beside a server, with a stand-in for bandit, on a folder with such files."""
+    """Start the example agent beside a server, with a stand-in for bandit or without it, on a folder with such files."""
     (tmp_path / "lib" / "bandit").mkdir(parents=True)
+    (tmp_path / "lib" / "bandit" / "__init__.py").touch()  # else one that is installed would come before it
     (tmp_path / "lib" / "bandit" / "__main__.py").write_text(BANDIT, "utf-8")
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text("import sys; sys.modules['bandit'] = None\n", "utf-8")
     (tmp_path / "code").mkdir()
 
-    def start(*files: str, folder: str = "code", **env: str) -> subprocess.Popen[str]:
+    def start(*files: str, folder: str = "code", lib: str = "lib", **env: str) -> subprocess.Popen[str]:
         for name in files:
             (tmp_path / "code" / name).touch()
         line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(tmp_path / folder)]
         given = {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"http://127.0.0.1:{server.port}"}
-        given["PYTHONPATH"] = str(tmp_path / "lib")
+        given["PYTHONPATH"] = str(tmp_path / lib)
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         options["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may be under nohup
         return subprocess.Popen(
@@ -9635,7 +9638,7 @@ MISSING = cases(
     bad_key=({"FINDINGS_KEY": "fts_x"}, "unauthorized"),
     service=({"FINDINGS_URL": "http://127.0.0.1:9"}, "There is no service at http://127.0.0.1:9"),
     url=({"FINDINGS_URL": "nowhere"}, "There is no service at nowhere"),
-    bandit=({"PYTHONPATH": ""}, "bandit is not installed"),
+    bandit=({"lib": "without"}, "bandit is not installed"),
     folder=({"folder": "none"}, "There is no folder"),
 )
 
