@@ -6529,6 +6529,7 @@ LONG_WRITE = 0.005  # seconds after which a write under way is a long one
 GIVING_WAY = 0.002  # seconds that a read waits beside a long write
 COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest for as long
 HELD_UP = 0.1  # seconds that one request may hold up the thread that reads, or writes, before it goes on in another
+PIPE_PAUSE = 0.001  # seconds between two looks whether a pipe is read
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
 GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
@@ -6652,6 +6653,53 @@ def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
         if hasattr(parts, "close"):
             parts.close()
     return Answer(begun[0], begun[1], body)
+
+
+@asynccontextmanager
+async def pipe_read_by(reader: Callable[[str], object], folder: Path) -> AsyncIterator[int]:
+    """Give the end to write to of a pipe that somebody opens to read, soon, who is told its name, in a folder.
+
+    :raises BrokenPipeError: when nobody opens it. So does writing to it when nobody reads any more.
+    """
+    name = folder / f".findings-{secrets.token_hex(8)}.pipe"
+    os.mkfifo(name, 0o600)
+    try:
+        reader(str(name))
+        pipe = await open_to_write(name)
+    finally:
+        name.unlink()
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+
+
+async def open_to_write(name: Path) -> int:
+    """Open a pipe as soon as somebody reads it. :raises BrokenPipeError: when nobody does."""
+    for _ in range(int(STALLED / PIPE_PAUSE)):
+        try:
+            return os.open(name, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        await asyncio.sleep(PIPE_PAUSE)
+    os.close(os.open(name, os.O_RDWR | os.O_NONBLOCK))  # nobody who opens it just now waits for a writer
+    raise BrokenPipeError
+
+
+async def write_to(pipe: int, data: bytes) -> None:
+    """Write to a pipe as fast as it is read. :raises BrokenPipeError: when it is not read any more."""
+    loop, rest = asyncio.get_running_loop(), memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(pipe, rest) :]
+        except BlockingIOError:
+            ready = asyncio.Event()
+            loop.add_writer(pipe, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_writer(pipe)
 
 
 def refused(error: Exception) -> Answer:
@@ -6910,13 +6958,20 @@ class FrontDoor:
             log_request(self.settings.log, environ, answer.status, size, time.perf_counter() - began)
 
     async def _send_pieces(self, answer: Answer, protocol: Any) -> int:
-        """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between."""
-        size, transport = 0, protocol.response_stream(answer.status, answer.headers)
+        """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between.
+
+        granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
+        keeps in memory until then: all of a list that a slow client asks for.
+        """
+        size, respond = 0, partial(protocol.response_file, answer.status, answer.headers)
         try:
-            for piece in answer.pieces:
-                await transport.send_bytes(piece)
-                size += len(piece)
-                await asyncio.sleep(0)
+            async with pipe_read_by(respond, Path(self.settings.db).parent) as pipe:
+                for piece in answer.pieces:
+                    await write_to(pipe, piece)
+                    size += len(piece)
+                    await asyncio.sleep(0)
+        except BrokenPipeError:  # the client has gone
+            pass
         finally:
             answer.pieces.close()
         return size

@@ -4802,26 +4802,54 @@ LINES_PROGRAM = (
 )
 
 
-def test_a_real_server_sends_a_list_piece_by_piece(tmp_path: Path) -> None:
+@pytest.fixture
+def lister(tmp_path: Path) -> Iterator[Server]:
+    """A server with 5,000 tasks, ten megabytes, that can list them in lines."""
     line = [sys.executable, "-c", LINES_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
     server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
-    try:
-        run = server.start_run()
-        for first in range(0, 5000, 1000):
-            tasks = [task(title=f"T{n}", description="x" * 2000) for n in range(first, first + 1000)]
-            server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
-        before = memory_of(server)
-        answer = server.request("GET", f"{API}/tasks", Accept="text/lines")
-        assert answer.headers["Transfer-Encoding"] == "chunked"
-        assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [
-            f"T{n}" for n in range(4999, -1, -1)
-        ]
-        assert memory_of(server) < before + 6
-        assert server.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
+    run = server.start_run()
+    for first in range(0, 5000, 1000):
+        tasks = [task(title=f"T{n}", description="x" * 2000) for n in range(first, first + 1000)]
+        server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
+    yield server
+    assert server.stop() == 0
+
+
+def listed_bytes(server: Server, lists: int) -> list[int]:
+    """Return how many bytes of so many lists a server says that it sent, once it does."""
+    deadline = time.monotonic() + 10
+    while True:
         sizes = [json.loads(each)["bytes"] for each in server.heard().splitlines() if '"/api/v1/tasks"' in each]
-        assert sizes == [len(answer.data), 0]
-    finally:
-        assert server.stop() == 0
+        if len(sizes) >= lists or time.monotonic() > deadline:
+            return sizes
+        time.sleep(0.01)
+
+
+def test_a_real_server_sends_a_list_piece_by_piece(lister: Server) -> None:
+    before = memory_of(lister)
+    answer = lister.request("GET", f"{API}/tasks", Accept="text/lines")
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
+    assert memory_of(lister) < before + 6
+    assert lister.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
+    assert listed_bytes(lister, 2) == [len(answer.data), 0]
+
+
+def test_a_list_waits_for_a_client_that_takes_its_time_and_ends_when_that_goes_away(
+    lister: Server, tmp_path: Path
+) -> None:
+    lister.request("GET", f"{API}/tasks", Accept="text/lines")
+    before = memory_of(lister)
+    head = (f"GET {API}/tasks HTTP/1.1", "Host: x", f"Authorization: Bearer {lister.key}", "Accept: text/lines", "", "")
+    with socket.create_connection(("127.0.0.1", lister.port), 5) as slow:
+        slow.sendall("\r\n".join(head).encode())
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        time.sleep(0.5)
+        assert (len(listed_bytes(lister, 1)), list(tmp_path.glob(".*.pipe"))) == (1, [])
+        assert memory_of(lister) < before + 3
+    whole, broken_off = listed_bytes(lister, 2)
+    assert broken_off < whole
+    assert "Traceback" not in lister.heard()
 
 
 def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
