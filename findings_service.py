@@ -71,7 +71,7 @@ try:
     import regex
     from jsonschema import validators
     from msgspec import Meta, Raw, Struct
-    from werkzeug.datastructures import Headers
+    from werkzeug.datastructures import Headers, MIMEAccept
     from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
     from werkzeug.routing import MapAdapter
 except ModuleNotFoundError as missing:
@@ -5732,8 +5732,11 @@ def as_word(value: Any) -> str:
 
 
 def preferred_export() -> ListFormat | None:
-    """Return the form that a request would rather have a list in than in JSON (RFC 9110, 12.5.1), if there is one."""
-    accepted = flask.request.accept_mimetypes
+    """Return the form that a request would rather have a list in than in JSON (RFC 9110, 12.5.1), if there is one.
+
+    No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
+    """
+    accepted = MIMEAccept((value.partition(";")[0], q) for value, q in flask.request.accept_mimetypes)
     return LIST_FORMATS.get(accepted.best_match([JSON_TYPE, *LIST_FORMATS]) or JSON_TYPE)
 
 
@@ -6059,8 +6062,8 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     return call.write_once(submit)
 
 
-def export_end(call: Call) -> tuple[str | None, str | None]:
-    """Return the id of the last task of a list that goes out in another form, and the link to what comes behind it.
+def export_end(call: Call) -> tuple[TaskHead | None, str | None]:
+    """Return the last task of a list that goes out in another form, and the link to what comes behind it.
 
     Neither is there where the list ends by itself.
     """
@@ -6073,13 +6076,22 @@ def export_end(call: Call) -> tuple[str | None, str | None]:
         taken = take(tasks if whole.count(connection) > query.limit else (), 1)
     if not taken.more:
         return None, None
-    return taken.last.id, next_link(call, place_of(query, taken.last))
+    return taken.last, next_link(call, place_of(query, taken.last))
 
 
-def exported(call: Call, form: ListFormat, last_id: str | None) -> Iterator[ListedTask]:
+def is_behind(sort: str, task: TaskHead, other: TaskHead) -> bool:
+    """Tell whether a task comes behind another one in a list."""
+    if sort == "createdAt":
+        return task.id > other.id
+    ranks = (RANKS[task.severity], RANKS[other.severity]) if sort == "severity" else (0, 0)
+    return (ranks[0], task.id) < (ranks[1], other.id)
+
+
+def exported(call: Call, form: ListFormat, last: TaskHead | None) -> Iterator[ListedTask]:
     """Give the tasks of a list up to the last one, a lot at a time: between two lots others read, and write.
 
-    It walks by key, and so has every task once that is there all the while.
+    It walks by key, and so has every task once that is there all the while. Where the link goes on behind the last one,
+    the limit does not count any more: what comes into the list meanwhile would push others out of it.
     """
     query: ExportQuery = call.query
     lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view="full" if form.whole else "default", after=query.after)
@@ -6092,12 +6104,12 @@ def exported(call: Call, form: ListFormat, last_id: str | None) -> Iterator[List
             taken = take_lot(tasks, min(EXPORT_LOT, left))
             listed = select_listed(connection, call.client_id, wanted, taken.items)
         for item in listed:
-            yield item
-            if item.task.id == last_id:
+            if last is not None and is_behind(query.sort, item.task, last):
                 return
+            yield item
         if not taken.more:
             return
-        left -= len(taken.items)
+        left -= len(taken.items) if last is None else 0
         lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
 
 
@@ -6126,9 +6138,10 @@ def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 def export_tasks(call: Call, form: ListFormat) -> flask.Response:
     """Answer a list of tasks in another form, piece by piece."""
-    last_id, link = export_end(call)
-    pieces = in_pieces(form.write(exported(call, form, last_id)))
-    first = next(pieces)  # before the answer begins: it may be refused
+    with listing(call):  # one moment for where it ends and where it begins
+        last, link = export_end(call)
+        pieces = in_pieces(form.write(exported(call, form, last)))
+        first = next(pieces)  # before the answer begins: it may be refused
     headers = Headers({"Content-Type": form.media_type})
     if link:
         headers["Link"] = f'<{link}>; rel="next"'

@@ -4694,7 +4694,9 @@ def exported(client: Client, query: str = "", accept: str = "text/lines", **how:
 ACCEPTED = cases(
     it=("text/lines", True),
     it_rather=("application/json;q=0.9, text/lines", True),
+    it_with_parameters=("text/lines; charset=utf-8", True),
     json_rather=("text/lines;q=0.5, application/json", False),
+    json_with_parameters_rather=("text/lines;q=0.5, application/json; charset=utf-8", False),
     anything=("*/*", False),
     it_or_anything=("text/lines, */*;q=0.1", True),
     a_browser=("text/html, application/xhtml+xml, */*;q=0.8", False),
@@ -4776,6 +4778,41 @@ def test_a_list_that_is_on_its_way_has_each_task_once_while_others_write(client:
     client.submit(run, task(title="changed", externalId="9"))
     found += pieces
     assert b"".join(found).split() == [b"changed" if n == 9 else b"T%02d" % n for n in range(19, 4, -1)]
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+def test_what_comes_into_a_list_on_its_way_pushes_nothing_out_of_it(client: Client, run: str, sort: str) -> None:
+    for n in range(20):
+        client.add(run, title=f"T{n:02}", severity="high" if n < 10 else "low")
+    listed = [each["id"] for each in client.read("tasks", sort=sort, limit=20)["tasks"]]
+    for each in listed[8:11]:
+        client.triage(each, "dismissed")
+    answer = exported(client, f"?status=open&limit=10&sort={sort}", buffered=False)
+    pieces = answer.iter_encoded()
+    next(pieces)
+    for each in listed[8:11]:
+        client.triage(each, "open")
+    client.add(run, title="new", severity="high")
+    found = [title.decode() for title in b"".join(pieces).split()]
+    rest = exported(client, answer.headers["Link"].partition(">")[0].partition("tasks")[2])
+    assert found[-1] == client.read(f"tasks/{listed[12]}")["title"]
+    assert rest.data.split()[0].decode() == client.read(f"tasks/{listed[13]}")["title"]
+
+
+def test_a_list_on_its_way_begins_in_the_moment_that_told_its_end(
+    client: Client, run: str, lines: str, monkeypatch: pytest.MonkeyPatch, make_app: Callable[..., flask.Flask]
+) -> None:
+    other = client_of(make_app(), name="other")
+    client.submit(run, *(task(title=f"T{n}") for n in range(5)))
+
+    def write(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+        other.add(run, title="new")
+        yield from written_lines(tasks)
+
+    form = findings_service.ListFormat(media_type=lines, write=write)
+    monkeypatch.setitem(findings_service.LIST_FORMATS, lines, form)
+    assert exported(client, "?limit=3").data == b"T4\nT3\nT2\n"
 
 
 def breaks(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
