@@ -889,14 +889,13 @@ Repeated = Annotated[tuple[Value, ...], Meta(max_length=100)]
 PageNumber = Annotated[
     int, Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker.")
 ]
-PageLimit = Annotated[int, Meta(ge=1, le=200, description="Items on a page.")]
 
 
 class PageQuery(Request):
     """Which page of a list: counted from its start, or from behind a place in it."""
 
     page: PageNumber | None = None
-    limit: PageLimit = 50
+    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
     after: Annotated[str, Meta(description=AFTER)] | None = None
 
 
@@ -983,7 +982,10 @@ class TaskQuery(TaskFilters):
     """Which page of a list of tasks."""
 
     page: PageNumber | None = None
-    limit: PageLimit = 50
+    limit: Annotated[
+        int,
+        Meta(ge=1, le=200, description="Items on a page; of a list in another form than JSON up to 100,000 tasks."),
+    ] = 50
     view: Annotated[
         Literal["default", "full"],
         Meta(
@@ -5458,7 +5460,8 @@ def read_body(settings: Settings, formats: Mapping[str, BodyFormat]) -> tuple[by
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
     if (text or length) and form is None:
-        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{what_is_absent()}")
+        absent = what_is_absent() if formats is SUBMISSION_FORMATS else ""
+        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{absent}")
     if environ.get(AWAITED):
         raise BodyAwaited
     if len(text) < length or environ.get(CUT_SHORT):

@@ -4652,6 +4652,8 @@ def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple
         sarif = {"Content-Type": "application/sarif+json"}
         refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
         assert "sarif.py of findings_adapters" in refused["detail"]
+        refused = assert_problem(ask("POST", f"{API}/runs", b"{}", **sarif), 415, "unsupported_media_type")
+        assert refused["detail"] == "Send the body as Content-Type: application/json."
         listed = ask("GET", f"{API}/tasks", Accept="application/sarif+json")
         assert listed.content_type == "application/json"
     finally:
@@ -5055,7 +5057,8 @@ def test_every_status_of_a_route_is_in_openapi(
         assert "content" not in responses.pop(status)
     for status, response in responses.items():
         kind = "application/json" if int(status) < 300 else "application/problem+json"
-        assert list(response["content"]) == [kind]
+        others = findings_service.LIST_FORMATS if (path, status) == (f"{API}/tasks", "200") and method == "GET" else ()
+        assert list(response["content"]) == [kind, *others]
 
 
 CODES = (
@@ -7416,7 +7419,10 @@ def open_folder() -> Iterator[Path]:
 
 def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
-    program = "import encodings.idna, os, findings_service; os.geteuid() or os.setuid(65534); findings_service.main()"
+    program = (
+        "import encodings.idna, os, findings_service; findings_service.load_rooms();"
+        " os.geteuid() or os.setuid(65534); findings_service.main()"
+    )
     line = [sys.executable, "-c", program, *arguments]
     return subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
 
