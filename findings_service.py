@@ -71,7 +71,7 @@ try:
     import regex
     from jsonschema import validators
     from msgspec import Meta, Raw, Struct
-    from werkzeug.datastructures import Headers
+    from werkzeug.datastructures import Headers, MIMEAccept
     from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
     from werkzeug.routing import MapAdapter
 except ModuleNotFoundError as missing:
@@ -889,14 +889,13 @@ Repeated = Annotated[tuple[Value, ...], Meta(max_length=100)]
 PageNumber = Annotated[
     int, Meta(ge=1, le=1_000_000_000, description="The page, counted from 1. `next` in an answer is quicker.")
 ]
-PageLimit = Annotated[int, Meta(ge=1, le=200, description="Items on a page.")]
 
 
 class PageQuery(Request):
     """Which page of a list: counted from its start, or from behind a place in it."""
 
     page: PageNumber | None = None
-    limit: PageLimit = 50
+    limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
     after: Annotated[str, Meta(description=AFTER)] | None = None
 
 
@@ -983,7 +982,10 @@ class TaskQuery(TaskFilters):
     """Which page of a list of tasks."""
 
     page: PageNumber | None = None
-    limit: PageLimit = 50
+    limit: Annotated[
+        int,
+        Meta(ge=1, le=200, description="Items on a page; of a list in another form than JSON up to 100,000 tasks."),
+    ] = 50
     view: Annotated[
         Literal["default", "full"],
         Meta(
@@ -5464,7 +5466,8 @@ def read_body(settings: Settings, formats: Mapping[str, BodyFormat]) -> tuple[by
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
     if (text or length) and form is None:
-        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{what_is_absent()}")
+        absent = what_is_absent() if formats is SUBMISSION_FORMATS else ""
+        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{absent}")
     if environ.get(AWAITED):
         raise BodyAwaited
     if len(text) < length or environ.get(CUT_SHORT):
@@ -5738,8 +5741,11 @@ def as_word(value: Any) -> str:
 
 
 def preferred_export() -> ListFormat | None:
-    """Return the form that a request would rather have a list in than in JSON (RFC 9110, 12.5.1), if there is one."""
-    accepted = flask.request.accept_mimetypes
+    """Return the form that a request would rather have a list in than in JSON (RFC 9110, 12.5.1), if there is one.
+
+    No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
+    """
+    accepted = MIMEAccept((value.partition(";")[0], q) for value, q in flask.request.accept_mimetypes)
     return LIST_FORMATS.get(accepted.best_match([JSON_TYPE, *LIST_FORMATS]) or JSON_TYPE)
 
 
@@ -6065,8 +6071,8 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
     return call.write_once(submit)
 
 
-def export_end(call: Call) -> tuple[str | None, str | None]:
-    """Return the id of the last task of a list that goes out in another form, and the link to what comes behind it.
+def export_end(call: Call) -> tuple[TaskHead | None, str | None]:
+    """Return the last task of a list that goes out in another form, and the link to what comes behind it.
 
     Neither is there where the list ends by itself.
     """
@@ -6079,13 +6085,22 @@ def export_end(call: Call) -> tuple[str | None, str | None]:
         taken = take(tasks if whole.count(connection) > query.limit else (), 1)
     if not taken.more:
         return None, None
-    return taken.last.id, next_link(call, place_of(query, taken.last))
+    return taken.last, next_link(call, place_of(query, taken.last))
 
 
-def exported(call: Call, form: ListFormat, last_id: str | None) -> Iterator[ListedTask]:
+def is_behind(sort: str, task: TaskHead, other: TaskHead) -> bool:
+    """Tell whether a task comes behind another one in a list."""
+    if sort == "createdAt":
+        return task.id > other.id
+    ranks = (RANKS[task.severity], RANKS[other.severity]) if sort == "severity" else (0, 0)
+    return (ranks[0], task.id) < (ranks[1], other.id)
+
+
+def exported(call: Call, form: ListFormat, last: TaskHead | None) -> Iterator[ListedTask]:
     """Give the tasks of a list up to the last one, a lot at a time: between two lots others read, and write.
 
-    It walks by key, and so has every task once that is there all the while.
+    It walks by key, and so has every task once that is there all the while. Where the link goes on behind the last one,
+    the limit does not count any more: what comes into the list meanwhile would push others out of it.
     """
     query: ExportQuery = call.query
     lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view="full" if form.whole else "default", after=query.after)
@@ -6098,12 +6113,12 @@ def exported(call: Call, form: ListFormat, last_id: str | None) -> Iterator[List
             taken = take_lot(tasks, min(EXPORT_LOT, left))
             listed = select_listed(connection, call.client_id, wanted, taken.items)
         for item in listed:
-            yield item
-            if item.task.id == last_id:
+            if last is not None and is_behind(query.sort, item.task, last):
                 return
+            yield item
         if not taken.more:
             return
-        left -= len(taken.items)
+        left -= len(taken.items) if last is None else 0
         lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
 
 
@@ -6132,9 +6147,10 @@ def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 def export_tasks(call: Call, form: ListFormat) -> flask.Response:
     """Answer a list of tasks in another form, piece by piece."""
-    last_id, link = export_end(call)
-    pieces = in_pieces(form.write(exported(call, form, last_id)))
-    first = next(pieces)  # before the answer begins: it may be refused
+    with listing(call):  # one moment for where it ends and where it begins
+        last, link = export_end(call)
+        pieces = in_pieces(form.write(exported(call, form, last)))
+        first = next(pieces)  # before the answer begins: it may be refused
     headers = Headers({"Content-Type": form.media_type})
     if link:
         headers["Link"] = f'<{link}>; rel="next"'
@@ -6535,6 +6551,7 @@ LONG_WRITE = 0.005  # seconds after which a write under way is a long one
 GIVING_WAY = 0.002  # seconds that a read waits beside a long write
 COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest for as long
 HELD_UP = 0.1  # seconds that one request may hold up the thread that reads, or writes, before it goes on in another
+PIPE_PAUSE = 0.001  # seconds between two looks whether a pipe is read
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
 GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
@@ -6658,6 +6675,53 @@ def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
         if hasattr(parts, "close"):
             parts.close()
     return Answer(begun[0], begun[1], body)
+
+
+@asynccontextmanager
+async def pipe_read_by(reader: Callable[[str], object], folder: Path) -> AsyncIterator[int]:
+    """Give the end to write to of a pipe that somebody opens to read, soon, who is told its name, in a folder.
+
+    :raises BrokenPipeError: when nobody opens it. So does writing to it when nobody reads any more.
+    """
+    name = folder / f".findings-{secrets.token_hex(8)}.pipe"
+    os.mkfifo(name, 0o600)
+    try:
+        reader(str(name))
+        pipe = await open_to_write(name)
+    finally:
+        name.unlink()
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+
+
+async def open_to_write(name: Path) -> int:
+    """Open a pipe as soon as somebody reads it. :raises BrokenPipeError: when nobody does."""
+    for _ in range(int(STALLED / PIPE_PAUSE)):
+        try:
+            return os.open(name, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        await asyncio.sleep(PIPE_PAUSE)
+    os.close(os.open(name, os.O_RDWR | os.O_NONBLOCK))  # nobody who opens it just now waits for a writer
+    raise BrokenPipeError
+
+
+async def write_to(pipe: int, data: bytes) -> None:
+    """Write to a pipe as fast as it is read. :raises BrokenPipeError: when it is not read any more."""
+    loop, rest = asyncio.get_running_loop(), memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(pipe, rest) :]
+        except BlockingIOError:
+            ready = asyncio.Event()
+            loop.add_writer(pipe, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_writer(pipe)
 
 
 def refused(error: Exception) -> Answer:
@@ -6916,13 +6980,20 @@ class FrontDoor:
             log_request(self.settings.log, environ, answer.status, size, time.perf_counter() - began)
 
     async def _send_pieces(self, answer: Answer, protocol: Any) -> int:
-        """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between."""
-        size, transport = 0, protocol.response_stream(answer.status, answer.headers)
+        """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between.
+
+        granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
+        keeps in memory until then: all of a list that a slow client asks for.
+        """
+        size, respond = 0, partial(protocol.response_file, answer.status, answer.headers)
         try:
-            for piece in answer.pieces:
-                await transport.send_bytes(piece)
-                size += len(piece)
-                await asyncio.sleep(0)
+            async with pipe_read_by(respond, Path(self.settings.db).parent) as pipe:
+                for piece in answer.pieces:
+                    await write_to(pipe, piece)
+                    size += len(piece)
+                    await asyncio.sleep(0)
+        except BrokenPipeError:  # the client has gone
+            pass
         finally:
             answer.pieces.close()
         return size

@@ -4652,6 +4652,8 @@ def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple
         sarif = {"Content-Type": "application/sarif+json"}
         refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
         assert "sarif.py of findings_adapters" in refused["detail"]
+        refused = assert_problem(ask("POST", f"{API}/runs", b"{}", **sarif), 415, "unsupported_media_type")
+        assert refused["detail"] == "Send the body as Content-Type: application/json."
         listed = ask("GET", f"{API}/tasks", Accept="application/sarif+json")
         assert listed.content_type == "application/json"
     finally:
@@ -4694,7 +4696,9 @@ def exported(client: Client, query: str = "", accept: str = "text/lines", **how:
 ACCEPTED = cases(
     it=("text/lines", True),
     it_rather=("application/json;q=0.9, text/lines", True),
+    it_with_parameters=("text/lines; charset=utf-8", True),
     json_rather=("text/lines;q=0.5, application/json", False),
+    json_with_parameters_rather=("text/lines;q=0.5, application/json; charset=utf-8", False),
     anything=("*/*", False),
     it_or_anything=("text/lines, */*;q=0.1", True),
     a_browser=("text/html, application/xhtml+xml, */*;q=0.8", False),
@@ -4778,6 +4782,41 @@ def test_a_list_that_is_on_its_way_has_each_task_once_while_others_write(client:
     assert b"".join(found).split() == [b"changed" if n == 9 else b"T%02d" % n for n in range(19, 4, -1)]
 
 
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+def test_what_comes_into_a_list_on_its_way_pushes_nothing_out_of_it(client: Client, run: str, sort: str) -> None:
+    for n in range(20):
+        client.add(run, title=f"T{n:02}", severity="high" if n < 10 else "low")
+    listed = [each["id"] for each in client.read("tasks", sort=sort, limit=20)["tasks"]]
+    for each in listed[8:11]:
+        client.triage(each, "dismissed")
+    answer = exported(client, f"?status=open&limit=10&sort={sort}", buffered=False)
+    pieces = answer.iter_encoded()
+    next(pieces)
+    for each in listed[8:11]:
+        client.triage(each, "open")
+    client.add(run, title="new", severity="high")
+    found = [title.decode() for title in b"".join(pieces).split()]
+    rest = exported(client, answer.headers["Link"].partition(">")[0].partition("tasks")[2])
+    assert found[-1] == client.read(f"tasks/{listed[12]}")["title"]
+    assert rest.data.split()[0].decode() == client.read(f"tasks/{listed[13]}")["title"]
+
+
+def test_a_list_on_its_way_begins_in_the_moment_that_told_its_end(
+    client: Client, run: str, lines: str, monkeypatch: pytest.MonkeyPatch, make_app: Callable[..., flask.Flask]
+) -> None:
+    other = client_of(make_app(), name="other")
+    client.submit(run, *(task(title=f"T{n}") for n in range(5)))
+
+    def write(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+        other.add(run, title="new")
+        yield from written_lines(tasks)
+
+    form = findings_service.ListFormat(media_type=lines, write=write)
+    monkeypatch.setitem(findings_service.LIST_FORMATS, lines, form)
+    assert exported(client, "?limit=3").data == b"T4\nT3\nT2\n"
+
+
 def breaks(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
     """Write a task, and fail."""
     yield next(tasks).task.title.encode()
@@ -4802,26 +4841,54 @@ LINES_PROGRAM = (
 )
 
 
-def test_a_real_server_sends_a_list_piece_by_piece(tmp_path: Path) -> None:
+@pytest.fixture
+def lister(tmp_path: Path) -> Iterator[Server]:
+    """A server with 5,000 tasks, ten megabytes, that can list them in lines."""
     line = [sys.executable, "-c", LINES_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
     server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
-    try:
-        run = server.start_run()
-        for first in range(0, 5000, 1000):
-            tasks = [task(title=f"T{n}", description="x" * 2000) for n in range(first, first + 1000)]
-            server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
-        before = memory_of(server)
-        answer = server.request("GET", f"{API}/tasks", Accept="text/lines")
-        assert answer.headers["Transfer-Encoding"] == "chunked"
-        assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [
-            f"T{n}" for n in range(4999, -1, -1)
-        ]
-        assert memory_of(server) < before + 6
-        assert server.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
+    run = server.start_run()
+    for first in range(0, 5000, 1000):
+        tasks = [task(title=f"T{n}", description="x" * 2000) for n in range(first, first + 1000)]
+        server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
+    yield server
+    assert server.stop() == 0
+
+
+def listed_bytes(server: Server, lists: int) -> list[int]:
+    """Return how many bytes of so many lists a server says that it sent, once it does."""
+    deadline = time.monotonic() + 10
+    while True:
         sizes = [json.loads(each)["bytes"] for each in server.heard().splitlines() if '"/api/v1/tasks"' in each]
-        assert sizes == [len(answer.data), 0]
-    finally:
-        assert server.stop() == 0
+        if len(sizes) >= lists or time.monotonic() > deadline:
+            return sizes
+        time.sleep(0.01)
+
+
+def test_a_real_server_sends_a_list_piece_by_piece(lister: Server) -> None:
+    before = memory_of(lister)
+    answer = lister.request("GET", f"{API}/tasks", Accept="text/lines")
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
+    assert memory_of(lister) < before + 6
+    assert lister.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
+    assert listed_bytes(lister, 2) == [len(answer.data), 0]
+
+
+def test_a_list_waits_for_a_client_that_takes_its_time_and_ends_when_that_goes_away(
+    lister: Server, tmp_path: Path
+) -> None:
+    lister.request("GET", f"{API}/tasks", Accept="text/lines")
+    before = memory_of(lister)
+    head = (f"GET {API}/tasks HTTP/1.1", "Host: x", f"Authorization: Bearer {lister.key}", "Accept: text/lines", "", "")
+    with socket.create_connection(("127.0.0.1", lister.port), 5) as slow:
+        slow.sendall("\r\n".join(head).encode())
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        time.sleep(0.5)
+        assert (len(listed_bytes(lister, 1)), list(tmp_path.glob(".*.pipe"))) == (1, [])
+        assert memory_of(lister) < before + 3
+    whole, broken_off = listed_bytes(lister, 2)
+    assert broken_off < whole
+    assert "Traceback" not in lister.heard()
 
 
 def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
