@@ -222,6 +222,9 @@ WILD = cases(
         {"title": "A finding of Scanner", "severity": "medium", "evidence": []},
     ),
     an_empty_result=(log_with({}), {"title": "A finding of Scanner", "extensions": {"tool": "Scanner"}}),
+    no_tool=(log_of({"results": [{}]}), {"title": "A finding", "extensions": {}}),
+    no_driver=(log_of({"tool": {}, "results": [result()]}), {"title": "Bad call", "ruleId": "R1"}),
+    a_blank_name=(log_with({"ruleId": " "}, name=" "), {"title": "A finding", "extensions": {}}),
     no_location=(log_with(result(locations=...)), {"title": "Bad call", "evidence": []}),
     a_location_without_a_region=(
         log_with(result(locations=[{"physicalLocation": {"artifactLocation": {"uri": "a.py"}}}])),
@@ -571,10 +574,7 @@ REFUSED = cases(
     runs_that_are_no_array=({"version": "2.1.0", "runs": {}}, "/runs"),
     empty_runs=(log_of(), "/runs"),
     a_run_that_is_null=(log_of(None), "/runs/0"),
-    no_tool=(log_of({"results": []}), "/runs/0/tool"),
-    no_driver=(log_of({"tool": {}, "results": []}), "/runs/0/tool/driver"),
-    no_name=(log_of({"tool": {"driver": {}}, "results": []}), "/runs/0/tool/driver/name"),
-    a_blank_name=(log_with(name=" "), "/runs/0/tool/driver/name"),
+    a_tool_that_is_none=(log_of({"tool": 5, "results": []}), "/runs/0/tool"),
     no_results=(log_of({"tool": {"driver": {"name": "x"}}}), "/runs/0/results"),
     results_that_are_null=(log_with() | log_of(run_of() | {"results": None}), "/runs/0/results"),
     results_that_are_no_array=(log_of(run_of() | {"results": {}}), "/runs/0/results"),
@@ -851,6 +851,7 @@ LOCATED = cases(
         "lib/a.py",
         {"startLine": 12, "snippet": {"text": "x\n"}},
     ),
+    an_address_that_is_escaped=({"extensions": {"file": "https://a.b/c%20d%zz"}}, "a.b/c%20d%25zz", {"startLine": 1}),
     an_address_with_a_port=({"evidence": [{"label": "http://localhost:8080"}]}, "example.com/", {"startLine": 1}),
     target=({}, "example.com/", {"startLine": 1}),
 )
@@ -906,7 +907,7 @@ def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
     assert (row["title"], row["externalId"], row["timesSeen"], row["runId"]) == (title, "", "1", run)
 
 
-@pytest.mark.parametrize("title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx"])
+@pytest.mark.parametrize("title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", " =1", "\n+1", "\u00a0-1", "＝1", "＠x"])
 def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str, title: str) -> None:
     client.submit(run, task(title=title, externalId=title))
     (row,) = csv.DictReader(io.StringIO(export(client, "text/csv").decode(), newline=""))
