@@ -671,7 +671,7 @@ class Rules:
         if there and (rule_id is None or there.id is None or f"{rule_id}/".startswith(f"{there.id}/")):
             return first, whole(index) or 0
         parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
-        for name in filter(None, ((reference and reference.guid) or "", *parents)):
+        for name in filter(None, itertools.chain([reference.guid if reference else None], parents)):
             for rules in (first, *self.lists):
                 if (place := rules.place_of(name)) is not None:
                     return rules, place
