@@ -993,19 +993,22 @@ LOCATIONS = ("results", EACH, "locations", EACH, "physicalLocation")
 
 
 def edited(raw: Raw, path: Sequence[str], edit: Callable[[Raw], Raw]) -> Raw:
-    """Return a JSON text with what stands at a path edited, and all else as it was; the same one where nothing was."""
-    if not path:
-        return edit(raw)
+    """Return a JSON text with what stands at a path edited, and all else as it was; the same one where nothing was.
+
+    What cannot be read stays as it is: `parse` tells why.
+    """
     try:
-        whole = heart.decoder(list[Raw] | dict[str, Raw]).decode(raw)
-    except heart.NOT_JSON:
+        if not path:
+            return edit(raw)
+        holder = heart.decoder(list[Raw] | dict[str, Raw]).decode(raw)
+    except (*heart.NOT_JSON, heart.ServiceError):
         return raw
     changed = False
-    names: Iterable[Any] = range(len(whole)) if isinstance(whole, list) else list(whole)
+    names: Iterable[Any] = range(len(holder)) if isinstance(holder, list) else list(holder)
     for name in names:
-        if path[0] in (EACH, name) and (part := edited(whole[name], path[1:], edit)) is not whole[name]:
-            whole[name], changed = part, True
-    return Raw(msgspec.json.encode(whole)) if changed else raw
+        if path[0] in (EACH, name) and (part := edited(holder[name], path[1:], edit)) is not holder[name]:
+            holder[name], changed = part, True
+    return Raw(msgspec.json.encode(holder)) if changed else raw
 
 
 class Checkout:
@@ -1019,35 +1022,33 @@ class Checkout:
 
     def relative(self, raw: Raw) -> Raw:
         """Return a location with its path relative to the folder, where it is an absolute one below it."""
-        try:
-            location = heart.decoder(ArtifactLocation).decode(raw)
-        except heart.NOT_JSON:
+        uri = heart.decoder(ArtifactLocation).decode(raw).uri or ""
+        path = path_of_uri(uri)
+        root = next(filter(path.startswith, self.roots), None)
+        if root is None:
             return raw
-        path = path_of_uri(location.uri or "")
-        for root in self.roots:
-            if path.startswith(root):
-                members = heart.decoder(dict[str, Raw]).decode(raw)
-                end = "/" if (location.uri or "").endswith("/") else ""
-                members["uri"] = Raw(msgspec.json.encode(quote(path.removeprefix(root)) + end))
-                members.pop("uriBaseId", None)  # an absolute path stood for itself
-                return Raw(msgspec.json.encode(members))
-        return raw
+        members: dict[str, Any] = heart.decoder(dict[str, Raw]).decode(raw)
+        members["uri"] = quote(path.removeprefix(root)) + ("/" if uri.endswith("/") else "")
+        members.pop("uriBaseId", None)  # an absolute path stood for itself
+        return Raw(msgspec.json.encode(members))
 
     def with_snippet(self, raw: Raw, paths: Paths) -> Raw:
         """Return a place in a file with its lines of code, where it tells which they are and does not have them."""
-        try:
-            place = heart.decoder(PhysicalLocation).decode(raw)
-        except heart.NOT_JSON:
+        place: PhysicalLocation = heart.decoder(PhysicalLocation).decode(raw)
+        region = place.region or Region()
+        start = whole(region.start_line, 1)
+        if not place.artifact_location or not start:
             return raw
-        region, location = place.region, place.artifact_location
-        start = whole(region.start_line, 1) if region else None
-        if not region or not location or not start:
+        if text_of(region.snippet, (place.context_region or Region()).snippet):
             return raw
-        if text_of(region.snippet, place.context_region and place.context_region.snippet):
-            return raw
-        last = max(whole(region.end_line, 1) or start, start)
-        text = self.text(paths.path(location), start, min(last, start + SOURCE_LINES - 1))
+        last = min(max(whole(region.end_line, 1) or start, start), start + SOURCE_LINES - 1)
+        text = self.text(paths.path(place.artifact_location), start, last)
         return edited(raw, ("region",), lambda part: with_member(part, "snippet", {"text": text})) if text else raw
+
+    def with_snippets(self, run: Raw) -> Raw:
+        """Return a run with lines of code."""
+        paths = RunReading(Reading(heart.Settings()), run, "").paths
+        return edited(run, LOCATIONS, lambda place: self.with_snippet(place, paths))
 
     def text(self, path: str, start: int, last: int) -> str:
         """Return the lines of a file, "" where there are none."""
@@ -1080,23 +1081,10 @@ def with_source(document: bytes, folder: Path, lines: bool = True) -> bytes:
 
     :param lines: also give the places that lack them their lines of code, by which a finding is known after it moved.
     """
-    checkout = Checkout(folder)
-
-    def prepare(run: Raw) -> Raw:
-        for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
-            run = edited(run, place, checkout.relative)
-        return with_snippets(run, checkout) if lines else run
-
-    return bytes(edited(Raw(document.removeprefix(codecs.BOM_UTF8)), ("runs", EACH), prepare))
-
-
-def with_snippets(raw: Raw, checkout: Checkout) -> Raw:
-    """Return a run with lines of code; what cannot be read of it stays as it is, for `parse` tells why."""
-    try:
-        paths = RunReading(Reading(heart.Settings()), raw, "").paths
-        return edited(raw, LOCATIONS, lambda place: checkout.with_snippet(place, paths))
-    except (*heart.NOT_JSON, heart.ServiceError):
-        return raw
+    checkout, text = Checkout(folder), Raw(document.removeprefix(codecs.BOM_UTF8))
+    for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
+        text = edited(text, ("runs", EACH, *place), checkout.relative)
+    return bytes(edited(text, ("runs", EACH), checkout.with_snippets) if lines else text)
 
 
 # ---------------------------------------------------------------------------
@@ -1162,7 +1150,9 @@ class Tools:
         rules = self.rules.setdefault(tool, {})
         rule = rules.get(rule_id)
         if rule is None:
-            rule = rules[rule_id] = Written(self._reference(tool, rule_id, len(rules)), self._descriptor(rule_id, task))
+            self.described += 1
+            descriptor = descriptor_of(rule_id, task) if self.described <= DESCRIBED_RULES else {"id": rule_id}
+            rule = rules[rule_id] = Written(self._reference(tool, rule_id, len(rules)), descriptor)
         rule.severity = max(rule.severity, heart.RANKS[task.severity])
         return rule
 
@@ -1173,10 +1163,6 @@ class Tools:
         part = self.parts.setdefault(tool, len(self.parts))
         return {"rule": {"id": rule_id, "index": index, "toolComponent": {"name": tool, "index": part}}}
 
-    def _descriptor(self, rule_id: str, task: heart.Task) -> dict[str, Any]:
-        self.described += 1
-        return descriptor_of(rule_id, task) if self.described <= DESCRIBED_RULES else {"id": rule_id}
-
     def tool(self) -> dict[str, Any]:
         """Return the tool of the run that was written."""
         driver = {"name": DRIVER, "version": heart.__version__, "rules": rules_of(self.rules[None])}
@@ -1184,18 +1170,10 @@ class Tools:
         return {"driver": driver, "extensions": parts} if parts else {"driver": driver}
 
 
-def evidence_of(task: heart.Task) -> list[heart.Evidence]:
-    """Return a task's evidence, which is still the text that is stored: other answers pass it on as it is."""
-    text: Any = task.evidence
-    evidence: list[heart.Evidence] = heart.decoder(list[heart.Evidence]).decode(text)
-    return evidence
-
-
-def first_step(task: heart.Task) -> str:
-    """Return the first step of a task's remediation, which is still the text that is stored."""
-    text: Any = task.remediation
-    steps: list[heart.StoredStep] = heart.decoder(list[heart.StoredStep]).decode(text)
-    return steps[0].instruction if steps else ""
+def items_of(unread: Any, model: type[Read]) -> list[Read]:
+    """Return an array of a task, which is still the text that is stored: other answers pass it on as it is."""
+    items: list[Read] = heart.decoder(list[model]).decode(unread)  # type: ignore[valid-type]
+    return items
 
 
 def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
@@ -1213,15 +1191,11 @@ def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
 def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
     full = cut_bytes(task.description or task.title, RULE_TEXT)
-    help_text = cut_bytes(first_step(task), RULE_TEXT).strip() or full
+    steps = items_of(task.remediation, heart.StoredStep)
+    help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
+    texts = {"shortDescription": task.title, "fullDescription": cut(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
-    return {
-        "id": rule_id,
-        "shortDescription": {"text": task.title},
-        "fullDescription": {"text": cut(full, RULE_WORDS)},
-        "help": {"text": help_text},
-        **link,
-    }
+    return {"id": rule_id, **{name: {"text": text} for name, text in texts.items()}, **link}
 
 
 def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
@@ -1267,7 +1241,7 @@ def uri_of(path: str) -> str:
 
 def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the location of a task: the first line where none is known."""
-    evidence = evidence_of(task)
+    evidence = items_of(task.evidence, heart.Evidence)
     path, line, end_line = where_of(task, extensions, evidence)
     region: dict[str, Any] = {"startLine": line or 1}
     if line and end_line and end_line >= line:

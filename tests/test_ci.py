@@ -766,6 +766,7 @@ def test_markdown_is_a_comment_that_calls_nobody(job: Job) -> None:
     assert re.search(r"(?<!\\)[`<\[]", row) is None
     assert "@bob" not in row
     assert "#1" not in row
+    assert ci_module.in_markdown("see www.evil.example") == r"see www\.evil.example"
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
 
 
