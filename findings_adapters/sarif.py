@@ -270,6 +270,8 @@ DESCRIPTION = 64 * heart.KIB
 SNIPPET = 256 * heart.KIB
 MESSAGE_LENGTH = 2 * DESCRIPTION  # characters that are looked at
 MOST_LOCATIONS = 100
+MOST_PLACEHOLDERS = 100  # of a message, that are filled
+ARGUMENT_LENGTH = 4096  # characters, like the path of a file
 LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
 
@@ -287,18 +289,14 @@ def cut_bytes(text: str, size: int) -> str:
 
 
 def filled(text: str, arguments: Sequence[str | None]) -> str:
-    """Put a message's arguments into their places (3.11.5), until it is longer than anything that is kept."""
-    parts: list[str] = []
-    length = place = 0
-    for match in PLACEHOLDER.finditer(text):
-        number = int(match[1]) if match[1] else -1
-        value = (arguments[number] or "" if number < len(arguments) else match[0]) if match[1] else match[0][0]
-        parts += (text[place : match.start()], value[:DESCRIPTION])
-        length += len(parts[-1]) + len(parts[-2])
-        place = match.end()
-        if length > DESCRIPTION:
-            return "".join(parts)
-    return "".join((*parts, text[place:]))
+    """Put a message's arguments into their places (3.11.5)."""
+
+    def part(place: re.Match[str]) -> str:
+        if place[1] is None:
+            return place[0][0]
+        return cut(arguments[int(place[1])] or "", ARGUMENT_LENGTH) if int(place[1]) < len(arguments) else place[0]
+
+    return PLACEHOLDER.sub(part, text, count=MOST_PLACEHOLDERS)
 
 
 def text_of(*texts: Text | None) -> str:
