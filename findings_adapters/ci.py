@@ -202,10 +202,7 @@ def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str
     """
     name, kind = env.get("GITHUB_REF_NAME", ""), env.get("GITHUB_EVENT_NAME", "")
     if kind == "schedule":
-        return (
-            None,
-            "",
-        )  # https://docs.github.com/en/actions/reference/workflows-and-actions/events-that-trigger-workflows
+        return None, ""  # one runs on the default branch alone
     if kind.startswith("pull_request") or env.get("GITHUB_HEAD_REF"):
         return pull_request_branch(env, event) or name, ""
     if kind == "workflow_run":
@@ -470,7 +467,7 @@ COLOURS = {"critical": "magenta", "high": "red", "medium": "yellow", "low": "cya
 WIDTH = 160  # of a line that goes to a file or a log
 WIDEST_PLACE = 0.4  # of a line
 CELL = 200  # characters of a cell in markdown: a comment may have 65,536
-IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]")
+IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNORECASE)  # that makes a link by itself
 MENTION = regex.compile(r"[@#!$%~&](?=\w)")
 ANNOTATIONS = {"critical": "error", "high": "error", "medium": "warning"}  # and notice
 
