@@ -4613,9 +4613,10 @@ AUDITS = {
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (
             SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
     "task {} was seen by more runs than it says": """
-        SELECT tasks.id FROM tasks WHERE times_seen < (
-            SELECT COUNT(*) FROM sightings
-            WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND counted = 1)""",
+        SELECT tasks.id FROM tasks
+        JOIN (SELECT task_seq, SUM(counted) AS counted FROM sightings GROUP BY task_seq) AS reports
+            ON reports.task_seq = tasks.seq
+        WHERE times_seen < reports.counted""",
     "task {} counts as something else in the runs that report it": f"""
         SELECT tasks.id FROM tasks LEFT JOIN task_cells ON task_cells.task_seq = tasks.seq
         WHERE COALESCE(task_cells.cell, '') <> {CELL_SIGN}""",
