@@ -808,6 +808,29 @@ def test_who_stops_reading_does_not_change_the_verdict(job: Job, form: str) -> N
     assert "Broken" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    cases(
+        no_output=("a.sarif --fail-on none >&-", 0),
+        no_errors=("a.sarif --fail-on none 2>&-", 0),
+        errors_to_nobody=("a.sarif --fail-on none 2>&3", 0),
+        reason_to_nobody=("missing.sarif 2>&3", 2),
+        a_full_disk=("a.sarif --fail-on none >/dev/full", 3),
+    ),
+)
+def test_where_nobody_listens_the_exit_code_is_the_same(job: Job, words: str, code: int) -> None:
+    job.write("a.sarif", result())
+    line, options = job.line("scan")
+    reader, writer = os.pipe()
+    os.close(reader)
+    shell = ["bash", "-c", f'exec 3>&{writer}; exec "$@" {words}', "bash", *line]
+    done = subprocess.run(shell, capture_output=True, timeout=60, check=False, pass_fds=[writer], **options)
+    os.close(writer)
+    assert done.returncode == code, done.stderr
+    assert "Errno" not in done.stderr
+    assert "Attribute" not in done.stderr
+
+
 # ---------------------------------------------------------------------------
 # The code that is scanned
 # ---------------------------------------------------------------------------
