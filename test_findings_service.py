@@ -9676,7 +9676,7 @@ raise SystemExit(1)
 
 @pytest.fixture
 def agent(tmp_path: Path, server: Server) -> Callable[..., subprocess.Popen[str]]:
-    """Start the example agent beside a server, with a stand-in for bandit or without it, on a folder with such files."""
+    """Start the example agent beside a server, on a folder with such files, with a stand-in for bandit or without."""
     (tmp_path / "lib" / "bandit").mkdir(parents=True)
     (tmp_path / "lib" / "bandit" / "__init__.py").touch()  # else one that is installed would come before it
     (tmp_path / "lib" / "bandit" / "__main__.py").write_text(BANDIT, "utf-8")

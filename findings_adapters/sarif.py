@@ -982,8 +982,7 @@ def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: 
 # ---------------------------------------------------------------------------
 
 SOURCE_FILE = 5 * heart.KIB * heart.KIB
-SOURCE_LINES = 20
-SOURCE_TEXT = 10 * heart.KIB  # bytes
+SOURCE_TEXT = 10 * heart.KIB  # bytes of a line
 SOURCES = 64 * heart.KIB * heart.KIB  # characters that are kept: some scanners come to a file for each rule
 LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
 EACH = "*"
@@ -1031,7 +1030,10 @@ class Checkout:
         return Raw(msgspec.json.encode(members))
 
     def with_snippet(self, raw: Raw, paths: Paths) -> Raw:
-        """Return a place in a file with its lines of code, where it tells which they are and does not have them."""
+        """Return a place in a file with the line that it begins with, where it tells which, and has no code with it.
+
+        With more lines, a change to any of them would make another finding of it.
+        """
         place: PhysicalLocation = heart.decoder(PhysicalLocation).decode(raw)
         region = place.region or Region()
         start = whole(region.start_line, 1)
@@ -1039,24 +1041,23 @@ class Checkout:
             return raw
         if text_of(region.snippet, (place.context_region or Region()).snippet):
             return raw
-        last = min(max(whole(region.end_line, 1) or start, start), start + SOURCE_LINES - 1)
-        text = self.text(paths.path(place.artifact_location), start, last)
+        text = self.line(paths.path(place.artifact_location), start)
         return edited(raw, ("region",), lambda part: with_member(part, "snippet", {"text": text})) if text else raw
 
     def with_snippets(self, run: Raw) -> Raw:
-        """Return a run with lines of code."""
+        """Return a run with the lines of code that its results lack."""
         paths = RunReading(Reading(heart.Settings()), run, "").paths
         return edited(run, LOCATIONS, lambda place: self.with_snippet(place, paths))
 
-    def text(self, path: str, start: int, last: int) -> str:
-        """Return the lines of a file, "" where there are none."""
+    def line(self, path: str, number: int) -> str:
+        """Return a line of a file, "" where it has none."""
         lines = self.kept.get(path)
         if lines is None:
             if self.room < 0:
                 self.kept, self.room = {}, SOURCES
             lines = self.kept[path] = self._read(path)
             self.room -= len(path) + sum(map(len, lines))
-        return cut_bytes("\n".join(lines[start - 1 : last]), SOURCE_TEXT)
+        return cut_bytes(lines[number - 1], SOURCE_TEXT) if number <= len(lines) else ""
 
     def _read(self, path: str) -> Sequence[str]:
         try:
@@ -1077,7 +1078,7 @@ def with_member(raw: Raw, name: str, value: Any) -> Raw:
 def with_source(document: bytes, folder: Path, lines: bool = True) -> bytes:
     """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
 
-    :param lines: also give the places that lack them their lines of code, by which a finding is known after it moved.
+    :param lines: also give the places that lack code their line, by which a finding is known after it moved.
     """
     checkout, text = Checkout(folder), Raw(document.removeprefix(codecs.BOM_UTF8))
     for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
