@@ -397,8 +397,11 @@ def memory_of(server: Server) -> float:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a command: ours, without settings of the service but for the given ones."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FINDINGS_")} | more
+    """Return the environment of a command: ours, without settings of the service but for the given ones.
+
+    A width is left out too: what runs the tests may set one.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith(("FINDINGS_", "COLUMNS"))} | more
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
