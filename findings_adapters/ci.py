@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 from urllib.parse import parse_qsl, quote, urlencode
 
 import click
@@ -62,6 +62,11 @@ class Ended(click.ClickException):
 
     def __init__(self, message: str) -> None:
         super().__init__(visible(message))
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Tell why, if anybody listens: the exit code is the same either way."""
+        with suppress(OSError):
+            super().show(file)
 
 
 class BadInput(Ended):
@@ -121,7 +126,9 @@ def exit_codes() -> Iterator[None]:
 
 
 def write(pieces: Iterable[str | bytes]) -> None:
-    """Write to standard output. Who stops reading it there does not change how a command ends."""
+    """Write to standard output. Who stops reading it there, or never did, does not change how a command ends."""
+    if sys.stdout is None:
+        return
     out = sys.stdout.buffer
     try:
         for piece in pieces:
@@ -131,11 +138,14 @@ def write(pieces: Iterable[str | bytes]) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+    except OSError as error:
+        raise Failed(f"standard output: {error.strerror}") from None
 
 
 def note(text: str) -> None:
-    """Tell people something that is no result."""
-    click.echo(visible(text), err=True)
+    """Tell people something that is no result, if they listen."""
+    with suppress(OSError):
+        click.echo(visible(text), err=True)
 
 
 # ---------------------------------------------------------------------------
@@ -202,10 +212,7 @@ def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str
     """
     name, kind = env.get("GITHUB_REF_NAME", ""), env.get("GITHUB_EVENT_NAME", "")
     if kind == "schedule":
-        return (
-            None,
-            "",
-        )  # https://docs.github.com/en/actions/reference/workflows-and-actions/events-that-trigger-workflows
+        return None, ""  # one runs on the default branch alone
     if kind.startswith("pull_request") or env.get("GITHUB_HEAD_REF"):
         return pull_request_branch(env, event) or name, ""
     if kind == "workflow_run":
@@ -470,7 +477,7 @@ COLOURS = {"critical": "magenta", "high": "red", "medium": "yellow", "low": "cya
 WIDTH = 160  # of a line that goes to a file or a log
 WIDEST_PLACE = 0.4  # of a line
 CELL = 200  # characters of a cell in markdown: a comment may have 65,536
-IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]")
+IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNORECASE)  # that makes a link by itself
 MENTION = regex.compile(r"[@#!$%~&](?=\w)")
 ANNOTATIONS = {"critical": "error", "high": "error", "medium": "warning"}  # and notice
 
@@ -497,7 +504,8 @@ def filled(text: str, width: int) -> str:
 
 def wants_colour(env: Mapping[str, str]) -> bool:
     """Tell whether standard output may be coloured (https://no-color.org)."""
-    return sys.stdout.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
 def table(report: Report, width: int, *, colour: bool) -> Iterator[str]:

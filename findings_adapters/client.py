@@ -1,8 +1,8 @@
 """The service's API for programs in Python: over HTTP, or in this process over a database file.
 
 Over HTTP a request is tried again while the service is away or busy: a POST under an `Idempotency-Key`, so that it is
-done once, after growing waits and not before a `Retry-After` (RFC 9110, 10.2.3). In this process the same requests go
-to the same application, without a server and without a key.
+done once, after growing waits and not before a `Retry-After` (RFC 9110, 10.2.3) of up to half a minute. In this
+process the same requests go to the same application, without a server and without a key.
 """
 
 from __future__ import annotations

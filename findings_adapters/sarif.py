@@ -24,6 +24,7 @@ import time
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
@@ -48,46 +49,40 @@ OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our membe
 # unread, as Raw, and read piece by piece.
 
 Whole = Annotated[float, Meta(multiple_of=1)]  # where the standard says integer; some write 1.0
+Level = Literal["none", "note", "warning", "error"]
+UNREAD = msgspec.field(default_factory=Raw)
 
 
-class Part(Struct, rename="camel", gc=False):
+class Part(Struct, rename="camel", gc=False, frozen=True):
     """The base of all parts of a document. Members without a name here are passed over."""
 
 
-class Key(Struct, rename="camel", gc=False, frozen=True):
-    """The base of those parts by which others are looked up."""
-
-
-class Unread(Part):
-    """An object that is only counted."""
-
-
-class Log(Part):
+class Log(Part, frozen=True):
     """The document itself (3.13)."""
 
-    version: Raw = msgspec.field(default_factory=Raw)
-    runs: Raw = msgspec.field(default_factory=Raw)
+    version: Raw = UNREAD
+    runs: Raw = UNREAD
 
 
-class Run(Part):
+class Run(Part, frozen=True):
     """One run of a tool (3.14)."""
 
-    tool: Raw = msgspec.field(default_factory=Raw)
-    results: Raw = msgspec.field(default_factory=Raw)
-    artifacts: Raw = msgspec.field(default_factory=Raw)
-    invocations: Raw = msgspec.field(default_factory=Raw)
-    logical_locations: Raw = msgspec.field(default_factory=Raw)
-    original_uri_base_ids: Raw = msgspec.field(default_factory=Raw)
-    taxonomies: Raw = msgspec.field(default_factory=Raw)
+    tool: Raw = UNREAD
+    results: Raw = UNREAD
+    artifacts: Raw = UNREAD
+    invocations: Raw = UNREAD
+    logical_locations: Raw = UNREAD
+    original_uri_base_ids: Raw = UNREAD
+    taxonomies: Raw = UNREAD
 
 
-class Text(Part):
+class Text(Part, frozen=True):
     """A text, alone or as a message's string (3.12)."""
 
     text: str | None = None
 
 
-class Message(Part):
+class Message(Part, frozen=True):
     """What a result says (3.11): a text, or the id of one of its rule's or tool's texts."""
 
     text: str | None = None
@@ -95,7 +90,7 @@ class Message(Part):
     arguments: list[str | None] | None = None
 
 
-class ComponentReference(Key, frozen=True):
+class ComponentReference(Part, frozen=True):
     """Which part of a tool is meant (3.54)."""
 
     index: Whole | None = None
@@ -103,7 +98,7 @@ class ComponentReference(Key, frozen=True):
     guid: str | None = None
 
 
-class Reference(Key, frozen=True):
+class Reference(Part, frozen=True):
     """Which rule or taxon is meant (3.52)."""
 
     id: str | None = None
@@ -112,7 +107,7 @@ class Reference(Key, frozen=True):
     tool_component: ComponentReference | None = None
 
 
-class Properties(Part):
+class Properties(Part, frozen=True):
     """What is read of a property bag (3.8): tags, the number that GitHub defined, and what is ours."""
 
     tags: list[str | None] | None = None
@@ -120,22 +115,19 @@ class Properties(Part):
     ours: Raw = msgspec.field(name=OURS, default_factory=Raw)
 
 
-Level = Literal["none", "note", "warning", "error"]
-
-
-class Configuration(Part):
+class Configuration(Part, frozen=True):
     """How a rule is set (3.50)."""
 
     level: Level | None = None
 
 
-class Relationship(Part):
+class Relationship(Part, frozen=True):
     """What a rule has to do with another, or with a taxon (3.53)."""
 
     target: Reference | None = None
 
 
-class Rule(Part):
+class Rule(Part, frozen=True):
     """What a tool looks for (3.49)."""
 
     id: str | None = None
@@ -151,24 +143,23 @@ class Rule(Part):
     properties: Properties | None = None
 
 
-class Component(Part):
+class Component(Part, frozen=True):
     """A part of a tool, or a taxonomy (3.19)."""
 
     name: str | None = None
     guid: str | None = None
-    rules: Raw = msgspec.field(default_factory=Raw)
-    taxa: Raw = msgspec.field(default_factory=Raw)
+    rules: Raw = UNREAD
     global_message_strings: dict[str, Text | None] | None = None
 
 
-class Tool(Part):
+class Tool(Part, frozen=True):
     """A tool and its plug-ins (3.18)."""
 
     driver: Component | None = None
     extensions: list[Component | None] | None = None
 
 
-class ArtifactLocation(Key, frozen=True):
+class ArtifactLocation(Part, frozen=True):
     """Where a file is (3.4)."""
 
     uri: str | None = None
@@ -176,20 +167,20 @@ class ArtifactLocation(Key, frozen=True):
     index: Whole | None = None
 
 
-class Artifact(Part):
+class Artifact(Part, frozen=True):
     """A file (3.24)."""
 
     location: ArtifactLocation | None = None
 
 
-class Override(Part):
+class Override(Part, frozen=True):
     """A rule that was set anew for one run (3.51)."""
 
     descriptor: Reference | None = None
     configuration: Configuration | None = None
 
 
-class Invocation(Part):
+class Invocation(Part, frozen=True):
     """How the tool was called (3.20)."""
 
     execution_successful: bool | None = None
@@ -197,7 +188,7 @@ class Invocation(Part):
     rule_configuration_overrides: list[Override | None] | None = None
 
 
-class Region(Part):
+class Region(Part, frozen=True):
     """A part of a file (3.30)."""
 
     start_line: Whole | None = None
@@ -205,7 +196,7 @@ class Region(Part):
     snippet: Text | None = None
 
 
-class PhysicalLocation(Part):
+class PhysicalLocation(Part, frozen=True):
     """A place in a file (3.29)."""
 
     artifact_location: ArtifactLocation | None = None
@@ -213,7 +204,7 @@ class PhysicalLocation(Part):
     context_region: Region | None = None
 
 
-class LogicalLocation(Part):
+class LogicalLocation(Part, frozen=True):
     """A place in a program: a function, say (3.33)."""
 
     name: str | None = None
@@ -221,20 +212,20 @@ class LogicalLocation(Part):
     index: Whole | None = None
 
 
-class Location(Part):
+class Location(Part, frozen=True):
     """Where a result is (3.28)."""
 
     physical_location: PhysicalLocation | None = None
     logical_locations: list[LogicalLocation | None] | None = None
 
 
-class Suppression(Part):
+class Suppression(Part, frozen=True):
     """That a result was set aside (3.35)."""
 
     status: Literal["accepted", "underReview", "rejected"] | None = None
 
 
-class Result(Part):
+class Result(Part, frozen=True):
     """What a tool found (3.27)."""
 
     rule_id: str | None = None
@@ -279,6 +270,8 @@ DESCRIPTION = 64 * heart.KIB
 SNIPPET = 256 * heart.KIB
 MESSAGE_LENGTH = 2 * DESCRIPTION  # characters that are looked at
 MOST_LOCATIONS = 100
+MOST_PLACEHOLDERS = 100  # of a message, that are filled
+ARGUMENT_LENGTH = 4096  # characters, like the path of a file
 LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
 
@@ -296,18 +289,14 @@ def cut_bytes(text: str, size: int) -> str:
 
 
 def filled(text: str, arguments: Sequence[str | None]) -> str:
-    """Put a message's arguments into their places (3.11.5), until it is longer than anything that is kept."""
-    parts: list[str] = []
-    length = place = 0
-    for match in PLACEHOLDER.finditer(text):
-        number = int(match[1]) if match[1] else -1
-        value = (arguments[number] or "" if number < len(arguments) else match[0]) if match[1] else match[0][0]
-        parts += (text[place : match.start()], value[:DESCRIPTION])
-        length += len(parts[-1]) + len(parts[-2])
-        place = match.end()
-        if length > DESCRIPTION:
-            return "".join(parts)
-    return "".join((*parts, text[place:]))
+    """Put a message's arguments into their places (3.11.5)."""
+
+    def part(place: re.Match[str]) -> str:
+        if place[1] is None:
+            return place[0][0]
+        return cut(arguments[int(place[1])] or "", ARGUMENT_LENGTH) if int(place[1]) < len(arguments) else place[0]
+
+    return PLACEHOLDER.sub(part, text, count=MOST_PLACEHOLDERS)
 
 
 def text_of(*texts: Text | None) -> str:
@@ -318,14 +307,9 @@ def text_of(*texts: Text | None) -> str:
     return ""
 
 
-def index_of(number: float | None) -> int | None:
-    """Return the place in an array that a number means: -1 is none."""
-    return int(number) if number is not None and 0 <= number < 2**31 else None
-
-
-def line_of(number: float | None) -> int | None:
-    """Return the line that a number means."""
-    return int(number) if number is not None and 1 <= number < 2**31 else None
+def whole(number: float | None, least: int = 0) -> int | None:
+    """Return a place in an array or, from 1, a line: -1 is none."""
+    return int(number) if number is not None and least <= number < 2**31 else None
 
 
 # ---------------------------------------------------------------------------
@@ -335,18 +319,18 @@ def line_of(number: float | None) -> int | None:
 MOST_OBJECTS = 4_000_000  # in a document, so that what is only counted stays within 100 MB
 RESULT_SIZE = 128  # bytes of the body limit for each result that may come
 LARGE_PIECE = heart.KIB * heart.KIB  # one may have too many values to be read at once
+SMALL_PIECE = 64 * heart.KIB  # one is looked through for all that is wrong with it
 MOST_PROBLEMS = 10_000
 # What all findings of a document may weigh, as a multiple of the body limit: rules are said once in it, and stored
-# with each finding. What only one finding has weighs more, for it is held in memory.
+# with each finding. What each finding has of its own weighs more, for it is held in memory.
 WEIGHT = 16
 OWN_WEIGHT = 4
-TURN = 256  # results, between two looks at whether this thread holds others up
-CHUNK = 64 * heart.KIB
 REFUSAL = re.compile(r"(?P<detail>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # dict entries are `[...]`: which one, msgspec does not say
 NO_RESULTS = "must be an array, empty for a clean scan; a run without results is a scanner that failed"
 NO_RUNS = "must hold a run at least; a document without is a scanner that failed"
 NO_NUL = "must not contain U+0000"
+NO_ROOM = "from here on the findings are too large, each with what its rule says; send them in parts"
 
 Read = TypeVar("Read")
 
@@ -358,11 +342,11 @@ def is_given(raw: Raw) -> bool:
 
 def require_readable(text: bytes) -> None:
     """Check that a body is JSON in UTF-8, in little memory. :raises MalformedJSON: when it is not."""
-    place = 0
+    signs = codecs.getincrementaldecoder("utf-8")()
     try:
-        while place < len(text):
-            chunk = memoryview(text)[place : place + CHUNK]
-            place += codecs.utf_8_decode(chunk, "strict", place + CHUNK >= len(text))[1]
+        for start in range(0, len(text), SMALL_PIECE):
+            signs.decode(text[start : start + SMALL_PIECE])
+        signs.decode(b"", final=True)
         heart.decoder(Raw).decode(text)
     except heart.NOT_JSON as error:
         raise heart.not_json(error) from None
@@ -389,35 +373,29 @@ class Reading:
 
     def __init__(self, settings: heart.Settings, *, has_nul: bool = False) -> None:
         self.parsed = heart.Parsed()
+        self.problems = self.parsed.problems
         self.has_nul = has_nul
-        self.nul_places: set[str] = set()
         self.most_items = max(1, settings.max_sarif // RESULT_SIZE)
         self.room = WEIGHT * settings.max_sarif
-        self.patience = settings.schema_timeout  # seconds left to look for all that is wrong
         self.occurrences: Counter[str] = Counter()
 
     @property
     def is_over(self) -> bool:
         """Whether there is no point in reading on."""
-        return not self.parsed.complete
-
-    def complain(self, *problems: heart.Problem) -> None:
-        """Note what is wrong, and give up where that is too much."""
-        self.parsed.problems += problems
-        if len(self.parsed.problems) > MOST_PROBLEMS:
-            self.parsed.complete = False
+        return self.room < 0 or len(self.problems) > MOST_PROBLEMS
 
     def items(self, raw: Raw, pointer: str) -> list[Raw]:
         """Return the objects of an array unread, none where it is not there, or is refused."""
         if not is_given(raw):
             return []
         try:
-            count = len(heart.decoder(list[Unread]).decode(raw))
+            count = len(heart.decoder(list[Part]).decode(raw))
         except msgspec.ValidationError as refusal:
-            self.complain(quick_problem(refusal, pointer))
+            self.problems.append(quick_problem(refusal, pointer))
             return []
         if count > self.most_items:
-            self.complain(heart.Problem(f"must have at most {self.most_items:,} items, and has {count:,}", pointer))
+            detail = f"must have at most {self.most_items:,} items, and has {count:,}"
+            self.problems.append(heart.Problem(detail, pointer))
             return []
         items: list[Raw] = heart.decoder(list[Raw]).decode(raw)
         return items
@@ -429,81 +407,77 @@ class Reading:
         try:
             if memoryview(raw).nbytes > LARGE_PIECE:
                 heart.require_few_values(bytes(raw))
-            part: Read = heart.decoder(typing.cast(Any, model)).decode(raw)
+            return typing.cast(Read, heart.decoder(typing.cast(Any, model)).decode(raw))
         except msgspec.ValidationError as refusal:
-            self.complain(*self.told(model, raw, refusal, pointer))
-            return None
+            self.problems += self._told(model, bytes(raw), refusal, pointer)
         except heart.ValidationFailed as error:
-            self.complain(*(problem.below(pointer) for problem in error.problems))
-            return None
-        if self.has_nul:
-            self._look_for_nul(bytes(raw), pointer)
-        return part
+            self.problems += (problem.below(pointer) for problem in error.problems)
+        return None
 
-    def told(self, model: Any, raw: Raw, refusal: msgspec.ValidationError, pointer: str) -> Sequence[heart.Problem]:
-        """Return everything that is wrong with a part, or the first thing once there is no time for more."""
-        if self.patience <= 0 or len(self.parsed.problems) > heart.LISTED_PROBLEMS:
+    def _told(self, model: Any, text: bytes, refusal: msgspec.ValidationError, pointer: str) -> Iterable[heart.Problem]:
+        """Return everything that is wrong with a part, or of a large one, and once much was told, the first thing."""
+        if len(text) > SMALL_PIECE or len(self.problems) > heart.LISTED_PROBLEMS:
             return [quick_problem(refusal, pointer)]
-        began = time.monotonic()
-        try:
-            with heart.time_limit(self.patience):
-                return list(heart.model_problems(model, heart.document_of(bytes(raw)), refusal, pointer))
-        except heart.OutOfTime:
-            return [quick_problem(refusal, pointer)]
-        finally:
-            self.patience -= time.monotonic() - began
+        return list(heart.model_problems(model, heart.document_of(text), refusal, pointer))
 
-    def _look_for_nul(self, text: bytes, pointer: str) -> None:
+    def refuse_nul(self, raw: Raw, pointer: str) -> None:
         """Note where a part has U+0000; of a large one, only that it has."""
-        if not heart.NUL_ESCAPE.search(text):
+        if not self.has_nul or not heart.NUL_ESCAPE.search(bytes(raw)):
             return
         places: Iterable[tuple[str | int, ...]] = [()]
-        if len(text) <= LARGE_PIECE:
-            places = itertools.islice(heart.nul_places(heart.document_of(text)), heart.PROBLEMS_OF_ONE)
-        for place in places:
-            at = heart.joined(place, pointer)
-            if at not in self.nul_places:  # a rule's, which were told of with its tool
-                self.nul_places.add(at)
-                self.complain(heart.Problem(NO_NUL, at))
+        if memoryview(raw).nbytes <= LARGE_PIECE:
+            places = itertools.islice(heart.nul_places(heart.document_of(bytes(raw))), heart.PROBLEMS_OF_ONE)
+        self.problems += (heart.Problem(NO_NUL, heart.joined(place, pointer)) for place in places)
 
-    def take(self, report: heart.Report, rule: KnownRule, pointer: str) -> None:
+    def take(self, report: heart.Report, pointer: str) -> None:
         """Take a finding."""
-        own = len(report.title) + len(report.evidence or "") + len(report.extensions or "")
-        if report.description is not None and report.description is not rule.full:
-            own += len(report.description)
-        self._weigh(own, len(rule.full) + len(rule.remediation or ""), pointer)
         self.parsed.reports.append(report)
         self.parsed.extensions.append((report.extensions, pointer))
+        own = sum(len(text or "") for text in (report.title, report.description, report.evidence, report.extensions))
+        self._weigh(OWN_WEIGHT * own + len(report.remediation or ""), pointer)
 
     def take_ours(self, raw: Raw, external_id: str | None, pointer: str) -> None:
         """Take a finding that this service wrote, checked as a submitted one is."""
-        before = len(self.parsed.reports)
-        began = time.monotonic()
-        try:
-            with heart.time_limit(max(self.patience, 0)):  # only of what breaks rules the time is looked at
-                heart.add_task(self.parsed, bytes(raw), pointer, levels=1)
-        except heart.OutOfTime:
-            self.complain(heart.Problem(heart.OUT_OF_TIME.detail, pointer))
-        if len(self.parsed.reports) > before:
+        task = self.read(heart.TaskReport, raw, pointer)
+        if task:
+            self.parsed.add(task, pointer, levels=1)
             self.parsed.reports[-1].external_id = external_id
-        else:
-            self.patience -= time.monotonic() - began
-            self.complain()
-        self._weigh(memoryview(raw).nbytes, 0, pointer)
+        self._weigh(OWN_WEIGHT * memoryview(raw).nbytes, pointer)
 
-    def _weigh(self, own: int, shared: int, pointer: str) -> None:
-        """Take a finding's characters from the room that there is, and give up where that is used."""
-        self.room -= OWN_WEIGHT * own + shared
+    def _weigh(self, weight: int, pointer: str) -> None:
+        """Take a finding's weight from what all may have."""
+        self.room -= weight
         if self.room < 0:
-            detail = "from here on the findings are too large, each with what its rule says; send them in parts"
-            self.complain(heart.Problem(detail, pointer))
-            self.parsed.complete = False
+            self.problems.append(heart.Problem(NO_ROOM, pointer))
 
     def numbered(self, identity: str) -> str:
         """Return an identity as an external id: the first of several has it, the others with their number."""
         self.occurrences[identity] += 1
         number = self.occurrences[identity]
         return identity if number == 1 else f"{identity}-{number}"
+
+
+class Items(typing.Generic[Read]):
+    """An array of a document, each of whose items is read when it is asked for; one that is refused is empty."""
+
+    def __init__(self, reading: Reading, model: type[Read], raw: Raw, pointer: str) -> None:
+        self.reading, self.model, self.pointer = reading, model, pointer
+        self.unread = reading.items(raw, pointer)
+        self.known: dict[int, Read] = {}
+
+    def __iter__(self) -> Iterator[Read]:
+        return map(self.__getitem__, range(len(self.unread)))
+
+    def __getitem__(self, place: int) -> Read:
+        if place not in self.known:
+            item = self.reading.read(self.model, self.unread[place], f"{self.pointer}/{place}")
+            self.known[place] = item or self.model()
+        return self.known[place]
+
+    def at(self, number: float | None) -> Read | None:
+        """Return the item that an index means, None where it means none."""
+        place = whole(number)
+        return self[place] if place is not None and place < len(self.unread) else None
 
 
 # ---------------------------------------------------------------------------
@@ -518,11 +492,12 @@ SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one 
 ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")
 
 
-def path_of_uri(uri: str) -> str:
+def path_of_uri(uri: str | None) -> str:
     r"""Return the path that a URI means, with `/` between its parts; one of another scheme than file stays as it is.
 
     Windows paths stand for themselves, as some tools write them: C:\src\a.c is C:/src/a.c, like file:///C:/src/a.c.
     """
+    uri = (uri or "")[:URI_LENGTH]
     if uri[:5].lower() == "file:":
         rest = uri[5:]
         uri = rest[2:] if rest.startswith("///") else rest.removeprefix("//localhost")
@@ -543,58 +518,32 @@ class Paths:
     """The files of a run, as paths below what was scanned, as far as that is known."""
 
     def __init__(self, reading: Reading, run: Run, invocations: Iterable[Invocation], pointer: str) -> None:
-        self.reading = reading
-        self.pointer = f"{pointer}/artifacts"
-        self.unread = run.artifacts
-        self.artifacts: list[Raw] | None = None
-        self.known: dict[ArtifactLocation, str] = {}
-        bases = reading.read(
-            dict[str, ArtifactLocation | None], run.original_uri_base_ids, f"{pointer}/originalUriBaseIds"
-        )
-        self.bases = {name: base for name, base in (bases or {}).items() if base}
-        self.above = {name: path_of_uri((base.uri or "")[:PATH_LENGTH]) for name, base in self.bases.items()}
-        self.roots = list(self._roots(invocations))
+        self.artifacts = Items(reading, Artifact, run.artifacts, f"{pointer}/artifacts")
+        model = dict[str, ArtifactLocation | None]
+        bases = reading.read(model, run.original_uri_base_ids, f"{pointer}/originalUriBaseIds") or {}
+        self.bases = {name: (path_of_uri(base.uri), base.uri_base_id or "") for name, base in bases.items() if base}
+        called_from = [path_of_uri(item.working_directory.uri) for item in invocations if item.working_directory]
+        above = sorted(self.bases, key=lambda name: (name == ROOT, len(self.bases[name][0])), reverse=True)
+        likeliest = [*(self.bases[name][0] for name in above), *called_from]
+        self.roots = [f"{path.rstrip('/')}/" for path in likeliest if is_absolute(path)]  # they only tell where it was
+        self.path = lru_cache(KEPT)(self._path)
 
-    def _roots(self, invocations: Iterable[Invocation]) -> Iterator[str]:
-        """Give the absolute paths that tell only where a scan was done, the likeliest first."""
-        bases = sorted(self.above.values(), key=len, reverse=True)
-        directories = [item.working_directory for item in invocations if item.working_directory]
-        called_from = [path_of_uri((each.uri or "")[:PATH_LENGTH]) for each in directories]
-        for path in (self.above.get(ROOT, ""), *bases, *called_from):
-            if is_absolute(path):
-                yield f"{path.rstrip('/')}/"
-
-    def path(self, location: ArtifactLocation) -> str:
-        """Return the path of a file, "" where nothing tells it."""
-        found = self.known.get(location)
-        if found is None:
-            if len(self.known) >= KEPT:
-                self.known.clear()
-            found = self.known[location] = self._resolved(self._located(location))[:PATH_LENGTH]
-        return found
-
-    def _located(self, location: ArtifactLocation) -> ArtifactLocation:
-        """Return where a file is that may be told by its place in the run's list alone (3.4.5)."""
-        place = index_of(location.index)
-        if location.uri is not None or place is None:
-            return location
-        if self.artifacts is None:
-            self.artifacts = self.reading.items(self.unread, self.pointer)
-        if place >= len(self.artifacts):
-            return location
-        artifact = self.reading.read(Artifact, self.artifacts[place], f"{self.pointer}/{place}")
-        return (artifact and artifact.location) or location
+    def _path(self, location: ArtifactLocation) -> str:
+        """Return the path of a file, "" where nothing tells it; its place in the run's list may tell it (3.4.5)."""
+        artifact = self.artifacts.at(location.index) if location.uri is None else None
+        return self._resolved((artifact and artifact.location) or location)[:PATH_LENGTH]
 
     def _resolved(self, location: ArtifactLocation) -> str:
-        """Return a path on its bases, without an absolute one (3.14.14). A loop of bases ends somewhere."""
-        path = path_of_uri((location.uri or "")[:URI_LENGTH])
+        """Return a path on its bases, without an absolute one (3.14.14)."""
+        path = path_of_uri(location.uri)
         if is_absolute(path):
             return next((path[len(root) :] for root in self.roots if path.startswith(root)), path)
-        name, passed = location.uri_base_id, set[str]()
-        while name in self.above and name not in passed and len(passed) < CHAIN and not is_absolute(self.above[name]):
-            passed.add(name)
-            path = posixpath.join(self.above[name], path)
-            name = self.bases[name].uri_base_id
+        name = location.uri_base_id or ""
+        for _ in range(min(CHAIN, len(self.bases))):  # so that a ring of bases ends
+            above, name = self.bases.get(name, ("", ""))
+            if is_absolute(above):
+                break
+            path = posixpath.join(above, path)
         return posixpath.normpath(path) if path else ""
 
 
@@ -627,8 +576,8 @@ def tags_of(properties: Properties | None) -> list[str]:
 class KnownRule(Struct):
     """A rule as its findings have it; what it says to each of them is made once."""
 
-    id: str | None
-    component: int  # its part of the tool: 0 is the driver
+    id: str
+    component: int = 0  # its part of the tool: 0 is the driver
     title: str = ""
     full: str = ""
     remediation: str | None = None
@@ -638,94 +587,65 @@ class KnownRule(Struct):
     messages: Mapping[str, Text | None] = {}
 
 
-class RuleList:
-    """The rules of one part of a tool, each read when it is asked for."""
+class RuleList(Items[Rule]):
+    """The rules of one part of a tool."""
 
     def __init__(self, reading: Reading, component: Component, number: int, pointer: str) -> None:
-        self.reading = reading
-        self.name = component.name
-        self.guid = component.guid
+        super().__init__(reading, Rule, component.rules, f"{pointer}/rules")
+        self.name, self.guid, self.number = component.name, component.guid, number
         self.strings = component.global_message_strings or {}
-        self.number = number
-        self.pointer = pointer
-        self.unread = reading.items(component.rules, pointer)
-        self.read: dict[int, Rule] = {}
         self.places: dict[str, int] | None = None
-
-    def __getitem__(self, place: int) -> Rule:
-        """Return the rule at a place; one that is refused is empty."""
-        if place not in self.read:
-            rule = self.reading.read(Rule, self.unread[place], f"{self.pointer}/{place}")
-            self.read[place] = rule or Rule()
-        return self.read[place]
 
     def place_of(self, name: str) -> int | None:
         """Return where the rule with an id, or a guid, stands."""
         if self.places is None:
             self.places = {}
-            for place in range(len(self.unread)):
-                for key in (self[place].id, self[place].guid):
-                    if key is not None:
-                        self.places.setdefault(key, place)
+            for place, rule in enumerate(self):
+                for key in filter(None, (rule.id, rule.guid)):
+                    self.places.setdefault(key, place)
         return self.places.get(name)
 
 
 class Rules:
     """The rules of a run: those of the tool itself and of its plug-ins."""
 
-    def __init__(self, reading: Reading, tool: Tool, taxonomies: Sequence[Component], pointer: str) -> None:
-        parts = [(tool.driver, f"{pointer}/driver/rules")]
-        parts += [(part, f"{pointer}/extensions/{place}/rules") for place, part in enumerate(tool.extensions or ())]
+    def __init__(self, reading: Reading, tool: Tool, taxonomies: Items[Component], pointer: str) -> None:
+        parts = [(tool.driver, f"{pointer}/driver")]
+        parts += [(part, f"{pointer}/extensions/{place}") for place, part in enumerate(tool.extensions or ())]
         self.lists = [RuleList(reading, part or Component(), place, at) for place, (part, at) in enumerate(parts)]
         self.taxonomies = taxonomies
         self.names = {rules.name for rules in self.lists}
         self.overrides: dict[tuple[int, int], Level] = {}
-        self.known: dict[tuple[str | None, float | None, Reference | None], KnownRule] = {}
+        self.rule_of = lru_cache(KEPT)(self._rule_of)
 
     def override(self, invocations: Iterable[Invocation]) -> None:
         """Take the levels that rules were given for this run."""
-        for invocation in invocations:
-            for each in invocation.rule_configuration_overrides or ():
-                if each and each.descriptor and each.configuration and each.configuration.level:
-                    found = self._find(each.descriptor.id, each.descriptor.index, each.descriptor)
-                    if found:
-                        self.overrides.setdefault((found[0].number, found[1]), each.configuration.level)
+        for each in itertools.chain.from_iterable(item.rule_configuration_overrides or () for item in invocations):
+            if each and each.descriptor and each.configuration and each.configuration.level:
+                rules, place = self._find(each.descriptor.id, each.descriptor.index, each.descriptor)
+                self.overrides.setdefault((rules.number, place), each.configuration.level)
 
-    def rule_of(self, result: Result) -> KnownRule:
+    def _rule_of(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
         """Return the rule of a result, as much of it as there is."""
-        key = (result.rule_id, result.rule_index, result.rule)
-        rule = self.known.get(key)
-        if rule is None:
-            if len(self.known) >= KEPT:
-                self.known.clear()
-            rule = self.known[key] = self._made(*key)
-        return rule
-
-    def _made(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
         if reference:
             rule_id = rule_id or reference.id
-            index = index if index_of(reference.index) is None else reference.index
-        found = self._find(rule_id, index, reference)
-        if not found:
-            return KnownRule(rule_id, 0)
-        rules, place = found
+            index = index if whole(reference.index) is None else reference.index
+        rules, place = self._find(rule_id, index, reference)
+        if place < 0:
+            return KnownRule((rule_id or "").strip())
         rule = rules[place]
-        help_text = text_of(rule.help) or (rule.help_uri or "").strip()
+        help_text = cut_bytes(text_of(rule.help) or (rule.help_uri or "").strip(), RULE_TEXT)
         return KnownRule(
-            rule_id or rule.id,
+            (rule_id or rule.id or "").strip(),
             rules.number,
             text_of(rule.short_description, rule.full_description) or (rule.name or "").strip(),
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
-            heart.stored([heart.StoredStep(1, cut_bytes(help_text, RULE_TEXT))]) if help_text else None,
+            heart.stored([heart.StoredStep(1, help_text)]) if help_text else None,
             scored(rule.properties),
             self.overrides.get((rules.number, place)) or (rule.default_configuration or Configuration()).level,
-            tuple(self._tags(rule)),
+            (*tags_of(rule.properties), *self.taxa(each.target for each in rule.relationships or () if each)),
             rule.message_strings or {},
         )
-
-    def _tags(self, rule: Rule) -> Iterator[str]:
-        yield from tags_of(rule.properties)
-        yield from self.taxa(each.target for each in rule.relationships or () if each)
 
     def taxa(self, references: Iterable[Reference | None]) -> Iterator[str]:
         """Give the taxa that are referred to, each with its taxonomy's name: CWE-79."""
@@ -735,46 +655,31 @@ class Rules:
             if reference and reference.id and name and name not in self.names:  # which would be another rule
                 yield reference.id if reference.id.startswith(name) else f"{name}-{reference.id}"
 
-    def _taxonomy(self, reference: ComponentReference) -> str:
+    def _taxonomy(self, reference: ComponentReference) -> str | None:
         """Return the name of a taxonomy that is meant by its guid or place."""
-        place = index_of(reference.index)
-        for number, item in enumerate(self.taxonomies):
-            if (reference.guid and item.guid == reference.guid) or (not reference.guid and number == place):
-                return item.name or ""
-        return ""
+        if reference.guid:
+            return next((item.name for item in self.taxonomies if item.guid == reference.guid), None)
+        return (self.taxonomies.at(reference.index) or Component()).name
 
-    def _find(
-        self, rule_id: str | None, index: float | None, reference: Reference | None
-    ) -> tuple[RuleList, int] | None:
-        """Return where a rule stands (3.52.3): in the part of the tool that is named, or else in any."""
+    def _find(self, rule_id: str | None, index: float | None, reference: Reference | None) -> tuple[RuleList, int]:
+        """Return where a rule stands (3.52.3), in the part of the tool that is named, or else in any: -1 is nowhere."""
         named = self._part(reference.tool_component if reference else None)
-        place = index_of(index)
-        if place is not None and place < len((named or self.lists[0]).unread):
-            rules = named or self.lists[0]
-            their_id = rules[place].id
-            if rule_id is None or their_id is None or f"{rule_id}/".startswith(f"{their_id}/"):
-                return rules, place
-        if reference and reference.guid and (found := self._look_up(reference.guid, named)):
-            return found
-        for _ in range(PARENTS):
-            if not rule_id:
-                break
-            if found := self._look_up(rule_id, named):
-                return found
-            rule_id = rule_id.rpartition("/")[0]
-        return None
-
-    def _look_up(self, name: str, first: RuleList | None) -> tuple[RuleList, int] | None:
-        for rules in (first, *self.lists) if first else self.lists:
-            if (place := rules.place_of(name)) is not None:
-                return rules, place
-        return None
+        first = named or self.lists[0]
+        there = first.at(index)
+        if there and (rule_id is None or there.id is None or f"{rule_id}/".startswith(f"{there.id}/")):
+            return first, whole(index) or 0
+        parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
+        for name in filter(None, itertools.chain([reference.guid if reference else None], parents)):
+            for rules in (first, *self.lists):
+                if (place := rules.place_of(name)) is not None:
+                    return rules, place
+        return first, -1
 
     def _part(self, reference: ComponentReference | None) -> RuleList | None:
         """Return the part of the tool that is meant (3.54.2)."""
         if reference is None:
             return None
-        place = index_of(reference.index)
+        place = whole(reference.index)
         if place is not None and place + 1 < len(self.lists):
             return self.lists[place + 1]
         for rules in self.lists:
@@ -802,17 +707,14 @@ class Place(Struct, gc=False):
     name: str = ""
 
     @property
-    def label(self) -> str:
-        """The place as people write it."""
+    def evidence(self) -> heart.Evidence | None:
+        """The code there, labelled as people write a place, None where nothing is known of it."""
         where = self.path or self.name
         label = f"{where}:{self.line}" if where and self.line else where
-        return label if len(label) <= LABEL_LENGTH else "…" + label[1 - LABEL_LENGTH :]
-
-    @property
-    def evidence(self) -> heart.Evidence | None:
-        """The code there, None where nothing is known of it."""
-        label, content = self.label or None, cut_bytes(self.snippet, SNIPPET) or None
-        return heart.Evidence(type="code", label=label, content=content) if label or content else None
+        if len(label) > LABEL_LENGTH:
+            label = "…" + label[1 - LABEL_LENGTH :]
+        content = cut_bytes(self.snippet, SNIPPET) or None
+        return heart.Evidence(type="code", label=label or None, content=content) if label or content else None
 
 
 class Extensions(Struct, rename="camel", omit_defaults=True, gc=False):
@@ -832,13 +734,12 @@ def marks_of(fingerprints: Mapping[str, str | None] | None) -> list[tuple[str, s
     return sorted((name, value) for name, value in given if value and value not in NO_FINGERPRINTS)
 
 
-def identity_of(result: Result, tool: str, rule_id: str | None, place: Place) -> str:
+def identity_of(result: Result, tool: str, rule_id: str, place: Place) -> str:
     """Return what a result is known by from scan to scan: a hash of what does not move.
 
     Neither its guid, which is new in every run, nor its message or line is in it.
     """
     where = place.path or place.name
-    marks: Sequence[Any]
     if marks := marks_of(result.fingerprints):
         known_by: tuple[Any, ...] = ("fingerprints", marks)
     elif result.correlation_guid:
@@ -847,7 +748,7 @@ def identity_of(result: Result, tool: str, rule_id: str | None, place: Place) ->
         known_by = ("partialFingerprints", where, marks)
     else:
         known_by = ("snippet", where, " ".join(place.snippet[:SNIPPET].split()))
-    return hashlib.sha256(msgspec.json.encode((tool, rule_id, *known_by))).hexdigest()[:40]
+    return hashlib.sha256(msgspec.json.encode((tool, rule_id or None, *known_by))).hexdigest()[:40]
 
 
 def our_id(result: Result) -> str | None:
@@ -856,62 +757,46 @@ def our_id(result: Result) -> str | None:
     return value if value and len(value) <= EXTERNAL_ID_LENGTH else None
 
 
+def severity_of(result: Result, rule: KnownRule) -> int:
+    """Return the severity of a result, as the rank that is stored (3.27.10, and GitHub's security-severity)."""
+    level = result.level or ("none" if result.kind not in (None, "fail") else rule.level or "warning")
+    return scored(result.properties) or rule.rank or heart.RANKS[SEVERITY_OF_LEVEL[level]]
+
+
 class RunReading:
     """A run that is being read, with all that its results refer to."""
 
     def __init__(self, reading: Reading, raw: Raw, pointer: str) -> None:
-        self.reading = reading
-        self.pointer = pointer
-        self.before = len(reading.parsed.problems)
+        self.reading, self.pointer = reading, pointer
         self.run: Run = heart.decoder(Run).decode(raw)
-        self.tool = reading.read(Tool, self.run.tool, f"{pointer}/tool") or Tool()
-        invocations = self._read_all(Invocation, self.run.invocations, "invocations")
-        self.paths = Paths(reading, self.run, invocations, pointer)
-        taxonomies = self._read_all(Component, self.run.taxonomies, "taxonomies")
-        self.rules = Rules(reading, self.tool, taxonomies, f"{pointer}/tool")
-        self.rules.override(invocations)
-        self.names: list[Raw] | None = None
-        self._require_success(invocations)
+        for field in msgspec.structs.fields(Run):
+            if field.name != "results":  # each of which is looked at by itself
+                reading.refuse_nul(getattr(self.run, field.name), f"{pointer}/{field.encode_name}")
+        tool = reading.read(Tool, self.run.tool, f"{pointer}/tool") or Tool()
+        self.tool_name = ((tool.driver and tool.driver.name) or "").strip()
+        self.invocations = Items(reading, Invocation, self.run.invocations, f"{pointer}/invocations")
+        self.paths = Paths(reading, self.run, self.invocations, pointer)
+        taxonomies = Items(reading, Component, self.run.taxonomies, f"{pointer}/taxonomies")
+        self.rules = Rules(reading, tool, taxonomies, f"{pointer}/tool")
+        self.rules.override(self.invocations)
+        self.names = Items(reading, LogicalLocation, self.run.logical_locations, f"{pointer}/logicalLocations")
 
-    @property
-    def tool_name(self) -> str:
-        """The name of the tool, whatever part of it found something."""
-        return ((self.tool.driver and self.tool.driver.name) or "").strip()
-
-    def _read_all(self, model: type[Read], raw: Raw, name: str) -> list[Read]:
-        pointer = f"{self.pointer}/{name}"
-        items = self.reading.items(raw, pointer)
-        return [self.reading.read(model, item, f"{pointer}/{place}") or model() for place, item in enumerate(items)]
-
-    def _require_success(self, invocations: Iterable[Invocation]) -> None:
+    def require_success(self) -> None:
         """Refuse the run of a scanner that failed, which must not look like a clean scan."""
-        complaints = []
-        if not self.tool_name:
-            complaints.append((self._missing_name(), "must be there, and name the tool"))
         if not is_given(self.run.results):
-            complaints.append(("/results", NO_RESULTS))
-        for place, invocation in enumerate(invocations):
+            self.reading.problems.append(heart.Problem(NO_RESULTS, f"{self.pointer}/results"))
+        for place, invocation in enumerate(self.invocations):
             if invocation.execution_successful is False:
-                complaints.append((f"/invocations/{place}/executionSuccessful", "the scanner says that it failed"))
-        told = [problem.pointer or "" for problem in self.reading.parsed.problems[self.before :]]
-        for pointer, detail in complaints:
-            at = f"{self.pointer}{pointer}"
-            if not at.startswith(tuple(told)):
-                self.reading.complain(heart.Problem(detail, at))
-
-    def _missing_name(self) -> str:
-        """Return where the tool's name is missing."""
-        if not is_given(self.run.tool):
-            return "/tool"
-        return "/tool/driver/name" if self.tool.driver else "/tool/driver"
+                at = f"{self.pointer}/invocations/{place}/executionSuccessful"
+                self.reading.problems.append(heart.Problem("the scanner says that it failed", at))
 
     def read_results(self) -> None:
         """Take every result as a finding. :raises Postponed: when others have waited long enough for this thread."""
         results = self.reading.items(self.run.results, f"{self.pointer}/results")
         for number, raw in enumerate(results):
-            if number % TURN == 0:
-                heart.tick()
+            heart.tick()
             pointer = f"{self.pointer}/results/{number}"
+            self.reading.refuse_nul(raw, pointer)
             result = self.reading.read(Result, raw, pointer)
             if result and result.is_finding:
                 self._take(result, pointer)
@@ -923,23 +808,22 @@ class RunReading:
         if result.properties and is_given(result.properties.ours):
             self.reading.take_ours(result.properties.ours, known_as, f"{pointer}/properties/{heart.escaped(OURS)}")
             return
-        rule = self.rules.rule_of(result)
+        rule = self.rules.rule_of(result.rule_id, result.rule_index, result.rule)
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
         title, description = self._words(result, rule)
-        items = [item for place in places if (item := place.evidence)]
         report = heart.Report(
             known_as or self.reading.numbered(identity_of(result, self.tool_name, rule.id, first)),
             "dismissed" if result.is_suppressed else None,
             title,
             severity_of(result, rule),
             description,
-            heart.stored(items),
+            heart.stored([item for place in places if (item := place.evidence)]),
             rule.remediation,
             None,
             self._extensions(result, rule, first),
         )
-        self.reading.take(report, rule, pointer)
+        self.reading.take(report, pointer)
 
     def _place(self, location: Location) -> Place:
         physical = location.physical_location or PhysicalLocation()
@@ -947,69 +831,47 @@ class RunReading:
         around = physical.context_region or Region()
         snippet = (region.snippet and region.snippet.text) or (around.snippet and around.snippet.text) or ""
         path = self.paths.path(physical.artifact_location) if physical.artifact_location else ""
-        name = "" if path else self._logical_name(location)
-        return Place(path, line_of(region.start_line), line_of(region.end_line), snippet, name)
+        names = () if path else map(self._name, location.logical_locations or ())
+        return Place(
+            path, whole(region.start_line, 1), whole(region.end_line, 1), snippet, next(filter(None, names), "")
+        )
 
-    def _logical_name(self, location: Location) -> str:
-        """Return what a program calls a place, "" where that is not told."""
-        for item in location.logical_locations or ():
-            if item and (name := self._named(item)):
-                return name[:PATH_LENGTH]
-        return ""
-
-    def _named(self, item: LogicalLocation) -> str:
-        """Return the name of a place that may be told by its place in the run's list alone (3.33.3)."""
-        name = item.fully_qualified_name or item.name or ""
-        number = index_of(item.index)
-        if name or number is None:
-            return name
-        pointer = f"{self.pointer}/logicalLocations"
-        if self.names is None:
-            self.names = self.reading.items(self.run.logical_locations, pointer)
-        if number >= len(self.names):
-            return ""
-        named = self.reading.read(LogicalLocation, self.names[number], f"{pointer}/{number}") or LogicalLocation()
-        return named.fully_qualified_name or named.name or ""
+    def _name(self, location: LogicalLocation | None) -> str:
+        """Return what a program calls a place; its place in the run's list may tell it (3.33.3)."""
+        there = location and (self.names.at(location.index) or LogicalLocation())
+        named = (each.fully_qualified_name or each.name for each in (location, there) if each)
+        return next(filter(None, named), "")[:PATH_LENGTH]
 
     def _words(self, result: Result, rule: KnownRule) -> tuple[str, str | None]:
         """Return a finding's title and description."""
         message = self._said(result.message or Message(), rule)
-        title = cut(message or rule.title or rule.id or f"A finding of {self.tool_name}", TITLE_LENGTH)
+        nothing = f"A finding of {self.tool_name}" if self.tool_name else "A finding"
+        title = cut(message or rule.title or rule.id or nothing, TITLE_LENGTH)
         if len(message) > TITLE_LENGTH:
             return title, cut_bytes(message, DESCRIPTION)
         return title, rule.full if rule.full and rule.full not in title else None
 
     def _said(self, message: Message, rule: KnownRule) -> str:
         """Return what a message says, with its arguments in their places and without links (3.11)."""
-        text = message.text
+        text = message.text or ""
         if not text and message.id is not None:
             strings = (rule.messages, self.rules.lists[rule.component].strings, self.rules.lists[0].strings)
             text = text_of(*(each.get(message.id) for each in strings))
+        if message.arguments or not message.text:  # a text without arguments may have braces of its own
             text = filled(text, message.arguments or ())
-        elif text and message.arguments:
-            text = filled(text, message.arguments)
-        return LINK.sub(r"\1", (text or "")[:MESSAGE_LENGTH]).strip()
+        return LINK.sub(r"\1", text[:MESSAGE_LENGTH]).strip()
 
     def _extensions(self, result: Result, rule: KnownRule, place: Place) -> str:
         tags = dict.fromkeys((*rule.tags, *tags_of(result.properties), *self.rules.taxa(result.taxa or ())))
         extensions = Extensions(
-            cut(rule.id, NAME_LENGTH) if rule.id else None,
-            cut(self.tool_name, NAME_LENGTH),
+            cut(rule.id, NAME_LENGTH) or None,
+            cut(self.tool_name, NAME_LENGTH) or None,
             place.path or None,
             place.line,
             place.end_line if place.line else None,
             tuple(cut(tag, TAG_LENGTH) for tag in itertools.islice(tags, TAGS)),
         )
         return msgspec.json.encode(extensions).decode()
-
-
-def severity_of(result: Result, rule: KnownRule) -> int:
-    """Return the severity of a result, as the rank that is stored (3.27.10, and GitHub's security-severity)."""
-    rank = scored(result.properties) or rule.rank
-    if rank:
-        return rank
-    level = result.level or ("none" if result.kind not in (None, "fail") else rule.level or "warning")
-    return heart.RANKS[SEVERITY_OF_LEVEL[level]]
 
 
 def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
@@ -1026,10 +888,10 @@ def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     reading = Reading(settings, has_nul=heart.NUL_ESCAPE.search(text) is not None)
     with heart.time_limit(math.inf):
         read_log(reading, text)
-    parsed = reading.parsed
-    if reading.has_nul and not parsed.problems:
-        parsed.problems.append(heart.Problem(NO_NUL, ""))
-    return parsed
+    if reading.has_nul and not reading.problems:
+        reading.problems.append(heart.Problem(NO_NUL, ""))
+    reading.parsed.complete = not reading.is_over
+    return reading.parsed
 
 
 def read_log(reading: Reading, text: bytes) -> None:
@@ -1037,17 +899,19 @@ def read_log(reading: Reading, text: bytes) -> None:
     try:
         log: Log = heart.decoder(Log).decode(text)
     except msgspec.ValidationError as refusal:
-        reading.complain(quick_problem(refusal, ""))
+        reading.problems.append(quick_problem(refusal, ""))
         return
     if memoryview(log.version) != f'"{VERSION}"'.encode():
-        reading.complain(heart.Problem(f"must be {VERSION}", "/version"))
+        reading.problems.append(heart.Problem(f"must be {VERSION}", "/version"))
     runs = reading.items(log.runs, "/runs")
-    if not runs and not any(problem.pointer == "/runs" for problem in reading.parsed.problems):
-        reading.complain(heart.Problem(NO_RUNS, "/runs"))
+    if not runs and not any(problem.pointer == "/runs" for problem in reading.problems):
+        reading.problems.append(heart.Problem(NO_RUNS, "/runs"))
     for number, raw in enumerate(runs):
+        run = RunReading(reading, raw, f"/runs/{number}")
+        run.require_success()
+        run.read_results()
         if reading.is_over:
             break
-        RunReading(reading, raw, f"/runs/{number}").read_results()
 
 
 # ---------------------------------------------------------------------------
@@ -1070,28 +934,27 @@ def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
 
 
 def judge_lot(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> list[heart.Problem]:
-    """Return what is wrong with extensions, once each is whole, without what is refused, or empty."""
+    """Return what is wrong with extensions: whole, then without what is refused, and at last with nothing in them."""
     end = time.monotonic() + seconds
     problems: list[heart.Problem] = []
-    reduce: Callable[[str | None, Iterable[str]], str | None]
-    for reduce in (without, nothing):
+    for turn in range(3):
         found = check(schema, parsed, lot, end - time.monotonic())
-        problems += [problem for place in found if is_ours(parsed, place) for problem in found[place]]
-        lot = [place for place in found if not is_ours(parsed, place)]
-        for place in lot:
-            _, pointer = parsed.extensions[place]
-            names = {member_of(problem, pointer) for problem in found[place]}
-            parsed.reports[place].extensions = reduce(parsed.reports[place].extensions, names)
-            parsed.extensions[place] = (parsed.reports[place].extensions, pointer)
+        lot = []
+        for place, told in found.items():
+            text, pointer = parsed.extensions[place]
+            if pointer.endswith("/extensions"):  # they stand in the document as they are
+                problems += told
+            elif turn == 2:
+                details = (heart.cut(f"the project type's schema asks for more: {each.detail}") for each in told)
+                problems += (heart.Problem(detail, pointer) for detail in details)
+            else:
+                left = without(text, told, pointer) if turn == 0 else None
+                parsed.reports[place].extensions = left
+                parsed.extensions[place] = (left, pointer)
+                lot.append(place)
         if not lot:
-            return problems
-    return problems + [
-        heart.Problem(
-            heart.cut(f"the project type's schema asks for more: {problem.detail}"), parsed.extensions[place][1]
-        )
-        for place, found_there in check(schema, parsed, lot, end - time.monotonic()).items()
-        for problem in found_there
-    ]
+            break
+    return problems
 
 
 def check(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> dict[int, list[heart.Problem]]:
@@ -1106,25 +969,12 @@ def check(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float)
     return found
 
 
-def is_ours(parsed: heart.Parsed, place: int) -> bool:
-    """Tell whether extensions stand in the document as they are."""
-    return parsed.extensions[place][1].endswith("/extensions")
-
-
-def member_of(problem: heart.Problem, pointer: str) -> str:
-    """Return the member of the extensions that a problem is about, "" for all of them."""
-    return (problem.pointer or "")[len(pointer) + 1 :].partition("/")[0]
-
-
-def without(extensions: str | None, names: Iterable[str]) -> str | None:
-    """Return extensions without some of their members."""
+def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: str) -> str | None:
+    """Return extensions without the members that problems are about."""
+    names = {(problem.pointer or "")[len(pointer) + 1 :].partition("/")[0] for problem in problems}
     members: dict[str, Raw] = heart.decoder(dict[str, Raw]).decode(extensions or "{}")
     left = {name: value for name, value in members.items() if name not in names}
     return msgspec.json.encode(left).decode() if left else None
-
-
-def nothing(_: str | None, __: Iterable[str]) -> None:
-    """Return no extensions."""
 
 
 # ---------------------------------------------------------------------------
@@ -1132,30 +982,30 @@ def nothing(_: str | None, __: Iterable[str]) -> None:
 # ---------------------------------------------------------------------------
 
 SOURCE_FILE = 5 * heart.KIB * heart.KIB
-SOURCE_LINES = 20
-SOURCE_TEXT = 10 * heart.KIB  # bytes
-SOURCES = (
-    64 * heart.KIB * heart.KIB
-)  # characters that are kept: some scanners go rule by rule, and come to a file again
+SOURCE_TEXT = 10 * heart.KIB  # bytes of a line
+SOURCES = 64 * heart.KIB * heart.KIB  # characters that are kept: some scanners come to a file for each rule
 LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
 EACH = "*"
 LOCATIONS = ("results", EACH, "locations", EACH, "physicalLocation")
 
 
 def edited(raw: Raw, path: Sequence[str], edit: Callable[[Raw], Raw]) -> Raw:
-    """Return a JSON text with what stands at a path edited, and all else as it was; the same one where nothing was."""
-    if not path:
-        return edit(raw)
+    """Return a JSON text with what stands at a path edited, and all else as it was; the same one where nothing was.
+
+    What cannot be read stays as it is: `parse` tells why.
+    """
     try:
-        whole = heart.decoder(list[Raw] | dict[str, Raw]).decode(raw)
-    except heart.NOT_JSON:
+        if not path:
+            return edit(raw)
+        holder = heart.decoder(list[Raw] | dict[str, Raw]).decode(raw)
+    except (*heart.NOT_JSON, heart.ServiceError):
         return raw
     changed = False
-    names: Iterable[Any] = range(len(whole)) if isinstance(whole, list) else list(whole)
+    names: Iterable[Any] = range(len(holder)) if isinstance(holder, list) else list(holder)
     for name in names:
-        if path[0] in (EACH, name) and (part := edited(whole[name], path[1:], edit)) is not whole[name]:
-            whole[name], changed = part, True
-    return Raw(msgspec.json.encode(whole)) if changed else raw
+        if path[0] in (EACH, name) and (part := edited(holder[name], path[1:], edit)) is not holder[name]:
+            holder[name], changed = part, True
+    return Raw(msgspec.json.encode(holder)) if changed else raw
 
 
 class Checkout:
@@ -1169,45 +1019,45 @@ class Checkout:
 
     def relative(self, raw: Raw) -> Raw:
         """Return a location with its path relative to the folder, where it is an absolute one below it."""
-        try:
-            location = heart.decoder(ArtifactLocation).decode(raw)
-        except heart.NOT_JSON:
+        uri = heart.decoder(ArtifactLocation).decode(raw).uri or ""
+        path = path_of_uri(uri)
+        root = next(filter(path.startswith, self.roots), None)
+        if root is None:
             return raw
-        path = path_of_uri(location.uri or "")
-        for root in self.roots:
-            if path.startswith(root):
-                members = heart.decoder(dict[str, Raw]).decode(raw)
-                end = "/" if (location.uri or "").endswith("/") else ""
-                members["uri"] = Raw(msgspec.json.encode(quote(path.removeprefix(root)) + end))
-                members.pop("uriBaseId", None)  # an absolute path stood for itself
-                return Raw(msgspec.json.encode(members))
-        return raw
+        members: dict[str, Any] = heart.decoder(dict[str, Raw]).decode(raw)
+        members["uri"] = quote(path.removeprefix(root)) + ("/" if uri.endswith("/") else "")
+        members.pop("uriBaseId", None)  # an absolute path stood for itself
+        return Raw(msgspec.json.encode(members))
 
     def with_snippet(self, raw: Raw, paths: Paths) -> Raw:
-        """Return a place in a file with its lines of code, where it tells which they are and does not have them."""
-        try:
-            place = heart.decoder(PhysicalLocation).decode(raw)
-        except heart.NOT_JSON:
+        """Return a place in a file with the line that it begins with, where it tells which, and has no code with it.
+
+        With more lines, a change to any of them would make another finding of it.
+        """
+        place: PhysicalLocation = heart.decoder(PhysicalLocation).decode(raw)
+        region = place.region or Region()
+        start = whole(region.start_line, 1)
+        if not place.artifact_location or not start:
             return raw
-        region, location = place.region, place.artifact_location
-        start = line_of(region.start_line) if region else None
-        if not region or not location or not start:
+        if text_of(region.snippet, (place.context_region or Region()).snippet):
             return raw
-        if text_of(region.snippet, place.context_region and place.context_region.snippet):
-            return raw
-        last = max(line_of(region.end_line) or start, start)
-        text = self.text(paths.path(location), start, min(last, start + SOURCE_LINES - 1))
+        text = self.line(paths.path(place.artifact_location), start)
         return edited(raw, ("region",), lambda part: with_member(part, "snippet", {"text": text})) if text else raw
 
-    def text(self, path: str, start: int, last: int) -> str:
-        """Return the lines of a file, "" where there are none."""
+    def with_snippets(self, run: Raw) -> Raw:
+        """Return a run with the lines of code that its results lack."""
+        paths = RunReading(Reading(heart.Settings()), run, "").paths
+        return edited(run, LOCATIONS, lambda place: self.with_snippet(place, paths))
+
+    def line(self, path: str, number: int) -> str:
+        """Return a line of a file, "" where it has none."""
         lines = self.kept.get(path)
         if lines is None:
             if self.room < 0:
                 self.kept, self.room = {}, SOURCES
             lines = self.kept[path] = self._read(path)
             self.room -= len(path) + sum(map(len, lines))
-        return cut_bytes("\n".join(lines[start - 1 : last]), SOURCE_TEXT)
+        return cut_bytes(lines[number - 1], SOURCE_TEXT) if number <= len(lines) else ""
 
     def _read(self, path: str) -> Sequence[str]:
         try:
@@ -1228,25 +1078,12 @@ def with_member(raw: Raw, name: str, value: Any) -> Raw:
 def with_source(document: bytes, folder: Path, lines: bool = True) -> bytes:
     """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
 
-    :param lines: also give the places that lack them their lines of code, by which a finding is known after it moved.
+    :param lines: also give the places that lack code their line, by which a finding is known after it moved.
     """
-    checkout = Checkout(folder)
-
-    def prepare(run: Raw) -> Raw:
-        for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
-            run = edited(run, place, checkout.relative)
-        return with_snippets(run, checkout) if lines else run
-
-    return bytes(edited(Raw(document.removeprefix(codecs.BOM_UTF8)), ("runs", EACH), prepare))
-
-
-def with_snippets(raw: Raw, checkout: Checkout) -> Raw:
-    """Return a run with lines of code; what cannot be read of it stays as it is, for `parse` tells why."""
-    try:
-        paths = RunReading(Reading(heart.Settings()), raw, "").paths
-        return edited(raw, LOCATIONS, lambda place: checkout.with_snippet(place, paths))
-    except (*heart.NOT_JSON, heart.ServiceError):
-        return raw
+    checkout, text = Checkout(folder), Raw(document.removeprefix(codecs.BOM_UTF8))
+    for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
+        text = edited(text, ("runs", EACH, *place), checkout.relative)
+    return bytes(edited(text, ("runs", EACH), checkout.with_snippets) if lines else text)
 
 
 # ---------------------------------------------------------------------------
@@ -1257,7 +1094,8 @@ TASK_COLUMNS = (
     *("id", "external_id", "title", "severity", "status", "reason", "assignee", "project_type", "target_url", "branch"),
     *("run_id", "last_run_id", "created_at", "updated_at", "last_seen_at", "times_seen"),
 )
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would run, or begins such a cell
+# What a spreadsheet would run, also behind white space and in East Asian width, or what begins such a cell.
+FORMULA = re.compile(r"[\t\r]|\s*[-=+@\uff0d\uff1d\uff0b\uff20]")
 LEVELS = {"critical": "error", "high": "error", "medium": "warning", "low": "note", "info": "none"}
 SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "2.0"}
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -1265,8 +1103,7 @@ DRIVER = "Findings Task Service"
 LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
 PATH_SIGNS = "/!$&'()*+,;=@~"  # that a path may hold as they are; a colon might end a scheme
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
-RULE_TAGS = 20  # that code scanning takes
-RULE_TITLE = 1024  # characters that code scanning takes
+RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
 
 
 def write_csv(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
@@ -1285,7 +1122,7 @@ def write_csv(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
 
 def cell(value: str | int | None) -> str | int | None:
     """Return a value as a cell that no spreadsheet runs."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 class Written(Struct):
@@ -1312,7 +1149,9 @@ class Tools:
         rules = self.rules.setdefault(tool, {})
         rule = rules.get(rule_id)
         if rule is None:
-            rule = rules[rule_id] = Written(self._reference(tool, rule_id, len(rules)), self._descriptor(rule_id, task))
+            self.described += 1
+            descriptor = descriptor_of(rule_id, task) if self.described <= DESCRIBED_RULES else {"id": rule_id}
+            rule = rules[rule_id] = Written(self._reference(tool, rule_id, len(rules)), descriptor)
         rule.severity = max(rule.severity, heart.RANKS[task.severity])
         return rule
 
@@ -1323,10 +1162,6 @@ class Tools:
         part = self.parts.setdefault(tool, len(self.parts))
         return {"rule": {"id": rule_id, "index": index, "toolComponent": {"name": tool, "index": part}}}
 
-    def _descriptor(self, rule_id: str, task: heart.Task) -> dict[str, Any]:
-        self.described += 1
-        return descriptor_of(rule_id, task) if self.described <= DESCRIBED_RULES else {"id": rule_id}
-
     def tool(self) -> dict[str, Any]:
         """Return the tool of the run that was written."""
         driver = {"name": DRIVER, "version": heart.__version__, "rules": rules_of(self.rules[None])}
@@ -1334,18 +1169,10 @@ class Tools:
         return {"driver": driver, "extensions": parts} if parts else {"driver": driver}
 
 
-def evidence_of(task: heart.Task) -> list[heart.Evidence]:
-    """Return a task's evidence, which is still the text that is stored: other answers pass it on as it is."""
-    text: Any = task.evidence
-    evidence: list[heart.Evidence] = heart.decoder(list[heart.Evidence]).decode(text)
-    return evidence
-
-
-def first_step(task: heart.Task) -> str:
-    """Return the first step of a task's remediation, which is still the text that is stored."""
-    text: Any = task.remediation
-    steps: list[heart.StoredStep] = heart.decoder(list[heart.StoredStep]).decode(text)
-    return steps[0].instruction if steps else ""
+def items_of(unread: Any, model: type[Read]) -> list[Read]:
+    """Return an array of a task, which is still the text that is stored: other answers pass it on as it is."""
+    items: list[Read] = heart.decoder(list[model]).decode(unread)  # type: ignore[valid-type]
+    return items
 
 
 def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
@@ -1357,21 +1184,17 @@ def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
 def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
     """Return a member of extensions where it is the number of a line."""
     value = extensions.get(name)
-    return line_of(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    return whole(value, 1) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
     full = cut_bytes(task.description or task.title, RULE_TEXT)
-    help_text = cut_bytes(first_step(task), RULE_TEXT).strip() or full
+    steps = items_of(task.remediation, heart.StoredStep)
+    help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
+    texts = {"shortDescription": task.title, "fullDescription": cut(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
-    return {
-        "id": rule_id,
-        "shortDescription": {"text": cut(task.title, RULE_TITLE)},
-        "fullDescription": {"text": full},
-        "help": {"text": help_text},
-        **link,
-    }
+    return {"id": rule_id, **{name: {"text": text} for name, text in texts.items()}, **link}
 
 
 def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
@@ -1406,7 +1229,7 @@ def uri_of(path: str) -> str:
     Code scanning shows no results of other schemes than file: what is at an address has that as its path.
     """
     if scheme := SCHEME.match(path):
-        return quote(path[scheme.end() :].lstrip("/") or path, safe=f"{PATH_SIGNS}%")
+        path = unquote(path[scheme.end() :].lstrip("/")) or path
     if drive := DRIVE.fullmatch(path):
         return f"file:///{quote(drive[1], safe=f'{PATH_SIGNS}:')}"
     quoted = quote(path, safe=PATH_SIGNS)
@@ -1417,7 +1240,7 @@ def uri_of(path: str) -> str:
 
 def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the location of a task: the first line where none is known."""
-    evidence = evidence_of(task)
+    evidence = items_of(task.evidence, heart.Evidence)
     path, line, end_line = where_of(task, extensions, evidence)
     region: dict[str, Any] = {"startLine": line or 1}
     if line and end_line and end_line >= line:

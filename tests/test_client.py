@@ -61,6 +61,7 @@ class Fake:
             do_GET = do_POST = do_PATCH = answer
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *_: None  # it would tell of it on standard error
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         self.thread.start()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import csv
 import functools
+import http.client
 import io
 import itertools
 import json
@@ -23,6 +24,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +224,9 @@ WILD = cases(
         {"title": "A finding of Scanner", "severity": "medium", "evidence": []},
     ),
     an_empty_result=(log_with({}), {"title": "A finding of Scanner", "extensions": {"tool": "Scanner"}}),
+    no_tool=(log_of({"results": [{}]}), {"title": "A finding", "extensions": {}}),
+    no_driver=(log_of({"tool": {}, "results": [result()]}), {"title": "Bad call", "ruleId": "R1"}),
+    a_blank_name=(log_with({"ruleId": " "}, name=" "), {"title": "A finding", "extensions": {}}),
     no_location=(log_with(result(locations=...)), {"title": "Bad call", "evidence": []}),
     a_location_without_a_region=(
         log_with(result(locations=[{"physicalLocation": {"artifactLocation": {"uri": "a.py"}}}])),
@@ -571,10 +576,7 @@ REFUSED = cases(
     runs_that_are_no_array=({"version": "2.1.0", "runs": {}}, "/runs"),
     empty_runs=(log_of(), "/runs"),
     a_run_that_is_null=(log_of(None), "/runs/0"),
-    no_tool=(log_of({"results": []}), "/runs/0/tool"),
-    no_driver=(log_of({"tool": {}, "results": []}), "/runs/0/tool/driver"),
-    no_name=(log_of({"tool": {"driver": {}}, "results": []}), "/runs/0/tool/driver/name"),
-    a_blank_name=(log_with(name=" "), "/runs/0/tool/driver/name"),
+    a_tool_that_is_none=(log_of({"tool": 5, "results": []}), "/runs/0/tool"),
     no_results=(log_of({"tool": {"driver": {"name": "x"}}}), "/runs/0/results"),
     results_that_are_null=(log_with() | log_of(run_of() | {"results": None}), "/runs/0/results"),
     results_that_are_no_array=(log_of(run_of() | {"results": {}}), "/runs/0/results"),
@@ -752,7 +754,7 @@ OWN_FIELDS = ("externalId", "title", "severity", "status", "description", "evide
 
 
 @hypothesis.settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,
@@ -851,6 +853,7 @@ LOCATED = cases(
         "lib/a.py",
         {"startLine": 12, "snippet": {"text": "x\n"}},
     ),
+    an_address_that_is_escaped=({"extensions": {"file": "https://a.b/c%20d%zz"}}, "a.b/c%20d%25zz", {"startLine": 1}),
     an_address_with_a_port=({"evidence": [{"label": "http://localhost:8080"}]}, "example.com/", {"startLine": 1}),
     target=({}, "example.com/", {"startLine": 1}),
 )
@@ -914,7 +917,7 @@ def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
     assert (row["title"], row["externalId"], row["timesSeen"], row["runId"]) == (title, "", "1", run)
 
 
-@pytest.mark.parametrize("title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx"])
+@pytest.mark.parametrize("title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", " =1", "\n+1", "\u00a0-1", "＝1", "＠x"])
 def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str, title: str) -> None:
     client.submit(run, task(title=title, externalId=title))
     (row,) = csv.DictReader(io.StringIO(export(client, "text/csv").decode(), newline=""))
@@ -1072,11 +1075,11 @@ def test_a_document_with_anything_in_it_is_taken() -> None:
     assert len(parsed.reports) == 7
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Client, seed: int) -> None:
     client.register("strict", {"properties": {"line": {"type": "integer", "maximum": 2}, "tags": False}})
     run, chance = client.start("strict"), random.Random(seed)
-    for _ in range(150):
+    for _ in range(120):
         document = mutated(chance)
         response = send(client, run, document)
         assert response.status_code in (200, 201, 400, 422), (document, response.json)
@@ -1110,10 +1113,11 @@ def raw_log(results: str = "[]", driver: str = "", more: str = "") -> bytes:
 
 
 MIB = 1024 * 1024
+MOST = 8 * MIB  # of a hostile document; the limits that are in proportion to it are lower then too
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "empty_results": lambda: raw_log(many("{}", 5 * MIB)),
-    "many_results": lambda: raw_log(many("{}", 200_000)),
-    "brackets": lambda: b"[" * (64 * MIB),
+    "empty_results": lambda: raw_log(many("{}", 2 * MIB)),
+    "many_results": lambda: raw_log(many("{}", 60_000)),
+    "brackets": lambda: b"[" * MOST,
     "brackets_unread": lambda: raw_log(more=',"x":' + "[" * MIB),
     "nested_unread": lambda: raw_log(more=',"x":' + "[" * 300 + "]" * 300),
     "nested_ours": lambda: raw_log(
@@ -1123,79 +1127,82 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         + "}" * 300
         + "}}}]"
     ),
-    "many_rules": lambda: raw_log('[{"ruleId":"r"}]', ',"rules":' + many('{"id":"x"}', 1_000_000)),
-    "numbers_for_results": lambda: raw_log(many("1", 16 * MIB)),
-    "many_tags": lambda: raw_log('[{"properties":{"tags":' + many('"a"', 8 * MIB) + "}}]"),
-    "many_arguments": lambda: raw_log('[{"message":{"text":"{0}","arguments":' + many('"a"', 8 * MIB) + "}}]"),
-    "long_number": lambda: raw_log('[{"ruleIndex":' + "9" * (32 * MIB) + "}]"),
+    "many_rules": lambda: raw_log('[{"ruleId":"r"}]', ',"rules":' + many('{"id":"x"}', 500_000)),
+    "numbers_for_results": lambda: raw_log(many("1", 4 * MIB)),
+    "many_tags": lambda: raw_log('[{"properties":{"tags":' + many('"a"', 2 * MIB) + "}}]"),
+    "many_arguments": lambda: raw_log('[{"message":{"text":"{0}","arguments":' + many('"a"', 2 * MIB) + "}}]"),
+    "long_number": lambda: raw_log('[{"ruleIndex":' + "9" * (4 * MIB) + "}]"),
     "large_number": lambda: raw_log('[{"ruleIndex":1e400}]'),
     "many_placeholders": lambda: raw_log(
         '[{"message":{"text":"' + "{0}" * 10_000 + f'","arguments":["{"a" * MIB}"]}}}}]'
     ),
-    "long_message": lambda: raw_log('[{"message":{"text":"' + "[a](1) {{" * (3 * MIB) + '"}}]'),
-    "open_brackets": lambda: raw_log('[{"message":{"text":"' + "[" * (16 * MIB) + '"}}]'),
+    "long_message": lambda: raw_log('[{"message":{"text":"' + "[a](1) {{" * (MIB // 2) + '"}}]'),
+    "open_brackets": lambda: raw_log('[{"message":{"text":"' + "[" * (7 * MIB) + '"}}]'),
     "long_snippet": lambda: raw_log(
-        '[{"locations":[{"physicalLocation":{"region":{"snippet":{"text":"' + "a " * (8 * MIB) + '"}}}}]}]'
+        '[{"locations":[{"physicalLocation":{"region":{"snippet":{"text":"' + "a " * (3 * MIB) + '"}}}}]}]'
     ),
     "long_path": lambda: raw_log(
-        '[{"locations":[{"physicalLocation":{"artifactLocation":{"uri":"' + "%41/" * (4 * MIB) + '"}}}]}]'
+        '[{"locations":[{"physicalLocation":{"artifactLocation":{"uri":"' + "%41/" * MIB + '"}}}]}]'
     ),
-    "long_rule_id": lambda: raw_log('[{"ruleId":"' + "a/" * (8 * MIB) + '"}]'),
+    "long_rule_id": lambda: raw_log('[{"ruleId":"' + "a/" * (3 * MIB) + '"}]'),
     "a_rule_said_often": lambda: raw_log(
-        many('{"ruleIndex":0}', 500_000), f',"rules":[{{"help":{{"text":"{"h" * MIB}"}}}}]'
+        many('{"ruleIndex":0}', 60_000), f',"rules":[{{"help":{{"text":"{"h" * MIB}"}}}}]'
     ),
     "a_message_said_often": lambda: raw_log(
-        many('{"ruleIndex":0,"message":{"id":"m"}}', 500_000),
+        many('{"ruleIndex":0,"message":{"id":"m"}}', 60_000),
         f',"rules":[{{"messageStrings":{{"m":{{"text":"{"h" * MIB}"}}}}}}]',
     ),
     "tags_said_often": lambda: raw_log(
-        many('{"ruleIndex":0}', 100_000),
+        many('{"ruleIndex":0}', 60_000),
         ',"rules":[{"properties":{"tags":[' + ",".join(f'"{number:0200}"' for number in range(40)) + "]}}]",
     ),
     "many_overrides": lambda: raw_log(
         more=',"invocations":[{"ruleConfigurationOverrides":'
-        + many('{"descriptor":{"id":"a/b/c"},"configuration":{"level":"note"}}', 100_000)
+        + many('{"descriptor":{"id":"a/b/c"},"configuration":{"level":"note"}}', 60_000)
         + "}]"
     ),
-    "many_bad_results": lambda: raw_log(many('{"level":5}', 500_000)),
-    "many_nul": lambda: raw_log(many('{"message":{"text":"\\u0000"}}', 400_000)),
-    "many_runs": lambda: b'{"version":"2.1.0","runs":' + many("{}", 300_000).encode() + b"}",
+    "many_bad_results": lambda: raw_log(many('{"level":5}', 60_000)),
+    "many_nul": lambda: raw_log(many('{"message":{"text":"\\u0000"}}', 60_000)),
+    "many_runs": lambda: b'{"version":"2.1.0","runs":' + many("{}", 60_000).encode() + b"}",
     "surrogates": lambda: raw_log('[{"message":{"text":"\\ud800"}}]'),
 }
 MEASURED = """
-import resource, sys, time
+import json, os, resource, sys, time
 import findings_service as heart
 heart.load_rooms()
 from findings_adapters import sarif
-text = open(sys.argv[1], "rb").read()
-settings = heart.Settings()
-before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-try:
-    parsed = sarif.parse(text, settings)
-    outcome = "refused" if parsed.problems else f"{len(parsed.reports)} taken"
-except heart.ServiceError as error:
-    outcome = f"{error.status}"
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(outcome, time.process_time() - began, (after - before) * 1024, sep=",")
+settings = heart.Settings(max_sarif=8 * 1024 * 1024)
+for path in sys.argv[1:]:
+    if os.fork():  # each in a process of its own, for the sake of its memory
+        os.wait()
+        continue
+    with open(path, "rb") as file:
+        text = file.read()
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    try:
+        parsed = sarif.parse(text, settings)
+        outcome = "refused" if parsed.problems else "taken"
+    except heart.ServiceError as error:
+        outcome = str(error.status)
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    print(json.dumps([os.path.basename(path), outcome, time.process_time() - began, memory]), flush=True)
+    break
 """
+TAKEN = {
+    *("many_results", "many_overrides", "many_placeholders", "nested_unread"),
+    *("long_message", "long_path", "long_rule_id", "long_snippet", "open_brackets"),
+}
 
 
-def measured(path: Path) -> tuple[str, float, int]:
-    """Read a document in a process of its own, and return what came of it, the seconds and the bytes that it took."""
-    line = [sys.executable, "-c", MEASURED, str(path)]
-    outcome, seconds, memory = subprocess.run(
-        line, cwd=HERE, capture_output=True, text=True, timeout=120, check=True
-    ).stdout.split(",")
-    return outcome, float(seconds), int(memory)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "hostile.sarif"
-    path.write_bytes(HOSTILE[name]())
-    _, seconds, memory = measured(path)
-    assert seconds < 20
-    assert memory < 6 * 64 * MIB + 2 * path.stat().st_size
+def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path) -> None:
+    for name, make in HOSTILE.items():
+        (tmp_path / name).write_bytes(make())
+    line = [sys.executable, "-c", MEASURED, *(str(tmp_path / name) for name in HOSTILE)]
+    lines = subprocess.run(line, cwd=HERE, capture_output=True, text=True, timeout=240, check=True).stdout.splitlines()
+    measured = {name: rest for name, *rest in map(json.loads, lines)}
+    assert measured.keys() == HOSTILE.keys()
+    assert {name: rest for name, rest in measured.items() if rest[1] > 5 or rest[2] > 12 * MOST} == {}
+    assert {name for name, rest in measured.items() if rest[0] == "taken"} == TAKEN
 
 
 # ---------------------------------------------------------------------------
@@ -1205,21 +1212,7 @@ def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path, name
 
 @functools.cache
 def large(count: int) -> bytes:
-    """Return a document of so many results, 450 bytes each, of 200 rules with a help of a kilobyte each."""
-    chance = random.Random(count)
-    words = (
-        "connection",
-        "request",
-        "buffer",
-        "index",
-        "user",
-        "input",
-        "value",
-        "token",
-        "session",
-        "header",
-        "cookie",
-    )
+    """Return a document of so many results, 500 bytes each, of 200 rules with a help of a kilobyte each."""
     rules = [
         {
             "id": f"TOOL{number:04}",
@@ -1230,51 +1223,34 @@ def large(count: int) -> bytes:
         }
         for number in range(200)
     ]
-    results = [
-        result(
-            ruleId=f"TOOL{number % 200:04}",
-            ruleIndex=number % 200,
-            level="warning",
-            message={
-                "text": f"Unchecked {chance.choice(words)} goes from {chance.choice(words)} to {chance.choice(words)}"
-            },
-            locations=[
-                at(
-                    f"src/package{number % 37}/module_{number % 1999}.py",
-                    number % 3000 + 1,
-                    f"    {chance.choice(words)} = {chance.choice(words)}({chance.random()}, {number})  # {'x' * 60}\n",
-                    uriBaseId="%SRCROOT%",
-                )
-            ],
-        )
+    place = at("src/package/module_FILE.py", 7, f"    value = request(NUMBER)  # {'x' * 90}\n", uriBaseId="%SRCROOT%")
+    words = {"text": f"Unchecked value number NUMBER goes from the user's input into the database{'.' * 60}"}
+    one = bytes_of(result(ruleId="TOOLRULE", level="warning", message=words, locations=[place])).decode()
+    results = (
+        one.replace("RULE", f"{number % 200:04}").replace("FILE", f"{number % 1999}").replace("NUMBER", f"{number}")
         for number in range(count)
-    ]
-    return bytes_of(log_with(*results, rules=rules))
+    )
+    return bytes_of(log_with(rules=rules)).replace(b'"results": []', f'"results": [{",".join(results)}]'.encode())
 
 
-def test_a_document_of_100_000_results_is_read_in_bounded_memory(tmp_path: Path) -> None:
-    path = tmp_path / "large.sarif"
-    path.write_bytes(large(100_000))
-    outcome, _, memory = measured(path)
-    assert outcome == "100000 taken"
-    assert memory < 5 * path.stat().st_size  # and the body itself
-
-
-def test_a_large_document_is_stored_by_a_server_in_bounded_memory(server: Server) -> None:
-    body = large(40_000)
+def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(server: Server) -> None:
+    body = large(100_000)
+    assert len(body) > 45_000_000
     run = server.start_run()
     before = memory_of(server)
-    answer = server.request("POST", f"{API}/runs/{run}/tasks", body, **{"Content-Type": SARIF})
-    assert (answer.status_code, answer.json["created"]) == (201, 40_000)
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)) as connection:
+        headers = {"Authorization": f"Bearer {server.key}", "Content-Type": SARIF}
+        connection.request("POST", f"{API}/runs/{run}/tasks", body, headers)
+        assert json.load(connection.getresponse())["created"] == 100_000
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
-    assert peak - before < 6 * len(body) / MIB + 32
+    assert peak - before < 6 * len(body) / MIB
 
 
 def test_a_document_is_stored_at_no_less_than_half_the_speed_of_batches(make_app: Callable[..., flask.Flask]) -> None:
     app = make_app()
     client, batches = client_of(app), []
     names = {rank: name for name, rank in heart.RANKS.items()}
-    for report in parse(large(10_000)).reports:
+    for report in parse(large(5_000)).reports:
         fields = (("evidence", report.evidence), ("remediation", report.remediation), ("extensions", report.extensions))
         batches.append(
             {"title": report.title, "severity": names[report.severity], "externalId": report.external_id}
@@ -1292,7 +1268,7 @@ def test_a_document_is_stored_at_no_less_than_half_the_speed_of_batches(make_app
     client.register("sarif")
     run = client.start("sarif")
     began = time.process_time()
-    assert send(client, run, large(10_000)).status_code == 201
+    assert send(client, run, large(5_000)).status_code == 201
     assert time.process_time() - began < 2 * in_batches
 
 
@@ -1346,7 +1322,7 @@ def scanned(line: list[str], folder: Path, output: Path | None = None) -> bytes:
 
 def python_source(folder: Path) -> Path:
     """Return a folder with the source of two packages."""
-    for package in ("flask", "werkzeug"):
+    for package in ("flask", "click"):
         shutil.copytree(Path(sys.modules[package].__file__ or "").parent, folder / package)
     return folder
 
@@ -1401,7 +1377,7 @@ export default [{rules: {"no-magic-numbers": "warn", "no-undef": "error", "eqeqe
 
 def eslint(folder: Path) -> bytes:
     formatter = from_npm("@microsoft/eslint-formatter-sarif/sarif.js")
-    shutil.copytree(from_npm("eslint/lib"), folder / "lib")
+    shutil.copytree(from_npm("eslint/lib/linter"), folder / "lib")
     (folder / "eslint.config.mjs").write_text(ESLINT_RULES)
     return scanned([str(from_npm(".bin/eslint")), "-f", str(formatter), "lib"], folder)
 
