@@ -3371,14 +3371,20 @@ def find_runs(connection: Connection, client_id: str, run_ids: Sequence[str]) ->
     return runs
 
 
-def find_branches(connection: Connection, client_id: str, names: Sequence[str]) -> list[BranchKey]:
-    """Return the keys of a client's branches of some names: one for each type and target that has one."""
+def find_branches(connection: Connection, client_id: str, names: Sequence[str], wanted: Filter) -> list[BranchKey]:
+    """Return the keys of a client's branches of some names: one for each type and target that has one.
+
+    :raises InvalidParameter: when those that a filter lets through are more than one list can be merged of.
+    """
     branches = []
     for lot in in_lots(names):
         rows = connection.execute(
             f"SELECT {BRANCH_COLUMNS} FROM branches WHERE client_id = ? AND name IN ({marks(lot)})", (client_id, *lot)
         )
-        branches += [BranchKey(*row) for row in rows]
+        branches += [key for key in itertools.starmap(BranchKey, rows) if wanted.accepts_surface(*key.surface)]
+    if len(branches) > REPORTERS_KNOWN:
+        detail = f"is there for over {REPORTERS_KNOWN:,} project types and targets; name one of those, too"
+        raise InvalidParameter("branch", detail)
     return branches
 
 
@@ -3695,18 +3701,26 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 
 
 def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
-    """Look up what a query names. :raises Missing: when `missingFrom` is no run of the client."""
-    return TaskFilter(
+    """Look up what a query names.
+
+    :raises Missing: when `missingFrom` is no run of the client. :raises InvalidParameter: for too many branches.
+    """
+    wanted = TaskFilter(
         types=chosen(query.project_type),
         target_url=query.target_url,
         main_line=query.main_line,
         statuses=chosen(query.status),
         ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
-        runs=None if query.run_id is None else find_runs(connection, client_id, list(dict.fromkeys(query.run_id))),
-        branches=None if query.branch is None else find_branches(connection, client_id, sorted({*query.branch})),
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
     )
+    if query.run_id is not None:
+        runs = find_runs(connection, client_id, list(dict.fromkeys(query.run_id)))
+        wanted = msgspec.structs.replace(wanted, runs=runs)
+    if query.branch is not None:
+        branches = find_branches(connection, client_id, sorted({*query.branch}), wanted)
+        wanted = msgspec.structs.replace(wanted, branches=branches)
+    return wanted
 
 
 UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sightings AS reported
@@ -7052,7 +7066,7 @@ class FrontDoor:
         """Read a request's body into its environment, and note there what was wrong with it."""
         body, loop = bytearray(), asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._body_timeout(length)) as timeout:
+            async with asyncio.timeout(self._body_timeout(length or environ.get(LIMIT, 0))) as timeout:
                 self._arriving.add(timeout)
                 judging = loop.call_later(UNJUDGED, self._judge_early, environ, timeout)
                 await self._fill(body, length, environ.get(LIMIT, SMALL_BODY), protocol, timeout)

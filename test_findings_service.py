@@ -1943,6 +1943,18 @@ def test_a_branch_is_asked_for_exactly_by_its_name(client: Client, run: str, nam
         assert [each["branch"] for each in client.read(first["next"])[path]] == [name]
 
 
+def test_a_branch_of_too_many_targets_is_asked_for_with_one(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        client.add(client.start("web", targetUrl=f"https://example.com/{number}", branch="dev"), title=str(number))
+    monkeypatch.setattr(findings_service, "REPORTERS_KNOWN", 3)
+    problem = assert_problem(client.get(f"{API}/tasks?branch=dev"), 400, "invalid_parameter", "branch")
+    assert "name one of those" in problem["detail"]
+    assert client.read("tasks", branch="dev", targetUrl="https://example.com/2")["total"] == 1
+    assert client.read("runs", branch="dev")["total"] == 4
+
+
 @pytest.mark.parametrize(("path", "query", "parameter"), BAD_PARAMETERS)
 def test_bad_parameters_are_refused_by_name(client: Client, path: str, query: str, parameter: str) -> None:
     assert_problem(client.get(f"{API}/{path}?{query}"), 400, "invalid_parameter", parameter)
