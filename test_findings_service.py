@@ -7308,6 +7308,7 @@ UNUSABLE = cases(
     newer=(newer_database, "newer than this program's"),
     folder=(lambda path: path.mkdir(), "cannot be"),
     nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
+    itself=(lambda path: path.symlink_to(path), "cannot be"),
 )
 COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")
 
@@ -7364,7 +7365,10 @@ def open_folder() -> Iterator[Path]:
 
 def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
-    program = "import encodings.idna, os, findings_service; os.geteuid() or os.setuid(65534); findings_service.main()"
+    program = (
+        "import encodings.idna, os, findings_service; findings_service.load_rooms();"
+        "os.geteuid() or os.setuid(65534); findings_service.main()"
+    )
     line = [sys.executable, "-c", program, *arguments]
     return subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
 
