@@ -1408,7 +1408,7 @@ class Checkpointer:
     """
 
     def __init__(self, db: str) -> None:
-        self.path = f"{Path(db).resolve()}{CHECKPOINTER}"
+        self.path = f"{os.path.realpath(db)}{CHECKPOINTER}"
         self.held = False
         self._file: int | None = None
 
@@ -7606,8 +7606,8 @@ def check(db: str) -> None:
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
     partial_file = f"{file}.partial"
-    belongs = {f"{Path(db).resolve()}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
-    if belongs & {str(Path(name).resolve()) for name in (file, partial_file)}:
+    belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
+    if belongs & {os.path.realpath(name) for name in (file, partial_file)}:
         raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
     with opened(db) as database, database.reading() as source:
         if Path(file).exists() and (not replace or Path(file).samefile(db)):

@@ -6161,6 +6161,7 @@ def test_help_names_every_variable_and_cuts_nothing_off() -> None:
     for variable, meaning in Settings.descriptions().items():
         assert variable in told
         assert meaning in told
+    told += invoke("scan", "--help").stdout
     for variable in settings_variables():
         assert variable in told
     for name, each in COMMANDS:
@@ -7397,6 +7398,7 @@ UNUSABLE = cases(
     newer=(newer_database, "newer than this program's"),
     folder=(lambda path: path.mkdir(), "cannot be"),
     nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
+    itself=(lambda path: path.symlink_to(path), "cannot be"),
 )
 COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")
 

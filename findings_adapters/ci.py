@@ -502,10 +502,14 @@ def filled(text: str, width: int) -> str:
     return text + " " * (width - width_of(text))
 
 
+def on_terminal() -> bool:
+    """Tell whether standard output is a terminal; it may be closed, too."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def wants_colour(env: Mapping[str, str]) -> bool:
     """Tell whether standard output may be coloured (https://no-color.org)."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    return terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    return on_terminal() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
 def table(report: Report, width: int, *, colour: bool) -> Iterator[str]:
@@ -592,7 +596,7 @@ def as_json(report: Report) -> bytes:
 def tell(service: Service, report: Report, form: str, only: str) -> None:
     """Write a report in a form. With those for machines, the gate's sentence goes to standard error."""
     if form == "table":
-        width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+        width = shutil.get_terminal_size((WIDTH, 0)).columns if on_terminal() else WIDTH
         write(f"{line}\n" for line in table(report, width, colour=wants_colour(os.environ)))
     elif form == "markdown":
         write(f"{line}\n" for line in markdown(report))

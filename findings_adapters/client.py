@@ -13,6 +13,7 @@ import http.client
 import itertools
 import random
 import socket
+import sqlite3
 import ssl
 import time
 import urllib.request
@@ -208,8 +209,11 @@ class Local:
             raise heart.DatabaseUnusable(f"there is no file {db}")
         self._app = heart.create_app(db=db, base_url="", api_key="", log="")
         self._database: heart.Database = self._app.extensions["findings"].database
-        with self._database.transaction() as connection:
-            heart.insert_client(connection, "default")
+        try:
+            with self._database.transaction() as connection:
+                heart.insert_client(connection, "default")
+        except sqlite3.Error as error:
+            raise heart.unusable(db, error) from None
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)
         self._given = {heart.PRINCIPAL: heart.Principal("local", "default", "scan", "full")}

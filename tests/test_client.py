@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import http.client
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -323,6 +324,15 @@ def test_a_database_file_that_is_not_there_is_made_only_if_wanted(tmp_path: Path
     with pytest.raises(findings_service.DatabaseUnusable, match="there is no file"):
         Local(str(tmp_path / "findings.db"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr(findings_service, "insert_client", refuse)
+    with pytest.raises(findings_service.DatabaseUnusable, match=r"findings\.db cannot be used: attempt to write"):
+        Local(str(tmp_path / "findings.db"), new=True)
 
 
 def test_settings_of_a_server_do_not_change_the_requests(
