@@ -50,6 +50,12 @@ def document(*results: Any, **run: Any) -> dict[str, Any]:
     return {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "demo"}}, "results": results} | run]}
 
 
+def heed_signals() -> None:
+    """Heed the signals that end a process; these tests may run in the background, under nohup."""
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
 def bare_environment() -> dict[str, str]:
     """Return our environment without the variables of any platform, and without settings."""
     return {name: value for name, value in os.environ.items() if not PLATFORM.match(name)}
@@ -72,6 +78,7 @@ class Job:
             "cwd": self.folder,
             "env": {**bare_environment(), "PYTHONPATH": str(HERE), **env},
             "encoding": "utf-8",
+            "preexec_fn": heed_signals,
         }
         return [*program, *words], options
 
