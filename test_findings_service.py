@@ -6277,11 +6277,18 @@ def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(tmp_path: 
     requests = [each.replace(b"Connection: close\r\n", b"") for each in (write, *[read] * 9)]
     answers, halves, count = list[bytes](), list[bytes](), raise_file_limit(1200) - 200
 
+    async def stop() -> None:
+        for _ in range(200):  # until it is busy, on a slow machine too
+            await asyncio.sleep(0.05)
+            if sum(each.startswith(b'{"created":') for each in list(answers)) > 10:
+                break
+        await asyncio.sleep(0.3)
+        server.process.send_signal(how)
+
     async def stop_while_busy() -> None:
         loop = asyncio.get_running_loop()
         talks = [converse(server.port, itertools.cycle(requests[n % 10 :]), answers, halves) for n in range(count)]
-        loop.call_later(0.5, server.process.send_signal, how)
-        await asyncio.gather(*talks, loop.run_in_executor(None, partial(server.process.wait, 15)))
+        await asyncio.gather(*talks, stop(), loop.run_in_executor(None, partial(server.process.wait, 30)))
 
     try:
         asyncio.run(stop_while_busy())
