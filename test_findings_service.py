@@ -4978,6 +4978,19 @@ def test_a_real_server_takes_a_larger_body_in_another_form(tmp_path: Path, chunk
         assert server.stop() == 0
 
 
+def test_a_document_of_unknown_length_has_the_time_that_its_limit_may_take(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TAKING_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
+    limits = {"FINDINGS_MAX_BODY": "100000", "FINDINGS_MAX_SARIF": "2000000", "FINDINGS_BODY_TIMEOUT": "1"}
+    server = start_process(line, tmp_path / "x.db", "api/v1/tasks", **limits)
+    try:
+        path = f"{API}/runs/{server.start_run()}/tasks"
+        slowly = (time.sleep(1.5 * number) or b"One" for number in range(2))
+        how = {"Content-Type": "text/lines", "Transfer-Encoding": "chunked"}
+        assert server.request("POST", path, slowly, **how).status_code == 201
+    finally:
+        assert server.stop() == 0
+
+
 def test_a_command_in_the_same_process_says_who_it_is(app: flask.Flask, client: Client, run: str) -> None:
     who = {findings_service.PRINCIPAL: findings_service.Principal("local", "default", "scan", "agent")}
     path = f"{API}/runs/{run}/tasks"
