@@ -396,12 +396,16 @@ def memory_of(server: Server) -> float:
     return pages * resource.getpagesize() / KIB / KIB
 
 
+SURROUNDINGS = re.compile(r"CI$|CI_|GITHUB_|GITLAB_|FINDINGS_|NO_COLOR|COLUMNS|TERM$")
+
+
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of a command: ours, without settings of the service but for the given ones.
 
-    A width is left out too: what runs the tests may set one.
+    What would be printed otherwise elsewhere is left out too: a terminal's width and colours, and the variables by
+    which a CI platform tells where a job runs, which these tests may be part of.
     """
-    return {name: value for name, value in os.environ.items() if not name.startswith(("FINDINGS_", "COLUMNS"))} | more
+    return {name: value for name, value in os.environ.items() if not SURROUNDINGS.match(name)} | more
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

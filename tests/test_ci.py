@@ -30,12 +30,11 @@ from findings_adapters import ci as ci_module
 from findings_adapters import client as client_module
 from findings_adapters.ci import Place, place_of
 from findings_adapters.client import Local, Service
-from test_findings_service import API, HERE, PROGRAM, Server, cases
+from test_findings_service import API, HERE, PROGRAM, Server, cases, environment
 
 __all__ = ["fake"]
 
 TARGET = "https://git.example/shop"
-PLATFORM = re.compile(r"CI$|CI_|GITHUB_|GITLAB_|FINDINGS_|NO_COLOR|COLUMNS|TERM$")
 
 
 def result(text: str = "Use of eval", *, file: str | None = "src/app.py", line: int = 3, **more: Any) -> dict[str, Any]:
@@ -56,11 +55,6 @@ def heed_signals() -> None:
         signal.signal(each, signal.SIG_DFL)
 
 
-def bare_environment() -> dict[str, str]:
-    """Return our environment without the variables of any platform, and without settings."""
-    return {name: value for name, value in os.environ.items() if not PLATFORM.match(name)}
-
-
 @dataclass
 class Job:
     """A folder in which commands run, without any variables of the machine's platform or settings."""
@@ -76,7 +70,7 @@ class Job:
         """Return how to start a command."""
         options = {
             "cwd": self.folder,
-            "env": {**bare_environment(), "PYTHONPATH": str(HERE), **env},
+            "env": environment(PYTHONPATH=str(HERE), **env),
             "encoding": "utf-8",
             "preexec_fn": heed_signals,
         }
@@ -88,7 +82,7 @@ class Job:
             line, options = self.line(*words, program=program, **env)
             return subprocess.run(line, capture_output=True, timeout=60, check=False, **options)
         out, err, code = (*(io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2)), 0)
-        surroundings = mock.patch.dict(os.environ, bare_environment() | env, clear=True)
+        surroundings = mock.patch.dict(os.environ, environment(**env), clear=True)
         with chdir(self.folder), surroundings, redirect_stdout(out), redirect_stderr(err):
             try:
                 findings_service.main(words, prog_name="findings-service")
@@ -1148,7 +1142,7 @@ class Pipeline:
         return subprocess.run(
             ["bash", "-e", "-c", script],
             cwd=self.checkout,
-            env={**bare_environment(), "PATH": path, "PYTHONPATH": str(HERE), **env},
+            env=environment(PATH=path, PYTHONPATH=str(HERE), **env),
             capture_output=True,
             text=True,
             timeout=120,
