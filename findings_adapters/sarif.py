@@ -526,9 +526,8 @@ class Paths:
         above = sorted(self.bases, key=lambda name: (name == ROOT, len(self.bases[name][0])), reverse=True)
         likeliest = [*(self.bases[name][0] for name in above), *called_from]
         self.roots = [f"{path.rstrip('/')}/" for path in likeliest if is_absolute(path)]  # they only tell where it was
-        self.path = lru_cache(KEPT)(self._path)
 
-    def _path(self, location: ArtifactLocation) -> str:
+    def path(self, location: ArtifactLocation) -> str:
         """Return the path of a file, "" where nothing tells it; its place in the run's list may tell it (3.4.5)."""
         artifact = self.artifacts.at(location.index) if location.uri is None else None
         return self._resolved((artifact and artifact.location) or location)[:PATH_LENGTH]
@@ -616,7 +615,6 @@ class Rules:
         self.taxonomies = taxonomies
         self.names = {rules.name for rules in self.lists}
         self.overrides: dict[tuple[int, int], Level] = {}
-        self.rule_of = lru_cache(KEPT)(self._rule_of)
 
     def override(self, invocations: Iterable[Invocation]) -> None:
         """Take the levels that rules were given for this run."""
@@ -625,7 +623,7 @@ class Rules:
                 rules, place = self._find(each.descriptor.id, each.descriptor.index, each.descriptor)
                 self.overrides.setdefault((rules.number, place), each.configuration.level)
 
-    def _rule_of(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
+    def rule_of(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
         """Return the rule of a result, as much of it as there is."""
         if reference:
             rule_id = rule_id or reference.id
@@ -780,6 +778,9 @@ class RunReading:
         self.rules = Rules(reading, tool, taxonomies, f"{pointer}/tool")
         self.rules.override(self.invocations)
         self.names = Items(reading, LogicalLocation, self.run.logical_locations, f"{pointer}/logicalLocations")
+        # Kept here: nothing that is remembered refers to this, and so no circle keeps the document in memory.
+        self.path_of = lru_cache(KEPT)(self.paths.path)
+        self.rule_of = lru_cache(KEPT)(self.rules.rule_of)
 
     def require_success(self) -> None:
         """Refuse the run of a scanner that failed, which must not look like a clean scan."""
@@ -808,7 +809,7 @@ class RunReading:
         if result.properties and is_given(result.properties.ours):
             self.reading.take_ours(result.properties.ours, known_as, f"{pointer}/properties/{heart.escaped(OURS)}")
             return
-        rule = self.rules.rule_of(result.rule_id, result.rule_index, result.rule)
+        rule = self.rule_of(result.rule_id, result.rule_index, result.rule)
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
         title, description = self._words(result, rule)
@@ -830,7 +831,7 @@ class RunReading:
         region = physical.region or Region()
         around = physical.context_region or Region()
         snippet = (region.snippet and region.snippet.text) or (around.snippet and around.snippet.text) or ""
-        path = self.paths.path(physical.artifact_location) if physical.artifact_location else ""
+        path = self.path_of(physical.artifact_location) if physical.artifact_location else ""
         names = () if path else map(self._name, location.logical_locations or ())
         return Place(
             path, whole(region.start_line, 1), whole(region.end_line, 1), snippet, next(filter(None, names), "")
@@ -1029,7 +1030,7 @@ class Checkout:
         members.pop("uriBaseId", None)  # an absolute path stood for itself
         return Raw(msgspec.json.encode(members))
 
-    def with_snippet(self, raw: Raw, paths: Paths) -> Raw:
+    def with_snippet(self, raw: Raw, path_of: Callable[[ArtifactLocation], str]) -> Raw:
         """Return a place in a file with the line that it begins with, where it tells which, and has no code with it.
 
         With more lines, a change to any of them would make another finding of it.
@@ -1041,13 +1042,13 @@ class Checkout:
             return raw
         if text_of(region.snippet, (place.context_region or Region()).snippet):
             return raw
-        text = self.line(paths.path(place.artifact_location), start)
+        text = self.line(path_of(place.artifact_location), start)
         return edited(raw, ("region",), lambda part: with_member(part, "snippet", {"text": text})) if text else raw
 
     def with_snippets(self, run: Raw) -> Raw:
         """Return a run with the lines of code that its results lack."""
-        paths = RunReading(Reading(heart.Settings()), run, "").paths
-        return edited(run, LOCATIONS, lambda place: self.with_snippet(place, paths))
+        path_of = RunReading(Reading(heart.Settings()), run, "").path_of
+        return edited(run, LOCATIONS, lambda place: self.with_snippet(place, path_of))
 
     def line(self, path: str, number: int) -> str:
         """Return a line of a file, "" where it has none."""
@@ -1307,7 +1308,7 @@ def write_sarif(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
 
 
 heart.SUBMISSION_FORMATS[SARIF] = heart.SubmissionFormat(
-    media_type=SARIF, parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge, with_source=with_source
+    parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge, with_source=with_source
 )
 heart.LIST_FORMATS[SARIF] = heart.ListFormat(media_type=SARIF, write=write_sarif, whole=True)
 heart.LIST_FORMATS[CSV] = heart.ListFormat(media_type=CSV, write=write_csv)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import csv
 import functools
+import gc
 import http.client
 import io
 import itertools
@@ -364,6 +365,13 @@ WILD = cases(
         ),
         {"label": "src/a.py:1"},
     ),
+    a_file_below_two_bases=(
+        log_with(
+            result(locations=[at("file:///home/me/src/a.py", 1)]),
+            originalUriBaseIds={"TOP": {"uri": "file:///home/me/"}, "SRC": {"uri": "file:///home/me/src/"}},
+        ),
+        {"label": "a.py:1"},
+    ),
     a_file_below_the_working_directory=(
         log_with(
             result(locations=[at("file:///home/me/a.py", 1)]),
@@ -477,7 +485,20 @@ def test_texts_that_are_too_long_are_cut(client: Client) -> None:
     assert found["evidence"][0]["content"].endswith("é…")
     assert found["description"].endswith("f…")
     assert len(found["remediation"][0]["instruction"].encode()) <= 16 * 1024
-    assert len(found["extensions"]["tags"]) == 40
+    assert [len(found["extensions"][name]) for name in ("ruleId", "tool")] == [500, 500]
+    assert [len(tag) for tag in found["extensions"]["tags"]] == [200] * 40
+
+
+def test_nothing_of_a_document_stays_in_memory_in_circles() -> None:
+    # `serve` hardly looks for such: what requests leave is to go by itself.
+    gc.collect()
+    gc.disable()
+    try:
+        parse(log_with(*[result(locations=[at("a.py", 1)])] * 3))
+        sarif.with_source(bytes_of(log_with(result(locations=[at("a.py", 1)]))), HERE)
+        assert not [each for each in gc.get_objects() if isinstance(each, (sarif.Reading, sarif.RunReading))]
+    finally:
+        gc.enable()
 
 
 def test_what_a_rule_says_is_held_once_for_all_its_findings() -> None:
@@ -697,6 +718,13 @@ def test_what_this_service_wrote_is_held_against_the_type_as_it_is(client: Clien
     ours = result(properties={OURS: {"title": "x", "severity": "low", "extensions": {"wcag": 5}}})
     pointer = "/runs/0/results/0/properties/findingsTaskService~1v1/extensions/wcag"
     assert_problem(send(client, client.start("strict"), log_with(ours)), 422, "validation_failed", pointer)
+
+
+def test_each_lot_of_extensions_has_the_time_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lots: list[tuple[int, float]] = []
+    monkeypatch.setattr(sarif, "judge_lot", lambda _, __, lot, seconds: lots.append((len(lot), seconds)) or [])
+    sarif.judge("{}", parse(log_with(*[result()] * 5)), heart.Settings(max_batch=2, schema_timeout=3))
+    assert lots == [(2, 3), (2, 3), (1, 3)]
 
 
 # ---------------------------------------------------------------------------
@@ -979,6 +1007,13 @@ def test_nothing_outside_of_a_checkout_is_read(tmp_path: Path) -> None:
     assert snippets_of(document) == [None] * len(uris)
 
 
+def test_no_more_of_a_checkout_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sarif, "SOURCES", 30)
+    code = sarif.Checkout(checkout(tmp_path / "repo", a="one\n" * 10, b="two\n" * 10))
+    assert [code.line(f"{name}.py", 2) for name in "aaba"] == ["one", "one", "two", "one"]
+    assert list(code.kept) == ["a.py"]
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"runs": 5}', b'{"runs": [5]}', bytes_of(log_of({"results": 5}))])
 def test_what_is_no_sarif_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
     assert sarif.with_source(text, tmp_path) == text
@@ -1161,6 +1196,17 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         + many('{"descriptor":{"id":"a/b/c"},"configuration":{"level":"note"}}', 60_000)
         + "}]"
     ),
+    "a_chain_of_bases": lambda: raw_log(
+        "["
+        + ",".join(
+            f'{{"locations":[{{"physicalLocation":{{"artifactLocation":{{"uri":"{number}","uriBaseId":"0"}}}}}}]}}'
+            for number in range(5000)
+        )
+        + "]",
+        more=',"originalUriBaseIds":{'
+        + ",".join(f'"{number}":{{"uri":"x/","uriBaseId":"{number + 1}"}}' for number in range(20_000))
+        + "}",
+    ),
     "many_bad_results": lambda: raw_log(many('{"level":5}', 60_000)),
     "many_nul": lambda: raw_log(many('{"message":{"text":"\\u0000"}}', 60_000)),
     "many_runs": lambda: b'{"version":"2.1.0","runs":' + many("{}", 60_000).encode() + b"}",
@@ -1189,7 +1235,7 @@ for path in sys.argv[1:]:
     break
 """
 TAKEN = {
-    *("many_results", "many_overrides", "many_placeholders", "nested_unread"),
+    *("many_results", "many_overrides", "many_placeholders", "nested_unread", "a_chain_of_bases"),
     *("long_message", "long_path", "long_rule_id", "long_snippet", "open_brackets"),
 }
 
@@ -1244,6 +1290,13 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
         assert json.load(connection.getresponse())["created"] == 100_000
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
     assert peak - before < 6 * len(body) / MIB
+
+
+def test_a_large_document_is_not_begun_where_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heart.CLOCK, "held_up", time.monotonic() + 60)
+    assert len(parse(log_with(result())).reports) == 1
+    with pytest.raises(heart.Postponed):
+        parse(bytes_of(log_with()) + b" " * MIB)
 
 
 def test_a_document_is_stored_at_no_less_than_half_the_speed_of_batches(make_app: Callable[..., flask.Flask]) -> None:
