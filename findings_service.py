@@ -964,7 +964,7 @@ class TaskFilters(Request):
             Sought,
             Meta(
                 description="A run: the open and in-progress tasks with an externalId, of its project type and target,"
-                " that it did not report."
+                " that its line knows and it did not report."
             ),
         ]
         | None
@@ -1069,19 +1069,25 @@ ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gat
 
 
 @cache
-def load_room(name: str) -> bool:
-    """Load a room, which adds to what this module can do, and tell whether it is there."""
+def load_room(name: str) -> str:
+    """Load a room, which adds to what this module can do. Return the name of it, or of one that it needs, if absent."""
     if __name__ == "__main__":  # rooms import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
-    there = (Path(__file__).resolve().parent / "findings_adapters" / f"{name}.py").exists()
-    if there:
+    if not (Path(__file__).resolve().parent / "findings_adapters" / f"{name}.py").exists():
+        return name
+    try:
         importlib.import_module(f"findings_adapters.{name}")
-    return there
+    except ModuleNotFoundError as error:
+        package, _, absent = (error.name or "").rpartition(".")
+        if package != "findings_adapters":
+            raise
+        return absent
+    return ""
 
 
 def load_rooms() -> Sequence[str]:
     """Load the rooms that applications have, and return the names of those that are absent."""
-    return [name for name, commands in ROOMS.items() if not commands and not load_room(name)]
+    return [absent for name, commands in ROOMS.items() if not commands and (absent := load_room(name))]
 
 
 def what_is_absent() -> str:
@@ -3640,8 +3646,8 @@ def select_runs(
     wanted = Filter(
         types=chosen(query.project_type),
         target_url=query.target_url,
-        main_line=query.main_line if query.branch is None else None,
-        names=frozenset() if query.main_line and query.branch else chosen(query.branch),
+        main_line=query.main_line,
+        names=chosen(query.branch),
         statuses=chosen(query.status),
     )
     listing = plan_cells(connection, client_id, "runs", wanted)
@@ -4047,12 +4053,12 @@ def count_common_cells(connection: Connection, client_id: str, *runs: RunKey) ->
     return cells_of(row[0] or "")
 
 
-def standing(run: RunKey) -> frozenset[str]:
-    """Return the statuses of what can stop a run.
+def standing(branch: str | None) -> frozenset[str]:
+    """Return the statuses of what can stop a run of a branch, or of the main line.
 
     What the main line has resolved, a branch can have brought back, and cannot reopen.
     """
-    return frozenset(UNFINISHED if run.branch == MAIN_LINE else (*UNFINISHED, "resolved"))
+    return frozenset((*UNFINISHED, "resolved") if branch else UNFINISHED)
 
 
 def sort_out(run: RunKey, cells: ReportedCells, known: ReportedCells, fail_on: str) -> tuple[Counter[int], Ignored]:
@@ -4062,7 +4068,7 @@ def sort_out(run: RunKey, cells: ReportedCells, known: ReportedCells, fail_on: s
         status, rank, *_ = cell
         if status == "dismissed":
             ignored.dismissed += n
-        elif status not in standing(run):
+        elif status not in standing(run.branch):
             ignored.resolved += n
         elif fail_on == "none" or rank < RANKS[fail_on]:
             ignored.below_bar += n
@@ -4081,7 +4087,7 @@ def select_offenders(
     """
     heads: list[TaskHead] = []
     for rank, n in sorted(offenders.items(), reverse=True):
-        wanted = TaskFilter(statuses=standing(run), ranks=frozenset({rank}))
+        wanted = TaskFilter(statuses=standing(run.branch), ranks=frozenset({rank}))
         found = plan_reported(connection, client_id, wanted, [run])
         if baseline is not None:
             reported = REPORTED.format(baseline.sightings, baseline.column)
@@ -5433,9 +5439,8 @@ def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
 
 
 class BodyFormat(Struct, frozen=True, kw_only=True):
-    """A form in which a body may be sent: its media type, what reads it, and how many bytes it may have."""
+    """A form in which a body may be sent: what reads it, and how many bytes it may have."""
 
-    media_type: str = JSON_TYPE
     parse: Callable[[bytes, Settings], Any]
     limit: Callable[[Settings], int] = operator.attrgetter("max_body")
 
@@ -6332,7 +6337,7 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         schema = reference_to(model, references)
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
-            "content": {"application/json": {"schema": schema}},
+            "content": {JSON_TYPE: {"schema": schema}},
         }
         if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
@@ -6567,6 +6572,7 @@ COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest fo
 HELD_UP = 0.1  # seconds that one request may hold up the thread that reads, or writes, before it goes on in another
 PIPE_PAUSE = 0.001  # seconds between two looks whether a pipe is read
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
+LEAVING = 60.0  # seconds that clients have to take their answers then
 HEADER_TIMEOUT = 5  # seconds
 GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
@@ -6947,7 +6953,8 @@ class FrontDoor:
         self.writes = WriteQueue(app, database) if database else None
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
-        self._rooms = {limit: Room(2 * limit) for limit in (settings.max_body, settings.max_sarif)}
+        limits = {settings.max_body, *(form.limit(settings) for form in SUBMISSION_FORMATS.values())}
+        self._rooms = {limit: Room(2 * limit) for limit in limits}
         self._medium_room = Room(4 * MEDIUM_BODY)
         self._resting: dict[str, asyncio.Event] = {}
         self._last_moment = math.inf
@@ -7006,7 +7013,7 @@ class FrontDoor:
                     await write_to(pipe, piece)
                     size += len(piece)
                     await asyncio.sleep(0)
-        except BrokenPipeError:  # the client has gone
+        except (BrokenPipeError, asyncio.CancelledError):  # the client has gone, or the service does
             pass
         finally:
             answer.pieces.close()
@@ -7194,7 +7201,7 @@ def ignore_signals(loop: asyncio.AbstractEventLoop | None = None) -> None:
 
 
 async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str, parent: int | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, and finish what is under way.
+    """Serve until SIGTERM or SIGINT, and finish what is under way, but for answers that nobody takes.
 
     :param parent: a pipe that ends when the process that watches over this one wants it to stop, or is gone.
     """
@@ -7221,13 +7228,16 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
             loop.remove_reader(parent)
         app.hurry()
         server.stop()  # type: ignore[no-untyped-call]
+        loop.call_later(LEAVING, serving.cancel)
 
     loop = asyncio.get_running_loop()
+    serving = loop.create_task(server.serve())
     call_on_signals(loop, stop)
     if parent is not None:
         loop.add_reader(parent, stop)
     saying = loop.create_task(announce(reachable(host), port, message)) if message else None
-    await server.serve()
+    with suppress(asyncio.CancelledError):
+        await serving
     ignore_signals(loop)
     app.close()
     if saying is not None:
@@ -7327,8 +7337,8 @@ class MainGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command. :raises click.UsageError: for one of a room that is absent."""
         for room, commands in ROOMS.items():
-            if cmd_name in commands and not load_room(room):
-                ctx.fail(f"`{cmd_name}` is a command of findings_adapters/{room}.py, which is not there")
+            if cmd_name in commands and (absent := load_room(room)):
+                ctx.fail(f"`{cmd_name}` needs findings_adapters/{absent}.py, which is not there")
         return super().get_command(ctx, cmd_name)
 
 

@@ -2824,6 +2824,7 @@ def test_a_submission_is_stored_in_lots_as_one(client: Client, run: str, monkeyp
     titles = {each["id"]: each["title"] for each in client.read("tasks")["tasks"]}
     assert [titles[each] for each in ids[:5]] == ["T5", "T7", "T2", "T3", "T4"]
     assert client.read(f"runs/{run}")["submitted"]["created"] == 6
+    assert client.read("tasks", runId=run)["total"] == 6
 
 
 def test_a_task_comes_back_whole(client: Client, run: str) -> None:
@@ -4683,11 +4684,23 @@ def test_the_module_alone_says_which_commands_are_absent(alone: tuple[str, ...])
     run_alone = partial(subprocess.run, capture_output=True, text=True, env=environment(), timeout=30, check=False)
     refused = run_alone([*alone, "scan", "results.sarif"])
     assert refused.returncode == 2
-    assert "`scan` is a command of findings_adapters/ci.py, which is not there" in refused.stderr
+    assert "`scan` needs findings_adapters/ci.py, which is not there" in refused.stderr
     shown = run_alone([*alone, "--help"])
     assert shown.returncode == 0
     assert "\n  serve " in shown.stdout
     assert "\n  scan " not in shown.stdout
+
+
+def test_a_room_without_another_that_it_needs_is_absent_too(alone: tuple[str, ...]) -> None:
+    rooms = Path(alone[-1]).parent / "findings_adapters"
+    rooms.mkdir()
+    for name in ("__init__.py", "ci.py"):
+        shutil.copy(HERE / "findings_adapters" / name, rooms)
+    run_alone = partial(subprocess.run, capture_output=True, text=True, env=environment(), timeout=30, check=False)
+    refused = run_alone([*alone, "scan", "results.sarif"])
+    assert refused.returncode == 2
+    assert "`scan` needs findings_adapters/client.py, which is not there" in refused.stderr
+    assert run_alone([*alone, "--help"]).returncode == 0
 
 
 def written_lines(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
@@ -4788,6 +4801,16 @@ def test_what_was_said_of_a_dismissed_task_goes_out_with_it(client: Client, run:
     client.triage(second, "dismissed")
     client.triage(third, "resolved", comment="Mended.")
     assert exported(client).data == b"T2\nT1\nT0 Never.\n"
+
+
+@pytest.mark.usefixtures("lines")
+def test_of_bulky_tasks_fewer_are_read_at_once(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.submit(run, *(task(title=f"T{n}") for n in range(5)))
+    lots, select = [], findings_service.select_listed
+    monkeypatch.setattr(findings_service, "LOT_SIZE", 1)
+    monkeypatch.setattr(findings_service, "select_listed", lambda *given: lots.append(len(given[-1])) or select(*given))
+    assert exported(client).data.split() == [b"T4", b"T3", b"T2", b"T1", b"T0"]
+    assert lots == [1] * 5
 
 
 @pytest.mark.usefixtures("lines")
@@ -4921,11 +4944,9 @@ def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
 @pytest.fixture
 def taken_lines(monkeypatch: pytest.MonkeyPatch) -> str:
     """The media type of another form of submissions, which has its own limit."""
-    form = findings_service.SubmissionFormat(
-        media_type="text/lines", parse=read_lines, limit=lambda settings: settings.max_sarif
-    )
-    monkeypatch.setitem(findings_service.SUBMISSION_FORMATS, form.media_type, form)
-    return form.media_type
+    form = findings_service.SubmissionFormat(parse=read_lines, limit=lambda settings: settings.max_sarif)
+    monkeypatch.setitem(findings_service.SUBMISSION_FORMATS, "text/lines", form)
+    return "text/lines"
 
 
 def send_lines(client: Client, path: str, text: str, media_type: str = "text/lines; charset=utf-8") -> Any:
@@ -4957,7 +4978,7 @@ def test_another_form_has_its_own_limit_and_only_where_it_is_read(make_app: Call
 
 TAKING_PROGRAM = (
     "import findings_service as fs; from test_findings_service import read_lines;"
-    " fs.SUBMISSION_FORMATS['text/lines'] = fs.SubmissionFormat(media_type='text/lines', parse=read_lines,"
+    " fs.SUBMISSION_FORMATS['text/lines'] = fs.SubmissionFormat(parse=read_lines,"
     " limit=lambda settings: settings.max_sarif); fs.main()"
 )
 
@@ -4982,15 +5003,17 @@ def test_a_real_server_takes_a_larger_body_in_another_form(tmp_path: Path, chunk
         assert server.stop() == 0
 
 
-def test_a_document_of_unknown_length_has_the_time_that_its_limit_may_take(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [None, 1_000_000])
+def test_a_larger_document_has_more_time_by_its_length_or_else_its_limit(tmp_path: Path, length: int | None) -> None:
     line = [sys.executable, "-c", TAKING_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
     limits = {"FINDINGS_MAX_BODY": "100000", "FINDINGS_MAX_SARIF": "2000000", "FINDINGS_BODY_TIMEOUT": "1"}
     server = start_process(line, tmp_path / "x.db", "api/v1/tasks", **limits)
     try:
         path = f"{API}/runs/{server.start_run()}/tasks"
-        slowly = (time.sleep(1.5 * number) or b"One" for number in range(2))
-        how = {"Content-Type": "text/lines", "Transfer-Encoding": "chunked"}
-        assert server.request("POST", path, slowly, **how).status_code == 201
+        parts = (b"One", b" " * ((length or 6) - 3))
+        slowly = (time.sleep(1.5 * number) or part for number, part in enumerate(parts))
+        known = {"Content-Length": str(length)} if length else {"Transfer-Encoding": "chunked"}
+        assert server.request("POST", path, slowly, **known, **{"Content-Type": "text/lines"}).status_code == 201
     finally:
         assert server.stop() == 0
 
@@ -6279,6 +6302,26 @@ async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], h
         except asyncio.IncompleteReadError as error:
             halves += [error.partial] if error.partial else []
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "accept"), cases(page=("limit=200&view=full", "application/json"), stream=("", "application/sarif+json"))
+)
+def test_an_answer_that_nobody_takes_does_not_keep_a_server_from_stopping(
+    tmp_path: Path, query: str, accept: str
+) -> None:
+    hurried = "import findings_service; findings_service.LEAVING = 0.5; findings_service.main()"
+    line = [sys.executable, "-c", hurried, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
+    server = start_process(line, tmp_path / "x.db", r"curl .*\n")
+    path, bulky = f"{API}/runs/{server.start_run()}/tasks", task(description="x" * 60_000)
+    assert server.request("POST", path, {"tasks": [bulky] * 150}).status_code == 201
+    with socket.create_connection(("127.0.0.1", server.port)) as stalled:
+        stalled.sendall(raw_request(server, "GET", f"{API}/tasks?{query}", b"", f"Accept: {accept}"))
+        assert stalled.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert server.stop() == 0
+        with suppress(ConnectionResetError):
+            taken = b"".join(iter(partial(stalled.recv, 1 << 20), b""))
+            assert not taken.endswith((b"}", b"0\r\n\r\n"))
 
 
 # asyncio's own event loop: a signal's byte finds no room in its pipe when that is full of wake-ups.

@@ -11,6 +11,7 @@ Exit codes: 0 passed, 1 the gate did not let it pass, 2 wrong usage or input, 3 
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import os
 import shutil
@@ -37,7 +38,6 @@ from findings_adapters.client import Answer, Local, Refused, Remote, Service, Un
 SARIF = "application/sarif+json"
 CSV = "text/csv"
 SARIF_VERSION = b'"2.1.0"'
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SHOWN = 50  # findings in a report
 SEVERITIES = heart.SEVERITIES
 
@@ -326,7 +326,6 @@ class Seen(Struct, rename="camel"):
 
     id: str
     branch: str | None = None
-    target_url: str | None = None
     submitted: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -359,7 +358,6 @@ class Finding(Struct, rename="camel"):
     id: str
     title: str
     severity: str
-    status: str
     evidence: list[Evidence]
     extensions: dict[str, Raw]
     new: bool = False
@@ -456,8 +454,8 @@ def findings_of(service: Service, run: Seen, new: set[str], *, new_first: bool) 
 
     :param new: the worst ones that are new. Other ones make room for these with `new_first`.
     """
-    statuses = heart.UNFINISHED if run.branch is None else (*heart.UNFINISHED, "resolved")  # as the gate has it
-    query = {"runId": run.id, "status": ",".join(statuses), "sort": "severity", "view": "full", "limit": SHOWN}
+    statuses = ",".join(heart.standing(run.branch))
+    query = {"runId": run.id, "status": statuses, "sort": "severity", "view": "full", "limit": SHOWN}
     listed = service.request("GET", f"tasks?{urlencode(query)}").read(Listed)
     found = [Finding.read(each) for each in listed.tasks]
     absent = new - {each.id for each in found} if new_first else set()
@@ -729,7 +727,7 @@ def read_document(name: str) -> bytes:
     :raises BadInput: for what is none: a scanner that failed must not look like a clean scan.
     """
     try:
-        text = Path(name).read_bytes().removeprefix(BYTE_ORDER_MARK)
+        text = Path(name).read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror}") from None
     if not text.strip():
@@ -739,7 +737,7 @@ def read_document(name: str) -> bytes:
         head = msgspec.json.decode(text, type=Head)
     except msgspec.ValidationError:
         raise BadInput(f"{name} is no SARIF document: it is no JSON object") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except heart.NOT_JSON as error:
         raise BadInput(f"{name} is no SARIF document: it is not JSON ({error})") from None
     if bytes(head.version) != SARIF_VERSION:
         raise BadInput(f"{name} is no SARIF document of version 2.1.0")

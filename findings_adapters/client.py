@@ -42,7 +42,7 @@ TIMEOUT = 60.0  # seconds without a sign of the service
 SLOWEST_UPLOAD = 100 * heart.KIB  # bytes a second, for a body to arrive and to be worked on
 LISTED_PROBLEMS = 3
 NEVER_BETTER = (ssl.SSLCertVerificationError, http.client.InvalidURL)
-JSON = "application/json"
+JSON = heart.JSON_TYPE
 
 Model = TypeVar("Model")
 
@@ -74,7 +74,7 @@ class Answer(Struct):
         """Return the body as a model, of whose fields it may have more. :raises Unavailable: when it is none."""
         try:
             return msgspec.json.decode(self.body, type=model)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except heart.NOT_JSON as error:
             raise Unavailable(f"what answered is no Findings Task Service ({error})") from None
 
 
@@ -294,7 +294,7 @@ def refusal_of(answer: Answer, where: str) -> Refused:
         return Refused(answer.status, "", f"{where} redirects to {place}; say the service's own URL")
     try:
         told = msgspec.json.decode(answer.body, type=ToldError)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except heart.NOT_JSON:
         told = ToldError()
     if not told.detail:
         words = f"{answer.status} {http.client.responses.get(answer.status, '')}".strip()

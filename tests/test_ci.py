@@ -475,9 +475,9 @@ def test_a_locked_database_is_told_in_a_line(job: Job) -> None:
 
 
 DATABASES = cases(
-    text=(lambda path: path.write_text("x" * 5000), "findings.db"),
-    folder=(lambda path: path.mkdir(), "findings.db"),
-    other=(lambda path: other_programs(path), "findings.db"),
+    text=lambda path: path.write_text("x" * 5000),
+    folder=lambda path: path.mkdir(),
+    other=lambda path: other_programs(path),
 )
 
 
@@ -487,10 +487,10 @@ def other_programs(path: Path) -> None:
         connection.execute("CREATE TABLE cookies (id INTEGER)")
 
 
-@pytest.mark.parametrize(("make", "said"), DATABASES)
-def test_a_database_that_cannot_be_used_is_told_in_a_line(job: Job, make: Callable[[Path], None], said: str) -> None:
+@pytest.mark.parametrize("make", DATABASES)
+def test_a_database_that_cannot_be_used_is_told_in_a_line(job: Job, make: Callable[[Path], None]) -> None:
     make(job.folder / "findings.db")
-    assert_one_line(job.scan(job.write("a.sarif")), 3, said)
+    assert_one_line(job.scan(job.write("a.sarif")), 3, "findings.db")
     assert_one_line(job.scan("a.sarif", "--db", "no/folder/findings.db"), 3, "no/folder")
 
 
@@ -570,11 +570,15 @@ def test_answers_that_are_lost_change_nothing(job: Job, fake: Callable[..., Fake
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_server_that_dies_under_a_scan_is_told_in_a_line(job: Job, fake: Callable[..., Fake], server: Server) -> None:
+def test_a_server_that_dies_under_a_scan_is_told_in_a_line(
+    job: Job, fake: Callable[..., Fake], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     between = fake(server)
     between.before["/tasks"] = lambda: server.stop(signal.SIGKILL) and None
+    monkeypatch.setattr(ci_module, "LAST_TRIES", 0.0)
     done = job.scan(job.write("a.sarif", result()), "--url", between.url, FINDINGS_KEY=server.key)
     assert_one_line(done, 3, "no answer")
+    assert [method for method, *_ in between.heard].count("PATCH") == 1
 
 
 def test_what_the_service_refuses_fails_the_run(job: Job, server: Server) -> None:
@@ -603,6 +607,24 @@ def test_a_scan_that_is_stopped_leaves_its_run_failed(
     assert (process.returncode, out, err) == (3, "", f"Error: stopped by {how.name}\n")
     run = server.request("GET", f"{API}/runs").json["runs"][0]
     assert (run["status"], run["statusReason"]) == ("failed", f"stopped by {how.name}")
+
+
+def test_a_second_signal_does_not_keep_a_run_from_being_left_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ci_module, "submit", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Service, "hurry", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert_one_line(job.scan(job.write("a.sarif")), 3, "stopped by SIGTERM")
+    assert (job.last_run()["status"], job.last_run()["statusReason"]) == ("failed", "stopped by SIGTERM")
+
+
+def test_a_signal_that_a_scan_was_started_to_ignore_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    submit = ci_module.submit
+    monkeypatch.setattr(ci_module, "submit", lambda *given: os.kill(os.getpid(), signal.SIGHUP) or submit(*given))
+    try:
+        job.scan(job.write("a.sarif"), code=0)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 SLOW = """
@@ -663,7 +685,7 @@ def test_stored_text_commands_nothing(job: Job, form: str) -> None:
     assert "\\u202e" in out
     assert len([line for line in out.splitlines() if "evil" in line]) == 1
     assert not any(line.startswith("::set-env") for line in out.splitlines())
-    assert "##[" not in out or form == "github"
+    assert "##[" not in out
 
 
 def test_a_table_shows_the_worst_fifty_and_says_how_many_more(job: Job) -> None:
@@ -680,6 +702,13 @@ def test_what_is_new_is_shown_before_what_is_known_and_worse(job: Job) -> None:
     lines = job.scan("a.sarif", "--fail-on", "medium", code=1).stdout.splitlines()
     assert lines[49].split()[:2] == ["medium", "new"]
     assert lines[50] == "… and 11 more"
+
+
+def test_what_a_branch_brings_back_is_shown(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("fixed")), code=1)
+    job.triage("fixed", "resolved")
+    lines = job.scan("a.sarif", "--branch", "fix", "--only", "all", code=1).stdout.splitlines()
+    assert lines[0].split() == ["high", "src/app.py:3", "fixed"]
 
 
 def on_terminal(job: Job, *words: str, columns: int = 100, **env: str) -> str:
@@ -798,7 +827,7 @@ def test_sarif_is_one_document_of_all_that_the_run_reported(job: Job) -> None:
 @pytest.mark.parametrize("form", ["table", "json", "sarif"])
 def test_who_stops_reading_does_not_change_the_verdict(job: Job, form: str) -> None:
     job.write("a.sarif", *(result(f"finding {number}" * 20) for number in range(60)))
-    line, options = job.line("scan", "a.sarif", "--format", form)
+    line, options = job.line("scan", "a.sarif", "--format", form, PYTHONUNBUFFERED="")  # what is left is written last
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         assert process.stdout
         process.stdout.close()
@@ -1032,7 +1061,7 @@ def test_nothing_is_a_document_too(job: Job) -> None:
 
 def test_an_export_into_a_closed_pipe_ends_quietly(job: Job) -> None:
     job.scan(job.write("a.sarif", *(result(f"finding {number} {'x' * 300}") for number in range(300))), code=1)
-    line, options = job.line("export", "--format", "json")
+    line, options = job.line("export", "--format", "json", PYTHONUNBUFFERED="")
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         assert process.stdout
         assert process.stdout.readline() == "[\n"
@@ -1251,7 +1280,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 
 PULL_REQUEST = {"GITHUB_REF_NAME": "5/merge", "GITHUB_HEAD_REF": "greet", "GITHUB_BASE_REF": "main"}
-MERGE_REQUEST = {
+GREETING_REQUEST = {
     "CI_MERGE_REQUEST_IID": "5",
     "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "greet",
     "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1",
@@ -1286,7 +1315,7 @@ def test_the_job_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pip
     assert pipeline.gitlab(".gitlab-ci.yml", **main).returncode == 0
     before = pipeline.known()
     pipeline.write(LEGACY + BROUGHT)
-    verdicts = [pipeline.gitlab(".gitlab-ci.yml", **MERGE_REQUEST) for _ in range(2)]
+    verdicts = [pipeline.gitlab(".gitlab-ci.yml", **GREETING_REQUEST) for _ in range(2)]
     assert [each.returncode for each in verdicts] == [1, 1]
     assert verdicts[0].stdout == verdicts[1].stdout
     assert pipeline.known() == before
@@ -1303,5 +1332,5 @@ def test_with_a_server_jobs_need_no_cache(pipeline: Pipeline, server: Server) ->
     assert pipeline.gitlab(gitlab, CI_COMMIT_BRANCH="main").returncode == 1
     assert pipeline.gitlab(gitlab, CI_COMMIT_BRANCH="main").returncode == 0
     pipeline.write(LEGACY + BROUGHT)
-    assert [pipeline.gitlab(gitlab, **MERGE_REQUEST).returncode for _ in range(2)] == [1, 1]
+    assert [pipeline.gitlab(gitlab, **GREETING_REQUEST).returncode for _ in range(2)] == [1, 1]
     assert not (pipeline.checkout / "findings.db").exists()

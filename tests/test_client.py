@@ -59,7 +59,7 @@ class Fake:
                 self.end_headers()
                 self.wfile.write(reply[2])
 
-            do_GET = do_POST = do_PATCH = answer
+            do_GET = do_POST = do_PATCH = do_CONNECT = answer
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.handle_error = lambda *_: None  # it would tell of it on standard error
@@ -221,6 +221,21 @@ def test_a_service_that_stays_busy_is_told_in_its_own_words(
     assert caught.value.status == 503
 
 
+def test_what_cannot_get_better_is_not_tried_again(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PATIENCE", 1.0)
+    with pytest.raises(Unavailable, match="control characters"):
+        service_at("http://127.0.0.1:1").request("GET", "tasks?\n")
+    assert waits == []
+
+
+def test_a_large_body_has_time_in_proportion(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TIMEOUT", 0.1), ("SLOWEST_UPLOAD", 1000), ("PATIENCE", 0.0)):
+        monkeypatch.setattr(client_module, name, value)
+    there = fake()
+    there.before["/tasks"] = lambda: time.sleep(0.5)
+    assert service_at(there.url).request("POST", "tasks", b" " * 5000).status == 200
+
+
 STRANGERS = cases(
     page=((404, {}, b"<html>"), "answers 404 Not Found, and not as a Findings Task Service does"),
     proxy=((500, {}, b"[]"), "answers 500 Internal Server Error"),
@@ -276,6 +291,21 @@ def test_the_environments_proxy_is_used_unless_it_says_not_to(
     else:
         assert proxy.heard[0][1] == f"{there.url}/api/v1/tasks"
         assert proxy.heard[0][2]["Proxy-Authorization"] == "Basic bWU6cGFzcyB3b3Jk"
+
+
+def test_a_service_over_https_is_reached_through_a_tunnel(
+    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = fake()
+    monkeypatch.setattr(client_module, "PATIENCE", 0.0)
+    monkeypatch.setenv("https_proxy", proxy.url.replace("//", "//me:pass%20word@"))
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(Unavailable):
+        service_at("https://findings.example").request("GET", "tasks")
+    ((command, place, heads, _),) = proxy.heard
+    assert (command, place) == ("CONNECT", "findings.example:443")
+    assert heads["Proxy-Authorization"] == "Basic bWU6cGFzcyB3b3Jk"
+    assert "Authorization" not in heads
 
 
 URLS = cases(
@@ -340,6 +370,7 @@ def test_settings_of_a_server_do_not_change_the_requests(
 ) -> None:
     monkeypatch.setenv("FINDINGS_BASE_URL", "https://tools.example/findings")
     monkeypatch.setenv("FINDINGS_LOG", "text")
+    monkeypatch.setenv("FINDINGS_API_KEY", "too short")
     with Service(Local(str(tmp_path / "findings.db"), new=True)) as service:
         service.request("POST", "project-types", {"name": "web"})
         run = service.request("POST", "runs", {"projectType": "web"}).read(dict)
