@@ -799,7 +799,7 @@ class HistoryEntry(Model):
     """One thing that happened to a task; `by` is the name of the key that did it."""
 
     at: str
-    event: Literal["created", "reported", "status"]
+    event: Literal["created", "reported", "status", "assigned", "comment"]
     by: str
     run_id: str | None
     from_: TaskStatus | None = msgspec.field(name="from")
@@ -1134,7 +1134,7 @@ LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
 # Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
 
 APPLICATION_ID = 0x46545356
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 # The number of a task's cell: what its line, status, severity and identity are together. Its sign stands for it.
 CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
@@ -1166,7 +1166,23 @@ MIGRATIONS: Mapping[int, tuple[str, str]] = {
         ALTER TABLE sightings ADD COLUMN counted INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1));""",
         "",
     ),
+    5: (
+        """ALTER TABLE tasks ADD COLUMN reason TEXT CHECK (reason IS NULL OR status IN ('resolved', 'dismissed')
+            AND reason IN ('fixed', 'false_positive', 'accepted_risk', 'wont_fix', 'used_in_tests', 'duplicate'));
+        ALTER TABLE tasks ADD COLUMN assignee TEXT CHECK (assignee <> '');
+        DROP INDEX IF EXISTS history_by_task;
+        ALTER TABLE history RENAME TO history_of_version_4;""",
+        """INSERT INTO history (seq, client_id, task_seq, at, event, key_name, run_id, from_status, to_status, comment,
+            changed)
+        SELECT seq, client_id, task_seq, at, CASE WHEN said THEN 'comment' ELSE event END, key_name, run_id,
+            CASE WHEN said THEN NULL ELSE from_status END, CASE WHEN said THEN NULL ELSE to_status END, comment, changed
+        FROM (SELECT *, event = 'status' AND from_status = to_status AS said FROM history_of_version_4) AS old
+        ORDER BY seq;
+        DROP TABLE history_of_version_4;""",
+    ),
 }
+# What later sections do to the rows of a database that is brought up to date, by the version that it leads to.
+BACKFILLS: dict[int, list[Callable[[Connection], None]]] = {}
 LARGE_WAL = 32 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 CHECKPOINT_PAGES = 4000  # of the WAL, after which a commit folds it into the file, which takes three more fsyncs
 READER_CACHE = 8192  # KiB; every commit empties it
@@ -1174,6 +1190,7 @@ WRITER_CACHE = 49152  # KiB
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
+SAY_EVERY = 5.0  # seconds between two words on how long bringing a file up to date takes
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1270,18 +1287,43 @@ def statements_of(script: str) -> Iterator[str]:
             statement = ""
 
 
-def prepare_schema(connection: Connection) -> None:
-    """Create the schema in a new file, and bring an older one up to date."""
+@contextmanager
+def saying_that_it_takes_long(connection: Connection, path: str, version: int) -> Iterator[None]:
+    """Say now and then in the log that a database is being brought up to date, which takes a minute for millions."""
+    began = said = time.monotonic()
+
+    def look() -> None:
+        nonlocal said
+        if time.monotonic() >= said + SAY_EVERY:
+            said = time.monotonic()
+            steps = f"from schema version {version} to {SCHEMA_VERSION}"
+            log.warning("bringing %r up to date, %s: %.0f s so far", path, steps, said - began)
+
+    connection.set_progress_handler(look, CLOCK_STEPS)
+    try:
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
+    if said > began:
+        log.warning("%r is up to date after %.0f s", path, time.monotonic() - began)
+
+
+def prepare_schema(connection: Connection, path: str) -> None:
+    """Create the schema in a new file, and bring an older one up to date, all of it or nothing."""
     if user_version(connection) == SCHEMA_VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
     version = user_version(connection)  # another process may have been faster
-    steps = [MIGRATIONS[step] for step in range(version + 1, SCHEMA_VERSION + 1) if version and step in MIGRATIONS]
+    steps = range(version + 1, SCHEMA_VERSION + 1) if version else range(0)
+    scripts = [MIGRATIONS[step] for step in steps]
     schema = schema_path().read_text("utf-8")
-    script = "\n".join([*(before for before, _ in steps), schema, *(after for _, after in steps)])
-    for statement in statements_of(script):
-        connection.execute(statement)
-    connection.execute("COMMIT")
+    with saying_that_it_takes_long(connection, path, version):
+        script = "\n".join([*(before for before, _ in scripts), schema, *(after for _, after in scripts)])
+        for statement in statements_of(script):
+            connection.execute(statement)
+        for backfill in itertools.chain.from_iterable(BACKFILLS.get(step, ()) for step in steps):
+            backfill(connection)
+        connection.execute("COMMIT")
 
 
 def connect(settings: Settings, *, read_only: bool = False) -> Connection:
@@ -1315,7 +1357,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
         connection.execute(f"PRAGMA cache_size = -{READER_CACHE if read_only else WRITER_CACHE}")
         if not read_only:
-            prepare_schema(connection)
+            prepare_schema(connection, settings.db)
     except BaseException:
         connection.close()
         raise
@@ -4357,6 +4399,8 @@ def set_status(
         connection,
         [
             (who.client_id, state.seq, now, "status", who.name, run_id, state.status, status, comment, None)
+            if state.status != status
+            else (who.client_id, state.seq, now, "comment", who.name, run_id, None, None, comment, None)
             for state in (moved if comment is None else states)
         ],
     )

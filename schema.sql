@@ -11,7 +11,7 @@
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -80,7 +80,7 @@ CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE s
 
 -- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
 -- or another sighting never rewrites a screenshot. `branch` is '' once a run of the main line has reported the task,
--- else the branch that reported it first.
+-- else the branch that reported it first. `reason` is why a finished one is that, `assignee` who sees to it.
 CREATE TABLE IF NOT EXISTS tasks (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -97,7 +97,13 @@ CREATE TABLE IF NOT EXISTS tasks (
     updated_at    TEXT NOT NULL,
     last_seen_at  TEXT NOT NULL,
     times_seen    INTEGER NOT NULL DEFAULT 1,
-    branch        TEXT NOT NULL DEFAULT ''
+    branch        TEXT NOT NULL DEFAULT '',
+    reason        TEXT CHECK (
+        reason IS NULL
+        OR status IN ('resolved', 'dismissed')
+        AND reason IN ('fixed', 'false_positive', 'accepted_risk', 'wont_fix', 'used_in_tests', 'duplicate')
+    ),
+    assignee      TEXT CHECK (assignee <> '')
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_id ON tasks (client_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
@@ -108,6 +114,8 @@ CREATE INDEX IF NOT EXISTS tasks_by_target ON tasks (client_id, target_url, stat
 CREATE INDEX IF NOT EXISTS branch_tasks_by_status ON tasks (client_id, status, severity) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS branch_tasks_by_type ON tasks (client_id, project_type, status, severity) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS branch_tasks_by_target ON tasks (client_id, target_url, status, severity) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS tasks_by_assignee ON tasks (client_id, assignee) WHERE assignee IS NOT NULL;
+CREATE INDEX IF NOT EXISTS assigned_tasks ON tasks (client_id) WHERE assignee IS NOT NULL;
 
 -- The bulk of a task. Arrays and extensions are JSON text; NULL is an empty one.
 CREATE TABLE IF NOT EXISTS task_details (
@@ -170,13 +178,15 @@ CREATE TABLE IF NOT EXISTS history (
     client_id    TEXT NOT NULL,
     task_seq     INTEGER NOT NULL,
     at           TEXT NOT NULL,
-    event        TEXT NOT NULL CHECK (event IN ('created', 'reported', 'status')),
+    event        TEXT NOT NULL CHECK (event IN ('created', 'reported', 'status', 'assigned', 'comment')),
     key_name     TEXT NOT NULL,
     run_id       TEXT,
     from_status  TEXT,
     to_status    TEXT,
     comment      TEXT,
     changed      TEXT,
+    reason       TEXT,
+    assignee     TEXT,
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);

@@ -9189,7 +9189,25 @@ PRAGMA user_version = 3;
 """
 
 
-@pytest.fixture(params=["", TO_SECOND_SCHEMA, TO_THIRD_SCHEMA], ids=["first_schema", "second_schema", "third_schema"])
+TO_FOURTH_SCHEMA = f"""
+{TO_THIRD_SCHEMA}
+DROP INDEX runs_by_status;
+DROP INDEX runs_by_type;
+DROP INDEX runs_by_target;
+DROP INDEX tasks_by_status;
+DROP INDEX tasks_by_type;
+DROP INDEX tasks_by_target;
+ALTER TABLE runs ADD COLUMN branch TEXT NOT NULL DEFAULT '';
+ALTER TABLE tasks ADD COLUMN branch TEXT NOT NULL DEFAULT '';
+ALTER TABLE sightings ADD COLUMN counted INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1));
+PRAGMA user_version = 4;
+"""
+
+
+@pytest.fixture(
+    params=["", TO_SECOND_SCHEMA, TO_THIRD_SCHEMA, TO_FOURTH_SCHEMA],
+    ids=["first_schema", "second_schema", "third_schema", "fourth_schema"],
+)
 def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A database of an older schema."""
     path = tmp_path / "findings.db"
@@ -9214,8 +9232,9 @@ def test_a_database_of_an_older_schema_keeps_every_row(
 ) -> None:
     before = content_of(old)
     before[2] = [(*run[:17], 3, "") for run in before[2]]  # tasks that it reports, and no branch
-    before[3] = [(*each, "") for each in before[3]]
-    before[5] = [(*sighting, 1) for sighting in before[5]]
+    before[3] = [(*each[:15], "", None, None) for each in before[3]]
+    before[5] = [(*sighting[:3], 1) for sighting in before[5]]
+    before[6] = [(*entry, None, None) for entry in before[6]]
     before[-1] = [counter for counter in before[-1] if not counter[1].startswith("tasks run:")]
     client = client_of(make_app())
     client.key = "fts_a_key_of_the_first_schema"
@@ -9244,6 +9263,36 @@ def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[...
     reports = [task(externalId=name, extensions={"rule": 1}) for name in "abc"]
     assert [each["result"] for each in client.submit(run, *reports)["tasks"]] == ["updated", "updated", "created"]
     assert faults_of(old) == []
+
+
+def test_a_comment_of_an_older_schema_is_one_in_the_history(old: Path, make_app: Callable[..., flask.Flask]) -> None:
+    with closing(sqlite3.connect(old)) as connection:
+        connection.execute(
+            """INSERT INTO history (client_id, task_seq, at, event, key_name, from_status, to_status, comment)
+               VALUES ('default', 1, '2026-11-21T05:00:00.000Z', 'status', 'me', 'open', 'open', 'Looked at it')"""
+        )
+        connection.commit()
+    client = client_of(make_app())
+    client.key = "fts_a_key_of_the_first_schema"
+    (found,) = client.read("tasks", externalId="a")["tasks"]
+    last = client.history(found["id"])[-1]
+    assert (last["event"], last["from"], last["to"], last["comment"]) == ("comment", None, None, "Looked at it")
+    assert faults_of(old) == []
+
+
+def test_it_is_said_when_bringing_a_database_up_to_date_takes_long(
+    old: Path,
+    make_app: Callable[..., flask.Flask],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("findings_service.SAY_EVERY", 0.0)
+    monkeypatch.setattr("findings_service.CLOCK_STEPS", 10)
+    make_app()
+    said = [record.getMessage() for record in caplog.records]
+    version = findings_service.SCHEMA_VERSION
+    assert re.fullmatch(rf"bringing '{old}' up to date, from schema version [1-4] to {version}: 0 s so far", said[0])
+    assert said[-1] == f"'{old}' is up to date after 0 s"
 
 
 def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
