@@ -1065,7 +1065,7 @@ def in_ecma(schema: Any) -> Any:
 
 # What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
 # first application. The service works without them, and says what is absent.
-ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gate")}
+ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "page": (), "ci": ("scan", "export", "gate")}
 
 
 @cache
@@ -1120,6 +1120,17 @@ class ListFormat(Struct, frozen=True, kw_only=True):
 
 
 LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
+
+
+class PageFile(Struct, frozen=True, kw_only=True):
+    """A file that goes to browsers, without a key: its bytes, the ETag that they have, and the other headers."""
+
+    body: bytes
+    etag: str
+    headers: Mapping[str, str]
+
+
+PAGE_FILES: dict[str, PageFile] = {}  # by path; a room adds them
 
 
 # ---------------------------------------------------------------------------
@@ -5674,6 +5685,8 @@ def operation(
 
 def refuse_path(path: str) -> NoReturn:
     """Refuse a request that no route takes. :raises WrongMethod: when another method would do."""
+    if path in PAGE_FILES:
+        raise WrongMethod({"GET", "HEAD"})
     there = [operation for operation in OPERATIONS if operation.matches(path)]
     if there:
         flask.request.environ[NOTED] = Noted(there[0].path)
@@ -6330,6 +6343,23 @@ def put_project_type(call: Call, name: str) -> flask.Response:
         return answer(200, select_project_type(connection, call.client_id, name))
 
 
+def get_page_file(path: str) -> flask.Response:
+    """Get a file for browsers, which ask again each time whether they have the present one.
+
+    Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
+    """
+    environ = flask.request.environ
+    environ[NOTED] = Noted(path)
+    asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
+    if path == "/" and not asked.endswith("/"):
+        return flask.Response(status=308, headers={"Location": f"{asked.rpartition('/')[2]}/"})
+    file = PAGE_FILES[path]
+    response = flask.Response(file.body, headers={"Cache-Control": "no-cache", **file.headers})
+    response.set_etag(file.etag)
+    response.make_conditional(flask.request)
+    return response
+
+
 @operation("GET", "/healthz", None, {200: Health})
 def get_health(call: Call) -> flask.Response:
     """Tell whether the database can be read and written."""
@@ -6512,12 +6542,15 @@ class FindingsBlueprint(flask.Blueprint):
         self.service = service
 
 
-def create_blueprint(settings: Settings | None = None, name: str = "findings") -> FindingsBlueprint:
+def create_blueprint(
+    settings: Settings | None = None, name: str = "findings", *, page: bool = False
+) -> FindingsBlueprint:
     """Return the service as a blueprint, to be registered in any Flask application under any prefix.
 
     It leaves the application's error pages, JSON provider and configuration alone. Without `settings`, those
     of the environment hold.
 
+    :param page: whether the page for people is there too, at the prefix itself.
     :raises ConfigurationError: for a setting that makes no sense, and a jsonschema that is not known.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
@@ -6539,6 +6572,9 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
     def view_of(each: Operation) -> Callable[..., flask.Response]:
         return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id")).perform(parts))
 
+    def page_view_of(path: str) -> Callable[[], flask.Response]:
+        return lambda: respond(service, lambda: get_page_file(path))
+
     def no_route(rest: str = "") -> flask.Response:
         return respond(service, lambda: refuse_path(f"{API}/{rest}" if rest else "/healthz"))
 
@@ -6548,7 +6584,15 @@ def create_blueprint(settings: Settings | None = None, name: str = "findings") -
         )
     for rule in (f"{API}/<path:rest>", "/healthz"):
         blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
-
+    for path in PAGE_FILES if page else ():
+        blueprint.add_url_rule(
+            path,
+            f"page{path.replace('.', '_')}",
+            page_view_of(path),
+            methods=["GET"],
+            strict_slashes=False,
+            provide_automatic_options=False,
+        )
     return blueprint
 
 
@@ -6588,7 +6632,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
         raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
     app = LeanFlask(__name__, static_folder=None)
     app.url_map.merge_slashes = False
-    blueprint = create_blueprint(settings or Settings.read(**given))
+    blueprint = create_blueprint(settings or Settings.read(**given), page=True)
     app.register_blueprint(blueprint)
     app.extensions["findings"] = blueprint.service
 

@@ -1,0 +1,145 @@
+// The service's API, and the key with which it is spoken to.
+
+import { createStore } from "./lib.js";
+
+const API = new URL("../api/v1/", import.meta.url);
+const PLACE = `findings:${API.pathname}`; // a host may serve several, each below a path of its own
+export const DESCRIPTION = new URL("openapi.json", API).href;
+
+/** The service refused: `status` and `code` of its answer, and in how many seconds to try again, if it said. */
+export class Refusal extends Error {
+	constructor(response, problem) {
+		const problems = (problem.errors ?? []).map((each) => `${each.parameter ?? each.pointer}: ${each.detail}`);
+		super([problem.detail ?? `The service answered ${response.status}.`, ...problems.slice(0, 5)].join("\n"));
+		this.status = response.status;
+		this.code = problem.code ?? "";
+		this.retryAfter = Number(response.headers.get("Retry-After")) || 0;
+	}
+}
+
+/** The service was not reached, or its answer did not arrive. */
+export class Unreachable extends Error {
+	constructor() {
+		super("The service can't be reached.");
+	}
+}
+
+/** Tell whether the same request may well succeed later. */
+export const isPassing = (error) => error instanceof Unreachable || error.status === 503;
+
+// ---------------------------------------------------------------------------
+// The key: in this tab's storage, or the browser's; never in a URL or a cookie
+// ---------------------------------------------------------------------------
+
+function readKept() {
+	for (const storage of [sessionStorage, localStorage]) {
+		try {
+			const kept = JSON.parse(storage.getItem(PLACE));
+			if (typeof kept?.key === "string") return kept;
+		} catch {
+			// not ours
+		}
+	}
+	return { key: "", full: false };
+}
+
+/** Who is signed in: `full` where the key may triage; `again` while a key that holds no more is asked for anew. */
+export const session = createStore({ ...readKept(), again: null });
+
+/** Try a key and keep it: for the tab, or in the browser. */
+export async function signIn(key, remember) {
+	const full = await mayTriage(key);
+	forget();
+	(remember ? localStorage : sessionStorage).setItem(PLACE, JSON.stringify({ key, full }));
+	const { again } = session.get();
+	session.set({ key, full, again: null });
+	again?.resolve();
+}
+
+export function signOut() {
+	forget();
+	session.set({ key: "", full: false, again: null });
+}
+
+function forget() {
+	for (const storage of [sessionStorage, localStorage]) storage.removeItem(PLACE);
+}
+
+/** Tell whether a key may triage: its level is judged before anything about the body, and an empty one changes nothing. */
+async function mayTriage(key) {
+	const response = await send("PATCH", new URL("tasks", API), key, { body: "" });
+	if (response.status === 403) return false;
+	if (response.status === 400 || response.status === 422) return true;
+	return refuse(response);
+}
+
+/** Return once somebody has signed in with another key than this one. */
+function signedInAgain(key) {
+	const present = session.get();
+	if (present.key !== key) return Promise.resolve();
+	if (!present.again) {
+		const again = {};
+		again.promise = new Promise((resolve) => (again.resolve = resolve));
+		session.set({ ...present, again });
+	}
+	return session.get().again.promise;
+}
+
+// ---------------------------------------------------------------------------
+// Requests
+// ---------------------------------------------------------------------------
+
+async function send(method, url, key, { body, match, signal } = {}) {
+	const headers = { Authorization: `Bearer ${key}`, Accept: "application/json" };
+	if (body !== undefined) headers["Content-Type"] = "application/json";
+	if (match) headers["If-Match"] = match;
+	try {
+		return await fetch(url, { method, headers, body, signal, cache: "no-store", credentials: "omit" });
+	} catch (error) {
+		throw error.name === "AbortError" ? error : new Unreachable();
+	}
+}
+
+async function refuse(response) {
+	throw new Refusal(response, await response.json().catch(() => ({})));
+}
+
+/**
+ * Send a request, and return {data, etag}. A key that holds no more is asked for anew, and then the request is sent again.
+ * `query` may have empty values, which are left out, and lists.
+ */
+export async function request(method, path, { query = {}, body, match, signal } = {}) {
+	const url = new URL(path, API);
+	for (const [name, value] of Object.entries(query)) {
+		if (value !== undefined && value !== null && String(value) !== "") url.searchParams.set(name, String(value));
+	}
+	for (;;) {
+		const { key } = session.get();
+		const text = body === undefined ? undefined : JSON.stringify(body);
+		const response = await send(method, url, key, { body: text, match, signal });
+		if (response.status === 401) await signedInAgain(key);
+		else if (!response.ok) await refuse(response);
+		else return { data: await readJson(response), etag: response.headers.get("ETag") };
+		signal?.throwIfAborted();
+	}
+}
+
+async function readJson(response) {
+	try {
+		return await response.json();
+	} catch (error) {
+		throw error.name === "AbortError" ? error : new Unreachable();
+	}
+}
+
+export async function get(path, query, signal) {
+	return (await request("GET", path, { query, signal })).data;
+}
+
+/** Return the place at which a list goes on, out of its link; the address itself is the proxy's business. */
+export function placeBehind(list) {
+	return list.next ? new URL(list.next, API).searchParams.get("after") : null;
+}
+
+/** Return a path of the API for an id, whatever is in that. */
+export const pathOf = (kind, id, more = "") => `${kind}/${encodeURIComponent(id)}${more}`;

@@ -1,0 +1,55 @@
+// What a finding rests on: code, pictures, links and texts, all of them written by strangers.
+
+import { html, useState } from "./lib.js";
+import { Address, Copy, Text } from "./parts.js";
+import { number, webAddress } from "./words.js";
+
+const MOST_LINES = 200; // that are shown before somebody asks for more
+const PICTURE_TYPE = /screen|image|picture|photo/i;
+const PICTURE_FILE = /\.(?:png|jpe?g|gif|webp|avif|svg)$/i;
+
+/** Code or text with the numbers of its lines, the first of which may be another than 1. */
+export function Code({ text, first = 1, label }) {
+	const [whole, setWhole] = useState(false);
+	const lines = text.split("\n");
+	if (lines.length > 1 && lines.at(-1) === "") lines.pop();
+	const shown = whole ? lines : lines.slice(0, MOST_LINES);
+	return html`
+		<div class="code" role="group" aria-label=${label}>
+			<pre><code>${shown.map((line, index) => html`<span class="line"><span class="no" aria-hidden="true" data-no=${first + index} /><bdi>${line}</bdi></span>`)}</code></pre>
+			<div class="buttons">
+				${lines.length > shown.length && html`<button type="button" class="quiet" onClick=${() => setWhole(true)}>Show all ${number(lines.length)} lines</button>`}
+				<${Copy} text=${text} />
+			</div>
+		</div>`;
+}
+
+/** Return the line at which a piece of code begins, as a label like `src/app.py:12` has it. */
+const lineOf = (label) => Math.min(Number(/:(\d{1,9})$/.exec(label ?? "")?.[1]) || 1, 99_999_999);
+
+/** A picture: one of another host is fetched only when somebody asks for it, because that host hears of it. */
+function Picture({ url, label }) {
+	const remote = !url.startsWith("data:");
+	const [state, setState] = useState(remote ? "hidden" : "shown");
+	if (state === "hidden") {
+		return html`<button type="button" onClick=${() => setState("shown")}>Show picture from <bdi>${new URL(url).host}</bdi></button>`;
+	}
+	if (state === "broken") return html`<p class="muted">This picture can't be shown.</p>`;
+	return html`<img src=${url} alt=${label || "Picture without a description"} onError=${() => setState("broken")} />`;
+}
+
+function Item({ item }) {
+	const { type, label, url, content } = item;
+	const isData = /^data:/i.test(url ?? "");
+	const address = webAddress(url ?? "");
+	const isPicture = isData || (address && (PICTURE_TYPE.test(type) || PICTURE_FILE.test(address.pathname)));
+	return html`
+		<li>
+			<div class="entry"><span class="kind"><${Text} of=${type} /></span> ${label && html`<strong><${Text} of=${label} /></strong>`}</div>
+			${url && !isData && html`<p><${Address} url=${url} /></p>`}
+			${isPicture && html`<${Picture} url=${isData ? url : address.href} label=${label} />`}
+			${content && html`<${Code} text=${content} first=${lineOf(label)} label=${label || type} />`}
+		</li>`;
+}
+
+export const Evidence = ({ items }) => html`<ol class="evidence">${items.map((item) => html`<${Item} item=${item} />`)}</ol>`;

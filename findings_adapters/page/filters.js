@@ -1,0 +1,135 @@
+// What a list of findings is narrowed to. Every filter stands in the address under the API's own name.
+
+import { get } from "./api.js";
+import { html, useEffect, useLoad, useRef, useState } from "./lib.js";
+import { Field, Select, Text, Toggles } from "./parts.js";
+import { capital, SEVERITIES, STATUS_NAMES } from "./words.js";
+
+export const FILTER_NAMES = [
+	"q", "status", "severity", "projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince",
+	"createdBefore", "externalId", "runId", "missingFrom",
+];
+const SORTS = [["", "Newest first"], ["createdAt", "Oldest first"], ["severity", "Most severe first"]];
+const SEVERITY_NAMES = Object.fromEntries(SEVERITIES.map((name) => [name, capital(name)]));
+const PAUSE = 200; // milliseconds without a key after which a search begins
+const DAY = /^\d{4}-\d\d-\d\d$/;
+
+/** Return the API's parameters for what the address says. */
+export function queryOf(query) {
+	const given = Object.fromEntries(["sort", ...FILTER_NAMES].map((name) => [name, query[name]?.trim()]).filter(([, value]) => value));
+	for (const name of ["createdSince", "createdBefore"]) {
+		if (DAY.test(given[name] ?? "")) given[name] += "T00:00:00.000Z";
+	}
+	return given;
+}
+
+/** Return what a finding is about, short: its target without what all have, and its branch. */
+export function placeOf({ targetUrl, branch }) {
+	const target = targetUrl?.replace(/^https?:\/\//, "").replace(/\/$/, "");
+	return branch ? `${target ?? ""} (${branch})` : target;
+}
+
+const listOf = (text) => (text ? text.split(",") : []);
+
+/** The names that filters offer: those of project types, targets and branches. */
+async function loadNames(signal) {
+	const [types, runs] = await Promise.all([get("project-types", {}, signal), get("runs", { limit: 200 }, signal)]);
+	const distinct = (name) => [...new Set(runs.runs.map((run) => run[name]).filter(Boolean))].sort();
+	return { types: types.projectTypes, targets: distinct("targetUrl"), branches: distinct("branch") };
+}
+
+export const useNames = () => useLoad(loadNames, []).data ?? { types: [], targets: [], branches: [] };
+
+export const typeOptions = (types, present) => [
+	["", "All types"],
+	...types.map(({ name, label }) => [name, label === name ? name : `${label} (${name})`]),
+	...(present && !types.some(({ name }) => name === present) ? [[present, present]] : []),
+];
+
+/** Several values that the address asks for leave the field, for one value, as they are. */
+export function branchOptions(branches, present) {
+	const known = new Set([...branches, ...(present ? [present] : [])]);
+	return [["", "All branches"], ["main", "Main line"], ...[...known].map((name) => [`=${name}`, name])];
+}
+
+/** Return the parameters for one of those options. */
+export const branchFilter = (option) => ({
+	mainLine: option === "main" ? "true" : "",
+	branch: option.startsWith("=") ? option.slice(1) : "",
+});
+
+export const branchOption = ({ mainLine, branch }) => (branch ? `=${branch}` : mainLine === "true" ? "main" : "");
+
+function Search({ value, onSearch, input }) {
+	const [text, setText] = useState(value);
+	const sent = useRef(value);
+	const timer = useRef(0);
+	useEffect(() => {
+		if (value === sent.current) return; // what was typed here
+		sent.current = value;
+		setText(value);
+	}, [value]);
+	useEffect(() => () => clearTimeout(timer.current), []);
+	const begin = (wanted) => {
+		clearTimeout(timer.current);
+		sent.current = wanted.trim();
+		onSearch(sent.current);
+	};
+	const onInput = (event) => {
+		const wanted = event.target.value;
+		setText(wanted);
+		clearTimeout(timer.current);
+		timer.current = setTimeout(() => begin(wanted), PAUSE);
+	};
+	const onKeyDown = (event) => {
+		if (event.key === "Enter") begin(text);
+		if (event.key === "Escape") event.target.blur();
+	};
+	return html`
+		<input ref=${input} class="search" type="search" value=${text} placeholder="Search" aria-label="Search findings"
+			title="Search (/)" autocomplete="off" maxlength="500" onInput=${onInput} onKeyDown=${onKeyDown} />`;
+}
+
+/** What is chosen by links alone, to be taken away. */
+const Chip = ({ label, value, onRemove }) => html`
+	<button type="button" class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${value} /></span> <span aria-hidden="true">×</span>
+		<span class="hidden">remove this filter</span></button>`;
+
+const CHIPS = { runId: "Reported by run", missingFrom: "Missing from run", externalId: "External id" };
+
+export function Filters({ query, onChange, search, people }) {
+	const names = useNames();
+	const many = ["projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince", "createdBefore"];
+	const used = many.filter((name) => query[name]).length;
+	const wasUsed = useRef(used > 0); // whoever opens it closes it
+	return html`
+		<search class="filters">
+			<div class="row">
+				<${Search} value=${query.q ?? ""} input=${search} onSearch=${(q) => onChange({ q }, true)} />
+				<${Select} label="Sort" value=${query.sort} options=${SORTS} onChange=${(sort) => onChange({ sort })} />
+			</div>
+			<div class="row">
+				<${Toggles} label="Status" names=${STATUS_NAMES} chosen=${listOf(query.status)} onChange=${(status) => onChange({ status })} />
+				<${Toggles} label="Severity" names=${SEVERITY_NAMES} chosen=${listOf(query.severity)} onChange=${(severity) => onChange({ severity })} />
+			</div>
+			<details open=${wasUsed.current}>
+				<summary>More filters${used ? ` (${used})` : ""}</summary>
+				<div class="grid">
+					<${Select} label="Type" value=${query.projectType} options=${typeOptions(names.types, query.projectType)}
+						onChange=${(projectType) => onChange({ projectType })} />
+					<${Field} label="Target" value=${query.targetUrl} options=${names.targets} onChange=${(targetUrl) => onChange({ targetUrl })} />
+					<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch)}
+						onChange=${(option) => onChange(branchFilter(option))} />
+					<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
+					<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
+						onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
+					<${Field} label="Created since" type="date" value=${query.createdSince?.slice(0, 10)} onChange=${(createdSince) => onChange({ createdSince })} />
+					<${Field} label="Created before" type="date" value=${query.createdBefore?.slice(0, 10)} onChange=${(createdBefore) => onChange({ createdBefore })} />
+				</div>
+			</details>
+			<div class="row chips">
+				${Object.entries(CHIPS).filter(([name]) => query[name]).map(([name, label]) =>
+					html`<${Chip} label=${label} value=${query[name]} onRemove=${() => onChange({ [name]: "" })} />`)}
+			</div>
+		</search>`;
+}

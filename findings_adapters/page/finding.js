@@ -1,0 +1,95 @@
+// One finding: all that is known of it, and what people made of it.
+
+import { get, pathOf, session } from "./api.js";
+import { changed, getTask } from "./changes.js";
+import { Evidence } from "./evidence.js";
+import { knownPeople, leaveAt, listAddress, neighbour } from "./findings.js";
+import { HistoryEntry } from "./history.js";
+import { useKeys } from "./keys.js";
+import { html, useLoad, useStore } from "./lib.js";
+import { Address, Copy, Fact, Heading, Loaded, Severity, Status, Text, Time } from "./parts.js";
+import { go, link } from "./route.js";
+import { TriageButtons, triageKeys } from "./triage.js";
+import { Value } from "./values.js";
+import { count, cut, REASONS } from "./words.js";
+
+async function load(id, signal) {
+	const [task, first] = await Promise.all([getTask(id, signal), get(pathOf("tasks", id, "/history"), {}, signal)]);
+	return { task, history: first.history, more: first.next !== null };
+}
+
+export function Finding({ id }) {
+	const { full } = useStore(session);
+	const loaded = useLoad((signal) => load(id, signal), [id, useStore(changed)]);
+	const task = loaded.data?.task;
+	const step = (by) => {
+		const next = neighbour(id, by);
+		if (!next) return;
+		leaveAt(next.id);
+		go(link("findings", next.id), true);
+	};
+	useKeys({
+		j: () => step(1),
+		k: () => step(-1),
+		Escape: () => go(listAddress()),
+		...triageKeys(full, () => (task ? [task] : []), knownPeople),
+	});
+	return html`
+		<nav class="trail" aria-label="Trail">
+			<a href=${listAddress()}>Findings</a>
+			<span class="buttons">
+				<button type="button" class="quiet" title="Previous (k)" disabled=${!neighbour(id, -1)} onClick=${() => step(-1)}>Previous</button>
+				<button type="button" class="quiet" title="Next (j)" disabled=${!neighbour(id, 1)} onClick=${() => step(1)}>Next</button>
+			</span>
+		</nav>
+		<${Loaded} from=${loaded} what="the finding">${(data) => html`<${Whole} ...${data} full=${full} />`}<//>`;
+}
+
+const Section = ({ title, children }) => html`<section><h2>${title}</h2>${children}</section>`;
+
+const Whole = ({ task, history, more, full }) => html`
+	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
+		<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /></p>
+		<${Copy} text=${location.href} label="Copy link" />
+	<//>
+	${full && html`<div class="triage"><${TriageButtons} tasks=${[task]} people=${knownPeople()} /></div>`}
+	<div class="columns">
+		<article class="main">
+			${task.description && html`<${Section} title="Description"><p class="lines" dir="auto"><${Text} of=${task.description} /></p><//>`}
+			${task.evidence.length > 0 && html`<${Section} title="Evidence"><${Evidence} items=${task.evidence} /><//>`}
+			${task.remediation.length > 0 && html`<${Section} title="Remediation"><${Steps} steps=${task.remediation} /><//>`}
+			${task.successCriteria.length > 0 && html`<${Section} title="Success criteria"><${Criteria} of=${task.successCriteria} /><//>`}
+			${Object.keys(task.extensions).length > 0 && html`<${Section} title="Extensions"><${Value} of=${task.extensions} /><//>`}
+			<${Section} title="History">
+				<ol class="history">${history.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}</ol>
+				${more && html`<p class="muted">Only the first ${count(history.length, "entry", "entries")} are shown.</p>`}
+			<//>
+		</article>
+		<aside aria-label="Facts"><${Facts} task=${task} /></aside>
+	</div>`;
+
+const Steps = ({ steps }) => html`
+	<ol class="steps">${steps.map(({ step, instruction }) => html`<li value=${step} class="lines" dir="auto"><${Address} url=${instruction} /></li>`)}</ol>`;
+
+const Criteria = ({ of }) => html`
+	<ul class="steps">
+		${of.map(({ description, automatable }) => html`
+			<li dir="auto"><span class="lines"><${Text} of=${description} /></span>${automatable && html` <span class="kind">can be automated</span>`}</li>`)}
+	</ul>`;
+
+const Facts = ({ task }) => html`
+	<dl class="facts">
+		<${Fact} name="Status"><${Status} is=${task.status} /><//>
+		${task.reason && html`<${Fact} name="Reason">${REASONS[task.reason] ?? task.reason}<//>`}
+		<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
+		<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
+		<${Fact} name="Type"><a href=${link("project-types", task.projectType)}><${Text} of=${task.projectType} /></a><//>
+		<${Fact} name="Target"><${Address} url=${task.targetUrl} /><//>
+		<${Fact} name="Branch"><${Text} of=${task.branch} missing="Main line" /><//>
+		<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
+		<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
+		<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
+		<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
+		<${Fact} name="Changed"><${Time} at=${task.updatedAt} long /><//>
+		<${Fact} name="Id"><${Text} of=${task.id} /><//>
+	</dl>`;

@@ -1,0 +1,51 @@
+// What every module draws with: Preact, its hooks, htm, and stores that components follow.
+
+import { h } from "./vendor/preact.mjs";
+import { useEffect, useReducer, useRef, useState } from "./vendor/hooks.mjs";
+import htm from "./vendor/htm.mjs";
+
+export { render } from "./vendor/preact.mjs";
+export * from "./vendor/hooks.mjs";
+export const html = htm.bind(h);
+
+/** Return a value that components follow with `useStore`. */
+export function createStore(value) {
+	const followers = new Set();
+	return {
+		get: () => value,
+		set(next) {
+			value = next;
+			for (const follow of [...followers]) follow(value);
+		},
+		follow(follower) {
+			followers.add(follower);
+			return () => followers.delete(follower);
+		},
+	};
+}
+
+/** Return a store's value, and draw the component again whenever that changes. */
+export function useStore(store) {
+	const [, draw] = useReducer((turn) => turn + 1, 0);
+	useEffect(() => store.follow(draw), [store]);
+	return store.get();
+}
+
+/**
+ * Load something whenever one of `inputs` changes, and return {data, error, loading, reload}.
+ * What was there stays until the new is: nothing jumps. An answer that comes late for older inputs is dropped.
+ */
+export function useLoad(load, inputs, initial = null) {
+	const [state, setState] = useState({ data: initial, error: null, loading: true });
+	const [turn, reload] = useReducer((number) => number + 1, 0);
+	const latest = useRef(load);
+	latest.current = load;
+	useEffect(() => {
+		const control = new AbortController();
+		const settle = (next) => control.signal.aborted || setState((old) => ({ ...old, loading: false, ...next }));
+		setState((old) => ({ ...old, loading: true }));
+		latest.current(control.signal).then((data) => settle({ data, error: null }), (error) => settle({ error }));
+		return () => control.abort();
+	}, [...inputs, turn]);
+	return { ...state, reload };
+}

@@ -1,0 +1,178 @@
+// The small parts that the views are made of.
+
+import { DESCRIPTION } from "./api.js";
+import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./lib.js";
+import { age, capital, moment, RUN_NAMES, STATUS_NAMES, webAddress } from "./words.js";
+
+// ---------------------------------------------------------------------------
+// Words and signs
+// ---------------------------------------------------------------------------
+
+const ICONS = {
+	open: html`<circle cx="8" cy="8" r="5.75" />`,
+	in_progress: html`<circle cx="8" cy="8" r="5.75" /><path class="filled" d="M8 4.5a3.5 3.5 0 0 1 0 7z" />`,
+	resolved: html`<circle cx="8" cy="8" r="5.75" /><path d="M5.4 8.2l1.8 1.8 3.4-3.8" />`,
+	dismissed: html`<circle cx="8" cy="8" r="5.75" /><path d="M4.2 11.8l7.6-7.6" />`,
+	running: html`<circle cx="8" cy="8" r="5.75" stroke-dasharray="3 2.2" />`,
+	completed: html`<path d="M3 8.4l3.4 3.4L13 4.8" />`,
+	failed: html`<path d="M4 4l8 8M12 4l-8 8" />`,
+};
+const BARS = { critical: 4, high: 3, medium: 2, low: 1, info: 0 };
+
+export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">${ICONS[name]}</svg>`;
+
+export const Status = ({ is, bare }) => html`
+	<span class="badge status-${is}"><${Icon} name=${is} />${!bare && html`<span>${STATUS_NAMES[is] ?? RUN_NAMES[is]}</span>`}</span>`;
+
+export const Severity = ({ is }) => html`
+	<span class="badge severity-${is}">
+		<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">
+			${[1, 2, 3, 4].map((n) => html`
+				<rect class=${n <= BARS[is] ? "filled" : "faint"} x=${4 * n - 4} y=${12 - 3 * n} width="3" height=${3 * n + 2} rx="1" />`)}
+		</svg>
+		<span>${capital(is)}</span>
+	</span>`;
+
+/** Text of strangers: none of its characters turns around what stands beside it. */
+export const Text = ({ of, missing = "–" }) =>
+	of === null || of === undefined || of === "" ? html`<span class="muted">${missing}</span>` : html`<bdi>${String(of)}</bdi>`;
+
+/** A URL of strangers: a link where it leads to the web, else its text. */
+export function Address({ url }) {
+	const address = webAddress(url ?? "");
+	return address
+		? html`<a href=${address.href} target="_blank" rel="noopener noreferrer"><${Text} of=${url} /></a>`
+		: html`<${Text} of=${url} />`;
+}
+
+export const Time = ({ at, long }) => html`<time datetime=${at} title=${moment(at)}>${long ? moment(at) : age(at)}</time>`;
+
+export const Verdict = ({ gate }) => html`
+	<span class="badge ${gate.pass ? "status-resolved" : "severity-critical"}">
+		<${Icon} name=${gate.pass ? "completed" : "failed"} /><span>${gate.pass ? "Pass" : "Fail"}</span>
+	</span>`;
+
+/** A bar of a share of the whole; the number stands beside it. */
+export const Bar = ({ part, whole, kind = "" }) => html`
+	<svg class="bar ${kind}" aria-hidden="true" preserveAspectRatio="none" viewBox="0 0 100 1">
+		<rect class="track" width="100" height="1" />
+		<rect class="part" width=${whole ? (100 * part) / whole : 0} height="1" />
+	</svg>`;
+
+export const Fact = ({ name, children }) => html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;
+
+// ---------------------------------------------------------------------------
+// What a view shows before and instead of what it is about
+// ---------------------------------------------------------------------------
+
+export const Loading = ({ what }) => html`<p class="notice loading" role="status">Loading ${what} …</p>`;
+
+export const Failed = ({ error, retry }) => html`
+	<div class="notice failed" role="alert">
+		<h2>${error.status === 404 ? "There is nothing here" : "That did not work"}</h2>
+		<p class="lines">${error.message}</p>
+		${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
+	</div>`;
+
+export const Nothing = ({ title, children }) => html`<div class="notice"><h2>${title}</h2>${children}</div>`;
+
+export const HowToSend = () => html`
+	<p>Findings come from agents and scanners, over the API: a program registers a project type, starts a run, and
+		submits what it found. A key of level agent is enough. SARIF of any scanner is taken as it is.</p>
+	<pre class="sample">findings-service scan --url ${new URL("../", import.meta.url).href} --type bandit report.sarif</pre>
+	<p><a href=${DESCRIPTION}>The description of the API</a> is the place to begin.</p>`;
+
+/** Show what was loaded, or how that stands; what is there stays in sight while the newer is on its way. */
+export function Loaded({ from, what, children }) {
+	if (from.data) {
+		return html`${from.error && html`<${Failed} error=${from.error} retry=${from.reload} />`}${children(from.data)}`;
+	}
+	return from.error ? html`<${Failed} error=${from.error} retry=${from.reload} />` : html`<${Loading} what=${what} />`;
+}
+
+/** The heading of a view, which names the document too, and is where reading goes on when the view has changed. */
+export function Heading({ title, of = title, children }) {
+	useEffect(() => {
+		document.title = `${of} · Findings`;
+	}, [of]);
+	return html`<header class="heading"><h1 id="heading" tabindex="-1"><bdi>${title}</bdi></h1>${children}</header>`;
+}
+
+// ---------------------------------------------------------------------------
+// Controls
+// ---------------------------------------------------------------------------
+
+/** A dialog over everything else. Closing gives the focus back to where it was. */
+export function Dialog({ title, onClose, wide, children }) {
+	const box = useRef(null);
+	const id = useId();
+	const close = useRef(onClose);
+	close.current = onClose;
+	useLayoutEffect(() => {
+		const [dialog, before] = [box.current, document.activeElement];
+		const cancel = (event) => {
+			event.preventDefault();
+			close.current?.();
+		};
+		const closed = () => (close.current ? close.current() : dialog.showModal()); // browsers let Escape through in the end
+		dialog.addEventListener("cancel", cancel);
+		dialog.addEventListener("close", closed);
+		dialog.showModal();
+		return () => {
+			dialog.removeEventListener("close", closed);
+			dialog.close();
+			if (before?.isConnected) before.focus({ preventScroll: true });
+		};
+	}, []);
+	return html`
+		<dialog ref=${box} class=${wide ? "wide" : ""} aria-labelledby=${id}>
+			<h2 id=${id}>${title}</h2>
+			${children}
+		</dialog>`;
+}
+
+/** A text field whose value counts once it is complete: on Enter, or when it is left. */
+export function Field({ label, value, onChange, options = [], type = "text", ...more }) {
+	const id = useId();
+	return html`
+		<label class="field"><span>${label}</span>
+			<input type=${type} value=${value ?? ""} list=${options.length ? id : undefined} autocomplete="off" ...${more}
+				onChange=${(event) => onChange(event.target.value)} />
+			${options.length > 0 && html`<datalist id=${id}>${options.map((each) => html`<option value=${each} />`)}</datalist>`}
+		</label>`;
+}
+
+export const Select = ({ label, value, onChange, options }) => html`
+	<label class="field"><span>${label}</span>
+		<select value=${value ?? ""} onChange=${(event) => onChange(event.target.value)}>
+			${options.map(([name, text]) => html`<option value=${name} selected=${name === (value ?? "")}>${text}</option>`)}
+		</select>
+	</label>`;
+
+/** Several of a few: buttons that stay down. */
+export const Toggles = ({ label, names, chosen, onChange }) => html`
+	<div class="toggles" role="group" aria-label=${label}>
+		${Object.entries(names).map(([name, text]) => html`
+			<button type="button" aria-pressed=${chosen.includes(name) ? "true" : "false"}
+				onClick=${() => onChange(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name])}>
+				${text}
+			</button>`)}
+	</div>`;
+
+/** A button that puts a text on the clipboard, and says so. */
+export function Copy({ text, label = "Copy" }) {
+	const [said, say] = useState("");
+	useEffect(() => {
+		const timer = said && setTimeout(() => say(""), 2000);
+		return () => clearTimeout(timer);
+	}, [said]);
+	const copy = async () => {
+		try {
+			await navigator.clipboard.writeText(text);
+			say("Copied");
+		} catch {
+			say("This browser does not let the page copy"); // without TLS, on another host, there is no clipboard
+		}
+	};
+	return html`<button type="button" class="quiet" onClick=${copy}><span aria-live="polite">${said || label}</span></button>`;
+}

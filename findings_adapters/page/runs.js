@@ -1,0 +1,62 @@
+// Runs: who looked at what, when, and what that brought.
+
+import { branchFilter, branchOption, branchOptions, typeOptions, useNames } from "./filters.js";
+import { html } from "./lib.js";
+import { Cell, Pager, RowHead, Table, useList } from "./lists.js";
+import { Field, Heading, HowToSend, Loaded, Nothing, Select, Status, Text, Time } from "./parts.js";
+import { link } from "./route.js";
+import { count, number, RUN_NAMES } from "./words.js";
+
+const FILTERS = ["projectType", "status", "targetUrl", "branch", "mainLine"];
+
+/** What a run brought, in words: only what is not nothing. */
+export function Submitted({ of }) {
+	const told = Object.entries(of).filter(([, times]) => times > 0);
+	return told.length ? told.map(([name, times]) => `${number(times)} ${name}`).join(", ") : html`<span class="muted">nothing</span>`;
+}
+
+export function Runs({ query }) {
+	const filters = Object.fromEntries(FILTERS.map((name) => [name, query[name]]).filter(([, value]) => value));
+	const list = useList("runs", "runs", query, filters);
+	return html`
+		<${Heading} title="Runs"><p class="total" role="status">${list.data ? count(list.data.total, "run") : ""}</p><//>
+		<${RunFilters} query=${query} onChange=${list.change} />
+		<${Loaded} from=${list} what="runs">
+			${(data) => (data.runs.length
+				? html`<${Rows} runs=${data.runs} busy=${list.loading} /><${Pager} ...${list} list=${data} size=${data.runs.length} />`
+				: html`<${NoRuns} filtered=${Object.keys(filters).length > 0} />`)}
+		<//>`;
+}
+
+function RunFilters({ query, onChange }) {
+	const names = useNames();
+	return html`
+		<search class="filters"><div class="grid">
+			<${Select} label="Type" value=${query.projectType} options=${typeOptions(names.types, query.projectType)}
+				onChange=${(projectType) => onChange({ projectType })} />
+			<${Select} label="Status" value=${query.status} options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]}
+				onChange=${(status) => onChange({ status })} />
+			<${Field} label="Target" value=${query.targetUrl} options=${names.targets} onChange=${(targetUrl) => onChange({ targetUrl })} />
+			<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch)}
+				onChange=${(option) => onChange(branchFilter(option))} />
+		</div></search>`;
+}
+
+const NoRuns = ({ filtered }) => (filtered
+	? html`<${Nothing} title="No run is like that"><p><a href=${link("runs")}>Show all runs</a></p><//>`
+	: html`<${Nothing} title="No runs yet"><${HowToSend} /><//>`);
+
+const COLUMNS = ["Run", "Target", "Branch", "Status", "Brought", "Age"];
+
+const Rows = ({ runs, busy }) => html`
+	<${Table} name="Runs" kind="runs" busy=${busy} columns=${COLUMNS}>
+		${runs.map((run) => html`
+			<tr role="row" key=${run.id}>
+				<${RowHead}><a href=${link("runs", run.id)}><${Text} of=${run.projectType} /></a><//>
+				<${Cell} kind="target" empty=${!run.targetUrl}><${Text} of=${run.targetUrl} /><//>
+				<${Cell} kind="branch" empty=${!run.branch}><${Text} of=${run.branch} missing="Main line" /><//>
+				<${Cell} kind="status"><${Status} is=${run.status} /><//>
+				<${Cell} kind="brought"><${Submitted} of=${run.submitted} /><//>
+				<${Cell} kind="age"><${Time} at=${run.createdAt} /><//>
+			</tr>`)}
+	<//>`;

@@ -1,0 +1,45 @@
+// How values are called, counted and dated.
+
+export const SEVERITIES = ["critical", "high", "medium", "low", "info"];
+export const STATUSES = ["open", "in_progress", "resolved", "dismissed"];
+export const STATUS_NAMES = { open: "Open", in_progress: "In progress", resolved: "Resolved", dismissed: "Dismissed" };
+export const STATUS_VERBS = { open: "Open", in_progress: "Start", resolved: "Resolve", dismissed: "Dismiss" };
+export const REASONS = {
+	false_positive: "False positive",
+	accepted_risk: "Accepted risk",
+	wont_fix: "Won't fix",
+	used_in_tests: "Used in tests",
+	duplicate: "Duplicate",
+	fixed: "Fixed",
+};
+export const RUN_NAMES = { running: "Running", completed: "Completed", failed: "Failed" };
+
+const NUMBER = new Intl.NumberFormat("en");
+const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
+const UNITS = [["y", 31_557_600], ["mo", 2_629_800], ["d", 86_400], ["h", 3_600], ["min", 60]];
+
+export const number = (value) => NUMBER.format(value);
+export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
+export const moment = (at) => MOMENT.format(new Date(at));
+export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1);
+export const cut = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+
+/** Return how long ago something was, in one unit: `3 d`. */
+export function age(at, now = Date.now()) {
+	const seconds = Math.max(0, (now - Date.parse(at)) / 1000);
+	const unit = UNITS.find(([, length]) => seconds >= length);
+	return unit ? `${Math.floor(seconds / unit[1])} ${unit[0]}` : "now";
+}
+
+/** Return how long something took, in words. */
+export function duration(from, to) {
+	const seconds = Math.round((Date.parse(to) - Date.parse(from)) / 1000);
+	if (seconds < 60) return seconds ? `${seconds} s` : "under a second";
+	const minutes = Math.floor(seconds / 60);
+	return minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+/** Return a URL that may be followed, http or https, or null. */
+export function webAddress(text) {
+	return /^https?:\/\/\S+$/i.test(text) && URL.canParse(text) ? new URL(text) : null;
+}

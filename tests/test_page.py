@@ -1,0 +1,1128 @@
+"""What `findings_adapters.page` promises: the page on which people work through findings.
+
+What it does is tried in Debian's Chromium (`apt-get install chromium`), driven by Playwright for Python, and judged by
+axe-core, which `npm install axe-core` puts into the folder `node_modules`. Without them those tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+
+try:
+    from playwright import sync_api as playwright
+except ImportError:
+    playwright = None
+
+import findings_service as heart
+from test_findings_service import (
+    API,
+    HERE,
+    KEY,
+    PROGRAM,
+    Server,
+    assert_problem,
+    cases,
+    command,
+    environment,
+    start_process,
+    task,
+)
+
+heart.load_rooms()
+
+from findings_adapters import page as room  # noqa: E402
+
+FILES = room.read_files()
+OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]
+MOST_BYTES = 120_000
+MOST_LINES = 400
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+TARGET = "https://example.com/shop"
+
+
+# ---------------------------------------------------------------------------
+# The files
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(FILES))
+def test_every_file_is_served_without_a_key_under_a_strict_policy(app: flask.Flask, path: str) -> None:
+    response = app.test_client().get(path)
+    assert (response.status_code, response.data) == (200, FILES[path].body)
+    policy = response.headers["Content-Security-Policy"].split("; ")
+    assert {"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"} <= set(policy)
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Referrer-Policy"] == "no-referrer"
+    assert response.headers["Cache-Control"] == "no-cache"
+    assert response.content_type.endswith("; charset=utf-8")
+
+
+def test_a_browser_that_has_the_present_file_is_told_so(app: flask.Flask) -> None:
+    client = app.test_client()
+    etag = client.get("/").headers["ETag"]
+    again = client.get("/", headers={"If-None-Match": etag})
+    assert (again.status_code, again.data, again.headers["ETag"]) == (304, b"", etag)
+    head = client.head("/")
+    assert (head.status_code, head.data, head.headers["ETag"]) == (200, b"", etag)
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js"])
+def test_the_page_is_only_read(app: flask.Flask, path: str) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        response = app.test_client().open(path, method=method)
+        assert_problem(response, 405, "method_not_allowed")
+        assert response.headers["Allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "path", ["/page", "/page/", "/page/x.js", "/index.html", "/page/index.html", "/page/../page.py"]
+)
+def test_nothing_else_is_there(app: flask.Flask, path: str) -> None:
+    assert_problem(app.test_client().get(path), 404, "not_found")
+
+
+def hosted(app: flask.Flask, **options: Any) -> Any:
+    """Return a client of an application that embeds the service under a prefix."""
+    host = flask.Flask("host")
+    settings = app.extensions["findings"].settings
+    host.register_blueprint(heart.create_blueprint(settings, **options), url_prefix="/findings")
+    return host.test_client()
+
+
+def test_an_application_that_embeds_the_service_has_the_page_if_it_asks(app: flask.Flask) -> None:
+    assert hosted(app).get("/findings/").status_code == 404
+    client = hosted(app, page=True)
+    assert client.get("/findings/").data == FILES["/"].body
+    assert client.get("/findings/page/app.js").status_code == 200
+    assert client.get("/").status_code == 404
+
+
+def test_the_prefix_without_its_slash_leads_to_the_page(app: flask.Flask) -> None:
+    response = hosted(app, page=True).get("/findings")
+    assert (response.status_code, response.headers["Location"]) == (308, "findings/")
+    mounted = app.test_client().get("", environ_overrides={"SCRIPT_NAME": "/a/b", "PATH_INFO": ""})
+    assert (mounted.status_code, mounted.headers["Location"]) == (308, "b/")
+
+
+def test_without_the_room_there_is_no_page(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heart, "PAGE_FILES", {})
+    bare = heart.create_app(app.extensions["findings"].settings)
+    assert_problem(bare.test_client().get("/"), 404, "not_found")
+
+
+def test_the_page_is_small_and_its_files_are_short() -> None:
+    assert sum(file.stat().st_size for file in room.FOLDER.rglob("*") if file.is_file()) < MOST_BYTES
+    assert [file.name for file in OWN if len(file.read_text("utf-8").splitlines()) > MOST_LINES] == []
+
+
+def test_all_files_of_the_page_are_served() -> None:
+    assert len(FILES) == len([file for file in room.FOLDER.rglob("*") if file.is_file()])
+
+
+def test_no_file_names_another_host() -> None:
+    for path, file in FILES.items():
+        named = set(re.findall(r"(?:https?:)?//[a-z0-9-]+\.[a-z]+[^\s\"'`]*", file.body.decode()))
+        assert {name for name in named if not name.startswith("http://www.w3.org/")} == set(), path
+
+
+@pytest.mark.parametrize("file", OWN, ids=lambda file: file.name)
+def test_nothing_that_is_stored_can_become_markup_or_code(file: Path) -> None:
+    forbidden = (
+        r"(?i)(inner|outer)HTML|insertAdjacent|document\.write|\beval\b|new Function|dangerously|srcdoc|\sstyle="
+    )
+    assert re.findall(forbidden, file.read_text("utf-8")) == []
+
+
+def test_all_references_are_relative_and_lead_to_files() -> None:
+    for file in OWN:
+        text = file.read_text("utf-8")
+        for name in re.findall(r'from "([^"]+)"', text):
+            assert name.startswith("./")
+            assert (file.parent / name).is_file(), name
+    for name in re.findall(r'(?:href|src)="([^"]+)"', FILES["/"].body.decode()):
+        assert f"/{name}" in FILES or name == "api/v1/openapi.json"
+
+
+# ---------------------------------------------------------------------------
+# In a browser: helpers and fixtures
+# ---------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+PATIENCE = 5000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser, for all tests."""
+    if playwright is None:
+        pytest.skip("playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server, for all tests: each has findings of a project type of its own."""
+    db = tmp_path_factory.mktemp("page") / "page.db"
+    server = start_process([*PROGRAM, "serve", "--port", "0", "--db", str(db)], db, r"curl .*\n")
+    yield server
+    server.stop()
+
+
+@dataclass
+class Findings:
+    """The findings that a test is about: of one project type."""
+
+    server: Server
+    type: str
+    ids: list[str] = field(default_factory=list)
+
+    def send(self, method: str, path: str, body: Any = None, status: int = 200, **headers: str) -> Any:
+        response = self.server.request(method, f"{API}/{path}", body, **headers)
+        assert response.status_code == status, response.data
+        return response.json
+
+    def report(self, *tasks: dict[str, Any], finish: bool = True, **fields: Any) -> str:
+        """Report findings in a run of their own, whose id is returned."""
+        run = self.send("POST", "runs", {"projectType": self.type, "targetUrl": TARGET, **fields}, 201)["id"]
+        if tasks:
+            done = self.server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": list(tasks)})
+            assert done.status_code in (200, 201), done.data
+            self.ids += [each["id"] for each in done.json["tasks"] if each["id"] not in self.ids]
+        if finish:
+            self.send("PATCH", f"runs/{run}", {"status": "completed"})
+        return run
+
+    def read(self, index: int) -> Any:
+        """Return a finding as it is now."""
+        return self.send("GET", f"tasks/{self.ids[index]}")
+
+    def history(self, index: int) -> Any:
+        """Return what happened to a finding."""
+        return self.send("GET", f"tasks/{self.ids[index]}/history")["history"]
+
+
+@pytest.fixture
+def findings(service: Server, request: pytest.FixtureRequest) -> Findings:
+    name = re.sub(r"[^a-zA-Z0-9]", "-", request.node.name)[:90]
+    service.request("POST", f"{API}/project-types", {"name": name})
+    return Findings(service, name)
+
+
+def numbered(count: int, **fields: Any) -> list[dict[str, Any]]:
+    """Return findings to report, the last of which is the newest."""
+    return [task(title=f"Finding {n}", externalId=f"f{n}", **fields) for n in range(count)]
+
+
+@dataclass
+class Person:
+    """Somebody in front of the page."""
+
+    page: Any
+    address: str
+    key: str
+    wrong: list[str] = field(default_factory=list)  # what no page should do
+
+    def open(self, place: str = "", key: str | None = None) -> None:
+        """Open the page, and sign in where it asks for a key."""
+        self.page.goto(f"{self.address}{place}")
+        self.page.locator("form.signin, header.top").first.wait_for()
+        if key is not None or self.page.locator("form.signin").count():
+            self.sign_in(key or self.key)
+
+    def heed_dialog(self, dialog: Any) -> None:
+        """Note a box of the browser's own: nothing here opens one."""
+        self.wrong.append(f"{dialog.type}: {dialog.message}")
+        dialog.dismiss()
+
+    def sign_in(self, key: str, remember: bool = False) -> None:
+        self.page.get_by_label("API key").fill(key)
+        self.page.get_by_label("Remember").set_checked(remember)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.locator("header.top").wait_for()
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other."""
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def type(self, text: str) -> None:
+        self.page.keyboard.type(text)
+
+    def sees(self, text: str | re.Pattern[str], within: str = "body") -> None:
+        """Wait until something is there to read."""
+        playwright.expect(self.page.locator(within).first).to_contain_text(text)
+
+    def misses(self, selector: str) -> None:
+        """Wait until something is not there."""
+        playwright.expect(self.page.locator(selector)).to_have_count(0)
+
+    def sees_titles(self, *titles: str) -> None:
+        """Wait until the list has these findings."""
+        playwright.expect(self.page.locator("table.findings tbody .title")).to_have_text(list(titles))
+
+    @property
+    def place(self) -> str:
+        """Where in the page the address leads."""
+        return str(self.page.evaluate("location.hash"))
+
+    def overflow(self) -> int:
+        """Return how many pixels the page is too wide."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+def listen(page: Any, person: Person) -> None:
+    """Note what goes wrong in a page. That the service refuses a request is no such thing."""
+
+    def heed(message: Any) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+            person.wrong.append(message.text)
+
+    page.on("console", heed)
+    page.on("pageerror", lambda error: person.wrong.append(str(error.stack)))
+    page.on("dialog", person.heed_dialog)
+
+
+@pytest.fixture
+def make_person(browser: Any, service: Server) -> Iterator[Callable[..., Person]]:
+    """Bring people to the page, each with a browser as if new; in the end nothing may have gone wrong in any."""
+    people = []
+
+    def make(width: int = 1280, key: str = "", **options: Any) -> Person:
+        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        context.set_default_timeout(PATIENCE)
+        person = Person(context.new_page(), f"http://127.0.0.1:{service.port}/", key or service.key)
+        listen(person.page, person)
+        people.append(person)
+        return person
+
+    yield make
+    for person in people:
+        person.page.context.close()
+    assert [wrong for person in people for wrong in person.wrong] == []
+
+
+@pytest.fixture
+def person(make_person: Callable[..., Person]) -> Person:
+    return make_person()
+
+
+def make_key(server: Server, name: str, level: str) -> str:
+    done = command("keys", "create", name, "--level", level, "--db", str(server.db))
+    assert done.returncode == 0, done.stderr
+    return KEY.findall(done.stdout)[0]
+
+
+# ---------------------------------------------------------------------------
+# Signing in
+# ---------------------------------------------------------------------------
+
+
+def kept(person: Person) -> tuple[int, int]:
+    """Return how often the key is kept for the tab, and in the browser."""
+    storages = person.page.evaluate("[JSON.stringify(sessionStorage), JSON.stringify(localStorage)]")
+    return storages[0].count(person.key), storages[1].count(person.key)
+
+
+def test_a_key_is_kept_for_the_tab_and_never_in_an_address_or_a_cookie(person: Person) -> None:
+    addresses: list[str] = []
+    person.page.on("request", lambda request: addresses.append(request.url))
+    person.open()
+    person.sees("Overview", "h1")
+    assert kept(person) == (1, 0)
+    assert person.page.context.cookies() == []
+    assert not any(person.key in address for address in [*addresses, person.page.url])
+    assert {address.split("/")[2] for address in addresses} == {person.address.split("/")[2]}
+
+
+def test_a_key_is_remembered_when_that_is_asked(person: Person) -> None:
+    person.page.goto(person.address)
+    person.sign_in(person.key, remember=True)
+    assert kept(person) == (0, 1)
+    other = person.page.context.new_page()
+    other.goto(person.address)
+    other.locator("header.top").wait_for()
+    other.get_by_role("button", name="Sign out").click()
+    other.locator("form.signin").wait_for()
+    assert kept(person) == (0, 0)
+
+
+def test_a_wrong_key_is_told(person: Person) -> None:
+    person.page.goto(person.address)
+    person.page.get_by_label("API key").fill("fts_wrong")
+    person.press("Enter")
+    person.sees("unknown, expired or revoked", "[role=alert]")
+    assert kept(person) == (0, 0)
+
+
+def test_a_key_that_may_only_read_sees_nothing_that_it_may_not_use(
+    make_person: Callable[..., Person], findings: Findings
+) -> None:
+    findings.report(*numbered(2))
+    person = make_person(key=make_key(findings.server, "reader", "read"))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees_titles("Finding 1", "Finding 0")
+    person.press("j", "x", "4", "a", "c", "1")
+    person.misses("dialog, .actions, input[type=checkbox]")
+    person.press("Enter")
+    person.sees("Finding 1", "h1")
+    person.press("3")
+    person.misses("main button:not(.quiet), dialog")
+    assert findings.read(1)["status"] == "open"
+
+
+def test_a_key_that_holds_no_more_loses_nothing_that_was_typed(
+    make_person: Callable[..., Person], findings: Findings
+) -> None:
+    findings.report(*numbered(1))
+    person = make_person(key=make_key(findings.server, "short", "full"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("Finding 0", "h1")
+    person.press("c")
+    person.type("Half an hour of thought")
+    assert command("keys", "revoke", "short", "--db", str(findings.server.db)).returncode == 0
+    person.press("Control+Enter")
+    person.sees("Sign in again", "dialog:last-of-type h2 >> nth=-1")
+    assert person.page.locator("textarea").input_value() == "Half an hour of thought"
+    person.sign_in(findings.server.key)
+    person.sees("Half an hour of thought", ".history")
+    assert findings.history(0)[-1]["by"] == "first"
+
+
+# ---------------------------------------------------------------------------
+# The views
+# ---------------------------------------------------------------------------
+
+
+def test_the_overview_counts_and_leads_to_what_it_counts(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3, severity="critical"), {"title": "Old", "severity": "low", "status": "resolved"})
+    person.open()
+    row = person.page.locator("table.bars tr", has_text=findings.type)
+    playwright.expect(row.locator(".number")).to_have_text("3")
+    row.get_by_role("link").click()
+    person.sees_titles("Finding 2", "Finding 1", "Finding 0")
+    person.page.go_back()
+    person.sees(re.compile(r"Created [1-9]"), "figcaption")
+    person.sees(re.compile("Fail.*4 created"), ".rows li")
+    assert "created" in person.page.locator(".chart svg").get_attribute("aria-label")
+
+
+def test_the_view_is_in_the_address(make_person: Callable[..., Person], findings: Findings) -> None:
+    findings.report(*numbered(2), task(title="Third", severity="low", externalId="third"))
+    person = make_person()
+    person.open(f"#/findings?projectType={findings.type}")
+    person.page.get_by_role("button", name="High").click()
+    person.sees_titles("Finding 1", "Finding 0")
+    person.page.get_by_label("Sort").select_option("createdAt")
+    person.sees_titles("Finding 0", "Finding 1")
+    person.page.reload()
+    person.sees_titles("Finding 0", "Finding 1")
+    colleague = make_person()
+    colleague.open(person.place)
+    colleague.sees_titles("Finding 0", "Finding 1")
+    person.page.go_back()
+    person.sees_titles("Finding 1", "Finding 0")
+    person.page.go_back()
+    person.sees_titles("Third", "Finding 1", "Finding 0")
+    person.page.go_forward()
+    person.sees_titles("Finding 1", "Finding 0")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "left"),
+    cases(
+        type=("Type", "TYPE", 3),
+        target=("Target", f"{TARGET}/2", 0),
+        branch=("Branch", "=topic", 1),
+        main_line=("Branch", "main", 2),
+        assignee=("Assignee", "Ada", 1),
+        assigned=("Assigned", "false", 2),
+        since=("Created since", "2020-01-01", 3),
+        before=("Created before", "2020-01-01", 0),
+    ),
+)
+def test_every_filter_narrows_the_list(person: Person, findings: Findings, label: str, value: str, left: int) -> None:
+    findings.report(*numbered(2))
+    findings.report(task(title="Of a branch"), branch="topic")
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"assignee": "Ada"})
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    control = person.page.get_by_label(label, exact=True)
+    if control.evaluate("control => control.localName") == "select":
+        control.select_option(value.replace("TYPE", findings.type))
+    else:
+        control.fill(value)
+        person.press("Enter")
+    person.sees(re.compile(rf"^{left} finding"), ".total")
+
+
+def test_search_answers_as_one_types_and_leaves_one_step_back(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(12))
+    person.open("#/runs")
+    person.page.goto(f"{person.address}#/findings?projectType={findings.type}")
+    person.sees("12 findings", ".total")
+    person.press("/")
+    person.type("finding 7")
+    person.sees_titles("Finding 7")
+    assert "q=finding+7" in person.place
+    person.page.go_back()
+    person.sees("Runs", "h1")
+
+
+def test_answers_to_an_older_search_are_dropped(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(12))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.page.route("**/tasks?q=slow*", lambda route: (time.sleep(0.5), route.continue_()))
+    person.press("/")
+    person.page.get_by_label("Search findings").fill("slow")
+    person.page.wait_for_timeout(300)
+    person.page.get_by_label("Search findings").fill("finding 3")
+    person.sees_titles("Finding 3")
+    person.page.wait_for_timeout(600)
+    person.sees_titles("Finding 3")
+
+
+def test_pages_follow_each_other_and_rows_stay_until_the_next_are_there(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(120))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("1–50 of 120", ".pager")
+    person.press("n")
+    person.sees("51–100 of 120", ".pager")
+    person.page.route("**/api/v1/tasks?*", lambda route: (time.sleep(0.3), route.continue_()))
+    person.page.get_by_role("button", name="Next").click()
+    assert person.page.locator("table.findings tbody tr").count() == 50
+    person.sees("101–120 of 120", ".pager")
+    person.page.reload()
+    person.sees("101–120 of 120", ".pager")
+    person.press("p")
+    person.sees("51–100 of 120", ".pager")
+    person.page.go_back()
+    person.sees("101–120 of 120", ".pager")
+
+
+def test_the_way_back_from_a_finding_leads_to_its_row(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(50))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("50 findings", ".total")
+    person.press(*"j" * 40)
+    scrolled = person.page.evaluate("scrollY")
+    person.press("Enter")
+    person.sees("Finding 10", "h1")
+    person.press("Escape")
+    playwright.expect(person.page.locator(f"#row-{findings.ids[10]}")).to_be_focused()
+    assert abs(person.page.evaluate("scrollY") - scrolled) < 5 < scrolled
+
+
+WHOLE = task(
+    title="The search field has no label",
+    description="First line\n    second line",
+    evidence=[
+        {"type": "code", "label": "src/app.py:41", "content": "def search():\n    return form()\n"},
+        {"type": "screenshot", "label": "As it looks", "url": PIXEL},
+        {"type": "screenshot", "label": "Elsewhere", "url": "http://127.0.0.1:9/picture.png"},
+        {"type": "log", "label": "Server", "url": "https://example.com/log"},
+    ],
+    remediation=[{"step": 2, "instruction": "Then test"}, {"step": 1, "instruction": "Label it"}],
+    successCriteria=[{"description": "A screen reader says it", "automatable": True}],
+    extensions={"rule": {"id": "R1", "tags": ["a11y", "forms"]}, "score": 0.5, "sure": True},
+)
+
+
+def test_one_finding_shows_all_that_is_known(person: Person, findings: Findings) -> None:
+    run = findings.report(WHOLE)
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"})
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("The search field has no label", "h1")
+    assert person.page.locator("section .lines").first.inner_text() == WHOLE["description"]
+    numbers = person.page.locator(".code .no").evaluate_all("all => all.map((each) => each.dataset.no)")
+    assert numbers == ["41", "42"]
+    assert person.page.locator(".steps").first.inner_text().split("\n") == ["Label it", "Then test"]
+    for told in ("A screen reader says it", "can be automated", "R1", "forms", "0.5", "yes", "As it looks"):
+        person.sees(told, "main")
+    for told in ("first", "from Open to Dismissed", "Won't fix", "Hm"):
+        person.sees(told, ".history")
+    for told in ("Won't fix", "Nobody", "Main line", findings.type, TARGET, "1 time"):
+        person.sees(told, ".facts")
+    assert person.page.locator(f".facts a[href='#/runs/{run}']").count() == 2
+    assert person.page.title() == "The search field has no label · Findings"
+
+
+def test_pictures_of_other_hosts_are_fetched_on_a_click_only(person: Person, findings: Findings) -> None:
+    findings.report(WHOLE)
+    fetched: list[str] = []
+    person.page.on("request", lambda request: fetched.append(request.url))
+    person.page.route("http://127.0.0.1:9/*", lambda route: route.fulfill(status=404))
+    person.open(f"#/findings/{findings.ids[0]}")
+    playwright.expect(person.page.get_by_alt_text("As it looks")).to_have_js_property("naturalWidth", 1)
+    assert not any("picture" in url for url in fetched)
+    person.page.get_by_role("button", name="Show picture from 127.0.0.1:9").click()
+    person.sees("can't be shown", ".evidence")
+    assert any("picture" in url for url in fetched)
+
+
+def test_code_is_copied_as_it_was_reported(make_person: Callable[..., Person], findings: Findings) -> None:
+    findings.report(WHOLE)
+    person = make_person(permissions=["clipboard-read", "clipboard-write"])
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.page.locator(".code").get_by_role("button", name="Copy").click()
+    person.sees("Copied", ".code")
+    assert person.page.evaluate("navigator.clipboard.readText()") == WHOLE["evidence"][0]["content"]
+
+
+def test_of_long_code_the_rest_is_shown_when_asked(person: Person, findings: Findings) -> None:
+    findings.report(task(evidence=[{"type": "log", "content": "\n".join(f"line {n}" for n in range(5000))}]))
+    person.open(f"#/findings/{findings.ids[0]}")
+    playwright.expect(person.page.locator(".code .line")).to_have_count(200)
+    person.page.get_by_role("button", name="Show all 5,000 lines").click()
+    playwright.expect(person.page.locator(".code .line")).to_have_count(5000)
+
+
+def test_a_run_stands_beside_its_baseline(person: Person, findings: Findings) -> None:
+    both, gone, new = (task(title=name, externalId=name) for name in ("Both", "Gone", "New"))
+    findings.report(both, gone)
+    run = findings.report(both, new, metadata={"commit": "abc123"})
+    person.open(f"#/runs?projectType={findings.type}")
+    person.sees("2 runs", ".total")
+    person.page.get_by_role("link", name=findings.type).first.click()
+    person.sees(f"Run of {findings.type}", "h1")
+    assert run in person.place
+    person.page.locator("summary").evaluate_all("all => all.forEach((each) => (each.parentElement.open = true))")
+    parts = person.page.locator(".part")
+    assert [list(filter(None, part.split("\n"))) for part in parts.all_inner_texts()] == [
+        ["New 1", "High", "New", "Open", "Open the list"],
+        ["Fixed, or not reported 1", "High", "Gone", "Open", "Open the list"],
+        ["Still there 1", "High", "Both", "Open", "Open the list"],
+    ]
+    person.sees(re.compile("Fail.*1 new finding"), ".card")
+    person.sees("abc123", "main")
+    parts.nth(1).get_by_role("link", name="Open the list").click()
+    person.sees_titles("Gone")
+    person.page.get_by_role("button", name="Missing from run").click()
+    person.sees("Type", ".filters")
+
+
+def test_project_types_are_listed_and_shown_with_their_schema(person: Person, findings: Findings) -> None:
+    schema = {"properties": {"page": {"type": "integer"}}}
+    body = {"label": "Shop pages", "description": "What a shop needs", "extensionSchema": schema}
+    findings.send("PUT", f"project-types/{findings.type}", body)
+    person.open("#/project-types")
+    person.page.get_by_role("link", name="Shop pages").first.click()
+    person.sees("Shop pages", "h1")
+    person.sees("What a shop needs", "main")
+    assert person.page.locator(".code pre").inner_text() == json.dumps(schema, indent=2)
+
+
+def test_an_empty_database_says_how_findings_come(make_person: Callable[..., Person], tmp_path: Path) -> None:
+    db = tmp_path / "empty.db"
+    empty = start_process([*PROGRAM, "serve", "--port", "0", "--db", str(db)], db, r"curl .*\n")
+    try:
+        person = make_person(key=empty.key)
+        person.address = f"http://127.0.0.1:{empty.port}/"
+        for place in ("", "#/findings", "#/runs", "#/project-types"):
+            person.open(place)
+            person.sees(re.compile("No .* yet"), ".notice h2")
+            person.sees(f"scan --url {person.address}", ".sample")
+            assert person.page.locator(".notice a").get_attribute("href").endswith("/api/v1/openapi.json")
+    finally:
+        empty.stop()
+
+
+def test_what_is_not_there_and_what_fails_is_said(person: Person) -> None:
+    person.open("#/nowhere")
+    person.sees("Not found", "h1")
+    person.open("#/findings/unknown")
+    person.sees("There is nothing here", "[role=alert]")
+    person.open("#/findings?status=odd")
+    person.sees("must be one of", "[role=alert]")
+    person.page.route("**/api/v1/runs*", lambda route: route.abort())
+    person.open("#/runs")
+    person.sees("can't be reached", "[role=alert]")
+    person.page.unroute("**/api/v1/runs*")
+    person.page.get_by_role("button", name="Try again").click()
+    person.sees("Runs", "caption")
+
+
+# ---------------------------------------------------------------------------
+# Triage
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "status"), [("1", "open"), ("2", "in_progress"), ("3", "resolved")], ids=lambda value: value
+)
+def test_a_key_gives_the_finding_under_the_cursor_a_status(
+    person: Person, findings: Findings, key: str, status: str
+) -> None:
+    findings.report(task(title="Below"), task(title="Above", status="dismissed"))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees_titles("Above", "Below")
+    person.press("j", key)
+    person.sees(": “Above”.", ".toast")
+    assert [findings.read(index)["status"] for index in (0, 1)] == ["open", status]
+
+
+def test_a_reason_is_offered_when_dismissing(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("One", "h1")
+    person.press("4")
+    person.sees("Dismiss “One”?", "dialog h2")
+    person.press("ArrowDown", "Tab")
+    person.type("Nobody can get there")
+    person.press("Control+Enter")
+    person.sees("False positive", ".history")
+    entry = findings.history(0)[-1]
+    assert (entry["to"], entry["reason"], entry["comment"]) == ("dismissed", "false_positive", "Nobody can get there")
+
+
+def test_assigning_and_commenting_by_keys(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees_titles("One")
+    person.press("j", "a")
+    person.type("Ada")
+    person.press("Enter")
+    person.sees("Ada", "td.assignee")
+    person.press("c")
+    person.type("Looking at it")
+    person.press("Control+Enter")
+    person.sees("Commented", ".toast")
+    person.press("a", "Control+a", "Delete", "Enter")
+    person.sees("Assigned to nobody", ".toast")
+    assert [(each["event"], each["assignee"], each["comment"]) for each in findings.history(0)[1:]] == [
+        ("assigned", "Ada", None),
+        ("comment", None, "Looking at it"),
+        ("assigned", None, None),
+    ]
+
+
+def test_many_at_once_are_counted_before_and_all_or_none(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(4))
+    person.open(f"#/findings?projectType={findings.type}&status=open")
+    person.sees("4 findings", ".total")
+    person.press("j", "x", "j", "x", "j", "x")
+    person.sees("3 findings selected", ".actions")
+    person.press("4")
+    person.sees("Dismiss 3 findings?", "dialog h2")
+    person.press("Escape")
+    person.misses("dialog")
+    assert findings.read(3)["status"] == "open"
+    person.press("4", "ArrowDown", "Enter")
+    person.sees_titles("Finding 0")
+    assert {findings.read(index)["reason"] for index in (1, 2, 3)} == {"false_positive"}
+    playwright.expect(person.page.locator(f"#row-{findings.ids[0]}")).to_be_focused()
+
+
+def test_of_many_none_is_changed_where_one_is_refused(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.page.get_by_label("Select all on this page").check()
+    findings.send("DELETE", f"tasks/{findings.ids[1]}", status=204)
+    person.press("3")
+    person.page.get_by_role("button", name="Resolve", exact=True).click()
+    person.sees("ids", "dialog [role=alert]")
+    assert findings.read(0)["status"] == findings.read(2)["status"] == "open"
+
+
+def test_undo_brings_back_what_each_finding_was(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "duplicate"})
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.page.get_by_label("Select all on this page").check()
+    person.press("2")
+    person.page.get_by_role("button", name="Start", exact=True).click()
+    person.sees("In progress: 3 findings", ".toast")
+    person.press("u")
+    person.sees("Undone", ".toast")
+    person.sees("Dismissed", "tbody tr:last-child .status")
+    assert [(each["status"], each["reason"]) for each in map(findings.read, range(3))] == [
+        ("dismissed", "duplicate"),
+        ("open", None),
+        ("open", None),
+    ]
+    person.press("u")
+    person.sees("nothing to undo", ".toast")
+
+
+def test_the_mouse_does_the_same(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.page.locator(".triage").get_by_role("button", name="Resolved").click()
+    person.sees("Resolved", ".badges")
+    person.page.locator(".toast").get_by_role("button", name="Undo").click()
+    person.sees("Open", ".badges")
+
+
+def test_a_finding_leads_to_the_next_of_its_list(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.press("j", "Enter")
+    person.sees("Finding 2", "h1")
+    person.press("j")
+    person.sees("Finding 1", "h1")
+    person.press("3", "k")
+    person.sees("Finding 2", "h1")
+    person.press("Escape")
+    person.sees("Resolved", f"tr:has(#row-{findings.ids[1]}) .status")
+
+
+def test_keys_are_told_and_can_be_switched_off(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("One", "h1")
+    person.press("?")
+    person.sees("Select", "dialog")
+    person.page.get_by_label("Single keys do this").uncheck()
+    person.press("Escape", "3")
+    person.page.wait_for_timeout(200)
+    assert findings.read(0)["status"] == "open"
+
+
+# ---------------------------------------------------------------------------
+# Conflicts, and what cannot be sent
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["#/findings/ID", "#/findings?projectType=TYPE"], ids=["finding", "list"])
+def test_somebody_elses_triage_meanwhile_is_shown_and_not_overwritten(
+    person: Person, findings: Findings, place: str
+) -> None:
+    findings.report(task(title="One"))
+    person.open(place.replace("ID", findings.ids[0]).replace("TYPE", findings.type))
+    person.sees("One", "main")
+    body = {"status": "dismissed", "reason": "accepted_risk", "comment": "We know"}
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", body)
+    person.press(*("j" if "?" in place else ""), "3")
+    person.sees("Somebody changed this finding meanwhile", "dialog h2")
+    for told in ("Open", "Dismissed", "Resolved", "Accepted risk", "We know", "first"):
+        person.sees(told, "dialog")
+    assert findings.read(0)["status"] == "dismissed"
+    person.page.get_by_role("button", name="Apply mine anyway").click()
+    person.sees("Resolved: “One”.", ".toast")
+    assert findings.read(0)["status"] == "resolved"
+
+
+def test_a_conflict_may_be_left_as_it_is(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("One", "h1")
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"assignee": "Ada"})
+    person.press("3")
+    person.page.get_by_role("button", name="Leave it as it is").click()
+    person.misses("dialog")
+    assert (findings.read(0)["status"], findings.read(0)["assignee"]) == ("open", "Ada")
+
+
+def test_a_run_that_saw_it_again_is_no_conflict(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One", externalId="one"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("One", "h1")
+    findings.report(task(title="One", externalId="one"))
+    person.press("3")
+    person.sees("Resolved: “One”.", ".toast")
+    assert (findings.read(0)["status"], findings.read(0)["timesSeen"]) == ("resolved", 2)
+
+
+def test_what_cannot_be_sent_stays_and_says_so(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("One", "h1")
+    person.page.context.set_offline(True)
+    person.press("3")
+    person.sees("1 change not sent yet: Resolved: “One”", ".outbox")
+    person.press("a")
+    person.type("Ada")
+    person.press("Enter")
+    person.sees("2 changes not sent yet", ".outbox")
+    person.page.context.set_offline(False)
+    person.misses(".outbox")
+    person.sees("Ada", ".facts")
+    assert (findings.read(0)["status"], findings.read(0)["assignee"]) == ("resolved", "Ada")
+
+
+def test_what_a_busy_service_refuses_is_kept_over_a_reload(person: Person, findings: Findings) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("One", "h1")
+    person.page.route(f"**/tasks/{findings.ids[0]}", lambda route: route.fulfill(status=503, body="{}"))
+    person.press("3")
+    person.sees("1 change not sent yet", ".outbox")
+    asked: list[str] = []
+    person.page.remove_listener("dialog", person.heed_dialog)
+    person.page.once("dialog", lambda dialog: (asked.append(dialog.type), dialog.accept()))
+    person.page.reload()
+    assert asked == ["beforeunload"]
+    person.sees("1 change not sent yet", ".outbox")
+    person.page.unroute(f"**/tasks/{findings.ids[0]}")
+    person.page.get_by_role("button", name="Retry").click()
+    person.misses(".outbox")
+    assert findings.read(0)["status"] == "resolved"
+
+
+# ---------------------------------------------------------------------------
+# Hostile text
+# ---------------------------------------------------------------------------
+
+HOSTILE = cases(
+    script="<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>",
+    link="javascript:alert(4)//https://example.com/",
+    template="${alert(5)} {{alert(6)}} <%= alert(7) %> \\u003cscript>",
+    bidi="\u202egnirts lla\u2066 \u2067 user\u2069\u200f\u202d",
+    word="W" * 10_000,
+    controls="\x01\x08\x1b[31m\x7f\u2028\u2029\ufeff\ufffe\U000e0041",
+    vnode='{"type": "script", "props": {"children": "alert(8)"}, "constructor": null, "__v": 1}',
+)
+
+
+def hostile_task(text: str) -> dict[str, Any]:
+    """Return a task with a text in every field."""
+    links = [f"https://example.com/?{text[:1500]}", "https://example.com/#javascript:alert(9)", "ftp://example.com/x"]
+    vnode = {"type": "script", "props": {"children": "alert(10)"}, "constructor": None, "__v": 1, "key": text}
+    return task(
+        title=text[:500],
+        externalId=text[:256],
+        description=text,
+        evidence=[
+            {"type": text[:64], "label": text[:500], "content": text},
+            *({"type": "screenshot", "label": text[:500], "url": link} for link in links),
+            {
+                "type": "screenshot",
+                "url": "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' onload='alert(11)'/>",
+            },
+        ],
+        remediation=[{"instruction": text}, {"instruction": "javascript:alert(12)"}],
+        successCriteria=[{"description": text}],
+        extensions={text[:200]: {text[:200]: [text, {text[:100]: [[[[text]]]]}]}, "vnode": vnode, "list": [vnode]},
+    )
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_neither_runs_nor_breaks_the_layout(
+    make_person: Callable[..., Person], findings: Findings, text: str
+) -> None:
+    body = {"label": text[:200], "description": text, "extensionSchema": {"description": text}}
+    findings.send("PUT", f"project-types/{findings.type}", body)
+    metadata = {"text": text, text[:100]: [text]}
+    run = findings.report(hostile_task(text), metadata=metadata, targetUrl=f"https://example.com/{text[:1500]}")
+    triage = {"status": "dismissed", "comment": text[:4000], "assignee": text[:200]}
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", triage)
+    places = (
+        f"#/findings?projectType={findings.type}",
+        f"#/findings/{findings.ids[0]}",
+        f"#/runs?projectType={findings.type}",
+        f"#/runs/{run}",
+        f"#/project-types/{findings.type}",
+    )
+    person = make_person(360)
+    person.open()
+    for place in places:
+        person.page.goto(f"{person.address}{place}")
+        person.page.locator("main h1").wait_for()
+        playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(0)
+        person.misses("[role=alert], main script, main [onerror], main [onload], [href^='javascript:' i], main iframe")
+        assert person.overflow() <= 0, place
+        person.page.set_viewport_size({"width": 1280, "height": 800})
+        assert person.overflow() <= 0, place
+        person.page.set_viewport_size({"width": 360, "height": 800})
+
+
+def test_the_policy_stops_what_the_page_would_run(person: Person) -> None:
+    person.open()
+    inject = "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))"
+    person.page.evaluate(inject)
+    person.page.evaluate("fetch('http://127.0.0.1:9/').catch(() => {})")
+    assert person.page.evaluate("window.ran") is None
+    assert [("script-src" in wrong, "connect-src" in wrong) for wrong in person.wrong] == [(True, False), (False, True)]
+    person.wrong.clear()
+
+
+# ---------------------------------------------------------------------------
+# For everybody
+# ---------------------------------------------------------------------------
+
+AXE = HERE / "node_modules" / "axe-core" / "axe.min.js"
+
+
+@pytest.fixture
+def places(findings: Findings) -> list[str]:
+    """Every view, with something in it."""
+    findings.report(WHOLE, *numbered(60, evidence=[{"type": "log", "content": "x"}]))
+    run = findings.report(*numbered(61), metadata={"commit": "abc"})
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"})
+    findings.send("PUT", f"project-types/{findings.type}", {"description": "x", "extensionSchema": {"title": "x"}})
+    return [
+        "#/overview",
+        f"#/findings?projectType={findings.type}",
+        "#/findings?runId=none",
+        f"#/findings/{findings.ids[0]}",
+        "#/runs",
+        f"#/runs/{run}",
+        "#/project-types",
+        f"#/project-types/{findings.type}",
+        "#/nowhere",
+        "#/runs/unknown",
+    ]
+
+
+def settle(person: Person, place: str) -> None:
+    """Open a view, and wait until all of it is there."""
+    person.page.goto(f"{person.address}{place}")
+    person.page.locator("h1").first.wait_for()
+    playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(0)
+
+
+def violations(person: Person) -> list[str]:
+    """Return what axe-core finds."""
+    if not AXE.exists():
+        pytest.skip("node_modules/axe-core is not installed")
+    if not person.page.evaluate("'axe' in window"):
+        person.page.evaluate(AXE.read_text("utf-8"))
+    found = person.page.evaluate("axe.run()")["violations"]
+    return [f"{each['id']}: {node['html'][:200]} {node['failureSummary']}" for each in found for node in each["nodes"]]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_view_has_a_fault_that_axe_finds(make_person: Callable[..., Person], places: list[str], theme: str) -> None:
+    person = make_person(color_scheme=theme, reduced_motion="reduce")
+    person.page.goto(person.address)
+    person.page.locator("form.signin").wait_for()
+    assert violations(person) == []
+    person.sign_in(person.key)
+    for place in places:
+        settle(person, place)
+        assert violations(person) == [], place
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_dialog_has_a_fault_that_axe_finds(
+    make_person: Callable[..., Person], findings: Findings, theme: str
+) -> None:
+    findings.report(*numbered(3))
+    person = make_person(color_scheme=theme, reduced_motion="reduce")
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.press("j", "x")
+    for key in ("2", "4", "a", "c", "?"):
+        person.press(key)
+        if key != "2":
+            person.page.locator("dialog").wait_for()
+        assert violations(person) == [], key
+        person.press("Escape")
+        person.misses("dialog")
+
+
+@pytest.mark.parametrize("width", [360, 320], ids=["phone", "zoom_400"])
+def test_no_view_scrolls_sideways_on_a_phone_or_at_400_percent(
+    make_person: Callable[..., Person], places: list[str], width: int
+) -> None:
+    person = make_person(width)
+    person.open()
+    for place in places:
+        settle(person, place)
+        assert person.overflow() <= 0, place
+
+
+def test_every_view_has_one_heading_and_landmarks(person: Person, places: list[str]) -> None:
+    person.open()
+    for place in places:
+        settle(person, place)
+        levels = person.page.locator("h1, h2, h3").evaluate_all("all => all.map((each) => Number(each.localName[1]))")
+        assert (levels[0], levels.count(1)) == (1, 1), place
+        assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False)), place
+        assert person.page.locator("main").count() == person.page.locator("header.top nav").count() == 1
+
+
+def test_who_wants_less_motion_gets_none(make_person: Callable[..., Person], places: list[str]) -> None:
+    person = make_person(reduced_motion="reduce")
+    person.open(places[1])
+    moving = "[...document.querySelectorAll('*')].map(getComputedStyle).filter((each) => each.transitionProperty !== 'none' && parseFloat(each.transitionDuration) > 0 || each.animationName !== 'none').length"
+    assert person.page.evaluate(moving) == 0
+
+
+def test_the_keyboard_alone_does_it_all(make_person: Callable[..., Person], findings: Findings) -> None:
+    """Somebody who has never seen the page signs in, finds, dismisses, assigns, undoes, and sends a link."""
+    findings.report(*numbered(3), task(title="Use of assert detected", severity="low"))
+    person = make_person(permissions=["clipboard-read", "clipboard-write"])
+    person.page.goto(person.address)
+    person.page.locator("form.signin").wait_for()
+    person.type(person.key)
+    person.press("Enter")
+    person.sees("Overview", "h1")
+    person.press("/")
+    person.sees("Findings", "h1")
+    person.press("/")
+    person.type("use of ASSERT")
+    person.sees("Use of assert detected", "tbody")
+    person.press("Escape", "j", "4", "ArrowDown", "Enter")
+    person.sees("Dismissed: “Use of assert detected”", ".toast")
+    person.press("a")
+    person.type("Ada")
+    person.press("Enter")
+    person.sees("Assigned to Ada", ".toast")
+    person.press("u")
+    person.sees("Undone", ".toast")
+    person.press("Enter")
+    person.sees("Use of assert detected", "h1")
+    while person.page.evaluate("document.activeElement.textContent") != "Copy link":
+        person.press("Tab")
+    person.press("Enter")
+    person.sees("Copied", ".heading")
+    now = findings.read(3)
+    assert (now["status"], now["reason"], now["assignee"]) == ("dismissed", "false_positive", None)
+    colleague = make_person()
+    colleague.page.goto(person.page.evaluate("navigator.clipboard.readText()"))
+    colleague.sign_in(colleague.key)
+    colleague.sees("Use of assert detected", "h1")
+
+
+def test_the_page_skips_to_its_content(person: Person) -> None:
+    person.open()
+    person.page.locator("h1").wait_for()
+    person.page.evaluate("document.activeElement.blur()")
+    person.press("Tab")
+    playwright.expect(person.page.get_by_text("Skip to the content")).to_be_focused()
+    person.press("Enter")
+    playwright.expect(person.page.locator("h1")).to_be_focused()
+
+
+def test_two_hundred_thousand_findings_are_there_within_a_second(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(1), finish=False)
+    run = findings.read(0)["runId"]
+    for lot in range(200):
+        body = {
+            "tasks": [task(title=f"Finding {lot}-{n}", severity="low", externalId=f"{lot}-{n}") for n in range(1000)]
+        }
+        findings.send("POST", f"runs/{run}/tasks", body, 201)
+    person.open("#/project-types")
+    for place, told in (
+        ("#/overview", "200,001"),
+        (f"#/findings?projectType={findings.type}", "200,001 findings"),
+        (f"#/findings?projectType={findings.type}&q=finding+150-77", "11 findings"),
+        (f"#/findings?projectType={findings.type}&sort=severity&page=2000", "of 200,001"),
+        (f"#/runs/{run}", "200,001 findings"),
+    ):
+        began = time.monotonic()
+        person.page.goto(f"{person.address}{place}")
+        person.sees(told, "main")
+        assert time.monotonic() - began < 1, place
