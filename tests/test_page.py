@@ -6,6 +6,7 @@ axe-core, which `npm install axe-core` puts into the folder `node_modules`. With
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import flask
 import pytest
@@ -897,7 +899,11 @@ HOSTILE = cases(
 
 def hostile_task(text: str) -> dict[str, Any]:
     """Return a task with a text in every field."""
-    links = [f"https://example.com/?{text[:1500]}", "https://example.com/#javascript:alert(9)", "ftp://example.com/x"]
+    links = [
+        f"https://example.com/?{quote(text[:600])}",
+        "https://example.com/#javascript:alert(9)",
+        "ftp://example.com/x",
+    ]
     vnode = {"type": "script", "props": {"children": "alert(10)"}, "constructor": None, "__v": 1, "key": text}
     return task(
         title=text[:500],
@@ -908,7 +914,7 @@ def hostile_task(text: str) -> dict[str, Any]:
             *({"type": "screenshot", "label": text[:500], "url": link} for link in links),
             {
                 "type": "screenshot",
-                "url": "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' onload='alert(11)'/>",
+                "url": "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' onload='alert(11)'/%3E",
             },
         ],
         remediation=[{"instruction": text}, {"instruction": "javascript:alert(12)"}],
@@ -924,7 +930,7 @@ def test_hostile_text_neither_runs_nor_breaks_the_layout(
     body = {"label": text[:200], "description": text, "extensionSchema": {"description": text}}
     findings.send("PUT", f"project-types/{findings.type}", body)
     metadata = {"text": text, text[:100]: [text]}
-    run = findings.report(hostile_task(text), metadata=metadata, targetUrl=f"https://example.com/{text[:1500]}")
+    run = findings.report(hostile_task(text), metadata=metadata, targetUrl=f"https://example.com/{quote(text[:600])}")
     triage = {"status": "dismissed", "comment": text[:4000], "assignee": text[:200]}
     findings.send("PATCH", f"tasks/{findings.ids[0]}", triage)
     places = (
@@ -953,7 +959,10 @@ def test_the_policy_stops_what_the_page_would_run(person: Person) -> None:
     person.page.evaluate(inject)
     person.page.evaluate("fetch('http://127.0.0.1:9/').catch(() => {})")
     assert person.page.evaluate("window.ran") is None
-    assert [("script-src" in wrong, "connect-src" in wrong) for wrong in person.wrong] == [(True, False), (False, True)]
+    assert {name for wrong in person.wrong for name in re.findall("(script|connect)-src 'self'", wrong)} == {
+        "script",
+        "connect",
+    }
     person.wrong.clear()
 
 
@@ -1049,14 +1058,15 @@ def test_every_view_has_one_heading_and_landmarks(person: Person, places: list[s
         settle(person, place)
         levels = person.page.locator("h1, h2, h3").evaluate_all("all => all.map((each) => Number(each.localName[1]))")
         assert (levels[0], levels.count(1)) == (1, 1), place
-        assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False)), place
+        assert all(after - before <= 1 for before, after in itertools.pairwise(levels)), place
         assert person.page.locator("main").count() == person.page.locator("header.top nav").count() == 1
 
 
 def test_who_wants_less_motion_gets_none(make_person: Callable[..., Person], places: list[str]) -> None:
     person = make_person(reduced_motion="reduce")
     person.open(places[1])
-    moving = "[...document.querySelectorAll('*')].map(getComputedStyle).filter((each) => each.transitionProperty !== 'none' && parseFloat(each.transitionDuration) > 0 || each.animationName !== 'none').length"
+    moving = """[...document.querySelectorAll("*")].map((each) => getComputedStyle(each)).filter((style) =>
+        style.animationName !== "none" || parseFloat(style.transitionDuration) > 0).length"""
     assert person.page.evaluate(moving) == 0
 
 

@@ -40,7 +40,7 @@ function Frame() {
 	const shown = Object.hasOwn(VIEWS, view) ? VIEWS[view] : {};
 	const View = (id === null ? shown.list : shown.one) ?? Unknown;
 	useNewView(`${view}/${id ?? ""}`);
-	useKeys({ "?": () => helpOpen.set(true), "/": () => go(link("findings")) });
+	useKeys({ "?": () => helpOpen.set(true), "/": () => go(link("findings")) }, true);
 	useEffect(() => void sendUnsent(), []);
 	return html`
 		<a class="skip" href="#heading" onClick=${skip}>Skip to the content</a>

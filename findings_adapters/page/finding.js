@@ -42,7 +42,7 @@ export function Finding({ id }) {
 				<button type="button" class="quiet" title="Next (j)" disabled=${!neighbour(id, 1)} onClick=${() => step(1)}>Next</button>
 			</span>
 		</nav>
-		<${Loaded} from=${loaded} what="the finding">${(data) => html`<${Whole} ...${data} full=${full} />`}<//>`;
+		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`<${Whole} ...${data} full=${full} />`}<//>`;
 }
 
 const Section = ({ title, children }) => html`<section><h2>${title}</h2>${children}</section>`;

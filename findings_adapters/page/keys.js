@@ -15,12 +15,12 @@ export function switchKeys(on) {
 	keysOn.set(on);
 }
 
-/** Call `actions[key]` when that key is pressed; the component that was drawn last is asked first. */
-export function useKeys(actions) {
+/** Call `actions[key]` when that key is pressed. A view is asked before what stands around it. */
+export function useKeys(actions, isAround = false) {
 	const latest = useRef(actions);
 	latest.current = actions;
 	useEffect(() => {
-		layers.push(latest);
+		layers[isAround ? "unshift" : "push"](latest);
 		return () => layers.splice(layers.indexOf(latest), 1);
 	}, []);
 }

@@ -82,12 +82,17 @@ export const HowToSend = () => html`
 	<pre class="sample">findings-service scan --url ${new URL("../", import.meta.url).href} --type bandit report.sarif</pre>
 	<p><a href=${DESCRIPTION}>The description of the API</a> is the place to begin.</p>`;
 
-/** Show what was loaded, or how that stands; what is there stays in sight while the newer is on its way. */
-export function Loaded({ from, what, children }) {
+/**
+ * Show what was loaded, or how that stands; what is there stays in sight while the newer is on its way. What brings a
+ * heading of its own has the `title` until then.
+ */
+export function Loaded({ from, what, title, children }) {
 	if (from.data) {
 		return html`${from.error && html`<${Failed} error=${from.error} retry=${from.reload} />`}${children(from.data)}`;
 	}
-	return from.error ? html`<${Failed} error=${from.error} retry=${from.reload} />` : html`<${Loading} what=${what} />`;
+	return html`
+		${title && html`<${Heading} title=${title} />`}
+		${from.error ? html`<${Failed} error=${from.error} retry=${from.reload} />` : html`<${Loading} what=${what} />`}`;
 }
 
 /** The heading of a view, which names the document too, and is where reading goes on when the view has changed. */

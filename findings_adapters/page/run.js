@@ -34,7 +34,7 @@ export function Run({ id }) {
 	const loaded = useLoad((signal) => load(id, signal), [id, useStore(changed)]);
 	return html`
 		<nav class="trail" aria-label="Trail"><a href=${link("runs")}>Runs</a></nav>
-		<${Loaded} from=${loaded} what="the run">${(data) => html`<${Whole} ...${data} />`}<//>`;
+		<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;
 }
 
 const Whole = ({ run, gate, beside, missing, known }) => html`

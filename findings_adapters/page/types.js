@@ -30,7 +30,7 @@ export function ProjectType({ id }) {
 	const loaded = useLoad((signal) => get(pathOf("project-types", id), {}, signal), [id]);
 	return html`
 		<nav class="trail" aria-label="Trail"><a href=${link("project-types")}>Project types</a></nav>
-		<${Loaded} from=${loaded} what="the project type">${(type) => html`<${Whole} type=${type} />`}<//>`;
+		<${Loaded} from=${loaded} what="the project type" title="Project type">${(type) => html`<${Whole} type=${type} />`}<//>`;
 }
 
 const Whole = ({ type }) => html`
