@@ -27,9 +27,7 @@ export class Unreachable extends Error {
 /** Tell whether the same request may well succeed later. */
 export const isPassing = (error) => error instanceof Unreachable || error.status === 503;
 
-// ---------------------------------------------------------------------------
-// The key: in this tab's storage, or the browser's; never in a URL or a cookie
-// ---------------------------------------------------------------------------
+// --- The key: in this tab's storage, or the browser's; never in a URL or a cookie ---
 
 function readKept() {
 	for (const storage of [sessionStorage, localStorage]) {
@@ -85,9 +83,7 @@ function signedInAgain(key) {
 	return session.get().again.promise;
 }
 
-// ---------------------------------------------------------------------------
-// Requests
-// ---------------------------------------------------------------------------
+// --- Requests ---
 
 async function send(method, url, key, { body, match, signal } = {}) {
 	const headers = { Authorization: `Bearer ${key}`, Accept: "application/json" };

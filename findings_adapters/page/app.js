@@ -1,12 +1,12 @@
 // The page: what stands around every view, and which view is shown.
 
 import { session, signOut } from "./api.js";
-import { changed, discardFirst, sending, sendUnsent, toast, unsent } from "./changes.js";
+import { discardFirst, sending, sendUnsent, toast, unsent } from "./changes.js";
 import { Finding } from "./finding.js";
 import { Findings } from "./findings.js";
 import { Help, helpOpen } from "./help.js";
 import { useKeys } from "./keys.js";
-import { html, render, useEffect, useRef, useStore } from "./lib.js";
+import { html, render, useEffect, useStore } from "./lib.js";
 import { Overview } from "./overview.js";
 import { Heading, Nothing } from "./parts.js";
 import { go, link, route } from "./route.js";
@@ -39,7 +39,7 @@ function Frame() {
 	const { view, id, query } = useStore(route);
 	const shown = Object.hasOwn(VIEWS, view) ? VIEWS[view] : {};
 	const View = (id === null ? shown.list : shown.one) ?? Unknown;
-	useNewView(`${view}/${id ?? ""}`);
+	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]); // lists scroll by themselves
 	useKeys({ "?": () => helpOpen.set(true), "/": () => go(link("findings")) }, true);
 	useEffect(() => void sendUnsent(), []);
 	return html`
@@ -50,8 +50,8 @@ function Frame() {
 					<a href=${link(name, null, given)} aria-current=${name === view ? "page" : undefined}>${words}</a>`)}
 			</nav>
 			<div class="buttons">
-				<button type="button" class="quiet" onClick=${() => helpOpen.set(true)}>Keys <kbd aria-hidden="true">?</kbd></button>
-				<button type="button" class="quiet" onClick=${signOut}>Sign out</button>
+				<button class="quiet" onClick=${() => helpOpen.set(true)}>Keys <kbd aria-hidden="true">?</kbd></button>
+				<button class="quiet" onClick=${signOut}>Sign out</button>
 			</div>
 		</header>
 		<main id="content"><${View} key=${`${view}/${id ?? ""}`} id=${id} query=${query} /></main>
@@ -66,16 +66,6 @@ function skip(event) {
 	document.getElementById("heading")?.focus();
 }
 
-/** Bring a new view to its beginning, and tell whoever listens to the page that it is another. */
-function useNewView(name) {
-	const before = useRef(name);
-	useEffect(() => {
-		if (before.current === name) return;
-		before.current = name;
-		if (name.includes("/") && !name.endsWith("/")) scrollTo(0, 0);
-	}, [name]);
-}
-
 /** What could not be sent yet. */
 function Outbox() {
 	const changes = useStore(unsent);
@@ -87,8 +77,8 @@ function Outbox() {
 			<p role="alert">${count(changes.length, "change")} not sent yet: ${what}.
 				${refused ? html` <strong class="lines">${refused}</strong>` : " It is kept in this tab, and tried again by itself."}</p>
 			<div class="buttons">
-				${!refused && html`<button type="button" disabled=${busy} onClick=${sendUnsent}>Retry</button>`}
-				<button type="button" onClick=${discardFirst}>Discard</button>
+				${!refused && html`<button disabled=${busy} onClick=${sendUnsent}>Retry</button>`}
+				<button onClick=${discardFirst}>Discard</button>
 			</div>
 		</section>`;
 }
@@ -103,7 +93,7 @@ function Toast() {
 	return html`
 		<div class="toast ${said.text ? "" : "hidden"}">
 			<p role="status">${said.text}</p>
-			${said.undo && html`<button type="button" class="quiet" onClick=${undoLast}>Undo <kbd aria-hidden="true">u</kbd></button>`}
+			${said.undo && html`<button class="quiet" onClick=${undoLast}>Undo <kbd aria-hidden="true">u</kbd></button>`}
 		</div>`;
 }
 

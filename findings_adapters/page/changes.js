@@ -23,9 +23,7 @@ export const changed = createStore(0); // goes up with every change that was sto
 
 export const say = (text, undo = false) => toast.set({ text, undo });
 
-// ---------------------------------------------------------------------------
-// Sending
-// ---------------------------------------------------------------------------
+// --- Sending ---
 
 export async function getTask(id, signal) {
 	const { data, etag } = await request("GET", pathOf("tasks", id), { signal });
@@ -82,9 +80,7 @@ async function sendMany({ tasks, fields }) {
 	await request("PATCH", "tasks", { body: { ids: tasks.map((each) => each.id), ...fields } });
 }
 
-// ---------------------------------------------------------------------------
-// Undoing
-// ---------------------------------------------------------------------------
+// --- Undoing ---
 
 const undoable = []; // lists of changes that take one back, the latest last
 
@@ -111,9 +107,7 @@ export async function undo() {
 	for (const change of changes) await carryOut(change);
 }
 
-// ---------------------------------------------------------------------------
-// Carrying out, at once or later
-// ---------------------------------------------------------------------------
+// --- Carrying out, at once or later ---
 
 let last = Promise.resolve();
 
@@ -147,9 +141,7 @@ async function deliver(asked) {
 	changed.set(changed.get() + 1);
 }
 
-// ---------------------------------------------------------------------------
-// The outbox: what could not be sent yet, kept for the tab
-// ---------------------------------------------------------------------------
+// --- The outbox: what could not be sent yet, kept for the tab ---
 
 function readUnsent() {
 	try {

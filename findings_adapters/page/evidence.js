@@ -18,7 +18,7 @@ export function Code({ text, first = 1, label }) {
 		<div class="code" role="group" aria-label=${label}>
 			<pre><code>${shown.map((line, index) => html`<span class="line"><span class="no" aria-hidden="true" data-no=${first + index} /><bdi>${line}</bdi></span>`)}</code></pre>
 			<div class="buttons">
-				${lines.length > shown.length && html`<button type="button" class="quiet" onClick=${() => setWhole(true)}>Show all ${number(lines.length)} lines</button>`}
+				${lines.length > shown.length && html`<button class="quiet" onClick=${() => setWhole(true)}>Show all ${number(lines.length)} lines</button>`}
 				<${Copy} text=${text} />
 			</div>
 		</div>`;
@@ -32,7 +32,7 @@ function Picture({ url, label }) {
 	const remote = !url.startsWith("data:");
 	const [state, setState] = useState(remote ? "hidden" : "shown");
 	if (state === "hidden") {
-		return html`<button type="button" onClick=${() => setState("shown")}>Show picture from <bdi>${new URL(url).host}</bdi></button>`;
+		return html`<button onClick=${() => setState("shown")}>Show picture from <bdi>${new URL(url).host}</bdi></button>`;
 	}
 	if (state === "broken") return html`<p class="muted">This picture can't be shown.</p>`;
 	return html`<img src=${url} alt=${label || "Picture without a description"} onError=${() => setState("broken")} />`;

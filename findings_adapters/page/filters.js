@@ -92,7 +92,7 @@ function Search({ value, onSearch, input }) {
 
 /** What is chosen by links alone, to be taken away. */
 const Chip = ({ label, value, onRemove }) => html`
-	<button type="button" class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${value} /></span> <span aria-hidden="true">×</span>
+	<button class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${value} /></span> <span aria-hidden="true">×</span>
 		<span class="hidden">remove this filter</span></button>`;
 
 const CHIPS = { runId: "Reported by run", missingFrom: "Missing from run", externalId: "External id" };

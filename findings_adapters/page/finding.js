@@ -38,8 +38,8 @@ export function Finding({ id }) {
 		<nav class="trail" aria-label="Trail">
 			<a href=${listAddress()}>Findings</a>
 			<span class="buttons">
-				<button type="button" class="quiet" title="Previous (k)" disabled=${!neighbour(id, -1)} onClick=${() => step(-1)}>Previous</button>
-				<button type="button" class="quiet" title="Next (j)" disabled=${!neighbour(id, 1)} onClick=${() => step(1)}>Next</button>
+				<button class="quiet" title="Previous (k)" disabled=${!neighbour(id, -1)} onClick=${() => step(-1)}>Previous</button>
+				<button class="quiet" title="Next (j)" disabled=${!neighbour(id, 1)} onClick=${() => step(1)}>Next</button>
 			</span>
 		</nav>
 		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`<${Whole} ...${data} full=${full} />`}<//>`;

@@ -96,7 +96,7 @@ export function Findings({ query }) {
 			<section class="actions" aria-label="What to do with the selected findings">
 				<strong aria-live="polite">${count(chosen.size, "finding")} selected</strong>
 				<${TriageButtons} tasks=${affected()} people=${knownPeople(tasks)} />
-				<button type="button" class="quiet" onClick=${() => setChosen(new Map())}>Clear</button>
+				<button class="quiet" onClick=${() => setChosen(new Map())}>Clear</button>
 			</section>`}`;
 }
 
@@ -142,9 +142,7 @@ function NoFindings({ query }) {
 		<//>`;
 }
 
-// ---------------------------------------------------------------------------
-// The table
-// ---------------------------------------------------------------------------
+// --- The table ---
 
 const COLUMNS = ["Severity", "Finding", "Status", "Assignee", "Type", "Target", "Age"];
 

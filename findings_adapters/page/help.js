@@ -33,6 +33,6 @@ export function Help() {
 					<div><dt>${row.slice(0, -1).map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${row.at(-1)}</dd></div>`)}
 			</dl>
 			<label class="check"><input type="checkbox" checked=${on} onChange=${() => switchKeys(!on)} /> Single keys do this</label>
-			<div class="buttons end"><button type="button" class="primary" onClick=${close}>Close</button></div>
+			<div class="buttons end"><button class="primary" onClick=${close}>Close</button></div>
 		<//>`;
 }

@@ -39,15 +39,15 @@ export function Pager({ list, size, page, turn }) {
 	if (page === 1 && !list.next) return null;
 	return html`
 		<nav class="pager" aria-label="Pages">
-			<button type="button" disabled=${page === 1} onClick=${() => turn(page - 1)}>Previous</button>
+			<button disabled=${page === 1} onClick=${() => turn(page - 1)}>Previous</button>
 			<span>${size ? `${number(first)}–${number(first + size - 1)}` : "None"} of ${number(list.total)}</span>
-			<button type="button" disabled=${!list.next} onClick=${() => turn(page + 1)}>Next</button>
+			<button disabled=${!list.next} onClick=${() => turn(page + 1)}>Next</button>
 		</nav>`;
 }
 
 /** A table. Its roles are said, because it has none where CSS shows its rows as something else. */
 export const Table = ({ name, kind, busy, columns, before, children }) => html`
-	<table class=${kind} role="table" aria-busy=${String(busy)}>
+	<table class="list ${kind}" role="table" aria-busy=${String(busy)}>
 		<caption class="hidden">${name}</caption>
 		<thead role="rowgroup">
 			<tr role="row">

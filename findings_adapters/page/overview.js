@@ -2,6 +2,7 @@
 
 import { get, pathOf } from "./api.js";
 import { changed } from "./changes.js";
+import { placeOf } from "./filters.js";
 import { html, useLoad, useState, useStore } from "./lib.js";
 import { Bar, Heading, HowToSend, Loaded, Nothing, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
@@ -29,33 +30,28 @@ export function Overview() {
 				? html`<${Nothing} title="No findings yet"><${HowToSend} /><//>`
 				: html`<${Figures} of=${data} />`)}
 		<//>
-		<section class="card">
-			<h2>Latest runs</h2>
+		<${Card} title="Latest runs">
 			<${Loaded} from=${runs} what="the latest runs">${(latest) => html`<${LatestRuns} of=${latest} />`}<//>
-		</section>`;
+		<//>`;
 }
+
+const Card = ({ title, wide, children }) => html`<section class="card ${wide ? "wide" : ""}"><h2>${title}</h2>${children}</section>`;
 
 const Figures = ({ of }) => html`
 	<div class="cards">
-		<section class="card">
-			<h2>Open by severity</h2>
+		<${Card} title="Open by severity">
 			<${Bars} caption="Open findings by severity" rows=${SEVERITIES.map((name) => ({
 				name: html`<${Severity} is=${name} />`, to: { severity: name }, open: of.bySeverity[name].open, kind: `severity-${name}` }))} />
-		</section>
-		<section class="card">
-			<h2>Open by type</h2>
+		<//>
+		<${Card} title="Open by type">
 			<${Bars} caption="Open findings by project type" rows=${of.byProjectType.map(({ projectType, open }) => ({
 				name: html`<${Text} of=${projectType} />`, to: { projectType }, open }))} />
-		</section>
-		<section class="card">
-			<h2>Open by target</h2>
+		<//>
+		<${Card} title="Open by target">
 			<${Bars} caption="Open findings by target" rows=${of.byTarget.map(({ targetUrl, open }) => ({
-				name: html`<${Text} of=${targetUrl} missing="Without a target" />`, to: targetUrl && { targetUrl }, open }))} />
-		</section>
-		<section class="card">
-			<h2>Created and resolved</h2>
-			<${Days} days=${of.days} />
-		</section>
+				name: html`<${Text} of=${placeOf({ targetUrl })} missing="Without a target" />`, to: targetUrl && { targetUrl }, open }))} />
+		<//>
+		<${Card} title="Created and resolved" wide><${Days} days=${of.days} /><//>
 	</div>`;
 
 /** Numbers with bars, each of which leads to the findings that it counts. */
@@ -76,12 +72,10 @@ function Bars({ caption, rows }) {
 					</tr>`)}
 			</tbody>
 		</table>
-		${rows.length > shown.length && html`<button type="button" class="quiet" onClick=${() => setAll(true)}>Show all ${number(rows.length)}</button>`}`;
+		${rows.length > shown.length && html`<button class="quiet" onClick=${() => setAll(true)}>Show all ${number(rows.length)}</button>`}`;
 }
 
-// ---------------------------------------------------------------------------
-// Thirty days
-// ---------------------------------------------------------------------------
+// --- Thirty days ---
 
 const LINES = { created: "Created", resolved: "Resolved" };
 
@@ -119,9 +113,7 @@ const DayTable = ({ days }) => html`
 		</tbody>
 	</table>`;
 
-// ---------------------------------------------------------------------------
-// The latest runs
-// ---------------------------------------------------------------------------
+// --- The latest runs ---
 
 function LatestRuns({ of }) {
 	if (!of.length) return html`<p class="muted">No run yet.</p>`;

@@ -4,9 +4,7 @@ import { DESCRIPTION } from "./api.js";
 import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./lib.js";
 import { age, capital, moment, RUN_NAMES, STATUS_NAMES, webAddress } from "./words.js";
 
-// ---------------------------------------------------------------------------
-// Words and signs
-// ---------------------------------------------------------------------------
+// --- Words and signs ---
 
 const ICONS = {
 	open: html`<circle cx="8" cy="8" r="5.75" />`,
@@ -61,9 +59,7 @@ export const Bar = ({ part, whole, kind = "" }) => html`
 
 export const Fact = ({ name, children }) => html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;
 
-// ---------------------------------------------------------------------------
-// What a view shows before and instead of what it is about
-// ---------------------------------------------------------------------------
+// --- What a view shows before and instead of what it is about ---
 
 export const Loading = ({ what }) => html`<p class="notice loading" role="status">Loading ${what} …</p>`;
 
@@ -71,7 +67,7 @@ export const Failed = ({ error, retry }) => html`
 	<div class="notice failed" role="alert">
 		<h2>${error.status === 404 ? "There is nothing here" : "That did not work"}</h2>
 		<p class="lines">${error.message}</p>
-		${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
+		${retry && html`<button onClick=${retry}>Try again</button>`}
 	</div>`;
 
 export const Nothing = ({ title, children }) => html`<div class="notice"><h2>${title}</h2>${children}</div>`;
@@ -103,9 +99,7 @@ export function Heading({ title, of = title, children }) {
 	return html`<header class="heading"><h1 id="heading" tabindex="-1"><bdi>${title}</bdi></h1>${children}</header>`;
 }
 
-// ---------------------------------------------------------------------------
-// Controls
-// ---------------------------------------------------------------------------
+// --- Controls ---
 
 /** A dialog over everything else. Closing gives the focus back to where it was. */
 export function Dialog({ title, onClose, wide, children }) {
@@ -158,7 +152,7 @@ export const Select = ({ label, value, onChange, options }) => html`
 export const Toggles = ({ label, names, chosen, onChange }) => html`
 	<div class="toggles" role="group" aria-label=${label}>
 		${Object.entries(names).map(([name, text]) => html`
-			<button type="button" aria-pressed=${chosen.includes(name) ? "true" : "false"}
+			<button aria-pressed=${chosen.includes(name) ? "true" : "false"}
 				onClick=${() => onChange(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name])}>
 				${text}
 			</button>`)}
@@ -179,5 +173,5 @@ export function Copy({ text, label = "Copy" }) {
 			say("This browser does not let the page copy"); // without TLS, on another host, there is no clipboard
 		}
 	};
-	return html`<button type="button" class="quiet" onClick=${copy}><span aria-live="polite">${said || label}</span></button>`;
+	return html`<button class="quiet" onClick=${copy}><span aria-live="polite">${said || label}</span></button>`;
 }

@@ -7,7 +7,7 @@ import { Fact, Heading, Loaded, Severity, Status, Text, Time, Verdict, Address }
 import { link } from "./route.js";
 import { Submitted } from "./runs.js";
 import { Value } from "./values.js";
-import { count, duration, number, SEVERITIES, STATUSES } from "./words.js";
+import { count, number, SEVERITIES, STATUSES } from "./words.js";
 
 const LISTED = 50; // of each list, as many as the gate tells
 
@@ -77,9 +77,9 @@ const Part = ({ title, total, tasks, query, open }) => html`
 					<span><${Status} is=${task.status} /></span>
 				</li>`)}
 		</ul>
-		${total === 0 ? html`<p class="muted">None.</p>` : html`
-			<p><a href=${link("findings", null, query)}>${total > tasks.length
-				? `Open the list: ${count(total - tasks.length, "more")}`.replace("mores", "more") : "Open the list"}</a></p>`}
+		${total === 0
+			? html`<p class="muted">None.</p>`
+			: html`<p><a href=${link("findings", null, query)}>${total > tasks.length ? `Open the list of all ${number(total)}` : "Open the list"}</a></p>`}
 	</details>`;
 
 const Facts = ({ run }) => html`
@@ -89,7 +89,7 @@ const Facts = ({ run }) => html`
 		<${Fact} name="Branch"><${Text} of=${run.branch} missing="Main line" /><//>
 		<${Fact} name="Status"><${Status} is=${run.status} />${run.statusReason && html` <span class="lines"><${Text} of=${run.statusReason} /></span>`}<//>
 		<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
-		${run.finishedAt && html`<${Fact} name="Took">${duration(run.createdAt, run.finishedAt)}<//>`}
+		${run.finishedAt && html`<${Fact} name="Finished"><${Time} at=${run.finishedAt} long /><//>`}
 		<${Fact} name="Brought"><${Submitted} of=${run.submitted} /><//>
 		<${Fact} name="Reported"><a href=${link("findings", null, { runId: run.id })}>${count(run.summary.total, "finding")}</a><//>
 		${SEVERITIES.filter((name) => run.summary.bySeverity[name]).map((name) => html`

@@ -54,20 +54,18 @@ export function TriageButtons({ tasks, people }) {
 	return html`
 		<div class="buttons" role="group" aria-label="Status">
 			${STATUSES.map((status, index) => html`
-				<button type="button" class="status-button" aria-pressed=${alike && is === status ? "true" : "false"}
+				<button class="status-button" aria-pressed=${alike && is === status ? "true" : "false"}
 					title="${STATUS_VERBS[status]} (${index + 1})" onClick=${() => giveStatus(tasks, status)}>
 					<${Status} is=${status} />
 				</button>`)}
 		</div>
 		<div class="buttons">
-			<button type="button" title="Assign (a)" onClick=${() => assign(tasks, people)}>Assign</button>
-			<button type="button" title="Comment (c)" onClick=${() => comment(tasks)}>Comment</button>
+			<button title="Assign (a)" onClick=${() => assign(tasks, people)}>Assign</button>
+			<button title="Comment (c)" onClick=${() => comment(tasks)}>Comment</button>
 		</div>`;
 }
 
-// ---------------------------------------------------------------------------
-// The dialogs
-// ---------------------------------------------------------------------------
+// --- The dialogs ---
 
 /** A dialog that carries a change out, and stays with all that was typed where that is refused. */
 function Asking({ title, action, tasks, fields, what, children }) {

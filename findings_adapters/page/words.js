@@ -31,14 +31,6 @@ export function age(at, now = Date.now()) {
 	return unit ? `${Math.floor(seconds / unit[1])} ${unit[0]}` : "now";
 }
 
-/** Return how long something took, in words. */
-export function duration(from, to) {
-	const seconds = Math.round((Date.parse(to) - Date.parse(from)) / 1000);
-	if (seconds < 60) return seconds ? `${seconds} s` : "under a second";
-	const minutes = Math.floor(seconds / 60);
-	return minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-}
-
 /** Return a URL that may be followed, http or https, or null. */
 export function webAddress(text) {
 	return /^https?:\/\/\S+$/i.test(text) && URL.canParse(text) ? new URL(text) : null;
