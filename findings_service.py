@@ -1064,8 +1064,9 @@ def in_ecma(schema: Any) -> Any:
 # ---------------------------------------------------------------------------
 
 # What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
-# first application. The service works without them, and says what is absent.
-ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "page": (), "ci": ("scan", "export", "gate")}
+# first application. The service works without them, and says what is absent. Another one, the page, is loaded by
+# applications that have it.
+ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gate")}
 
 
 @cache
@@ -6556,6 +6557,8 @@ def create_blueprint(
     """
     require_known_jsonschema()
     load_rooms()
+    if page:
+        load_room("page")
     service = Service(settings or Settings.read())
     blueprint = FindingsBlueprint(name, service)
     try:

@@ -892,7 +892,7 @@ def test_a_body_must_be_declared_as_json(client: Client, run: str, headers: dict
         assert_problem(response, 415, "unsupported_media_type")
 
 
-@pytest.mark.parametrize("path", ["/", "/api", API, f"{API}/", f"{API}/task", f"{API}/tasks/", "/api/v2/tasks", "/é"])
+@pytest.mark.parametrize("path", ["/api", API, f"{API}/", f"{API}/task", f"{API}/tasks/", "/api/v2/tasks", "/é"])
 def test_unknown_paths_are_problems_too(app: flask.Flask, client: Client, path: str) -> None:
     for method in ("GET", "POST", "DELETE", "OPTIONS"):
         assert_problem(client.open(path, method=method), 404, "not_found")
@@ -9736,6 +9736,8 @@ def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) 
         run = server.start_run()
         assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
         assert (tmp_path / "here.db").exists()
+        assert b"page/app.js" in server.request("GET", "/").data
+        assert server.request("GET", "/page/vendor/preact.mjs").status_code == 200
     finally:
         assert server.stop() == 0
 

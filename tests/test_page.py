@@ -26,6 +26,7 @@ except ImportError:
     playwright = None
 
 import findings_service as heart
+from findings_adapters import page as room
 from test_findings_service import (
     API,
     HERE,
@@ -38,10 +39,6 @@ from test_findings_service import (
     start_process,
     task,
 )
-
-heart.load_rooms()
-
-from findings_adapters import page as room  # noqa: E402
 
 FILES = room.read_files()
 OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]
