@@ -1001,6 +1001,7 @@ def violations(person: Person) -> list[str]:
     """Return what axe-core finds."""
     if not AXE.exists():
         pytest.skip("node_modules/axe-core is not installed")
+    playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(0)
     if not person.page.evaluate("'axe' in window"):
         person.page.evaluate(AXE.read_text("utf-8"))
     found = person.page.evaluate("axe.run({iframes: false, resultTypes: ['violations']})")["violations"]
