@@ -41,6 +41,7 @@ import logging
 import math
 import operator
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -51,6 +52,7 @@ import threading
 import time
 import types
 import typing
+import unicodedata
 import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -969,6 +971,18 @@ class TaskFilters(Request):
         ]
         | None
     ) = None
+    q: (
+        Annotated[
+            str,
+            Meta(
+                pattern=NOT_BLANK,
+                description="Words, each of which must stand somewhere in the title, the externalId or a label of the"
+                " evidence, whatever its case and accents. No sign has a meaning of its own.",
+                extra_json_schema=NO_NUL,
+            ),
+        ]
+        | None
+    ) = None
     sort: Annotated[
         Literal["-createdAt", "createdAt", "severity"],
         Meta(
@@ -1191,6 +1205,7 @@ LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done 
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
 SAY_EVERY = 5.0  # seconds between two words on how long bringing a file up to date takes
+BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1213,13 +1228,28 @@ CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, sc
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
+class Hits(Struct, frozen=True, gc=False):
+    """Which tasks hold what was searched for: a bit for each seq from 0 on, and how many bits there are.
+
+    A million take 125 KB.
+    """
+
+    bits: int
+    size: int
+
+    def signs(self) -> bytes:
+        """Return the same as a byte for each seq, 0 or 1."""
+        return f"{self.bits:0{self.size}b}".encode()[::-1].translate(BITS_OF_DIGITS)
+
+
 class Connection(sqlite3.Connection):
     """A connection that writes counters once for a whole transaction, however many requests share it.
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
     `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
-    branches that were counted last, with what tells whether they are still the same. Only a `read_only` connection
-    keeps them: what the other one reads may yet be undone.
+    branches that were counted last, with what tells whether they are still the same, and `hits` what was searched for
+    last. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `deadline` is when a
+    list must be found, on the monotonic clock.
     """
 
     read_only = False
@@ -1230,6 +1260,8 @@ class Connection(sqlite3.Connection):
         self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
         self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
+        self.hits: dict[tuple[str, ...], tuple[int, Hits]] = {}
+        self.deadline = math.inf
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -1961,7 +1993,7 @@ def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
     What reads little is never interrupted, however slow the disk is (https://www.sqlite.org/c3ref/progress_handler.html).
     Where another engine keeps the data, this is its statement time-out.
     """
-    end = time.monotonic() + seconds
+    end = connection.deadline = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, CLOCK_STEPS)
     try:
         yield
@@ -1971,6 +2003,7 @@ def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
         raise TimeoutError from None
     finally:
         connection.set_progress_handler(None, 0)
+        connection.deadline = math.inf
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -2675,6 +2708,7 @@ MAIN_LINE = ""  # where the name of a branch would stand
 MOST_ARMS = 32  # of one statement; SQLite allows 500
 FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
+WALK_SIZE = 1 << 16  # seqs of a list that are read at once, where all are
 
 
 @lru_cache(maxsize=8)
@@ -3059,6 +3093,29 @@ class Listing(Struct, frozen=True, kw_only=True):
             found = sorted({*found, *(seq for (seq,) in merged)}, reverse=self.newest_first)[: limit + offset]
         return found[offset:]
 
+    def all_seqs(self, connection: Connection) -> Iterator[list[int]]:
+        """Give the seqs of all rows, range by range, a lot at a time; what several ranges have comes several times.
+
+        One text of them is read in a third of the time that as many rows take.
+        """
+        for arm in self.arms:
+            statement = f"""SELECT GROUP_CONCAT(seq), MAX(seq) FROM (
+                SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}
+                WHERE {" AND ".join(arm.conditions)} AND {self.seq(arm)} > ? ORDER BY {self.seq(arm)} LIMIT ?) AS lot"""
+            seqs, last = [0] * WALK_SIZE, 0
+            while len(seqs) == WALK_SIZE:
+                text, last = self._execute(connection, statement, (*arm.values, last, WALK_SIZE)).fetchone()
+                seqs = msgspec.json.decode(f"[{text or ''}]", type=list[int])
+                yield seqs
+
+    def among(self, connection: Connection, seqs: Sequence[int]) -> Iterator[int]:
+        """Give those of some seqs that rows have."""
+        for lot in in_lots(seqs):
+            for arm in self.arms:
+                found = arm.where(f"{self.seq(arm)} IN ({marks(lot)})", *lot)
+                statement = f"SELECT {self.seq(arm)} FROM {self.source(arm)} WHERE {' AND '.join(found.conditions)}"
+                yield from (seq for (seq,) in self._execute(connection, statement, found.values))
+
     def _merged(self, arms: Sequence[Arm], limit: int, offset: int) -> tuple[str, tuple[Any, ...]]:
         """Return what selects the seqs of some rows.
 
@@ -3106,6 +3163,36 @@ class Found(Listing, frozen=True, kw_only=True):
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
         """Return the seqs of some rows."""
         return sorted(self.found, reverse=self.newest_first)[offset : offset + limit]
+
+    def all_seqs(self, connection: Connection) -> Iterator[list[int]]:  # noqa: ARG002
+        """Give the seqs of all rows."""
+        yield list(self.found)
+
+
+class Marked(Listing, frozen=True, kw_only=True):
+    """Rows that a sign for each seq tells: a byte that is 1."""
+
+    signs: bytes | bytearray
+
+    @classmethod
+    def of(cls, signs: bytes | bytearray) -> Marked:
+        """Return the list of the tasks that signs tell."""
+        return cls(table="tasks", signs=signs, total=signs.count(1))
+
+    def behind(self, seq: int) -> Listing:
+        """Return the rows that come behind one."""
+        signs = self.signs[:seq] if self.newest_first else bytes(seq + 1) + self.signs[seq + 1 :]
+        return msgspec.structs.replace(self, signs=signs, total=signs.count(1))
+
+    def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
+        """Return the seqs of some rows."""
+        found, seq = [], len(self.signs) if self.newest_first else -1
+        for _ in range(limit + offset):
+            seq = self.signs.rfind(1, 0, seq) if self.newest_first else self.signs.find(1, seq + 1)
+            if seq < 0:
+                break
+            found.append(seq)
+        return found[offset:]
 
 
 class Ranges(Struct, frozen=True):
@@ -3697,6 +3784,281 @@ def select_runs(
     return map(run_model, rows), listing.count(connection)
 
 
+# Search: what tasks are found by, and which of them hold some words
+#
+# A word that is searched for has no white space in it, and so stands within one word of a title, an external id or a
+# label. The words of 128 tasks that follow each other make one row: titles and labels repeat each other, and what
+# several tasks have stands there once. So a million tasks are a few thousand texts of some kilobytes, which Python
+# looks through faster than any index of three letters (FTS5's costs a batch a fifth of its speed), and a batch writes
+# eight of them. A text has a line for each task with the words that it alone has, and one more with what is shared:
+# words and their tasks' bits in capitals, which no folded text has, and the same for the next ones.
+
+BLOCK_SIZE = 128
+WORDS_CHANGED = "changes words"
+CODE_LENGTH = BLOCK_SIZE // 4
+HEX_DIGITS, CODE_DIGITS = "0123456789abcdef", "ABCDEFGHIJKLMNOP"
+CODE_OF_HEX, HEX_OF_CODE = str.maketrans(HEX_DIGITS, CODE_DIGITS), str.maketrans(CODE_DIGITS, HEX_DIGITS)
+SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
+NEXT_CODE = re.compile("[A-P]+")
+ALL_PLACES = (1 << BLOCK_SIZE) - 1
+SEARCHES_KEPT = 8
+LOOKUPS = 25_000  # of single tasks in index ranges, above which all of a list is read instead
+
+
+def folded(text: str) -> str:
+    """Return a text without case and accents: what Unicode calls a canonical caseless match, marks left out.
+
+    Letters that look alike stay apart (a ligature is its letters, though, and ß is ss), and so do Hangul's syllables,
+    which are put together again.
+    """
+    if text.isascii():
+        return text.lower()
+    plain = unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
+    return unicodedata.normalize("NFC", "".join(itertools.filterfalse(unicodedata.combining, plain)))
+
+
+def words_of(title: str, external_id: str | None, labels: str) -> str:
+    """Return the words that a task is found by, with a space between them."""
+    return " ".join(folded(f"{title} {external_id or ''} {labels}").split())
+
+
+def search_words(text: str) -> tuple[str, ...]:
+    """Return the words to look for, the longest and so rarest first. One that is part of another asks for nothing.
+
+    :raises InvalidParameter: when there is none.
+    """
+    kept: list[str] = []
+    for word in sorted(set(folded(text).split()), key=lambda word: (-len(word), word)):
+        if not any(word in other for other in kept):
+            kept.append(word)
+    if not kept:
+        raise InvalidParameter("q", "must have something besides accents")
+    return tuple(kept)
+
+
+def packed(masks: Mapping[str, int]) -> str:
+    """Return the text of some words, each with the bits of its tasks' places; of none, an empty one."""
+    own: list[list[str]] = [[] for _ in range(BLOCK_SIZE)]
+    shared: dict[int, list[str]] = {}
+    for word, mask in masks.items():
+        if mask & (mask - 1):
+            shared.setdefault(mask, []).append(word)
+        elif mask:
+            own[mask.bit_length() - 1].append(word)
+    if not (shared or any(own)):
+        return ""
+    groups = [" ".join(words) + f"{mask:0{CODE_LENGTH}x}".translate(CODE_OF_HEX) for mask, words in shared.items()]
+    return "\n".join([*map(" ".join, own), "".join(groups)])
+
+
+def unpacked(text: str) -> dict[str, int]:
+    """Return the words of a text with the bits of their tasks' places."""
+    *own, shared = text.split("\n")
+    masks: dict[str, int] = {}
+    for place, words in enumerate(own):
+        add_words(masks, words, 1 << place)
+    for words, code in SHARED.findall(shared):
+        add_words(masks, words, mask_of_code(code))
+    return masks
+
+
+def add_words(masks: dict[str, int], words: str, mask: int) -> None:
+    """Add the words that tasks have."""
+    for word in words.split(" ") if words else ():
+        masks[word] = masks.get(word, 0) | mask
+
+
+def mask_of_code(code: str) -> int:
+    """Return the bits that stand in a text as capitals."""
+    return int(code.translate(HEX_OF_CODE), 16)
+
+
+def find_word(text: str, word: str) -> int:
+    """Return the bits of the tasks in a text that have a word within one of theirs."""
+    mask, end = 0, text.rfind("\n")
+    at = text.find(word, end)
+    while at >= 0:
+        code = typing.cast(re.Match[str], NEXT_CODE.search(text, at))
+        mask |= mask_of_code(code[0])
+        at = text.find(word, code.end())
+    if mask == ALL_PLACES or text.find(word, 0, end) < 0:
+        return mask
+    found = bytes(map(operator.contains, text[:end].split("\n"), itertools.repeat(word)))
+    return mask | int(found[::-1].translate(DIGITS_OF_BITS), 2)
+
+
+def write_words(connection: Connection, client_id: str, words: Mapping[int, str], *, new: bool = False) -> None:
+    """Store what tasks, which may be `new`, are found by, by their seqs, which rise."""
+    if not words:
+        return
+    count(connection, client_id, [WORDS_CHANGED], "", 0, False, 1)
+    by_block = itertools.groupby(words.items(), lambda item: item[0] // BLOCK_SIZE)
+    blocks = {block: {seq % BLOCK_SIZE: each for seq, each in group} for block, group in by_block}
+    stored: dict[int, str] = {}
+    for lot in in_lots(list(blocks)):
+        stored.update(
+            connection.execute(
+                f"SELECT block, words FROM search_blocks WHERE client_id = ? AND block IN ({marks(lot)})",
+                (client_id, *lot),
+            )
+        )
+    texts = [(client_id, block, with_words(stored.get(block, ""), places, new=new)) for block, places in blocks.items()]
+    connection.executemany(
+        """INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)
+           ON CONFLICT (client_id, block) DO UPDATE SET words = excluded.words""",
+        [row for row in texts if row[2]],
+    )
+    connection.executemany(
+        "DELETE FROM search_blocks WHERE client_id = ? AND block = ?", [row[:2] for row in texts if not row[2]]
+    )
+
+
+def with_words(text: str, places: Mapping[int, str], *, new: bool) -> str:
+    """Return a text with the words that tasks have now, by their places.
+
+    What tasks share is sorted out with the last new one: to do it with each would cost as much as its commit.
+    """
+    if new and text and BLOCK_SIZE - 1 not in places:
+        lines = text.split("\n")
+        for place, words in places.items():
+            lines[place] = words
+        return "\n".join(lines)
+    gone = 0 if new else sum(1 << place for place in places)
+    masks = {word: mask & ~gone for word, mask in unpacked(text).items()} if text else {}
+    for place, words in places.items():
+        add_words(masks, words, 1 << place)
+    return packed(masks)
+
+
+class Labelled(Struct, gc=False):
+    """What a search needs to know of stored evidence."""
+
+    label: str | None = None
+
+
+def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
+    """Return the labels of a task's evidence, with a space between them."""
+    return " ".join([item.label for item in evidence if item.label])
+
+
+def select_words(connection: Connection, client_id: str) -> Iterator[tuple[int, dict[int, tuple[str, str]]]]:
+    """Give the ids of a client's tasks with the words that each must be found by: by block, and by place in it."""
+    decode = msgspec.json.Decoder(list[Labelled]).decode
+    rows = connection.execute(
+        """SELECT seq, id, title, external_id, COALESCE(evidence, '[]')
+           FROM tasks LEFT JOIN task_details ON task_seq = seq WHERE client_id = ? ORDER BY seq""",
+        (client_id,),
+    )
+    for block, group in itertools.groupby(rows, lambda row: int(row[0]) // BLOCK_SIZE):
+        yield (
+            block,
+            {
+                seq % BLOCK_SIZE: (task_id, words_of(title, external_id, labels_of(decode(evidence))))
+                for seq, task_id, title, external_id, evidence in group
+            },
+        )
+
+
+def fill_words(connection: Connection) -> None:
+    """Store what all tasks are found by, in a database that has had no search."""
+    for (client_id,) in connection.execute("SELECT id FROM clients").fetchall():
+        for block, tasks in select_words(connection, client_id):
+            words = {block * BLOCK_SIZE + place: each for place, (_, each) in tasks.items()}
+            write_words(connection, client_id, words, new=True)
+    connection.forget()
+
+
+BACKFILLS.setdefault(5, []).append(fill_words)
+
+
+def word_faults(connection: Connection) -> Iterator[str]:
+    """Tell the tasks that are searched by other words than they have, and the words of tasks that are not there."""
+    for (client_id,) in connection.execute("SELECT id FROM clients").fetchall():
+        stored = dict(
+            connection.execute("SELECT block, words FROM search_blocks WHERE client_id = ?", (client_id,)).fetchall()
+        )
+        for block, tasks in select_words(connection, client_id):
+            found = words_by_place(stored.pop(block, ""))
+            for place, (task_id, words) in tasks.items():
+                if found.pop(place, set()) != set(words.split(" ")):
+                    yield f"task {task_id} is searched by other words than it has"
+            yield from (f"search: {client_id}, {block} has words of no task at {place}" for place in found)
+        yield from (f"search: {client_id}, {block} has words of no task" for block in stored)
+
+
+def words_by_place(text: str) -> dict[int, set[str]]:
+    """Return the words of a text by the places of the tasks that have them."""
+    found: dict[int, set[str]] = {}
+    for word, mask in (unpacked(text) if text else {}).items():
+        for place in range(BLOCK_SIZE):
+            if mask >> place & 1:
+                found.setdefault(place, set()).add(word)
+    return found
+
+
+def forget_text(connection: Connection, client_id: str, seqs: Collection[int]) -> None:
+    """Forget what tasks are found by, which go."""
+    write_words(connection, client_id, dict.fromkeys(sorted(seqs), ""))
+
+
+def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) -> Hits:
+    """Return which tasks have all of some words. What was found before is still right while no task's words change."""
+    if not connection.read_only:
+        return find_words(connection, client_id, words)
+    stamp = sum(n for *_, n in select_counts(connection, client_id, [WORDS_CHANGED]))
+    before, hits = connection.hits.pop((client_id, *words), (None, None))
+    if hits is None or before != stamp:
+        hits = find_words(connection, client_id, words)
+    connection.hits[client_id, *words] = (stamp, hits)  # the last one used, as a dict keeps its order
+    if len(connection.hits) > SEARCHES_KEPT:
+        del connection.hits[next(iter(connection.hits))]
+    return hits
+
+
+def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> Hits:
+    """Look through all texts. :raises TimeoutError: past the connection's deadline."""
+    found, blocks = bytearray(), 0
+    for block, text in connection.execute(
+        "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
+    ):
+        blocks, mask = block + 1, ALL_PLACES
+        for word in words:
+            mask &= find_word(text, word)
+            if not mask:
+                break
+        else:
+            found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
+        if time.monotonic() > connection.deadline:
+            raise TimeoutError
+    return Hits(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
+
+
+def plan_found(connection: Connection, client_id: str, listing: Listing, words: tuple[str, ...]) -> Listing:
+    """Return those of some tasks that have all of some words.
+
+    Where either are all tasks, it is the others; few hits are looked up in the list, of many all of the list is read.
+    """
+    hits = select_hits(connection, client_id, words) if listing.total != 0 else Hits(0, 0)
+    total = hits.bits.bit_count()
+    if not total:
+        return Listing(table="tasks", total=0)
+    everything = sum(select_cells(connection, client_id, "tasks", Filter()).values())
+    if total == everything:
+        return listing
+    found = Marked.of(hits.signs())
+    if listing.total == everything:
+        return found
+    signs, kept = found.signs, bytearray(hits.size)
+    if 0 < total * len(listing.arms) <= LOOKUPS:
+        for seq in listing.among(connection, found.seqs(connection, total, 0)):
+            kept[seq] = 1
+    else:
+        for seqs in listing.all_seqs(connection):
+            for seq in itertools.compress(seqs, map(signs.__getitem__, seqs)):
+                kept[seq] = 1
+    return Marked.of(kept)
+
+
 # Tasks: reading
 
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
@@ -3733,6 +4095,7 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     runs: Sequence[RunKey] | None = None
     branches: Sequence[BranchKey] | None = None
     missing_from: RunKey | None = None
+    words: tuple[str, ...] = ()
 
     @property
     def reporters(self) -> list[Sequence[Reporter]]:
@@ -3751,7 +4114,8 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
     """Look up what a query names.
 
-    :raises Missing: when `missingFrom` is no run of the client. :raises InvalidParameter: for too many branches.
+    :raises Missing: when `missingFrom` is no run of the client.
+    :raises InvalidParameter: for too many branches, and for a search of nothing.
     """
     wanted = TaskFilter(
         types=chosen(query.project_type),
@@ -3761,6 +4125,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
+        words=() if query.q is None else search_words(query.q),
     )
     if query.run_id is not None:
         runs = find_runs(connection, client_id, list(dict.fromkeys(query.run_id)))
@@ -3995,6 +4360,9 @@ def select_identified(
 
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
     """Plan the list that a filter asks for, in the order of creation, from where the fewest rows need to be read."""
+    if wanted.words:
+        whole = plan_tasks(connection, client_id, msgspec.structs.replace(wanted, words=()))
+        return plan_found(connection, client_id, whole, wanted.words)
     if wanted.external_id is not None:
         return plan_identified(connection, client_id, wanted, wanted.external_id)
     if wanted.missing_from is not None:
@@ -4232,7 +4600,7 @@ REPORTS_AT_ONCE = 1000  # of a submission
 
 
 class Report(Struct, gc=False):
-    """One submitted task, checked, in the form in which it is stored."""
+    """One submitted task, checked, in the form in which it is stored; `labels` are those of its evidence."""
 
     external_id: str | None
     status: TaskStatus | None
@@ -4243,6 +4611,12 @@ class Report(Struct, gc=False):
     remediation: str | None
     success_criteria: str | None
     extensions: str | None
+    labels: str = ""
+
+    @property
+    def words(self) -> str:
+        """What the task is found by."""
+        return words_of(self.title, self.external_id, self.labels)
 
     @property
     def details(self) -> tuple[str | None, ...]:
@@ -4456,6 +4830,7 @@ def insert_tasks(
         [(seq, *report.details) for seq, _, _, report in added],
     )
     set_cells(connection, seqs)
+    write_words(connection, who.client_id, {seq: report.words for seq, _, _, report in added}, new=True)
     insert_sightings(connection, who.client_id, run, seqs)
     insert_history(
         connection,
@@ -4508,6 +4883,8 @@ def update_tasks(
            WHERE task_seq = ?""",
         [(*item.report.details, item.state.seq) for item in rewritten if item.changed],
     )
+    renamed = {item.state.seq: item.report.words for item in rewritten if {"title", "evidence"} & {*item.changed}}
+    write_words(connection, who.client_id, dict(sorted(renamed.items())))
     count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
     see_again(connection, who.client_id, run, [item.finding for item in repeated], now)
@@ -4743,7 +5120,7 @@ AUDITS = {
 
 
 def faults(connection: Connection) -> Iterator[str]:
-    """Tell everything that is wrong with a database: the file, the counters, the sightings and the history."""
+    """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
     yield from file_faults(connection)
     expected = recounted(connection)
     for client, name, status, severity, identified, n in connection.execute(
@@ -4754,6 +5131,7 @@ def faults(connection: Connection) -> Iterator[str]:
             yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
     for (client, name, status, severity, _), n in expected.items():
         yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
+    yield from word_faults(connection)
     for complaint, statement in AUDITS.items():
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 
@@ -4805,6 +5183,7 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
         [(client_id, run.seq, row[0]) for row in rows],
     )
     forgetful = forget_on_branches(connection, client_id, [seq for (seq,) in orphans])
+    forget_text(connection, client_id, [seq for (seq,) in orphans])
     connection.executemany("DELETE FROM tasks WHERE seq = ?", orphans)
     connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(rows), run.seq))
     count_changes(connection, client_id, run.project_type, run.target_url, len(rows))
@@ -5100,6 +5479,7 @@ class Parsed(Struct):
                 stored(stored_steps(task.remediation or ())),
                 stored(stored_criteria(task.success_criteria or ())),
                 extensions,
+                labels_of(task.evidence or ()),
             )
         )
 
