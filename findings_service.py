@@ -975,10 +975,10 @@ class TaskFilters(Request):
         Annotated[
             str,
             Meta(
-                pattern=NOT_BLANK,
+                min_length=1,
                 description="Words, each of which must stand somewhere in the title, the externalId or a label of the"
                 " evidence, whatever its case and accents. No sign has a meaning of its own.",
-                extra_json_schema=NO_NUL,
+                extra_json_schema={"pattern": "^[^\\u0000]*[^\\u0000\\s][^\\u0000]*$"},
             ),
         ]
         | None
@@ -3832,7 +3832,7 @@ def search_words(text: str) -> tuple[str, ...]:
         if not any(word in other for other in kept):
             kept.append(word)
     if not kept:
-        raise InvalidParameter("q", "must have something besides accents")
+        raise InvalidParameter("q", "must have something besides white space and accents")
     return tuple(kept)
 
 

@@ -39,6 +39,7 @@ import threading
 import time
 import tomllib
 import tracemalloc
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -1340,6 +1341,8 @@ class Survey:
             return any(item["id"] in self.reported.get(run_id, ()) for run_id in value.split(","))
         if name == "missingFrom":
             return self.is_missing_from(item, value)
+        if name == "q":
+            return all(word in f"{item['title']}\n{item['externalId'] or ''}".lower() for word in value.lower().split())
         return name == "sort" or matches(item, name, value)
 
     def expected_tasks(self, query: dict[str, Any]) -> list[str]:
@@ -1424,6 +1427,7 @@ def task_options(survey: Survey) -> dict[str, tuple[Any, ...]]:
         "missingFrom": (None, third, branch),
         "mainLine": (None, "true", "false"),
         "branch": (None, ["a"], ["unknown"], ["b,c", "a"]),
+        "q": (None, "FIND 3", "f-3"),
         "sort": (None, "createdAt", "severity"),
     }
 
@@ -1458,7 +1462,7 @@ def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(surv
 
 @pytest.mark.parametrize(
     "name",
-    ["status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom", "mainLine", "branch"],
+    ["status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom", "mainLine", "branch", "q"],
 )
 def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey, name: str) -> None:
     values = {
@@ -1466,6 +1470,7 @@ def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey,
         **{field: [run["id"] for run in survey.runs] for field in ("runId", "missingFrom")},
         "mainLine": ["true", "false"],
         "branch": [["a"], ["b,c"], ["a", "b,c"]],
+        "q": ["finding 77", "1", "77", "F-1 f-11", "none", "0. finding 5"],
     }[name]
     for value, sort in itertools.product(values, ("-createdAt", "createdAt", "severity")):
         query = {name: value, "sort": sort}
@@ -1477,6 +1482,8 @@ def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey,
 def test_a_list_of_many_ranges_is_the_same_list(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("findings_service.MOST_ARMS", 2)
     monkeypatch.setattr("findings_service.FEW_ARMS", 1)
+    monkeypatch.setattr("findings_service.LOOKUPS", 0)
+    monkeypatch.setattr("findings_service.WALK_SIZE", 5)
     for query in random.Random(4).sample(task_queries(survey), 150):
         expected = survey.expected_tasks(query)
         walked = [item["id"] for page in survey.client.walk("tasks", limit=9, **query) for item in page["tasks"]]
@@ -1707,7 +1714,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hurried")
 def test_a_list_that_takes_too_long_is_refused_and_tells_what_would_help(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
-    for path in ("tasks", "tasks?page=3", "tasks?externalId=x", "runs", f"tasks/{task_id}/history"):
+    for path in ("tasks", "tasks?page=3", "tasks?externalId=x", "tasks?q=image", "runs", f"tasks/{task_id}/history"):
         problem = assert_problem(client.get(f"{API}/{path}"), 400, "invalid_parameter", "query string")
         assert "fewer values" in problem["detail"]
     client.finish(run)
@@ -1898,6 +1905,12 @@ BAD_PARAMETERS = cases(
     main_line_empty=("runs", "mainLine=", "mainLine"),
     main_line_repeated=("tasks", "mainLine=true&mainLine=true", "mainLine"),
     main_line_of_commas=("tasks", "mainLine=true,false", "mainLine"),
+    search_empty=("tasks", "q=", "q"),
+    search_blank=("tasks", "q=%20%1F%E2%80%83", "q"),
+    search_of_accents_alone=("tasks", "q=%CC%81%20%CC%88", "q"),
+    search_repeated=("tasks", "q=a&q=b", "q"),
+    search_nul=("tasks", "q=a%00", "q"),
+    search_of_runs=("runs", "q=a", "q"),
     branch_empty=("tasks", "branch=", "branch"),
     branch_repeated_empty=("runs", "branch=a&branch=", "branch"),
     branch_nul=("runs", "branch=%00", "branch"),
@@ -2028,6 +2041,201 @@ def test_many_values_in_a_filter_are_taken(client: Client, run: str) -> None:
         assert client.read("tasks", **query)["total"] == 1
         assert client.read("tasks", runId=f"{many},{run}", sort=sort)["total"] == 1
     assert client.read("runs", projectType=f"{many},web")["total"] == 1
+
+
+# ---------------------------------------------------------------------------
+# Search
+# ---------------------------------------------------------------------------
+
+
+def searched(client: Client, q: str, **query: Any) -> list[str]:
+    """Return the titles of the tasks that a search finds, newest first, of which the total tells the number."""
+    page = client.read("tasks", q=q, limit=200, **query)
+    assert page["total"] == len(page["tasks"])
+    return [item["title"] for item in page["tasks"]]
+
+
+SIGNS = [
+    *"aAbß1%_*\\'\"-^[.\u0301\u05d0\u0130\u0131\ufb01\u03a3\u03c2\u03c3\u1e9e\u00e9\u00c5\u0915\u0941\u200f\U0001f469",
+    " ",
+    " ",
+    "\n",
+    "\x1f",
+    "\u3000",
+    "AB",
+]
+
+
+def plain(text: str) -> str:
+    """Return a text without case and accents."""
+    apart = unicodedata.normalize("NFD", text.casefold())
+    return "".join(sign for sign in apart if not unicodedata.combining(sign))
+
+
+def random_text(dice: random.Random, length: int) -> str:
+    return "x" + "".join(dice.choices(SIGNS, k=dice.randrange(length)))
+
+
+def holds(item: dict[str, Any], q: str) -> bool:
+    """Tell whether every word of a search stands in one of a task's texts."""
+    texts = [item["title"], item["externalId"] or "", *(each["label"] for each in item["evidence"])]
+    return all(any(plain(word) in plain(text) for text in texts) for word in q.split())
+
+
+def labelled(dice: random.Random) -> dict[str, Any]:
+    """Return a task with hostile texts, of few findings."""
+    labels = [{"label": random_text(dice, 6)} for _ in range(dice.randrange(3))]
+    external_id = f"{random_text(dice, 2)}{dice.randrange(90)}" if dice.random() < 0.5 else ...
+    return task(title=random_text(dice, 12), externalId=external_id, evidence=labels, severity=dice.choice(SEVERITIES))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: Client, seed: int) -> None:
+    dice, stranger = random.Random(seed), client_of(app, client="stranger")
+    for owner in (client, stranger):
+        owner.register("web")
+    for branch in (None, "topic", None):
+        runs = [(owner, owner.start("web", branch=branch)) for owner in (client, client, stranger)]
+        for _ in range(12):
+            owner, run = dice.choice(runs)
+            owner.submit(run, *(labelled(dice) for _ in range(dice.choice((1, 2, 40)))))
+    tasks = [item for page in client.walk("tasks", view="full", limit=200) for item in page["tasks"]]
+    for _ in range(150):
+        words = dice.choice(list(filter(None, random_text(dice, 5).split())))
+        text = dice.choice((words[1:] or words, words, dice.choice(tasks)["title"], f"x {dice.randrange(9)}"))
+        if not plain("".join(text.split())):
+            continue
+        walked = [item["id"] for page in client.walk("tasks", q=text, limit=30) for item in page["tasks"]]
+        assert walked == [item["id"] for item in tasks if holds(item, text)], text
+    with database_of(app).reading() as connection:
+        assert list(findings_service.faults(connection)) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "q", "found"),
+    cases(
+        part_of_a_word=("Unlabelled field", "LABEL", True),
+        words_in_any_order=("Unlabelled field", "field unlab", True),
+        one_word_is_missing=("Unlabelled field", "field form", False),
+        across_words=("Form field", "mfi", False),
+        dotted_capital_i=("\u0130stanbul", "istanbul", True),
+        sharp_s=("Straße", "STRASSE", True),
+        ligature=("\ufb01le", "file", True),
+        final_sigma=("\u03bf\u03b4\u03cc\u03c2", "\u039f\u0394\u039f\u03a3", True),
+        accent_asked_for=("resume", "résumé", True),
+        accent_stored_apart=("re\u0301sume\u0301", "resume", True),
+        kelvin_sign=("3 \u212a", "k", True),
+        another_letter=("Łódź", "lodz", False),
+        whole_syllable=("\uac01", "\u1100\u1161\u11a8", True),
+        part_of_a_syllable=("\uac01", "\uac00", False),
+        percent=("100 % wrong", "%", True),
+        percent_is_itself=("100 wrong", "100%", False),
+        underscore_is_itself=("a-b", "a_b", False),
+        star_is_itself=("ab", "a*", False),
+        quotes=('say "hi"', '"hi"', True),
+        pattern_is_itself=("abc", "[a-c]", False),
+        white_space_is_all_alike=("one\ntwo\x1fthree", "two\u2003one three", True),
+        capitals_of_a_code=("x", "A", False),
+    ),
+)
+def test_a_search_is_for_words_whatever_their_case_and_accents(
+    client: Client, run: str, title: str, q: str, found: bool
+) -> None:
+    client.submit(run, task(title=title), task(title=title), task(title="Something else"))
+    assert searched(client, q) == ([title] * 2 if found else [])
+
+
+def test_no_text_that_is_searched_has_capitals_or_other_white_space() -> None:
+    letters = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number <= 0xDFFF]
+    for letter in letters:
+        folded = findings_service.folded(letter)
+        assert not set(folded) & set(string.ascii_uppercase), letter
+        assert letter.isspace() or not folded or not any(sign.isspace() for sign in folded), letter
+
+
+def test_external_ids_and_labels_are_searched_and_nothing_else_is(client: Client, run: str) -> None:
+    evidence = [{"label": "src/app.py:12", "content": "secret"}, {"type": "log", "url": "https://cdn.example/x"}]
+    client.add(run, title="One", externalId="CWE-79/a", evidence=evidence, description="described")
+    assert searched(client, "cwe-79 one APP.PY:1") == ["One"]
+    for word in ("secret", "cdn.example", "described", "log", "high", "web", "src/app.py:12cwe", "onecwe"):
+        assert searched(client, word) == []
+
+
+def test_a_search_follows_what_is_reported_again(client: Client) -> None:
+    client.register("web")
+    branch, main = client.start(branch="topic"), client.start()
+    client.add(branch, externalId="1", title="Found here", evidence=[{"label": "old"}])
+    client.add(branch, externalId="1", title="Found here", evidence=[{"label": "new"}])
+    assert (searched(client, "old"), searched(client, "here new 1")) == ([], ["Found here"])
+    client.add(main, externalId="1", title="Taken over")
+    assert (searched(client, "here"), searched(client, "new"), searched(client, "taken 1")) == ([], [], ["Taken over"])
+    client.add(branch, externalId="1", title="Not heard")
+    assert (searched(client, "heard"), searched(client, "taken")) == ([], ["Taken over"])
+
+
+def test_what_was_pruned_is_searched_no_more(app: flask.Flask, client: Client, run: str) -> None:
+    client.submit(run, *(task(title=f"Old {number}") for number in range(200)))
+    client.finish(run)
+    kept = client.start()
+    client.add(kept, title="Kept old")
+    with database_of(app).reading() as connection:
+        rows = connection.execute("SELECT COUNT(*) FROM search_blocks").fetchone()[0]
+    assert [sum(each) for each in zip(*findings_service.prune_slices(database_of(app), "2999"), strict=True)] == [
+        1,
+        200,
+    ]
+    assert searched(client, "old") == ["Kept old"]
+    with database_of(app).reading() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM search_blocks").fetchone()[0] == rows - 1
+        assert list(findings_service.faults(connection)) == []
+
+
+def test_texts_that_grow_one_by_one_come_to_those_of_a_batch(app: flask.Flask, client: Client, run: str) -> None:
+    words = {place: f"all task{place} part{place % 5}" for place in range(findings_service.BLOCK_SIZE)}
+    grown, size = "", 0
+    for place, each in words.items():
+        grown = findings_service.with_words(grown, {place: each}, new=True)
+        size = max(size, len(grown))
+        assert findings_service.find_word(grown, "part2").bit_count() == (place + 3) // 5
+    assert grown == findings_service.with_words("", words, new=True)
+    assert len(grown) < 0.6 * size
+
+
+def test_no_search_is_too_long(client: Client, run: str) -> None:
+    words = [f"word{number}" for number in range(1000)]
+    client.add(run, title="Many", evidence=[{"label": " ".join(words[lot : lot + 50])} for lot in range(0, 1000, 50)])
+    client.add(run, title="Few", evidence=[{"label": " ".join(words[:50])}])
+    assert searched(client, " ".join(words)) == ["Many"]
+    assert searched(client, " ".join([*words, "word1000"])) == []
+    assert searched(client, "w" * 10_000) == []
+    assert searched(client, "word1 " * 1600) == ["Few", "Many"]
+
+
+def test_words_that_were_found_are_not_looked_for_again(app: flask.Flask, client: Client, run: str) -> None:
+    ids = [client.add(run, title=f"Number {number}") for number in range(5)]
+    traced: list[str] = []
+    reader_of(app).set_trace_callback(traced.append)
+    client.triage(ids[0], "resolved")
+    for _ in client.walk("tasks", q="number", limit=2, sort="severity", status="open"):
+        pass
+    assert searched(client, "NUMBER") == [f"Number {number}" for number in (4, 3, 2, 1, 0)]
+    assert sum("FROM search_blocks" in statement for statement in traced) == 1
+    client.add(run, title="Number 5")
+    assert len(searched(client, "number")) == 6
+    assert len(searched(client, "number", projectType="web", status="resolved")) == 1
+    assert sum("FROM search_blocks" in statement for statement in traced) == 2
+    for number in range(20):
+        searched(client, f"{number}")
+    assert len(reader_of(app).hits) == findings_service.SEARCHES_KEPT
+
+
+def test_a_search_looks_at_the_clock_between_texts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.add(run)
+    monkeypatch.setattr("findings_service.LIST_TIME", -1)
+    assert_problem(client.get(f"{API}/tasks?q=image"), 400, "invalid_parameter", "query string")
+    assert_problem(client.get(f"{API}/tasks?q=image"), 400, "invalid_parameter", "query string")
+    monkeypatch.setattr("findings_service.LIST_TIME", 5)
+    assert len(searched(client, "image")) == 1
 
 
 # ---------------------------------------------------------------------------
@@ -6824,6 +7032,16 @@ PLANTED = cases(
         "DELETE FROM counters WHERE scope = 'runs branch:topic'",
         "runs branch:topic, running, severity 0 is missing, but there are 2",
     ),
+    other_words=("UPDATE search_blocks SET words = replace(words, 'image', 'picture')", "by other words than it has"),
+    no_words=("DELETE FROM search_blocks", "is searched by other words than it has"),
+    words_of_no_task=(
+        "UPDATE search_blocks SET words = replace(words, char(10) || char(10), char(10) || 'w' || char(10))",
+        "search: default, 0 has words of no task at ",
+    ),
+    words_of_no_client=(
+        "INSERT INTO search_blocks (client_id, block, words) SELECT client_id, 9, words FROM search_blocks",
+        "search: default, 9 has words of no task",
+    ),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
     other_status=(
         "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
@@ -9249,6 +9467,7 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     }
     assert tasks["No label"]["evidence"][0]["content"] == "<input>"
     assert client.history(tasks["Low contrast"]["id"])[1]["comment"] == "A brand colour"
+    assert searched(client, "lo") == ["Loose", "Low contrast"]
     assert client.read("runs")["runs"][0]["metadata"] == {"commit": "abc"}
     assert client.read("project-types/audit")["extensionSchema"] == {"required": ["rule"]}
     assert_summary_is_a_recount(client, tasks["Loose"]["runId"])
