@@ -1228,17 +1228,19 @@ CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, sc
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
-class Hits(Struct, frozen=True, gc=False):
-    """Which tasks hold what was searched for: a bit for each seq from 0 on, and how many bits there are.
-
-    A million take 125 KB.
-    """
+class TaskSet(Struct, frozen=True, gc=False):
+    """Some tasks: a bit for each seq from 0 on, and how many bits there are. A million take 125 KB."""
 
     bits: int
     size: int
 
+    @classmethod
+    def of(cls, signs: bytes | bytearray) -> TaskSet:
+        """Return the tasks that a byte for each seq tells, 0 or 1."""
+        return cls(int(signs[::-1].translate(DIGITS_OF_BITS) or b"0", 2), len(signs))
+
     def signs(self) -> bytes:
-        """Return the same as a byte for each seq, 0 or 1."""
+        """Return a byte for each seq, 0 or 1."""
         return f"{self.bits:0{self.size}b}".encode()[::-1].translate(BITS_OF_DIGITS)
 
 
@@ -1247,9 +1249,9 @@ class Connection(sqlite3.Connection):
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
     `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
-    branches that were counted last, with what tells whether they are still the same, and `hits` what was searched for
-    last. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `deadline` is when a
-    list must be found, on the monotonic clock.
+    branches that were counted last, with what tells whether they are still the same, and `task_sets` what was searched
+    for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `deadline` is when
+    a list must be found, on the monotonic clock.
     """
 
     read_only = False
@@ -1260,7 +1262,7 @@ class Connection(sqlite3.Connection):
         self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
         self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
-        self.hits: dict[tuple[str, ...], tuple[int, Hits]] = {}
+        self.task_sets: dict[tuple[Any, ...], tuple[int, TaskSet]] = {}
         self.deadline = math.inf
 
     def take_seqs(self, count: int) -> range:
@@ -1296,6 +1298,11 @@ class Connection(sqlite3.Connection):
 def user_version(connection: Connection) -> int:
     """Return the schema version of the file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def data_version(connection: Connection) -> int:
+    """Return a number that is another one once another connection has committed something."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def require_ours(connection: Connection, path: str) -> None:
@@ -3108,9 +3115,9 @@ class Listing(Struct, frozen=True, kw_only=True):
                 seqs = msgspec.json.decode(f"[{text or ''}]", type=list[int])
                 yield seqs
 
-    def among(self, connection: Connection, seqs: Sequence[int]) -> Iterator[int]:
-        """Give those of some seqs that rows have."""
-        for lot in in_lots(seqs):
+    def among(self, connection: Connection, others: Marked) -> Iterator[int]:
+        """Give the seqs of the rows that are in another list, too; each is looked up."""
+        for lot in in_lots(others.seqs(connection, others.total or 0, 0)):
             for arm in self.arms:
                 found = arm.where(f"{self.seq(arm)} IN ({marks(lot)})", *lot)
                 statement = f"SELECT {self.seq(arm)} FROM {self.source(arm)} WHERE {' AND '.join(found.conditions)}"
@@ -3164,18 +3171,18 @@ class Found(Listing, frozen=True, kw_only=True):
         """Return the seqs of some rows."""
         return sorted(self.found, reverse=self.newest_first)[offset : offset + limit]
 
-    def all_seqs(self, connection: Connection) -> Iterator[list[int]]:  # noqa: ARG002
-        """Give the seqs of all rows."""
-        yield list(self.found)
+    def among(self, connection: Connection, others: Marked) -> Iterator[int]:  # noqa: ARG002
+        """Give the seqs of the rows that are in another list, too."""
+        return (seq for seq in self.found if others.signs[seq])
 
 
 class Marked(Listing, frozen=True, kw_only=True):
     """Rows that a sign for each seq tells: a byte that is 1."""
 
-    signs: bytes | bytearray
+    signs: bytes
 
     @classmethod
-    def of(cls, signs: bytes | bytearray) -> Marked:
+    def of(cls, signs: bytes) -> Marked:
         """Return the list of the tasks that signs tell."""
         return cls(table="tasks", signs=signs, total=signs.count(1))
 
@@ -3801,7 +3808,7 @@ CODE_OF_HEX, HEX_OF_CODE = str.maketrans(HEX_DIGITS, CODE_DIGITS), str.maketrans
 SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
 NEXT_CODE = re.compile("[A-P]+")
 ALL_PLACES = (1 << BLOCK_SIZE) - 1
-SEARCHES_KEPT = 8
+TASK_SETS_KEPT = 16
 LOOKUPS = 25_000  # of single tasks in index ranges, above which all of a list is read instead
 
 
@@ -4001,21 +4008,26 @@ def forget_text(connection: Connection, client_id: str, seqs: Collection[int]) -
     write_words(connection, client_id, dict.fromkeys(sorted(seqs), ""))
 
 
-def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) -> Hits:
-    """Return which tasks have all of some words. What was found before is still right while no task's words change."""
+def keep_task_set(connection: Connection, key: tuple[Any, ...], stamp: int, find: Callable[[], TaskSet]) -> TaskSet:
+    """Return the tasks that were found under the same stamp, or else find them again, and keep them."""
     if not connection.read_only:
-        return find_words(connection, client_id, words)
+        return find()
+    before, found = connection.task_sets.pop(key, (None, None))
+    if found is None or before != stamp:
+        found = find()
+    connection.task_sets[key] = (stamp, found)  # the last one used, as a dict keeps its order
+    if len(connection.task_sets) > TASK_SETS_KEPT:
+        del connection.task_sets[next(iter(connection.task_sets))]
+    return found
+
+
+def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) -> TaskSet:
+    """Return which tasks have all of some words. What was found before is still right while no task's words change."""
     stamp = sum(n for *_, n in select_counts(connection, client_id, [WORDS_CHANGED]))
-    before, hits = connection.hits.pop((client_id, *words), (None, None))
-    if hits is None or before != stamp:
-        hits = find_words(connection, client_id, words)
-    connection.hits[client_id, *words] = (stamp, hits)  # the last one used, as a dict keeps its order
-    if len(connection.hits) > SEARCHES_KEPT:
-        del connection.hits[next(iter(connection.hits))]
-    return hits
+    return keep_task_set(connection, (client_id, *words), stamp, partial(find_words, connection, client_id, words))
 
 
-def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> Hits:
+def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> TaskSet:
     """Look through all texts. :raises TimeoutError: past the connection's deadline."""
     found, blocks = bytearray(), 0
     for block, text in connection.execute(
@@ -4030,33 +4042,44 @@ def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> 
             found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
         if time.monotonic() > connection.deadline:
             raise TimeoutError
-    return Hits(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
+    return TaskSet(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
+
+
+def read_listing(connection: Connection, listing: Listing, size: int) -> TaskSet:
+    """Return which tasks are in a list, where no seq reaches a size: all of its index ranges are read."""
+    signs = bytearray(size)
+    for seqs in listing.all_seqs(connection):
+        for seq in seqs:
+            signs[seq] = 1
+    return TaskSet.of(signs)
 
 
 def plan_found(connection: Connection, client_id: str, listing: Listing, words: tuple[str, ...]) -> Listing:
     """Return those of some tasks that have all of some words.
 
-    Where either are all tasks, it is the others; few hits are looked up in the list, of many all of the list is read.
+    Where either are all tasks, it is the others. Few hits are looked up in the list; of many, all of the list is read,
+    which is kept until somebody writes.
     """
-    hits = select_hits(connection, client_id, words) if listing.total != 0 else Hits(0, 0)
-    total = hits.bits.bit_count()
-    if not total:
-        return Listing(table="tasks", total=0)
-    everything = sum(select_cells(connection, client_id, "tasks", Filter()).values())
+    if listing.total == 0:
+        return listing
+    hits = select_hits(connection, client_id, words)
+    total, everything = hits.bits.bit_count(), count_all(connection, client_id)
     if total == everything:
         return listing
     found = Marked.of(hits.signs())
     if listing.total == everything:
         return found
-    signs, kept = found.signs, bytearray(hits.size)
-    if 0 < total * len(listing.arms) <= LOOKUPS:
-        for seq in listing.among(connection, found.seqs(connection, total, 0)):
-            kept[seq] = 1
-    else:
-        for seqs in listing.all_seqs(connection):
-            for seq in itertools.compress(seqs, map(signs.__getitem__, seqs)):
-                kept[seq] = 1
-    return Marked.of(kept)
+    if total * len(listing.arms) <= LOOKUPS:
+        seqs = tuple({*listing.among(connection, found)})
+        return Found(table="tasks", found=seqs, total=len(seqs))
+    key, read = (listing.arms, *listing.listed.items()), partial(read_listing, connection, listing, hits.size)
+    within = keep_task_set(connection, key, data_version(connection), read)
+    return Marked.of(TaskSet(hits.bits & within.bits, hits.size).signs())
+
+
+def count_all(connection: Connection, client_id: str) -> int:
+    """Return how many tasks a client has."""
+    return sum(select_cells(connection, client_id, "tasks", Filter()).values())
 
 
 # Tasks: reading

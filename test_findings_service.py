@@ -2226,7 +2226,7 @@ def test_words_that_were_found_are_not_looked_for_again(app: flask.Flask, client
     assert sum("FROM search_blocks" in statement for statement in traced) == 2
     for number in range(20):
         searched(client, f"{number}")
-    assert len(reader_of(app).hits) == findings_service.SEARCHES_KEPT
+    assert len(reader_of(app).task_sets) == findings_service.TASK_SETS_KEPT
 
 
 def test_a_search_looks_at_the_clock_between_texts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
