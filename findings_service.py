@@ -3804,7 +3804,8 @@ BLOCK_SIZE = 128
 WORDS_CHANGED = "changes words"
 CODE_LENGTH = BLOCK_SIZE // 4
 HEX_DIGITS, CODE_DIGITS = "0123456789abcdef", "ABCDEFGHIJKLMNOP"
-CODE_OF_HEX, HEX_OF_CODE = str.maketrans(HEX_DIGITS, CODE_DIGITS), str.maketrans(CODE_DIGITS, HEX_DIGITS)
+CODE_OF_HEX = str.maketrans(HEX_DIGITS, CODE_DIGITS)
+HEX_OF_CODE = bytes.maketrans(CODE_DIGITS.encode(), HEX_DIGITS.encode())
 SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
 NEXT_CODE = re.compile("[A-P]+")
 ALL_PLACES = (1 << BLOCK_SIZE) - 1
@@ -3877,21 +3878,26 @@ def add_words(masks: dict[str, int], words: str, mask: int) -> None:
 
 def mask_of_code(code: str) -> int:
     """Return the bits that stand in a text as capitals."""
-    return int(code.translate(HEX_OF_CODE), 16)
+    return int(code.encode().translate(HEX_OF_CODE), 16)
 
 
-def find_word(text: str, word: str) -> int:
-    """Return the bits of the tasks in a text that have a word within one of theirs."""
-    mask, end = 0, text.rfind("\n")
-    at = text.find(word, end)
-    while at >= 0:
-        code = typing.cast(re.Match[str], NEXT_CODE.search(text, at))
-        mask |= mask_of_code(code[0])
-        at = text.find(word, code.end())
-    if mask == ALL_PLACES or text.find(word, 0, end) < 0:
-        return mask
-    found = bytes(map(operator.contains, text[:end].split("\n"), itertools.repeat(word)))
-    return mask | int(found[::-1].translate(DIGITS_OF_BITS), 2)
+def find_in(text: str, words: Iterable[str]) -> int:
+    """Return the bits of the tasks in a text that have each of some words within one of theirs."""
+    end, mask, own = text.rfind("\n"), ALL_PLACES, list[str]()
+    for word in words:
+        found, at = 0, text.find(word, end)
+        while at >= 0 and mask & ~found:
+            code = typing.cast(re.Match[str], NEXT_CODE.search(text, at))
+            found |= mask_of_code(code[0])
+            at = text.find(word, code.end())
+        if mask & ~found and text.find(word, 0, end) >= 0:
+            own = own or text[:end].split("\n")
+            signs = bytes(map(operator.contains, own, itertools.repeat(word)))
+            found |= int(signs[::-1].translate(DIGITS_OF_BITS), 2)
+        mask &= found
+        if not mask:
+            break
+    return mask
 
 
 def write_words(connection: Connection, client_id: str, words: Mapping[int, str], *, new: bool = False) -> None:
@@ -4033,12 +4039,8 @@ def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> 
     for block, text in connection.execute(
         "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
     ):
-        blocks, mask = block + 1, ALL_PLACES
-        for word in words:
-            mask &= find_word(text, word)
-            if not mask:
-                break
-        else:
+        blocks = block + 1
+        if mask := find_in(text, words):
             found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
         if time.monotonic() > connection.deadline:
             raise TimeoutError

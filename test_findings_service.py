@@ -2196,7 +2196,7 @@ def test_texts_that_grow_one_by_one_come_to_those_of_a_batch(app: flask.Flask, c
     for place, each in words.items():
         grown = findings_service.with_words(grown, {place: each}, new=True)
         size = max(size, len(grown))
-        assert findings_service.find_word(grown, "part2").bit_count() == (place + 3) // 5
+        assert findings_service.find_in(grown, ["part2"]).bit_count() == (place + 3) // 5
     assert grown == findings_service.with_words("", words, new=True)
     assert len(grown) < 0.6 * size
 
