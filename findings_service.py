@@ -3991,12 +3991,21 @@ def word_faults(connection: Connection) -> Iterator[str]:
             connection.execute("SELECT block, words FROM search_blocks WHERE client_id = ?", (client_id,)).fetchall()
         )
         for block, tasks in select_words(connection, client_id):
-            found = words_by_place(stored.pop(block, ""))
-            for place, (task_id, words) in tasks.items():
-                if found.pop(place, set()) != set(words.split(" ")):
-                    yield f"task {task_id} is searched by other words than it has"
-            yield from (f"search: {client_id}, {block} has words of no task at {place}" for place in found)
+            text, right = stored.pop(block, ""), dict[str, int]()
+            for place, (_, words) in tasks.items():
+                add_words(right, words, 1 << place)
+            if not text or unpacked(text) != right:
+                yield from block_faults(f"{client_id}, {block}", text, tasks)
         yield from (f"search: {client_id}, {block} has words of no task" for block in stored)
+
+
+def block_faults(name: str, text: str, tasks: Mapping[int, tuple[str, str]]) -> Iterator[str]:
+    """Tell what is wrong with the text of some tasks, of which it is known that something is."""
+    found = words_by_place(text)
+    for place, (task_id, words) in tasks.items():
+        if found.pop(place, set()) != set(words.split(" ")):
+            yield f"task {task_id} is searched by other words than it has"
+    yield from (f"search: {name} has words of no task at {place}" for place in found)
 
 
 def words_by_place(text: str) -> dict[int, set[str]]:
