@@ -3173,7 +3173,7 @@ class Found(Listing, frozen=True, kw_only=True):
 
     def among(self, connection: Connection, others: Marked) -> Iterator[int]:  # noqa: ARG002
         """Give the seqs of the rows that are in another list, too."""
-        return (seq for seq in self.found if others.signs[seq])
+        return (seq for seq in self.found if others.signs[seq : seq + 1] == b"\1")
 
 
 class Marked(Listing, frozen=True, kw_only=True):
@@ -3810,7 +3810,8 @@ SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
 NEXT_CODE = re.compile("[A-P]+")
 ALL_PLACES = (1 << BLOCK_SIZE) - 1
 TASK_SETS_KEPT = 16
-LOOKUPS = 25_000  # of single tasks in index ranges, above which all of a list is read instead
+LOOKUPS = 25_000  # of single tasks in index ranges, which take no longer than the rest of a search
+LOOKUP_COST = 5  # rows of a list that are read in the time of one
 
 
 def folded(text: str) -> str:
@@ -4003,7 +4004,7 @@ def block_faults(name: str, text: str, tasks: Mapping[int, tuple[str, str]]) -> 
     """Tell what is wrong with the text of some tasks, of which it is known that something is."""
     found = words_by_place(text)
     for place, (task_id, words) in tasks.items():
-        if found.pop(place, set()) != set(words.split(" ")):
+        if found.pop(place, set()) != set(words.split()):
             yield f"task {task_id} is searched by other words than it has"
     yield from (f"search: {name} has words of no task at {place}" for place in found)
 
@@ -4056,10 +4057,11 @@ def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> 
     return TaskSet(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
 
 
-def read_listing(connection: Connection, listing: Listing, size: int) -> TaskSet:
-    """Return which tasks are in a list, where no seq reaches a size: all of its index ranges are read."""
-    signs = bytearray(size)
+def read_listing(connection: Connection, listing: Listing) -> TaskSet:
+    """Return which tasks are in a list: all of its index ranges are read."""
+    signs = bytearray()
     for seqs in listing.all_seqs(connection):
+        signs += bytes(max(0, max(seqs, default=0) + 1 - len(signs)))
         for seq in seqs:
             signs[seq] = 1
     return TaskSet.of(signs)
@@ -4080,10 +4082,10 @@ def plan_found(connection: Connection, client_id: str, listing: Listing, words: 
     found = Marked.of(hits.signs())
     if listing.total == everything:
         return found
-    if total * len(listing.arms) <= LOOKUPS:
+    if total * len(listing.arms) <= max(LOOKUPS, (listing.total or 0) // LOOKUP_COST):
         seqs = tuple({*listing.among(connection, found)})
         return Found(table="tasks", found=seqs, total=len(seqs))
-    key, read = (listing.arms, *listing.listed.items()), partial(read_listing, connection, listing, hits.size)
+    key, read = (listing.arms, *listing.listed.items()), partial(read_listing, connection, listing)
     within = keep_task_set(connection, key, data_version(connection), read)
     return Marked.of(TaskSet(hits.bits & within.bits, hits.size).signs())
 

@@ -1483,6 +1483,7 @@ def test_a_list_of_many_ranges_is_the_same_list(survey: Survey, monkeypatch: pyt
     monkeypatch.setattr("findings_service.MOST_ARMS", 2)
     monkeypatch.setattr("findings_service.FEW_ARMS", 1)
     monkeypatch.setattr("findings_service.LOOKUPS", 0)
+    monkeypatch.setattr("findings_service.LOOKUP_COST", 10**6)
     monkeypatch.setattr("findings_service.WALK_SIZE", 5)
     for query in random.Random(4).sample(task_queries(survey), 150):
         expected = survey.expected_tasks(query)
@@ -2187,6 +2188,20 @@ def test_what_was_pruned_is_searched_no_more(app: flask.Flask, client: Client, r
     assert searched(client, "old") == ["Kept old"]
     with database_of(app).reading() as connection:
         assert connection.execute("SELECT COUNT(*) FROM search_blocks").fetchone()[0] == rows - 1
+        assert list(findings_service.faults(connection)) == []
+
+
+def test_a_task_without_any_words_is_found_by_none(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(run, *(task(title=f"Old {number}") for number in range(findings_service.BLOCK_SIZE)))
+    client.add(run, title="\u0301", externalId="\u0308", severity="high")
+    for lookups in (findings_service.LOOKUPS, 0):
+        monkeypatch.setattr(findings_service, "LOOKUPS", lookups)
+        monkeypatch.setattr(findings_service, "LOOKUP_COST", 10**6)
+        assert len(searched(client, "old", severity="high", projectType="web")) == findings_service.BLOCK_SIZE
+        assert searched(client, "old", externalId="\u0308") == searched(client, "none") == []
+    with database_of(app).reading() as connection:
         assert list(findings_service.faults(connection)) == []
 
 
