@@ -3100,6 +3100,11 @@ class Listing(Struct, frozen=True, kw_only=True):
             found = sorted({*found, *(seq for (seq,) in merged)}, reverse=self.newest_first)[: limit + offset]
         return found[offset:]
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the rows, but for their order, from those of other lists."""
+        return (self.arms, *self.listed.items())
+
     def all_seqs(self, connection: Connection) -> Iterator[list[int]]:
         """Give the seqs of all rows, range by range, a lot at a time; what several ranges have comes several times.
 
@@ -3170,6 +3175,11 @@ class Found(Listing, frozen=True, kw_only=True):
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
         """Return the seqs of some rows."""
         return sorted(self.found, reverse=self.newest_first)[offset : offset + limit]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the rows, but for their order, from those of other lists."""
+        return self.found
 
     def among(self, connection: Connection, others: Marked) -> Iterator[int]:  # noqa: ARG002
         """Give the seqs of the rows that are in another list, too."""
@@ -4067,11 +4077,19 @@ def read_listing(connection: Connection, listing: Listing) -> TaskSet:
     return TaskSet.of(signs)
 
 
+def look_up(connection: Connection, listing: Listing, hits: TaskSet) -> TaskSet:
+    """Return which of some tasks are in a list: each is looked up in it."""
+    signs = bytearray(hits.size)
+    for seq in listing.among(connection, Marked.of(hits.signs())):
+        signs[seq] = 1
+    return TaskSet.of(signs)
+
+
 def plan_found(connection: Connection, client_id: str, listing: Listing, words: tuple[str, ...]) -> Listing:
     """Return those of some tasks that have all of some words.
 
-    Where either are all tasks, it is the others. Few hits are looked up in the list; of many, all of the list is read,
-    which is kept until somebody writes.
+    Where either are all tasks, it is the others. Few hits are looked up in the list; of many, all of the list is read.
+    What comes of that is kept until somebody writes.
     """
     if listing.total == 0:
         return listing
@@ -4079,14 +4097,13 @@ def plan_found(connection: Connection, client_id: str, listing: Listing, words: 
     total, everything = hits.bits.bit_count(), count_all(connection, client_id)
     if total == everything:
         return listing
-    found = Marked.of(hits.signs())
-    if listing.total == everything:
-        return found
+    if listing.total == everything or not total:
+        return Marked.of(hits.signs())
+    version = data_version(connection)
     if total * len(listing.arms) <= max(LOOKUPS, (listing.total or 0) // LOOKUP_COST):
-        seqs = tuple({*listing.among(connection, found)})
-        return Found(table="tasks", found=seqs, total=len(seqs))
-    key, read = (listing.arms, *listing.listed.items()), partial(read_listing, connection, listing)
-    within = keep_task_set(connection, key, data_version(connection), read)
+        find = partial(look_up, connection, listing, hits)
+        return Marked.of(keep_task_set(connection, (words, *listing.key), version, find).signs())
+    within = keep_task_set(connection, listing.key, version, partial(read_listing, connection, listing))
     return Marked.of(TaskSet(hits.bits & within.bits, hits.size).signs())
 
 
