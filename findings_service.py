@@ -274,6 +274,7 @@ TITLES = {
     404: "Not Found",
     405: "Method Not Allowed",
     409: "Conflict",
+    412: "Precondition Failed",
     413: "Content Too Large",
     415: "Unsupported Media Type",
     422: "Unprocessable Content",
@@ -383,6 +384,12 @@ class IdempotencyConflict(ServiceError):
     """The Idempotency-Key was used for another body."""
 
     status, code = 409, "idempotency_conflict"
+
+
+class ChangedMeanwhile(ServiceError):
+    """What `If-Match` was made of is not what is stored any more."""
+
+    status, code = 412, "changed_meanwhile"
 
 
 class BodyTooLarge(ServiceError):
@@ -512,6 +519,7 @@ ENTRY_PLACE = r"^[0-9]{1,15}\Z"
 SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
 
 BRANCH_NAME = r"^[^\x00-\x1f\x7f-\x9f]*\Z"  # nothing of Unicode's category Cc
+ASSIGNEE = r"^([^\x00]*[^\s\x00][^\x00]*)?\Z"
 
 # What a pattern is called in an error.
 PATTERNS = {
@@ -519,6 +527,7 @@ PATTERNS = {
     ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
     HTTP_URL: "must be an absolute http or https URL, without spaces",
     BRANCH_NAME: "must not contain control characters",
+    ASSIGNEE: "must not be blank; leave it empty for nobody",
     PLACE: "is no place in this list; follow the next link as it is",
     ENTRY_PLACE: "is no place in this history; follow the next link as it is",
     SEVERE_PLACE: "is no place in this list; follow the next link as it is",
@@ -527,12 +536,14 @@ PATTERNS = {
 
 Severity = Literal["critical", "high", "medium", "low", "info"]
 TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
+Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 RunStatus = Literal["running", "completed", "failed"]
 FailOn = Literal["critical", "high", "medium", "low", "info", "none"]
 Level = Literal["read", "agent", "full"]
 SEVERITIES: tuple[str, ...] = typing.get_args(Severity)
 TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
 UNFINISHED = ("open", "in_progress")
+REASONS: tuple[str, ...] = typing.get_args(Reason)
 RUN_STATUSES: tuple[str, ...] = typing.get_args(RunStatus)
 LEVELS: tuple[str, ...] = typing.get_args(Level)
 RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
@@ -620,10 +631,18 @@ class TaskBatch(Request):
 
 
 class TaskUpdate(Request):
-    """A triage decision."""
+    """A triage decision, at least one of these: a `reason` is of what is resolved or dismissed, "" assigns nobody."""
 
-    status: TaskStatus
+    status: TaskStatus | None = None
     comment: Annotated[str, Meta(max_length=4000, extra_json_schema=NO_NUL)] | None = None
+    reason: Reason | None = None
+    assignee: Annotated[str, Meta(max_length=200, pattern=ASSIGNEE)] | None = None
+
+
+class TasksUpdate(TaskUpdate, kw_only=True):
+    """One triage decision about several tasks, for all of them or none."""
+
+    ids: Annotated[list[Text], Meta(min_length=1, max_length=1000)]
 
 
 class RunStart(Request):
@@ -732,6 +751,8 @@ class TaskHead(Model, gc=False):
     title: str
     severity: Severity
     status: TaskStatus
+    reason: Reason | None
+    assignee: str | None
     created_at: str
     updated_at: str
     last_seen_at: str
@@ -765,6 +786,21 @@ class Submission(Model):
     reopened: int
     unchanged: int
     tasks: list[TaskResult]
+
+
+class TriagedTask(Model, gc=False):
+    """What a task is after a decision about several."""
+
+    id: str
+    status: TaskStatus
+
+
+class Triage(Model):
+    """What a decision about several tasks did, with those in the order sent; `updated` counts what got an entry."""
+
+    updated: int
+    unchanged: int
+    tasks: list[TriagedTask]
 
 
 class Ignored(Model):
@@ -804,6 +840,8 @@ class HistoryEntry(Model):
     run_id: str | None
     from_: TaskStatus | None = msgspec.field(name="from")
     to: TaskStatus | None
+    reason: Reason | None
+    assignee: str | None
     comment: str | None
     changed: list[str]
 
@@ -1006,9 +1044,26 @@ class ExportQuery(TaskFilters):
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
-ENUMERATIONS = {"RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
+ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
 SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
+DECIDES_NOTHING = "must have a status, a comment, a reason or an assignee"
+FINISHED_ALONE = "goes with the statuses resolved and dismissed only"
+# What a decision must not be, whether it is about one task or several.
+DECISION_RULES: dict[str, Any] = {
+    "not": {
+        "type": "object",
+        "properties": {name: {"type": "null"} for name in ("status", "comment", "reason", "assignee")},
+    },
+    "dependentSchemas": {
+        "reason": {
+            "not": {
+                "properties": {"status": {"enum": list(UNFINISHED)}, "reason": {"type": "string"}},
+                "required": ["status"],
+            }
+        }
+    },
+}
 # Rules between fields, which a model cannot express. Generators of clients make nothing of `not`, and so make one class
 # of each of these models where `anyOf` would make them three.
 RULES: dict[str, dict[str, Any]] = {
@@ -1021,6 +1076,8 @@ RULES: dict[str, dict[str, Any]] = {
             "required": ["status", "resolveMissing"],
         }
     },
+    "TaskUpdate": DECISION_RULES,
+    "TasksUpdate": DECISION_RULES,
 }
 
 
@@ -2567,6 +2624,8 @@ NUMBERED = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "
 SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (RULES["Evidence"]["not"], SHOWS_NOTHING, ()),
     (RULES["RunUpdate"]["not"], COMPLETED_ALONE, ("resolveMissing",)),
+    (DECISION_RULES["not"], DECIDES_NOTHING, ()),
+    (DECISION_RULES["dependentSchemas"]["reason"]["not"], FINISHED_ALONE, ("reason",)),
 )
 
 
@@ -3677,7 +3736,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     wanted = TaskFilter(main_line=run.branch == MAIN_LINE)
     missing = plan_missing(connection, who.client_id, wanted, run).seqs(connection, sys.maxsize, 0)
     tasks = [state for state in select_states(connection, missing) if state.branch == run.branch]
-    set_status(connection, who, tasks, "resolved", run_id=run.id)
+    triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run_id=run.id)
     connection.execute("UPDATE runs SET resolved = resolved + ? WHERE seq = ?", (len(tasks), run.seq))
 
 
@@ -3702,7 +3761,8 @@ def select_runs(
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
     NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END,
-    tasks.status, tasks.created_at, tasks.updated_at, tasks.last_seen_at, tasks.times_seen"""
+    tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
+    tasks.times_seen"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
     COALESCE(task_details.extensions, '{}')"""
@@ -4035,7 +4095,8 @@ def select_history(
 ) -> Iterator[HistoryEntry]:
     """Give what happened to a task, oldest first, behind so many entries, and one more if there is a further page."""
     rows = connection.execute(
-        """SELECT at, event, key_name, run_id, from_status, to_status, comment, COALESCE(changed, '[]')
+        """SELECT at, event, key_name, run_id, from_status, to_status, reason, assignee, comment,
+               COALESCE(changed, '[]')
            FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq LIMIT ? OFFSET ?""",
         (client_id, task_seq, limit + 1, offset),
     )
@@ -4256,6 +4317,8 @@ class State(Struct, frozen=True, gc=False):
     seq: int
     id: str
     status: TaskStatus
+    reason: str | None
+    assignee: str | None
     severity: int
     project_type: str
     target_url: str
@@ -4266,6 +4329,15 @@ class State(Struct, frozen=True, gc=False):
     def cell(self) -> tuple[str, int, str]:
         """What can change of what the task is counted by."""
         return self.status, self.severity, self.branch
+
+    def after(self, update: TaskUpdate) -> State:
+        """Return what the task is after a decision; a move leaves behind why it was what it was."""
+        status = update.status or self.status
+        reason = update.reason or (self.reason if status == self.status else None)
+        assignee = self.assignee if update.assignee is None else update.assignee or None
+        if (status, reason, assignee) == (self.status, self.reason, self.assignee):
+            return self
+        return msgspec.structs.replace(self, status=status, reason=reason, assignee=assignee)
 
 
 class StoredFinding(Struct, frozen=True, gc=False):
@@ -4298,14 +4370,14 @@ class StoredFinding(Struct, frozen=True, gc=False):
     def next_state(self, report: Report, branch: str) -> State:
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
-        status = "open" if reopens else self.state.status
-        if (status, report.severity, branch) == self.state.cell:
+        state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
+        if (state.status, report.severity, branch) == self.state.cell:
             return self.state
-        return msgspec.structs.replace(self.state, status=status, severity=report.severity, branch=branch)
+        return msgspec.structs.replace(state, severity=report.severity, branch=branch)
 
 
-STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.project_type, tasks.target_url,
-    tasks.branch, tasks.external_id IS NOT NULL"""
+STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity, tasks.project_type,
+    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
@@ -4316,6 +4388,17 @@ def select_state(connection: Connection, client_id: str, task_id: str) -> State:
     if row is None:
         raise Missing(f"There is no task {cut(task_id)!r}.")
     return State(*row)
+
+
+def select_states_by_id(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, State]:
+    """Return the states of those of some tasks that the client has, by their ids."""
+    states: dict[str, State] = {}
+    for lot in in_lots(task_ids):
+        rows = connection.execute(
+            f"SELECT {STATE_COLUMNS} FROM tasks WHERE client_id = ? AND id IN ({marks(lot)})", (client_id, *lot)
+        )
+        states.update((state.id, state) for state in itertools.starmap(State, rows))
+    return states
 
 
 def select_states(connection: Connection, seqs: Sequence[int]) -> list[State]:
@@ -4345,8 +4428,8 @@ def select_findings(
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
         for row in rows:
-            state, external_id = State(*row[:8]), row[8]
-            findings[external_id] = StoredFinding(state, external_id, row[9], row[10:15], bool(row[15]))
+            state, external_id = State(*row[:10]), row[10]
+            findings[external_id] = StoredFinding(state, external_id, row[11], row[12:17], bool(row[17]))
     return findings
 
 
@@ -4372,38 +4455,54 @@ def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
-    """Store history: client, task seq, time, event, key name, run id, from, to, comment, changed."""
+    """Store history: client, task seq, time, event, key name, run id, from, to, reason, assignee, comment, changed."""
     connection.executemany(
-        """INSERT INTO history (client_id, task_seq, at, event, key_name, run_id, from_status, to_status,
-               comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        """INSERT INTO history (client_id, task_seq, at, event, key_name, run_id, from_status, to_status, reason,
+               assignee, comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         entries,
     )
 
 
-def set_status(
-    connection: Connection,
-    who: Principal,
-    states: Sequence[State],
-    status: TaskStatus,
-    comment: str | None = None,
-    run_id: str | None = None,
-) -> None:
-    """Give tasks a status; one that has it already changes nothing, and is in the history only with a comment."""
+def triage_tasks(
+    connection: Connection, who: Principal, states: Sequence[State], update: TaskUpdate, run_id: str | None = None
+) -> list[bool]:
+    """Store a decision about tasks, and tell of each whether it got an entry in its history.
+
+    What a task is already changes nothing, and is in the history only with a comment.
+    """
     now = timestamp()
-    moved = [state for state in states if state.status != status]
+    changes = [(state, state.after(update)) for state in states]
     connection.executemany(
-        "UPDATE tasks SET status = ?, updated_at = ? WHERE seq = ?", [(status, now, state.seq) for state in moved]
+        "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE seq = ?",
+        [(new.status, new.reason, new.assignee, now, new.seq) for old, new in changes if new is not old],
     )
-    count_moves(connection, who.client_id, [(state, msgspec.structs.replace(state, status=status)) for state in moved])
+    count_moves(connection, who.client_id, changes)
+    entries = [triage_entries(old, new, update.comment) for old, new in changes]
     insert_history(
         connection,
         [
-            (who.client_id, state.seq, now, "status", who.name, run_id, state.status, status, comment, None)
-            if state.status != status
-            else (who.client_id, state.seq, now, "comment", who.name, run_id, None, None, comment, None)
-            for state in (moved if comment is None else states)
+            (who.client_id, state.seq, now, event, who.name, run_id, *fields, None)
+            for state, told in zip(states, entries, strict=True)
+            for event, *fields in told
         ],
     )
+    return [bool(told) for told in entries]
+
+
+def triage_entries(old: State, new: State, comment: str | None) -> list[tuple[str | None, ...]]:
+    """Return what the history says of a decision: event, from, to, reason, assignee, comment.
+
+    A comment stands beside the status that it explains, or else by itself.
+    """
+    entries: list[tuple[str | None, ...]] = []
+    moved = (old.status, old.reason) != (new.status, new.reason)
+    if moved:
+        entries.append(("status", old.status, new.status, new.reason, None, comment))
+    if old.assignee != new.assignee:
+        entries.append(("assigned", None, None, None, new.assignee, None))
+    if comment is not None and not moved:
+        entries.append(("comment", None, None, None, None, comment))
+    return entries
 
 
 def insert_sightings(
@@ -4460,7 +4559,7 @@ def insert_tasks(
     insert_history(
         connection,
         [
-            (who.client_id, seq, now, "created", who.name, run.id, None, status, None, None)
+            (who.client_id, seq, now, "created", who.name, run.id, None, status, None, None, None, None)
             for seq, _, status, _ in added
         ],
     )
@@ -4497,10 +4596,12 @@ def update_tasks(
     """Store newer reports of stored findings, and return what became of each."""
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
-        "UPDATE tasks SET title = ?, severity = ?, status = ?, branch = ?, updated_at = ? WHERE seq = ?",
+        """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?, updated_at = ?
+           WHERE seq = ?""",
         [
-            (item.report.title, item.state.severity, item.state.status, item.state.branch, now, item.state.seq)
+            (item.report.title, state.severity, state.status, state.reason, state.branch, now, state.seq)
             for item in rewritten
+            for state in (item.state,)
         ],
     )
     connection.executemany(
@@ -4518,7 +4619,7 @@ def reported_entry(who: Principal, run: RunKey, item: RepeatedReport, now: str) 
     """Return the history entry of a report that changed something."""
     moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
     changed = json.dumps(item.changed)
-    return (who.client_id, item.finding.state.seq, now, "reported", who.name, run.id, *moved, None, changed)
+    return (who.client_id, item.state.seq, now, "reported", who.name, run.id, *moved, None, None, None, changed)
 
 
 def see_again(connection: Connection, client_id: str, run: RunKey, findings: Iterable[StoredFinding], now: str) -> None:
@@ -4738,6 +4839,16 @@ AUDITS = {
         SELECT tasks.id FROM tasks WHERE status <> COALESCE((
             SELECT to_status FROM history
             WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
+            ORDER BY history.seq DESC LIMIT 1), '')""",
+    "task {} has another reason than its history": """
+        SELECT tasks.id FROM tasks WHERE COALESCE(reason, '') <> COALESCE((
+            SELECT history.reason FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
+            ORDER BY history.seq DESC LIMIT 1), '')""",
+    "task {} has another assignee than its history": """
+        SELECT tasks.id FROM tasks WHERE COALESCE(assignee, '') <> COALESCE((
+            SELECT history.assignee FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND event = 'assigned'
             ORDER BY history.seq DESC LIMIT 1), '')""",
 }
 
@@ -5410,6 +5521,35 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     return value
 
 
+def decision_problems(update: TaskUpdate) -> list[Problem]:
+    """Tell which rule a decision breaks that its model cannot express."""
+    if update.reason and update.status in UNFINISHED:
+        return [Problem(FINISHED_ALONE, "/reason", value=update.reason)]
+    given = (update.status, update.comment, update.reason, update.assignee)
+    return [] if any(each is not None for each in given) else [Problem(DECIDES_NOTHING, "")]
+
+
+def reason_problem(update: TaskUpdate, state: State, pointer: str) -> Problem | None:
+    """Tell at a place in the body that a reason, given alone, does not go with what a task is, where it does not."""
+    if not update.reason or update.status or state.status not in UNFINISHED:
+        return None
+    return Problem(f"{FINISHED_ALONE}, and the task is {state.status}", pointer)
+
+
+def id_problems(update: TasksUpdate, states: Mapping[str, State]) -> Iterator[Problem]:
+    """Tell about which tasks a decision cannot be taken; those that the client has are in these states."""
+    met = set()
+    for place, task_id in enumerate(update.ids):
+        pointer = f"/ids/{place}"
+        if task_id in met:
+            yield Problem("is there already; ids must differ", pointer, value=cut(task_id))
+        elif task_id not in states:
+            yield Problem(f"there is no task {cut(task_id)!r}", pointer, value=cut(task_id))
+        elif problem := reason_problem(update, states[task_id], pointer):
+            yield problem
+        met.add(task_id)
+
+
 @cache
 def parameter_kinds(model: Any) -> dict[str, type]:
     """Tell of each query parameter whether it is a number, a bool, a text or several: a tuple's may have commas."""
@@ -5475,6 +5615,29 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     if not text:
         raise InvalidParameter(name, "must not be empty")
     return [text] if kind is tuple else text
+
+
+ENTITY_TAG = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'
+ENTITY_TAGS = regex.compile(rf"[ \t,]*+{ENTITY_TAG}(?:[ \t]*+,[ \t,]*+{ENTITY_TAG})*+[ \t,]*+")
+
+
+def entity_tag(body: bytes) -> str:
+    """Return the strong ETag of an answer, which is another one as soon as anything in it is."""
+    return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+
+
+def read_if_match(text: str | None) -> Collection[str] | None:
+    """Return the tags one of which an answer must have (RFC 9110, 13.1.1), None where any would do.
+
+    Weak ones are among them, which are like no strong one.
+
+    :raises InvalidParameter: for what is no list of tags.
+    """
+    if text is None or text.strip(" \t") == "*":
+        return None
+    if not ENTITY_TAGS.fullmatch(text):
+        raise InvalidParameter("If-Match", 'must be * or ETags as they were answered, such as "5f0c…"')
+    return regex.findall(ENTITY_TAG, text)
 
 
 def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
@@ -5621,6 +5784,7 @@ class Operation(Struct, frozen=True):
     export: Any
     answers: Mapping[int, Any]
     refusals: tuple[type[ServiceError], ...]
+    tagged: bool
 
     @property
     def rule(self) -> str:
@@ -5656,17 +5820,21 @@ def operation(
     query: Any = NoQuery,
     export: Any = None,
     refusals: tuple[type[ServiceError], ...] = (),
+    tagged: bool = False,
 ) -> Callable[[Callable[..., flask.Response]], Callable[..., flask.Response]]:
     """Declare a route. The handler is given a `Call` and the parts of the path.
 
     :param body: its model, with the member that is `free`; or several models, which some `formats` come to.
     :param export: the query of the same list in another form, where there is one.
+    :param tagged: whether the answer has an ETag, by which a change can be made to depend on it.
     """
     if formats is None:
         formats = {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))} if body else {}
 
     def declare(handler: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
-        OPERATIONS.append(Operation(method, path, handler, level, body, formats, query, export, answers, refusals))
+        OPERATIONS.append(
+            Operation(method, path, handler, level, body, formats, query, export, answers, refusals, tagged)
+        )
         return handler
 
     return declare
@@ -5731,6 +5899,12 @@ def json_response(
 def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
     """Return a JSON answer."""
     return json_response(msgspec.json.encode(model), status, {"Location": location} if location else None)
+
+
+def tagged_answer(model: Any) -> flask.Response:
+    """Return a JSON answer with its ETag."""
+    body = msgspec.json.encode(model)
+    return json_response(body, 200, {"ETag": entity_tag(body)})
 
 
 def kept_answer(kept: KeptAnswer) -> flask.Response:
@@ -5820,6 +5994,7 @@ class Call:
         "_complete",
         "_problems",
         "body_hash",
+        "expected",
         "export",
         "form",
         "noted",
@@ -5855,6 +6030,7 @@ class Call:
         self.export = preferred_export() if operation.export else None
         query = operation.export if self.export else operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
+        self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged else None
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
@@ -5867,6 +6043,15 @@ class Call:
         if self._problems:
             raise ValidationFailed(self._problems, complete=self._complete)
         return self._body
+
+    def require_match(self, current: Callable[[], Any]) -> None:
+        """Check that what is to be changed is what the caller has seen, if it says what that was.
+
+        :param current: what gives the answer that it would get now.
+        :raises ChangedMeanwhile: when that is another one.
+        """
+        if self.expected is not None and entity_tag(msgspec.json.encode(current())) not in self.expected:
+            raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
 
     @property
     def client_id(self) -> str:
@@ -6237,21 +6422,50 @@ def get_tasks(call: Call) -> flask.Response:
     return answer(200, page(*page_of(call, taken, total)))
 
 
-@operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task})
+@operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate)
+def patch_tasks(call: Call) -> flask.Response:
+    """Triage several tasks alike: all of them or none."""
+    if "HTTP_IF_MATCH" in flask.request.environ:
+        raise InvalidParameter("If-Match", "goes with the update of one task; several have no ETag")
+    update: TasksUpdate = call.body
+    with call.database.transaction() as connection:
+        states = select_states_by_id(connection, call.client_id, update.ids)
+        if problems := [*decision_problems(update), *id_problems(update, states)]:
+            raise ValidationFailed(problems)
+        ordered = [states[task_id] for task_id in update.ids]
+        told = triage_tasks(connection, call.principal, ordered, update)
+    tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
+    return answer(200, Triage(sum(told), len(told) - sum(told), tasks))
+
+
+@operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
 def get_task(call: Call, task_id: str) -> flask.Response:
     """Get a whole task."""
     with call.database.reading() as connection:
-        return answer(200, select_task(connection, call.client_id, task_id))
+        return tagged_answer(select_task(connection, call.client_id, task_id))
 
 
-@operation("PATCH", "/api/v1/tasks/{task_id}", "full", {200: Task}, body=TaskUpdate)
+@operation(
+    "PATCH",
+    "/api/v1/tasks/{task_id}",
+    "full",
+    {200: Task},
+    body=TaskUpdate,
+    refusals=(ChangedMeanwhile,),
+    tagged=True,
+)
 def patch_task(call: Call, task_id: str) -> flask.Response:
-    """Triage a task: give it a status, and say why."""
+    """Triage a task: give it a status and a reason, assign it, or comment on it."""
     with call.database.transaction() as connection:
         state = select_state(connection, call.client_id, task_id)
-        body: TaskUpdate = call.body
-        set_status(connection, call.principal, [state], body.status, body.comment)
-        return answer(200, select_task(connection, call.client_id, task_id))
+        update: TaskUpdate = call.body
+        if problems := decision_problems(update):
+            raise ValidationFailed(problems)
+        call.require_match(partial(select_task, connection, call.client_id, task_id))
+        if problem := reason_problem(update, state, "/reason"):
+            raise ValidationFailed([problem])
+        triage_tasks(connection, call.principal, [state], update)
+        return tagged_answer(select_task(connection, call.client_id, task_id))
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
@@ -6344,6 +6558,8 @@ def get_health(call: Call) -> flask.Response:
 
 ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
+TAG = "What the answer is: another one as soon as anything in it is."
+EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
 REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
@@ -6385,6 +6601,8 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         }
         if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
+    if each.tagged:
+        described["200"]["headers"] = {"ETag": {"description": TAG, "schema": {"type": "string"}, "required": True}}
     if each.export is not None:
         described["200"]["content"] |= {other: {"schema": {}} for other in LIST_FORMATS}
         described["200"]["headers"] = {
@@ -6428,6 +6646,9 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
     if each.method == "POST":
         length = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
+    if each.tagged and each.body is not None:
+        tags = {"type": "string", "minLength": 1}
+        parameters.append({"name": "If-Match", "in": "header", "description": EXPECTED_TAG, "schema": tags})
     _, components = schemas_of([each.query])
     for name, field_schema in in_ecma(components[each.query.__name__]["properties"]).items():
         alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
