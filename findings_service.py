@@ -5617,7 +5617,7 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return [text] if kind is tuple else text
 
 
-ENTITY_TAG = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'
+ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'
 ENTITY_TAGS = regex.compile(rf"[ \t,]*+{ENTITY_TAG}(?:[ \t]*+,[ \t,]*+{ENTITY_TAG})*+[ \t,]*+")
 
 
@@ -6647,7 +6647,7 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
         length = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
     if each.tagged and each.body is not None:
-        tags = {"type": "string", "minLength": 1}
+        tags = {"type": "string", "pattern": rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"}
         parameters.append({"name": "If-Match", "in": "header", "description": EXPECTED_TAG, "schema": tags})
     _, components = schemas_of([each.query])
     for name, field_schema in in_ecma(components[each.query.__name__]["properties"]).items():

@@ -86,6 +86,7 @@ TITLES = {
     404: "Not Found",
     405: "Method Not Allowed",
     409: "Conflict",
+    412: "Precondition Failed",
     413: "Content Too Large",
     415: "Unsupported Media Type",
     422: "Unprocessable Content",
@@ -98,7 +99,7 @@ RUN_FIELDS = {
 }
 HEAD_FIELDS = {
     *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
-    *("createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
+    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
 }
 BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
 TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
@@ -216,8 +217,8 @@ class Client(FlaskClient):
         """Submit one task and return its id."""
         return self.submit(run_id, task(**fields))["tasks"][0]["id"]
 
-    def triage(self, task_id: str, status: str, **fields: Any) -> dict[str, Any]:
-        """Give a task a status."""
+    def triage(self, task_id: str, status: str | None = None, **fields: Any) -> dict[str, Any]:
+        """Give a task a status, or make another decision about it."""
         response = self.patch(f"{API}/tasks/{task_id}", json={"status": status, **fields})
         assert response.status_code == 200, response.json
         return response.json
@@ -525,6 +526,7 @@ UNKNOWN_FIELDS = cases(
     remediation=("POST", "runs/RUN/tasks", task(remediation=[{"instruction": "x", "n": 1}]), "/remediation/0/n"),
     criterion=("POST", "runs/RUN/tasks", task(successCriteria=[{"description": "x", "a/b~": 1}]), None),
     task_update=("PATCH", "tasks/TASK", {"status": "open", "title": "x"}, "/title"),
+    tasks_update=("PATCH", "tasks", {"ids": ["x"], "status": "open", "title": "x"}, "/title"),
     project_type=("POST", "project-types", {"name": "a", "schema": {}}, "/schema"),
     project_type_id=("POST", "project-types", {"name": "a", "id": "x"}, "/id"),
     project_type_update=("PUT", "project-types/web", {"createdAt": "x"}, "/createdAt"),
@@ -592,8 +594,10 @@ REQUIRED = cases(
     run_null=("POST", "runs", {"projectType": None}, "/projectType"),
     run_update=("PATCH", "runs/RUN", {}, "/status"),
     run_update_null=("PATCH", "runs/RUN", {"status": None}, "/status"),
-    task_update=("PATCH", "tasks/TASK", {"comment": "x"}, "/status"),
-    task_update_null=("PATCH", "tasks/TASK", {"status": None}, "/status"),
+    task_update=("PATCH", "tasks/TASK", {}, ""),
+    task_update_null=("PATCH", "tasks/TASK", dict.fromkeys(("status", "comment", "reason", "assignee")), ""),
+    tasks_update=("PATCH", "tasks", {"status": "open"}, "/ids"),
+    tasks_update_null=("PATCH", "tasks", {"status": "open", "ids": None}, "/ids"),
     project_type=("POST", "project-types", {"label": "x"}, "/name"),
     project_type_null=("POST", "project-types", {"name": None}, "/name"),
 )
@@ -626,6 +630,8 @@ NULS = cases(
     ),
     extensions=("POST", "runs/RUN/tasks", task(extensions={"a": {"b": "\0"}}), "/extensions/a/b"),
     comment=("PATCH", "tasks/TASK", {"status": "open", "comment": "\0"}, "/comment"),
+    assignee=("PATCH", "tasks/TASK", {"assignee": "a\0b"}, "/assignee"),
+    id=("PATCH", "tasks", {"ids": ["x", "\0"], "status": "open"}, "/ids/1"),
     label=("POST", "project-types", {"name": "a", "label": "\0"}, "/label"),
     type_description=("PUT", "project-types/web", {"description": "\0"}, "/description"),
 )
@@ -927,6 +933,7 @@ def test_the_methods_of_each_path_are_the_contracts() -> None:
         ("POST", f"{API}/runs//tasks"),
         ("GET", f"{API}/tasks"),
         ("GET", f"{API}/tasks/"),
+        ("PATCH", f"{API}/tasks"),
         ("PATCH", f"{API}/tasks/"),
         ("GET", f"{API}/tasks//history"),
         ("GET", f"{API}/project-types"),
@@ -1667,7 +1674,8 @@ def resolve_both(connection: Any) -> None:
 
 
 def dismiss_both(connection: Any) -> None:
-    findings_service.set_status(connection, TESTER, findings_service.select_states(connection, [1, 2]), "dismissed")
+    update = findings_service.TaskUpdate(status="dismissed")
+    findings_service.triage_tasks(connection, TESTER, findings_service.select_states(connection, [1, 2]), update)
 
 
 @pytest.mark.parametrize(
@@ -2074,6 +2082,7 @@ LEVELS = cases(
     submit=("POST", "runs/RUN/tasks", task(), "agent"),
     register=("POST", "project-types", {"name": "new"}, "agent"),
     triage=("PATCH", "tasks/TASK", {"status": "open"}, "full"),
+    triage_several=("PATCH", "tasks", {"ids": ["TASK"], "status": "open"}, "full"),
     replace_type=("PUT", "project-types/web", {}, "full"),
     list_runs=("GET", "runs", None, "read"),
     get_run=("GET", "runs/RUN", None, "read"),
@@ -2090,7 +2099,9 @@ def test_a_key_may_do_what_its_level_says(
     app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any, needed: str
 ) -> None:
     levels = ("read", "agent", "full")
-    path = path.replace("RUN", run).replace("TASK", client.add(run))
+    task_id = client.add(run)
+    path = path.replace("RUN", run).replace("TASK", task_id)
+    body = {"ids": [task_id], "status": "open"} if path == "tasks" and body else body
     for level in levels:
         response = client_of(app, level).open(f"{API}/{path}", method=method, json=body)
         if levels.index(level) < levels.index(needed):
@@ -3353,11 +3364,21 @@ def test_every_move_between_statuses_is_allowed(client: Client, run: str, before
     assert len(client.history(task_id)) == (1 if before == after else 2)
 
 
+def entries_of(client: Client, task_id: str) -> list[dict[str, Any]]:
+    """Return what happened to a task since it was created, without what is null or the same in all of it."""
+    left_out = ("at", "by", "runId", "changed")
+    return [
+        {name: value for name, value in entry.items() if value is not None and name not in left_out}
+        for entry in client.history(task_id)[1:]
+    ]
+
+
 def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     person = client_of(app, name="Ada")
     time.sleep(0.002)
-    updated = person.triage(task_id, "dismissed", comment="Decorative.")
+    updated = person.triage(task_id, "dismissed", comment="Decorative.", reason="false_positive")
+    assert (updated["status"], updated["reason"]) == ("dismissed", "false_positive")
     entry = client.history(task_id)[-1]
     assert TIME.fullmatch(entry.pop("at"))
     assert entry == {
@@ -3366,20 +3387,103 @@ def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client
         "runId": None,
         "from": "open",
         "to": "dismissed",
+        "reason": "false_positive",
+        "assignee": None,
         "comment": "Decorative.",
         "changed": [],
     }
     assert updated["createdAt"] == updated["lastSeenAt"] < updated["updatedAt"]
 
 
-def test_the_same_status_again_changes_nothing(client: Client, run: str) -> None:
+def test_the_same_again_changes_nothing(client: Client, run: str) -> None:
     task_id = client.add(run)
-    before = client.read(f"tasks/{task_id}")
+    before = client.triage(task_id, "dismissed", reason="duplicate", assignee="Ada")
+    entries = entries_of(client, task_id)
     time.sleep(0.002)
-    assert client.triage(task_id, "open") == before
-    assert len(client.history(task_id)) == 1
-    assert client.triage(task_id, "open", comment="Still there.") == before
-    assert [entry["comment"] for entry in client.history(task_id)] == [None, "Still there."]
+    for again in ({"status": "dismissed"}, {"reason": "duplicate"}, {"assignee": "Ada"}, before):
+        decision = {name: again[name] for name in ("status", "reason", "assignee") if name in again}
+        assert client.triage(task_id, **decision) == before
+    assert entries_of(client, task_id) == entries
+    assert client.triage(task_id, "dismissed", reason="duplicate", comment="Still so.") == before
+    assert entries_of(client, task_id) == [*entries, {"event": "comment", "comment": "Still so."}]
+
+
+DECISIONS = cases(
+    move=({"status": "open"}, ("open", None), [{"event": "status", "from": "dismissed", "to": "open"}]),
+    move_to_a_reason=(
+        {"status": "resolved", "reason": "fixed", "comment": "c"},
+        ("resolved", "fixed"),
+        [{"event": "status", "from": "dismissed", "to": "resolved", "reason": "fixed", "comment": "c"}],
+    ),
+    move_without_a_reason=(
+        {"status": "resolved"},
+        ("resolved", None),
+        [{"event": "status", "from": "dismissed", "to": "resolved"}],
+    ),
+    reason_alone=(
+        {"reason": "wont_fix", "comment": "c"},
+        ("dismissed", "wont_fix"),
+        [{"event": "status", "from": "dismissed", "to": "dismissed", "reason": "wont_fix", "comment": "c"}],
+    ),
+    same_status_with_another_reason=(
+        {"status": "dismissed", "reason": "wont_fix"},
+        ("dismissed", "wont_fix"),
+        [{"event": "status", "from": "dismissed", "to": "dismissed", "reason": "wont_fix"}],
+    ),
+    same_status=({"status": "dismissed"}, ("dismissed", "duplicate"), []),
+    comment_alone=({"comment": "c"}, ("dismissed", "duplicate"), [{"event": "comment", "comment": "c"}]),
+    all_of_it=(
+        {"status": "resolved", "reason": "fixed", "assignee": "Ada", "comment": "c"},
+        ("resolved", "fixed"),
+        [
+            {"event": "status", "from": "dismissed", "to": "resolved", "reason": "fixed", "comment": "c"},
+            {"event": "assigned", "assignee": "Ada"},
+        ],
+    ),
+    assigned_with_a_comment=(
+        {"assignee": "Ada", "comment": "c"},
+        ("dismissed", "duplicate"),
+        [{"event": "assigned", "assignee": "Ada"}, {"event": "comment", "comment": "c"}],
+    ),
+)
+
+
+@pytest.mark.parametrize(("decision", "state", "entries"), DECISIONS)
+def test_a_decision_has_an_entry_for_each_thing_that_it_changed(
+    client: Client, run: str, decision: Any, state: Any, entries: Any
+) -> None:
+    task_id = client.add(run)
+    before = client.triage(task_id, "dismissed", reason="duplicate")
+    time.sleep(0.002)
+    after = client.triage(task_id, **decision)
+    assert ((after["status"], after["reason"]), after["assignee"]) == (state, decision.get("assignee"))
+    assert entries_of(client, task_id)[1:] == entries
+    assert (after["updatedAt"] > before["updatedAt"]) == any(each["event"] != "comment" for each in entries)
+
+
+def test_a_task_is_assigned_to_one_or_nobody(client: Client, run: str) -> None:
+    task_id = client.add(run)
+    assert client.triage(task_id, assignee="")["assignee"] is None
+    for name in ("Ada", "é" * 200, " a, b "):
+        assert client.triage(task_id, assignee=name)["assignee"] == name
+        assert client.read("tasks")["tasks"][0]["assignee"] == name
+    assert client.triage(task_id, "resolved", assignee=None)["assignee"] == " a, b "
+    assert client.triage(task_id, assignee="")["assignee"] is None
+    assert [entry["assignee"] for entry in client.history(task_id) if entry["event"] == "assigned"][-1] is None
+    assert [entry["event"] for entry in client.history(task_id)][1:] == [*["assigned"] * 3, "status", "assigned"]
+
+
+def test_what_is_reported_again_keeps_who_sees_to_it_and_its_reason_until_it_reopens(client: Client, run: str) -> None:
+    ids = [client.add(run, externalId=name) for name in "ab"]
+    client.triage(ids[0], "dismissed", reason="accepted_risk", assignee="Ada")
+    client.triage(ids[1], "resolved", reason="fixed", assignee="Bob")
+    client.submit(client.start(targetUrl="https://example.com/"), *(task(externalId=n, title="New") for n in "ab"))
+    fields = ("status", "reason", "assignee")
+    states = [tuple(client.read(f"tasks/{task_id}")[name] for name in fields) for task_id in ids]
+    assert states == [("dismissed", "accepted_risk", "Ada"), ("open", None, "Bob")]
+    client.finish(client.start(targetUrl="https://example.com/"), resolveMissing=True)
+    assert client.read(f"tasks/{ids[1]}")["reason"] is None
+    assert entries_of(client, ids[1])[-1] == {"event": "status", "from": "open", "to": "resolved"}
 
 
 TASK_UPDATE_REJECTIONS = cases(
@@ -3390,6 +3494,15 @@ TASK_UPDATE_REJECTIONS = cases(
     severity=({"status": "open", "severity": "low"}, "/severity"),
     title=({"title": "x"}, None),
     extensions=({"status": "open", "extensions": {}}, "/extensions"),
+    reason_unknown=({"status": "resolved", "reason": "bored"}, "/reason"),
+    reason_of_an_open_one=({"status": "open", "reason": "fixed"}, "/reason"),
+    reason_of_one_in_progress=({"status": "in_progress", "reason": "fixed", "comment": "x"}, "/reason"),
+    reason_and_a_long_comment=({"status": "open", "reason": "fixed", "comment": "x" * 4001}, "/reason"),
+    reason_where_the_task_is_open=({"reason": "fixed"}, "/reason"),
+    nothing_but_an_unknown_field=({"assigne": "Ada"}, ""),
+    assignee_long=({"assignee": "x" * 201}, "/assignee"),
+    assignee_blank=({"assignee": " \t"}, "/assignee"),
+    assignee_number=({"assignee": 1}, "/assignee"),
 )
 
 
@@ -3399,6 +3512,135 @@ def test_a_bad_update_of_a_task_is_refused(client: Client, run: str, body: dict[
     before = client.read(f"tasks/{task_id}")
     assert_problem(client.patch(f"{API}/tasks/{task_id}", json=body), 422, "validation_failed", pointer)
     assert client.read(f"tasks/{task_id}") == before
+
+
+def triage_all(client: Client, *ids: str, **decision: Any) -> Any:
+    """Make a decision about several tasks, and return the answer."""
+    return client.patch(f"{API}/tasks", json={"ids": ids, **decision})
+
+
+def test_several_tasks_are_triaged_in_the_order_sent(client: Client, run: str) -> None:
+    ids = [client.add(run, status=status) for status in ("open", "dismissed", "resolved")][::-1]
+    before = client.read(f"tasks/{ids[1]}")
+    done = triage_all(client, *ids, status="dismissed").json
+    tasks = [{"id": task_id, "status": "dismissed"} for task_id in ids]
+    assert done == {"updated": 2, "unchanged": 1, "tasks": tasks}
+    assert client.read(f"tasks/{ids[1]}") == before
+    assert [len(client.history(task_id)) for task_id in ids] == [2, 1, 2]
+    done = triage_all(client, *ids, reason="wont_fix", assignee="Ada", comment="Old.").json
+    assert done == {"updated": 3, "unchanged": 0, "tasks": tasks}
+    assert {client.read(f"tasks/{task_id}")["reason"] for task_id in ids} == {"wont_fix"}
+    assert triage_all(client, *ids, comment="Very old.").json == done
+    assert entries_of(client, ids[0])[-1] == {"event": "comment", "comment": "Very old."}
+
+
+SEVERAL_REJECTIONS = cases(
+    none=({"ids": []}, ["/ids"]),
+    too_many=({"ids": ["x"] * 1001}, ["/ids"]),
+    no_list=({"ids": "OPEN"}, ["/ids"]),
+    number=({"ids": ["OPEN", 1]}, ["/ids/1"]),
+    unknown=({"ids": ["x", "OPEN", UNKNOWN_ID, "y" * 300]}, ["/ids/0", "/ids/2", "/ids/3"]),
+    doubled=({"ids": ["OPEN", "DONE", "OPEN", "OPEN"]}, ["/ids/2", "/ids/3"]),
+    anothers=({"ids": ["OPEN", "THEIRS"]}, ["/ids/1"]),
+    no_decision=({"ids": ["OPEN", "x"], "status": None}, ["", "/ids/1"]),
+    reason_of_an_open_status=({"ids": ["DONE"], "reason": "fixed"}, ["/reason"]),
+    reason_that_fits_some=({"ids": ["DONE", "OPEN", "x"], "status": None, "reason": "fixed"}, ["/ids/1", "/ids/2"]),
+)
+
+
+@pytest.mark.parametrize(("body", "pointers"), SEVERAL_REJECTIONS)
+def test_a_decision_about_several_tasks_is_stored_for_all_or_none(
+    app: flask.Flask, client: Client, run: str, body: dict[str, Any], pointers: list[str]
+) -> None:
+    stranger = client_of(app, client="other")
+    stranger.register("web")
+    ids = {
+        "OPEN": client.add(run),
+        "DONE": client.add(run, status="resolved"),
+        "THEIRS": stranger.add(stranger.start()),
+    }
+    named = [ids.get(each, each) for each in body["ids"]] if isinstance(body["ids"], list) else ids["OPEN"]
+    before = [client.read(f"tasks/{ids[name]}") for name in ("OPEN", "DONE")]
+    response = client.patch(f"{API}/tasks", json={"status": "in_progress", **body, "ids": named})
+    problem = assert_problem(response, 422, "validation_failed", pointers[0])
+    assert [each["pointer"] for each in problem["errors"]] == pointers
+    assert [client.read(f"tasks/{ids[name]}") for name in ("OPEN", "DONE")] == before
+
+
+def test_a_thousand_tasks_are_triaged_at_once(client: Client, run: str) -> None:
+    ids = [each["id"] for each in client.submit(run, *[task()] * 1000)["tasks"]]
+    began = time.perf_counter()
+    done = triage_all(client, *ids, status="dismissed", reason="duplicate", assignee="Ada", comment="x").json
+    assert time.perf_counter() - began < 1
+    assert (done["updated"], done["unchanged"], [each["id"] for each in done["tasks"]]) == (1000, 0, ids)
+    assert client.read("tasks", status="dismissed")["total"] == 1000
+    assert client.read(f"runs/{run}")["summary"]["byStatus"]["dismissed"] == 1000
+
+
+def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    path = f"{API}/tasks/{task_id}"
+    first = client.get(path).headers["ETag"]
+    assert re.fullmatch('"[0-9a-f]{32}"', first)
+    assert client.get(path).headers["ETag"] == client.head(path).headers["ETag"] == first
+    assert client.patch(path, json={"comment": "It stays what it is."}).headers["ETag"] == first
+    changed = client.patch(path, json={"assignee": "Ada"})
+    assert changed.headers["ETag"] == client.get(path).headers["ETag"] != first
+    client.add(client.start(targetUrl="https://example.com/"), externalId="x")
+    assert client.get(path).headers["ETag"] not in (first, changed.headers["ETag"])
+    assert "ETag" not in client.get(f"{API}/tasks").headers
+
+
+EXPECTATIONS = cases(
+    same=("{}", 200),
+    any=(" * ", 200),
+    one_of_a_list=('"a", {} ,W/"b"', 200),
+    empty_parts=(', ,{},"",', 200),
+    several_headers=(("{}", '"a"'), 200),
+    another=('"a"', 412),
+    others=('"a", "b,*"', 412),
+    weak=("W/{}", 412),
+    nothing=("", 400),
+    commas=(", ,", 400),
+    bare=("a", 400),
+    open=('"a', 400),
+    any_in_a_list=('*, "a"', 400),
+    space_in_a_tag=('"a b"', 400),
+    no_comma=('"a" "b"', 400),
+    small_w=('w/"a"', 400),
+)
+
+
+@pytest.mark.parametrize(("header", "status"), EXPECTATIONS)
+def test_a_change_may_depend_on_what_the_task_was(client: Client, run: str, header: Any, status: int) -> None:
+    path = f"{API}/tasks/{client.add(run)}"
+    before = client.get(path)
+    values = [header] if isinstance(header, str) else header
+    given = Headers([("If-Match", value.replace("{}", before.headers["ETag"])) for value in values])
+    response = client.patch(path, json={"status": "resolved"}, headers=given)
+    assert response.status_code == status
+    if status != 200:
+        code, place = ("changed_meanwhile", None) if status == 412 else ("invalid_parameter", "If-Match")
+        assert_problem(response, status, code, place)
+    assert (client.get(path).json == before.json) == (status != 200)
+
+
+def test_of_two_that_have_seen_the_same_only_one_changes_it(client: Client, run: str) -> None:
+    path = f"{API}/tasks/{client.add(run)}"
+    seen = {"If-Match": client.get(path).headers["ETag"]}
+    assert client.patch(path, json={"status": "dismissed"}, headers=seen).status_code == 200
+    later = client.patch(path, json={"status": "resolved"}, headers=seen)
+    assert_problem(later, 412, "changed_meanwhile")
+    assert_problem(
+        client.patch(path, json={"reason": "fixed", "status": "open"}, headers=seen), 422, "validation_failed"
+    )
+    assert_problem(client.patch(f"{API}/tasks/x", json={"status": "open"}, headers=seen), 404, "not_found")
+    assert client.get(path).json["status"] == "dismissed"
+
+
+def test_several_tasks_have_no_etag_to_depend_on(client: Client, run: str) -> None:
+    response = client.patch(f"{API}/tasks", json={}, headers={"If-Match": "*"})
+    assert_problem(response, 400, "invalid_parameter", "If-Match")
 
 
 def test_a_comment_may_have_four_thousand_characters(client: Client, run: str) -> None:
@@ -3420,7 +3662,7 @@ def test_history_tells_all_that_happened_oldest_first(app: flask.Flask, client: 
         ("status", "tests", None, "open", "resolved", []),
         ("reported", "agent", second, "resolved", "open", ["title"]),
     ]
-    assert set(client.history(task_id)[0]) == {*fields, "at", "comment"}
+    assert set(client.history(task_id)[0]) == {*fields, "at", "reason", "assignee", "comment"}
 
 
 def test_a_history_is_read_in_parts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -5091,7 +5333,8 @@ STATUSES_OF = cases(
     submit=("POST", "/api/v1/runs/{run_id}/tasks", {200, 201, 400, 401, 403, 404, 409, 413, 415, 422, 500, 503}),
     list_tasks=("GET", "/api/v1/tasks", {200, 400, 401, 404, 500, 503}),
     get_task=("GET", "/api/v1/tasks/{task_id}", {200, 400, 401, 404, 500, 503}),
-    triage=("PATCH", "/api/v1/tasks/{task_id}", {200, 400, 401, 403, 404, 413, 415, 422, 500, 503}),
+    triage=("PATCH", "/api/v1/tasks/{task_id}", {200, 400, 401, 403, 404, 412, 413, 415, 422, 500, 503}),
+    triage_several=("PATCH", "/api/v1/tasks", {200, 400, 401, 403, 413, 415, 422, 500, 503}),
     history=("GET", "/api/v1/tasks/{task_id}/history", {200, 400, 401, 404, 500, 503}),
     list_types=("GET", "/api/v1/project-types", {200, 400, 401, 500, 503}),
     register=("POST", "/api/v1/project-types", {200, 201, 400, 401, 403, 409, 413, 415, 422, 500, 503}),
@@ -5118,7 +5361,14 @@ def test_every_status_of_a_route_is_in_openapi(
 
 CODES = (
     *("malformed_json", "invalid_parameter", "unauthorized", "forbidden", "not_found"),
-    *("run_finished", "project_type_exists", "body_too_large", "unsupported_media_type", "validation_failed"),
+    *(
+        "run_finished",
+        "project_type_exists",
+        "changed_meanwhile",
+        "body_too_large",
+        "unsupported_media_type",
+        "validation_failed",
+    ),
     *("unknown_project_type", "extension_check_timeout", "busy", "storage_full", "internal_error"),
 )
 
@@ -5172,6 +5422,10 @@ SENT = cases(
     empty_batch=("TaskBatch", {"tasks": []}, {"tasks": None}),
     evidence=("Evidence", {"label": "x", "url": None}, {"type": "code", "content": None}),
     triage=("TaskUpdate", {"status": "open"}, {"status": "closed"}),
+    triage_of_nothing=("TaskUpdate", {"assignee": ""}, {"assignee": None, "comment": None}),
+    triage_with_a_reason=("TaskUpdate", {"reason": "fixed"}, {"reason": "fixed", "status": "open"}),
+    triage_of_several=("TasksUpdate", {"ids": ["x"], "comment": "x"}, {"ids": ["x"]}),
+    triage_of_none=("TasksUpdate", {"ids": ["x"], "reason": None, "status": "open"}, {"ids": [], "status": "open"}),
     type=("ProjectTypeDefinition", DEFINITION, {"name": "-"}),
 )
 
@@ -6829,6 +7083,11 @@ PLANTED = cases(
         "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
         "has another status than its history",
     ),
+    other_reason=(
+        "UPDATE history SET reason = 'fixed' WHERE comment = 'Done'",
+        "has another reason than its history",
+    ),
+    other_assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has another assignee than its history"),
     no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
     newer_schema=("PRAGMA user_version = 99", "has schema version 99, newer than"),
 )
@@ -8688,7 +8947,9 @@ class Fitting:
             case.query.pop("page", None)
 
     def fit_body(self, method: str, body: dict[str, Any]) -> None:
-        """Name a project type that exists, and mend what breaks a rule between several fields."""
+        """Name a project type and tasks that exist, and mend what breaks a rule between several fields."""
+        body |= {"ids": [self.task]} if "ids" in body else {}
+        body |= {"status": "resolved"} if body.get("reason") else {}
         body |= {"projectType": "web"} if "projectType" in body else {}
         body |= {"extensionSchema": {"properties": {"a": {}}}} if body.get("extensionSchema") else {}
         body |= {"metadata": without_nul(body["metadata"])} if body.get("metadata") else {}
@@ -8709,6 +8970,7 @@ def _fitting(server: Server) -> Iterator[None]:
     def before_call(context: Any, case: Any, kwargs: Any) -> None:
         if case.meta.generation.mode.is_positive:
             fitting.fit_path_and_query(case)
+            (case.headers or {}).pop("If-Match", None)
             if case.media_type == "application/sarif+json":  # a description of that fills books
                 case.body = {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "x"}}, "results": []}]}
             elif isinstance(case.body, dict):
@@ -8748,6 +9010,7 @@ BODIES = {
     ("PATCH", "/api/v1/runs/{run_id}"): {"status": "completed"},
     ("POST", "/api/v1/runs/{run_id}/tasks"): task(),
     ("PATCH", "/api/v1/tasks/{task_id}"): {"status": "open"},
+    ("PATCH", "/api/v1/tasks"): {"status": "open"},
     ("POST", "/api/v1/project-types"): {"name": "another"},
     ("PUT", "/api/v1/project-types/{name}"): {},
 }
@@ -8771,8 +9034,10 @@ def key_of(app: flask.Flask, holder: str) -> str:
 def test_every_route_is_open_to_whom_it_says(
     app: flask.Flask, client: Client, run: str, each: Any, holder: str
 ) -> None:
-    path = each.path.format(run_id=run, task_id=client.add(run, title="A secret"), name="web")
+    task_id = client.add(run, title="A secret")
+    path = each.path.format(run_id=run, task_id=task_id, name="web")
     body = BODIES[each.method, each.path] if each.body is not None else None
+    body = {"ids": [task_id], **body} if body and each.handler is findings_service.patch_tasks else body
     asking = client_of(app)
     asking.key = key_of(app, holder)
     response = asking.open(path, method=each.method, json=body)
@@ -8781,7 +9046,7 @@ def test_every_route_is_open_to_whom_it_says(
     elif holder in REFUSED_HOLDERS:
         assert_problem(response, 401, "unauthorized")
     elif holder == "stranger":
-        assert response.status_code == 404 or "{" not in each.path
+        assert response.status_code in (404, 422) or "{" not in each.path
         assert "secret" not in response.text
         assert run in path or run not in response.text
     elif findings_service.LEVELS.index(holder) < findings_service.LEVELS.index(each.level):
