@@ -55,7 +55,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
@@ -916,10 +916,13 @@ class NoQuery(Request):
 
 Listed = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
 Sought = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
+Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
+Time = Annotated[Moment, Meta(extra_json_schema={"format": "date-time"})]
 AFTER = "The place behind which the page begins; follow `next` rather than making one up."
 Value = TypeVar("Value")
 SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
 Several = Annotated[list[Value], Meta(max_length=1000)]
+DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
 Repeated = Annotated[tuple[Value, ...], Meta(max_length=100)]
 
@@ -1007,6 +1010,15 @@ class TaskFilters(Request):
         ]
         | None
     ) = None
+    assignee: Annotated[Sought, Meta(description="Tasks that are assigned to this one, exactly as stored.")] | None = (
+        None
+    )
+    assigned: (
+        Annotated[bool, Meta(description="`true` for tasks that are assigned to somebody, `false` for all others.")]
+        | None
+    ) = None
+    created_since: Annotated[Time, Meta(description=f"Tasks created then or later. {DAY_OR_TIME}")] | None = None
+    created_before: Annotated[Time, Meta(description=f"Tasks created before then. {DAY_OR_TIME}")] | None = None
     sort: Annotated[
         Literal["-createdAt", "createdAt", "severity"],
         Meta(
@@ -3048,14 +3060,19 @@ class Position(Struct, frozen=True, gc=False):
 class Listing(Struct, frozen=True, kw_only=True):
     """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each.
 
-    What the conditions call by a name of `listed` is bound once for all ranges. `total` is how many rows there are,
-    where counters tell. Ranges of sightings may share tasks; then `tally` is all of them as one.
+    Only what has a seq from `first` on and before `end` is listed. What the conditions call by a name of `listed` is
+    bound once for all ranges. `total` is how many rows there are, where counters tell; `sums` are other lists that,
+    each counted with its sign, come to it sooner than these rows. Ranges of sightings may share tasks; then `tally` is
+    all of them as one.
     """
 
     table: str
     arms: tuple[Arm, ...] = ()
     listed: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    first: int = 0
+    end: int = sys.maxsize
     total: int | None = None
+    sums: tuple[tuple[int, Listing], ...] = ()
     tally: Arm | None = None
     newest_first: bool = True
     severity: int = 0
@@ -3080,14 +3097,22 @@ class Listing(Struct, frozen=True, kw_only=True):
         """Return the rows of which one more condition is true."""
         arms = tuple(arm.where(condition, *values) for arm in self.arms)
         tally = self.tally and self.tally.where(condition, *values)
-        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None)
+        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None, sums=())
+
+    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
+        """Return the rows from a seq on and before another."""
+        sums = tuple((sign, each.within(first, end)) for sign, each in self.sums)
+        first, end = max(first, self.first), min(end, self.end)
+        return msgspec.structs.replace(self, first=first, end=end, total=None, sums=sums)
 
     def behind(self, seq: int) -> Listing:
         """Return the rows that come behind one."""
-        sign = "<" if self.newest_first else ">"
-        arms = tuple(arm.where(f"{self.seq(arm)} {sign} ?", seq) for arm in self.arms)
-        tally = self.tally and self.tally.where(f"{self.seq(self.tally)} {sign} ?", seq)
-        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None)
+        return self.within(end=seq) if self.newest_first else self.within(seq + 1)
+
+    def cut(self, arm: Arm) -> Arm:
+        """Return a range without what comes before `first`, and from `end` on."""
+        arm = arm.where(f"{self.seq(arm)} >= ?", self.first) if self.first else arm
+        return arm.where(f"{self.seq(arm)} < ?", self.end) if self.end < sys.maxsize else arm
 
     def rows(
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
@@ -3095,7 +3120,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         """Return some rows, each read when it is asked for. One range alone needs no merge."""
         values: tuple[Any, ...]
         if len(self.arms) == 1:
-            arm = self.arms[0]
+            arm = self.cut(self.arms[0])
             statement = f"""SELECT {columns} FROM {self.source(arm, whole=True)} {joined}
                 WHERE {" AND ".join(arm.conditions)} ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
             return self._execute(connection, statement, (*arm.values, limit, offset))
@@ -3124,7 +3149,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
-        arms = arms if len(arms) <= FEW_ARMS else rounded(arms)
+        arms = [*map(self.cut, arms if len(arms) <= FEW_ARMS else rounded(arms))]
         ranges = [
             f"SELECT {self.seq(arm)} AS seq FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
             for arm in arms
@@ -3136,8 +3161,10 @@ class Listing(Struct, frozen=True, kw_only=True):
         """Return how many rows there are, counted one by one where no counter covers the filters."""
         if self.total is not None:
             return self.total
+        if self.sums:
+            return sum(sign * each.count(connection) for sign, each in self.sums)
         counted = 0
-        for arm in (self.tally,) if self.tally else self.arms:
+        for arm in map(self.cut, (self.tally,) if self.tally else self.arms):
             number = f"COUNT(DISTINCT {self.seq(arm)})" if self.tally else "COUNT(*)"
             statement = f"SELECT {number} FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
             counted += int(self._execute(connection, statement, arm.values).fetchone()[0])
@@ -3157,10 +3184,10 @@ class Found(Listing, frozen=True, kw_only=True):
 
     found: tuple[int, ...]
 
-    def behind(self, seq: int) -> Listing:
-        """Return the rows that come behind one."""
-        behind = tuple(each for each in self.found if (each < seq if self.newest_first else each > seq))
-        return msgspec.structs.replace(self, found=behind, total=len(behind))
+    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
+        """Return the rows from a seq on and before another."""
+        within = tuple(seq for seq in self.found if first <= seq < end)
+        return msgspec.structs.replace(self, found=within, total=len(within))
 
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
         """Return the seqs of some rows."""
@@ -3221,6 +3248,34 @@ def looked_at(
     if len(among) == 1:
         return start.where(f"{column} = ?", among[0]), {}
     return start.where(f"{column} IN (SELECT value FROM listed_{place})"), {f"listed_{place}": among}
+
+
+ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
+OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
+
+
+def row_conditions(wanted: TaskFilter) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return what a filter asks of a task's row as conditions with their values, to be looked at in each of a range.
+
+    What it asks of reports is not among them. COALESCE keeps the database from taking another index for them.
+    """
+    among: dict[str, Collection[Any] | None] = {
+        "project_type": wanted.types,
+        "target_url": None if wanted.target_url is None else (wanted.target_url,),
+        "status": wanted.statuses,
+        "severity": wanted.ranks,
+        "assignee": None if wanted.assignee is None else (wanted.assignee,),
+    }
+    conditions = []
+    for column, values in among.items():
+        if values is not None:
+            few = rounded(sorted(values)) if values else (None,)  # NULL, which nothing equals
+            conditions.append((f"COALESCE(tasks.{column}, tasks.{column}) IN ({marks(few)})", few))
+    if wanted.main_line is not None:
+        conditions.append((ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE, ()))
+    if wanted.assigned is not None:
+        conditions.append((f"COALESCE(tasks.assignee, '') {'<>' if wanted.assigned else '='} ''", ()))
+    return conditions
 
 
 def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
@@ -3505,6 +3560,11 @@ def select_branch_of_run(connection: Connection, client_id: str, run: RunKey) ->
     return BranchKey(*row)
 
 
+def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
+    """Return the branch that a run is of, None where it is of the main line."""
+    return None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
+
+
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
     """Return a run's key. :raises Missing: when the client has no such run."""
     run = find_run(connection, client_id, run_id)
@@ -3786,13 +3846,28 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     return task_model(row)
 
 
+class Span(Struct, frozen=True, gc=False):
+    """The tasks of a client from a seq on and before another; `most` tells whether that may be over half of them."""
+
+    first: int
+    end: int
+    most: bool
+
+
 class TaskFilter(Filter, frozen=True, kw_only=True):
-    """What a query of tasks asks for, with its run ids looked up."""
+    """What a query of tasks asks for, with its run ids and times looked up."""
 
     external_id: str | None = None
     runs: Sequence[RunKey] | None = None
     branches: Sequence[BranchKey] | None = None
     missing_from: RunKey | None = None
+    assignee: str | None = None
+    assigned: bool | None = None
+    span: Span | None = None
+
+    def accepts_assignee(self, assignee: str | None) -> bool:
+        """Tell whether the filter lets through what is assigned to somebody, or to nobody."""
+        return self.assignee in (None, assignee) and self.assigned in (None, assignee is not None)
 
     @property
     def reporters(self) -> list[Sequence[Reporter]]:
@@ -3821,6 +3896,9 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
+        assignee=query.assignee,
+        assigned=query.assigned,
+        span=select_span(connection, client_id, query.created_since, query.created_before),
     )
     if query.run_id is not None:
         runs = find_runs(connection, client_id, list(dict.fromkeys(query.run_id)))
@@ -3831,6 +3909,36 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     return wanted
 
 
+def select_span(connection: Connection, client_id: str, since: str | None, before: str | None) -> Span | None:
+    """Return which of a client's tasks were created between two times, None where all were."""
+    if since is None and before is None:
+        return None
+    above = int(connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0])
+    first = select_first_seq(connection, client_id, since, above) if since else 0
+    end = select_first_seq(connection, client_id, before, above) if before else above
+    return Span(first, end, 2 * (end - first) > above) if first or end < above else None
+
+
+def select_first_seq(connection: Connection, client_id: str, time: str, above: int) -> int:
+    """Return the seq from which on a client's tasks were created at a time or later, at most `above`.
+
+    It is looked for by halves, because `created_at` never falls (see `rising_timestamp`).
+    """
+    low, high = 0, above
+    while low < high:
+        middle = (low + high) // 2
+        row = connection.execute(
+            """SELECT seq, created_at FROM tasks WHERE client_id = ? AND seq >= ? AND seq < ?
+               ORDER BY seq LIMIT 1""",
+            (client_id, middle, high),
+        ).fetchone()
+        if row and row[1] < time:
+            low = row[0] + 1
+        else:
+            high = middle
+    return low
+
+
 UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sightings AS reported
     WHERE reported.client_id = ? AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
 REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
@@ -3838,8 +3946,6 @@ REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
 # Of few runs each is looked up; of many, a task's own are mostly fewer.
 REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
     AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM {}))"""
-ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
-OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
 
 
 def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
@@ -3848,12 +3954,11 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     The main line knows what runs of it have reported; a branch knows that, and what its own runs have.
     """
     wanted = wanted.missing(run)
-    branch = None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
     if wanted.reporters:
-        found = where_known(plan_reported_by_all(connection, client_id, wanted), client_id, branch)
-        return found.where(UNREPORTED, client_id, run.seq)
+        return where_missing(connection, client_id, plan_reported_by_all(connection, client_id, wanted), run)
     if not wanted.types:
         return Listing(table="tasks", total=0)
+    branch = find_branch_of_run(connection, client_id, run)
     reported = select_reported_cells(connection, client_id, [run])[run.seq]
     parts = []
     if wanted.main_line is not False:
@@ -3869,8 +3974,10 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     return msgspec.structs.replace(found.where(UNREPORTED, client_id, run.seq), total=total)
 
 
-def where_known(listing: Listing, client_id: str, branch: BranchKey | None) -> Listing:
-    """Return those of some tasks that the main line knows, or a branch."""
+def where_missing(connection: Connection, client_id: str, listing: Listing, run: RunKey) -> Listing:
+    """Return those of some tasks that a run's line knows, the main line or a branch, and that it did not report."""
+    listing = listing.where(UNREPORTED, client_id, run.seq)
+    branch = find_branch_of_run(connection, client_id, run)
     if branch is None:
         return listing.where(ON_MAIN_LINE)
     reported = REPORTED.format(branch.sightings, branch.column)
@@ -4003,8 +4110,9 @@ def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, 
     run = wanted.missing_from
     wanted = wanted.missing(run) if run else wanted
     found, on_main_line = dict[tuple[str, str], int](), set[int]()
-    for seq, *surface, main_line, status, severity in select_identified(connection, client_id, wanted, external_id):
-        accepted = wanted.accepts(bool(main_line), status, severity)
+    rows = select_identified(connection, client_id, wanted, external_id)
+    for seq, *surface, main_line, status, severity, assignee in rows:
+        accepted = wanted.accepts(bool(main_line), status, severity) and wanted.accepts_assignee(assignee)
         if accepted and wanted.accepts_surface(*surface):
             found[surface[0], surface[1]] = seq
             on_main_line |= {seq} if main_line else set()
@@ -4042,7 +4150,7 @@ def select_identified(
     connection: Connection, client_id: str, wanted: TaskFilter, external_id: str
 ) -> Iterator[tuple[Any, ...]]:
     """Give the tasks with an external id, of a filter's types and target where it names both: seq, type, target, …"""
-    statement = """SELECT seq, project_type, target_url, branch = '', status, severity FROM tasks
+    statement = """SELECT seq, project_type, target_url, branch = '', status, severity, assignee FROM tasks
         WHERE client_id = ? AND external_id = ?"""
     if wanted.types is None:
         yield from connection.execute(statement, (client_id, external_id))
@@ -4053,10 +4161,55 @@ def select_identified(
         yield from connection.execute(f"{statement} {place}", (client_id, external_id, *lot, *target))
 
 
+def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of what is assigned, to somebody or to one: that is so little that all of it can be looked at."""
+    run = wanted.missing_from
+    arm = Arm(("tasks.client_id = ?",), (client_id,))
+    if wanted.assignee is None:
+        arm = arm.where("tasks.assignee IS NOT NULL")
+    else:
+        arm = arm.where("tasks.assignee = ?", wanted.assignee)
+    others = msgspec.structs.replace(wanted.missing(run) if run else wanted, assignee=None, assigned=None)
+    for condition, values in row_conditions(others):
+        arm = arm.where(condition, *values)
+    found = Listing(table="tasks", arms=(arm,))
+    for reporters in wanted.reporters:
+        found = where_reported(found, client_id, reporters)
+    return where_missing(connection, client_id, found, run) if run else found
+
+
+def plan_unassigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of what is assigned to nobody, and count it as what is left of all without what is assigned."""
+    everything = plan_whoever(connection, client_id, wanted)
+    assigned = plan_assigned(connection, client_id, wanted)
+    return msgspec.structs.replace(everything.where("tasks.assignee IS NULL"), sums=((1, everything), (-1, assigned)))
+
+
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
     """Plan the list that a filter asks for, in the order of creation, from where the fewest rows need to be read."""
     if wanted.external_id is not None:
-        return plan_identified(connection, client_id, wanted, wanted.external_id)
+        found = plan_identified(connection, client_id, wanted, wanted.external_id)
+    elif wanted.assigned is False:
+        nobody = wanted.assignee is None
+        found = plan_unassigned(connection, client_id, wanted) if nobody else Listing(table="tasks", total=0)
+    elif wanted.assigned or wanted.assignee is not None:
+        found = plan_assigned(connection, client_id, wanted)
+    else:
+        found = plan_whoever(connection, client_id, wanted)
+    return where_created(found, wanted.span) if wanted.span else found
+
+
+def where_created(listing: Listing, span: Span) -> Listing:
+    """Return those of some tasks that are in a span. Of most of them, those that are not are sooner counted."""
+    within = listing.within(span.first, span.end)
+    if not span.most or (listing.total is None and not listing.sums):
+        return within
+    outside = (listing.within(end=span.first), listing.within(span.end))
+    return msgspec.structs.replace(within, sums=((1, listing), *((-1, each) for each in outside)))
+
+
+def plan_whoever(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of tasks whoever they are assigned to, and whenever they were created."""
     if wanted.missing_from is not None:
         return plan_missing(connection, client_id, wanted, wanted.missing_from)
     if wanted.reporters:
@@ -4645,6 +4798,28 @@ def see_on_branch(
     ]
 
 
+def rising_timestamp(connection: Connection) -> str:
+    """Return the time for new tasks: that of the newest one where the clock has been set back.
+
+    So tasks are in the order of `created_at` as they are in that of `seq`, and a list by date is a range of either.
+    """
+    row = connection.execute("SELECT created_at FROM tasks ORDER BY seq DESC LIMIT 1").fetchone()
+    return max(timestamp(), row[0]) if row else timestamp()
+
+
+def raise_timestamps(connection: Connection) -> None:
+    """Have the tasks of older versions in that order, too."""
+    rows = connection.execute(
+        """SELECT newest, seq FROM (
+               SELECT seq, created_at, MAX(created_at) OVER (ORDER BY seq) AS newest FROM tasks) AS old
+           WHERE created_at < newest"""
+    ).fetchall()
+    connection.executemany("UPDATE tasks SET created_at = ? WHERE seq = ?", rows)
+
+
+BACKFILLS.setdefault(5, []).append(raise_timestamps)
+
+
 def store_reports(
     connection: Connection, who: Principal, run: RunKey, reports: Mapping[str | int, Report], now: str
 ) -> tuple[dict[str | int, TaskResult], int]:
@@ -4683,7 +4858,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     """
     if run.status != "running":
         raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
-    now = timestamp()
+    now = rising_timestamp(connection)
     # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = iter(dict(zip(keys, reports, strict=True)).items())
@@ -4835,6 +5010,9 @@ AUDITS = {
     "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
+    "task {} was created before one that came earlier": """
+        SELECT id FROM (SELECT id, created_at < LAG(created_at) OVER (ORDER BY seq) AS fell FROM tasks) AS pairs
+        WHERE fell""",
     "task {} has another status than its history": """
         SELECT tasks.id FROM tasks WHERE status <> COALESCE((
             SELECT to_status FROM history
@@ -5552,13 +5730,13 @@ def id_problems(update: TasksUpdate, states: Mapping[str, State]) -> Iterator[Pr
 
 @cache
 def parameter_kinds(model: Any) -> dict[str, type]:
-    """Tell of each query parameter whether it is a number, a bool, a text or several: a tuple's may have commas."""
+    """Tell of each query parameter whether it is several (a tuple's have commas), a number, a bool, a time or text."""
     hints = typing.get_type_hints(model)
     kinds: dict[str, type] = {}
     for each in msgspec.structs.fields(model):
         parts = (hints[each.name], *typing.get_args(hints[each.name]))
         found = {*parts, *map(typing.get_origin, parts)}
-        kinds[each.encode_name] = next((kind for kind in (list, tuple, bool, int) if kind in found), str)
+        kinds[each.encode_name] = next((kind for kind in (list, tuple, bool, int, Moment) if kind in found), str)
     return kinds
 
 
@@ -5596,6 +5774,33 @@ def read_query(model: type[Checked], text: str) -> Checked:
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
 
 
+ISO_8601 = regex.compile(
+    r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})(?:T(?P<time>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,](?P<fraction>[0-9]+))?)?)"
+    r"(?P<zone>Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+NO_MOMENT = "must be a day or a time such as 2026-11-21 or 2026-11-21T02:15:30Z, with the + of a zone written as %2B"
+
+
+def read_moment(name: str, text: str) -> str:
+    """Return the first time not before the one that a text means, as times are stored: in UTC, with milliseconds.
+
+    What is stored is before a finer time, or not, just as it is before that one.
+
+    :raises InvalidParameter: for what means no time.
+    """
+    match = ISO_8601.fullmatch(text.upper())
+    if match is None:
+        raise InvalidParameter(name, NO_MOMENT)
+    fraction = match["fraction"] or ""
+    milliseconds = int(f"{fraction:0<3}"[:3]) + bool(fraction[3:].strip("0"))
+    try:
+        second = datetime.fromisoformat(f"{match['day']}T{(match['time'] or '00:00')[:8]}{match['zone'] or 'Z'}")
+        moment = (second + timedelta(milliseconds=milliseconds)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InvalidParameter(name, NO_MOMENT) from None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def parameter_value(name: str, text: str, kind: type) -> Any:
     """Return the value of one query parameter. :raises InvalidParameter: when it is none of its kind."""
     if "\0" in text:
@@ -5614,6 +5819,8 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
         return parts
     if not text:
         raise InvalidParameter(name, "must not be empty")
+    if kind is Moment:
+        return read_moment(name, text)
     return [text] if kind is tuple else text
 
 
