@@ -3255,9 +3255,10 @@ OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
 
 
 def row_conditions(wanted: TaskFilter) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return what a filter asks of a task's row as conditions with their values, to be looked at in each of a range.
+    """Return what a filter asks of a task, to be looked at in each row of a range: a condition and its values, if any.
 
-    What it asks of reports is not among them. COALESCE keeps the database from taking another index for them.
+    What it asks of reports is not in it. It is one condition that must be TRUE: parts of it, the database would take
+    another index for, or think so few rows left that it would sort them.
     """
     among: dict[str, Collection[Any] | None] = {
         "project_type": wanted.types,
@@ -3266,16 +3267,17 @@ def row_conditions(wanted: TaskFilter) -> list[tuple[str, tuple[Any, ...]]]:
         "severity": wanted.ranks,
         "assignee": None if wanted.assignee is None else (wanted.assignee,),
     }
-    conditions = []
-    for column, values in among.items():
-        if values is not None:
-            few = rounded(sorted(values)) if values else (None,)  # NULL, which nothing equals
-            conditions.append((f"COALESCE(tasks.{column}, tasks.{column}) IN ({marks(few)})", few))
+    conditions, values = [], list[Any]()
+    for column, named in among.items():
+        if named is not None:
+            few = rounded(sorted(named)) if named else (None,)  # NULL, which nothing equals
+            conditions.append(f"tasks.{column} IN ({marks(few)})")
+            values += few
     if wanted.main_line is not None:
-        conditions.append((ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE, ()))
+        conditions.append(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
     if wanted.assigned is not None:
-        conditions.append((f"COALESCE(tasks.assignee, '') {'<>' if wanted.assigned else '='} ''", ()))
-    return conditions
+        conditions.append(f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL")
+    return [(f"({' AND '.join(conditions)}) IS TRUE", tuple(values))] if conditions else []
 
 
 def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
