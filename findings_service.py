@@ -5705,8 +5705,8 @@ def decision_problems(update: TaskUpdate) -> list[Problem]:
     """Tell which rule a decision breaks that its model cannot express."""
     if update.reason and update.status in UNFINISHED:
         return [Problem(FINISHED_ALONE, "/reason", value=update.reason)]
-    given = (update.status, update.comment, update.reason, update.assignee)
-    return [] if any(each is not None for each in given) else [Problem(DECIDES_NOTHING, "")]
+    decides = (update.status, update.comment, update.reason, update.assignee) != (None, None, None, None)
+    return [] if decides else [Problem(DECIDES_NOTHING, "")]
 
 
 def reason_problem(update: TaskUpdate, state: State, pointer: str) -> Problem | None:
@@ -5832,7 +5832,7 @@ ENTITY_TAGS = regex.compile(rf"[ \t,]*+{ENTITY_TAG}(?:[ \t]*+,[ \t,]*+{ENTITY_TA
 
 def entity_tag(body: bytes) -> str:
     """Return the strong ETag of an answer, which is another one as soon as anything in it is."""
-    return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
 def read_if_match(text: str | None) -> Collection[str] | None:

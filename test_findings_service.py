@@ -9652,6 +9652,20 @@ def test_a_comment_of_an_older_schema_is_one_in_the_history(old: Path, make_app:
     assert faults_of(old) == []
 
 
+def test_tasks_of_an_older_schema_are_brought_into_the_order_of_their_creation(
+    old: Path, make_app: Callable[..., flask.Flask]
+) -> None:
+    with closing(sqlite3.connect(old)) as connection:
+        connection.execute("UPDATE tasks SET created_at = '2026-11-21T05:00:00.000Z' WHERE seq = 1")
+        connection.execute("UPDATE tasks SET created_at = '2026-11-20T05:00:00.000Z' WHERE seq > 1")
+        connection.commit()
+    client = client_of(make_app())
+    total = client.read("tasks")["total"]
+    assert total > 2
+    assert client.read("tasks", createdSince="2026-11-21T05:00")["total"] == total
+    assert faults_of(old) == []
+
+
 def test_it_is_said_when_bringing_a_database_up_to_date_takes_long(
     old: Path,
     make_app: Callable[..., flask.Flask],
