@@ -4811,12 +4811,12 @@ def rising_timestamp(connection: Connection) -> str:
 
 def raise_timestamps(connection: Connection) -> None:
     """Have the tasks of older versions in that order, too."""
-    rows = connection.execute(
-        """SELECT newest, seq FROM (
-               SELECT seq, created_at, MAX(created_at) OVER (ORDER BY seq) AS newest FROM tasks) AS old
-           WHERE created_at < newest"""
-    ).fetchall()
-    connection.executemany("UPDATE tasks SET created_at = ? WHERE seq = ?", rows)
+    newest, late = "", []
+    for seq, created_at in connection.execute("SELECT seq, created_at FROM tasks ORDER BY seq"):
+        newest = max(newest, created_at)
+        if created_at < newest:
+            late.append((newest, seq))
+    connection.executemany("UPDATE tasks SET created_at = ? WHERE seq = ?", late)
 
 
 BACKFILLS.setdefault(5, []).append(raise_timestamps)
