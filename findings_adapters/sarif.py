@@ -1117,8 +1117,8 @@ def write_csv(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
     line = io.StringIO()
     writer = csv.writer(line, lineterminator="\r\n")
     names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
-    header: Sequence[Any] = [names.get(name, name) for name in TASK_COLUMNS]
-    rows = ([cell(getattr(item.task, name, None)) for name in TASK_COLUMNS] for item in listed)
+    header: Sequence[Any] = [names[name] for name in TASK_COLUMNS]
+    rows = ([cell(getattr(item.task, name)) for name in TASK_COLUMNS] for item in listed)
     for row in itertools.chain([header], rows):
         writer.writerow(row)
         yield line.getvalue().encode()
@@ -1287,7 +1287,8 @@ def result_of(item: heart.ListedTask, tools: Tools) -> dict[str, Any]:
     if task.external_id is not None:
         result["fingerprints"] = {OURS: task.external_id}
     if task.status == "dismissed":
-        justified = {"justification": item.comment} if item.comment else {}
+        why = ": ".join(filter(None, (task.reason, item.comment)))
+        justified = {"justification": why} if why else {}
         result["suppressions"] = [{"kind": "external", "status": "accepted", **justified}]
     if item.known is not None:
         result["baselineState"] = "unchanged" if item.known else "new"
