@@ -135,6 +135,16 @@ CREATE TABLE IF NOT EXISTS task_cells (
     cell      TEXT NOT NULL
 ) STRICT;
 
+-- The words that tasks are searched by, of those together whose seqs divided by 128 come to the same `block`: titles,
+-- external ids and labels of evidence without case and accents, as the section on search has them.
+CREATE TABLE IF NOT EXISTS search_blocks (
+    seq        INTEGER PRIMARY KEY,
+    client_id  TEXT NOT NULL,
+    block      INTEGER NOT NULL,
+    words      TEXT NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS search_blocks_by_place ON search_blocks (client_id, block);
+
 -- Which run reported which task: once each, however often it was submitted. One that does not count is a branch's, of
 -- a task that the main line knew: it moved nothing of the task.
 CREATE TABLE IF NOT EXISTS sightings (
@@ -194,7 +204,8 @@ CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);
 -- How many tasks (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
 -- 'tasks type:T target:U', and the same for 'runs'; each again with ' branches' at its end, of what is not of the main
 -- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'changes type:T target:U'
--- only rises, with each change to what runs of the type and target have reported: a stamp.
+-- only rises, with each change to what runs of the type and target have reported: a stamp; and so does 'changes words',
+-- with each change to what tasks are searched by.
 CREATE TABLE IF NOT EXISTS counters (
     client_id   TEXT NOT NULL,
     scope       TEXT NOT NULL,
