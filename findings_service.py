@@ -7201,6 +7201,14 @@ def put_project_type(call: Call, name: str) -> flask.Response:
         return answer(200, select_project_type(connection, call.client_id, name))
 
 
+@operation("GET", "/healthz", None, {200: Health})
+def get_health(call: Call) -> flask.Response:
+    """Tell whether the database can be read and written."""
+    with call.database.transaction() as connection:
+        check_health(connection)
+    return answer(200, Health("ok", __version__, sqlite3.sqlite_version))
+
+
 def get_page_file(path: str) -> flask.Response:
     """Get a file for browsers, which ask again each time whether they have the present one.
 
@@ -7216,14 +7224,6 @@ def get_page_file(path: str) -> flask.Response:
     response.set_etag(file.etag)
     response.make_conditional(flask.request)
     return response
-
-
-@operation("GET", "/healthz", None, {200: Health})
-def get_health(call: Call) -> flask.Response:
-    """Tell whether the database can be read and written."""
-    with call.database.transaction() as connection:
-        check_health(connection)
-    return answer(200, Health("ok", __version__, sqlite3.sqlite_version))
 
 
 # ---------------------------------------------------------------------------
