@@ -1,6 +1,6 @@
 // Single keys: what the views listen for, while nobody types.
 
-import { createStore, useEffect, useRef } from "./lib.js";
+import { createStore, useLayoutEffect, useRef } from "./lib.js";
 
 const OFF = "findings:keys-off";
 const TYPING = 'input:not([type="checkbox"], [type="radio"]), textarea, select';
@@ -19,7 +19,7 @@ export function switchKeys(on) {
 export function useKeys(actions, isAround = false) {
 	const latest = useRef(actions);
 	latest.current = actions;
-	useEffect(() => {
+	useLayoutEffect(() => {
 		layers[isAround ? "unshift" : "push"](latest);
 		return () => layers.splice(layers.indexOf(latest), 1);
 	}, []);

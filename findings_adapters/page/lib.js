@@ -1,7 +1,7 @@
 // What every module draws with: Preact, its hooks, htm, and stores that components follow.
 
 import { h } from "./vendor/preact.mjs";
-import { useEffect, useReducer, useRef, useState } from "./vendor/hooks.mjs";
+import { useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/hooks.mjs";
 import htm from "./vendor/htm.mjs";
 
 export { render } from "./vendor/preact.mjs";
@@ -27,8 +27,12 @@ export function createStore(value) {
 /** Return a store's value, and draw the component again whenever that changes. */
 export function useStore(store) {
 	const [, draw] = useReducer((turn) => turn + 1, 0);
-	useEffect(() => store.follow(draw), [store]);
-	return store.get();
+	const value = store.get();
+	useLayoutEffect(() => {
+		if (store.get() !== value) draw(); // it changed between drawing and following
+		return store.follow(draw);
+	}, [store]);
+	return value;
 }
 
 /**
