@@ -26,7 +26,9 @@ const VIEWS = {
 const TOAST_TIME = 10_000; // milliseconds; u undoes later too
 
 function Unknown() {
-	return html`<${Heading} title="Not found" /><${Nothing} title="There is nothing at this address"><p><a href=${link("overview")}>Overview</a></p><//>`;
+	return html`
+		<${Heading} title="Not found" />
+		<${Nothing} title="There is nothing at this address"><p><a href=${link("overview")}>Overview</a></p><//>`;
 }
 
 function App() {

@@ -123,8 +123,10 @@ export function Filters({ query, onChange, search, people }) {
 					<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
 					<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
 						onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
-					<${Field} label="Created since" type="date" value=${query.createdSince?.slice(0, 10)} onChange=${(createdSince) => onChange({ createdSince })} />
-					<${Field} label="Created before" type="date" value=${query.createdBefore?.slice(0, 10)} onChange=${(createdBefore) => onChange({ createdBefore })} />
+					<${Field} label="Created since" type="date" value=${query.createdSince?.slice(0, 10)}
+						onChange=${(createdSince) => onChange({ createdSince })} />
+					<${Field} label="Created before" type="date" value=${query.createdBefore?.slice(0, 10)}
+						onChange=${(createdBefore) => onChange({ createdBefore })} />
 				</div>
 			</details>
 			<div class="row chips">

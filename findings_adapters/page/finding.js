@@ -69,12 +69,14 @@ const Whole = ({ task, history, more, full }) => html`
 	</div>`;
 
 const Steps = ({ steps }) => html`
-	<ol class="steps">${steps.map(({ step, instruction }) => html`<li value=${step} class="lines" dir="auto"><${Address} url=${instruction} /></li>`)}</ol>`;
+	<ol class="steps">${steps.map(({ step, instruction }) => html`
+		<li value=${step} class="lines" dir="auto"><${Address} url=${instruction} /></li>`)}</ol>`;
 
 const Criteria = ({ of }) => html`
 	<ul class="steps">
 		${of.map(({ description, automatable }) => html`
-			<li dir="auto"><span class="lines"><${Text} of=${description} /></span>${automatable && html` <span class="kind">can be automated</span>`}</li>`)}
+			<li dir="auto"><span class="lines"><${Text} of=${description} /></span>
+				${automatable && html` <span class="kind">can be automated</span>`}</li>`)}
 	</ul>`;
 
 const Facts = ({ task }) => html`

@@ -79,7 +79,8 @@ const Part = ({ title, total, tasks, query, open }) => html`
 		</ul>
 		${total === 0
 			? html`<p class="muted">None.</p>`
-			: html`<p><a href=${link("findings", null, query)}>${total > tasks.length ? `Open the list of all ${number(total)}` : "Open the list"}</a></p>`}
+			: html`<p><a href=${link("findings", null, query)}>
+				${total > tasks.length ? `Open the list of all ${number(total)}` : "Open the list"}</a></p>`}
 	</details>`;
 
 const Facts = ({ run }) => html`
@@ -87,7 +88,8 @@ const Facts = ({ run }) => html`
 		<${Fact} name="Type"><a href=${link("project-types", run.projectType)}><${Text} of=${run.projectType} /></a><//>
 		<${Fact} name="Target"><${Address} url=${run.targetUrl} /><//>
 		<${Fact} name="Branch"><${Text} of=${run.branch} missing="Main line" /><//>
-		<${Fact} name="Status"><${Status} is=${run.status} />${run.statusReason && html` <span class="lines"><${Text} of=${run.statusReason} /></span>`}<//>
+		<${Fact} name="Status"><${Status} is=${run.status} />
+			${run.statusReason && html` <span class="lines"><${Text} of=${run.statusReason} /></span>`}<//>
 		<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
 		${run.finishedAt && html`<${Fact} name="Finished"><${Time} at=${run.finishedAt} long /><//>`}
 		<${Fact} name="Brought"><${Submitted} of=${run.submitted} /><//>

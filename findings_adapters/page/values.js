@@ -16,7 +16,8 @@ export function Value({ of: value, depth = 0 }) {
 	const rows = Array.isArray(value) ? value : Object.entries(value);
 	if (!rows.length) return html`<span class="muted">empty</span>`;
 	if (!Array.isArray(value)) return html`<${Rows} rows=${rows} depth=${depth} />`;
-	return html`<ul class=${value.every(isPlain) ? "plain" : "items"}>${value.map((each) => html`<li><${Value} of=${each} depth=${depth + 1} /></li>`)}</ul>`;
+	return html`<ul class=${value.every(isPlain) ? "plain" : "items"}>
+		${value.map((each) => html`<li><${Value} of=${each} depth=${depth + 1} /></li>`)}</ul>`;
 }
 
 const Rows = ({ rows, depth }) => html`
