@@ -6354,7 +6354,9 @@ def answer(status: int, model: Any, location: str | None = None) -> flask.Respon
 
 def no_content() -> flask.Response:
     """Return the answer that has no body."""
-    return JsonResponse(b"", 204, Headers())
+    response = JsonResponse(b"", 204, Headers())
+    del response.headers["Content-Type"]  # Flask's own
+    return response
 
 
 def kept_answer(kept: KeptAnswer) -> flask.Response:

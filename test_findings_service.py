@@ -156,6 +156,9 @@ def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
     document = findings_service.openapi_document()
     responses = document["paths"][path][method.lower()]["responses"]
     assert str(status) in responses, f"{method} {path} does not document {status}"
+    if not content_type:
+        assert "content" not in responses[str(status)], f"{method} {path} documents a body of {status}"
+        return jsonschema.Draft202012Validator({"const": None})
     schema = responses[str(status)]["content"][content_type]["schema"]
     return jsonschema.Draft202012Validator({**schema, "components": document["components"]})
 
@@ -165,10 +168,10 @@ def assert_documented(response: Any) -> None:
     method, path = response.request.method, response.request.path
     for operation in OPERATIONS:
         if operation.method == method and operation.matches(path):
-            media_type = response.content_type.partition(";")[0]
+            media_type = (response.content_type or "").partition(";")[0]
             validator = validator_of(method, operation.path, response.status_code, media_type)
             if media_type not in findings_service.LIST_FORMATS and len(response.data) < 10_000:
-                validator.validate(response.json)
+                validator.validate(response.json if response.data else None)
 
 
 class Client(FlaskClient):
@@ -227,6 +230,11 @@ class Client(FlaskClient):
         response = self.get(path if path.startswith("/") else f"{API}/{path}", query_string=query or None)
         assert response.status_code == 200, response.json
         return response.json
+
+    def remove(self, path: str) -> None:
+        """Delete what is at a path below the API's."""
+        response = self.delete(f"{API}/{path}")
+        assert (response.status_code, response.data) == (204, b""), response.json
 
     def history(self, task_id: str) -> list[dict[str, Any]]:
         """Return what happened to a task."""
@@ -3495,6 +3503,9 @@ def assert_summary_is_a_recount(client: Client, run: str, *, created: bool = Tru
         assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
 
 
+DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
+
+
 @dataclass
 class Finding:
     """What a finding should be, and who has reported it."""
@@ -3503,10 +3514,20 @@ class Finding:
     branch: str | None
     title: str
     status: str = "open"
-    runs: set[str] = field(default_factory=set)
+    runs: dict[str, bool] = field(default_factory=dict)  # and whether their reports count
     branches: set[str] = field(default_factory=set)
     seen: int = 0
+    first: str = ""
     last: str = ""
+    events: list[str] = field(default_factory=lambda: ["created"])
+
+    def move(self, status: str) -> None:
+        """Give it a status, and note what that counts as."""
+        if status != self.status and status in ("resolved", "dismissed"):
+            self.events.append(status)
+        elif status != self.status and self.status in ("resolved", "dismissed"):
+            self.events.append("reopened")
+        self.status = status
 
 
 @dataclass
@@ -3525,7 +3546,8 @@ class Ledger:
         finding, branch = self.named(name), self.branches[run]
         before = finding and (finding.title, finding.branch)
         result = "created" if finding is None else "unchanged"
-        finding = finding or Finding(name, branch, title)
+        finding = finding or Finding(name, branch, title, first=run)
+        counts = branch is None or finding.branch is not None
         if branch is None or finding.branch is not None:
             finding.seen, finding.last = (
                 (finding.seen, finding.last) if run in finding.runs else (finding.seen + 1, run)
@@ -3534,8 +3556,9 @@ class Ledger:
             if before and before != (finding.title, finding.branch):
                 result = "updated"
             if finding.status == "resolved":
-                finding.status, result = "open", "reopened"
-        finding.runs.add(run)
+                finding.move("open")
+                result = "reopened"
+        finding.runs.setdefault(run, counts)
         finding.branches |= {branch} if branch else set()
         return finding, result
 
@@ -3552,19 +3575,42 @@ class Ledger:
     def forget(self, run: str) -> None:
         """Remove a run, and what only it has reported."""
         for each in self.findings.values():
-            each.runs.discard(run)
+            each.runs.pop(run, None)
         self.findings = {task_id: each for task_id, each in self.findings.items() if each.runs}
         del self.branches[run]
+
+    def delete(self, run: str) -> None:
+        """Remove a run as if it had never been, as far as those tell that are left."""
+        line = self.branches[run]
+        touched = {key: each for key, each in self.findings.items() if run in each.runs}
+        counted = {key: each.runs[run] for key, each in touched.items()}
+        self.forget(run)
+        for key, each in touched.items():
+            if key in self.findings:
+                each.seen = max(1, each.seen - counted[key])
+                self.without(each, line)
+
+    def without(self, finding: Finding, line: str | None) -> None:
+        """Work out again what a finding is once a run of a line, which reported it, is deleted."""
+        reporters = [run for run in self.branches if run in finding.runs]
+        counting = [run for run in reporters if finding.runs[run]] or reporters
+        finding.first = finding.first if finding.first in self.branches else counting[0]
+        finding.last = finding.last if finding.last in self.branches else counting[-1]
+        lines = {self.branches[run] for run in reporters}
+        finding.branches -= {line} - lines
+        if finding.branch == line and None not in lines:
+            finding.branch = self.branches[finding.first]
 
 
 def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Random) -> None:
     """Check tasks, the totals of lists and the audit against what should be."""
     stored = client.read("tasks", limit=200)["tasks"]
-    fields = ("externalId", "branch", "title", "status", "timesSeen", "lastRunId")
+    fields = ("externalId", "branch", "title", "status", "timesSeen", "runId", "lastRunId")
     assert {each["id"]: tuple(each[name] for name in fields) for each in stored} == {
-        task_id: (each.name, each.branch, each.title, each.status, each.seen, each.last)
+        task_id: (each.name, each.branch, each.title, each.status, each.seen, each.first, each.last)
         for task_id, each in ledger.findings.items()
     }
+    assert_overview_is_as_in(ledger, client)
     status, branch = dice.choice(STATUSES), dice.choice(("a", "b"))
     for query, right in (
         ({"missingFrom": run}, set(ledger.missing(run))),
@@ -3580,13 +3626,29 @@ def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Rando
     assert faults_of(Path(database_of(client.application).settings.db)) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+def assert_overview_is_as_in(ledger: Ledger, client: Client) -> None:
+    """Check what the overview tells of the main line, and of a branch."""
+    for query, right in (
+        ({}, [each for each in ledger.findings.values() if each.branch is None]),
+        ({"branch": "a"}, [each for each in ledger.findings.values() if "a" in each.branches]),
+    ):
+        told = client.read("overview", days=1, **query)
+        events = Counter(event for each in right for event in each.events)
+        assert {name: told["days"][0][name] for name in DAY_EVENTS} == {name: events[name] for name in DAY_EVENTS}
+        assert told["bySeverity"]["high"] == {
+            status: sum(each.status == status for each in right) for status in STATUSES
+        }
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_branches_keep_their_rules_whatever_comes(app: flask.Flask, client: Client, seed: int) -> None:
     dice, ledger, running = random.Random(seed), Ledger(), list[str]()
     client.register("web")
     path = Path(database_of(app).settings.db)
     for _ in range(60):
-        action = dice.choice(("start", "submit", "submit", "submit", "triage", "finish", "finish", "prune"))
+        action = dice.choice(
+            ("start", "submit", "submit", "submit", "triage", "finish", "finish", "prune", "delete", "forget")
+        )
         if action == "start" or not running:
             branch = dice.choice((None, None, "a", "b"))
             running.append(client.start(branch=branch))
@@ -3602,19 +3664,30 @@ def test_branches_keep_their_rules_whatever_comes(app: flask.Flask, client: Clie
                 assert (item["result"], item["status"]) == (result, finding.status)
         elif action == "triage" and ledger.findings:
             task_id, status = dice.choice(list(ledger.findings)), dice.choice(STATUSES)
-            ledger.findings[task_id].status = client.triage(task_id, status)["status"]
+            ledger.findings[task_id].move(status)
+            assert client.triage(task_id, status)["status"] == status
         elif action == "finish":
             run = running.pop(dice.randrange(len(running)))
             missing = ledger.missing(run).values() if (resolve := dice.random() < 0.7) else ()
             gone = [each for each in missing if each.branch == ledger.branches[run]]
             assert client.finish(run, resolveMissing=resolve)["submitted"]["resolved"] == len(gone)
             for each in gone:
-                each.status = "resolved"
+                each.move("resolved")
+        elif action == "delete":
+            ledger.delete(run := dice.choice(list(ledger.branches)))
+            running = [each for each in running if each != run]
+            client.remove(f"runs/{run}")
+        elif action == "forget" and ledger.findings:
+            del ledger.findings[task_id := dice.choice(list(ledger.findings))]
+            client.remove(f"tasks/{task_id}")
         elif old := [each for each in ledger.branches if each not in running]:
             finish_ago(app, 91, run := dice.choice(old))
             ledger.forget(run)
             prune(path)
-        assert_is_as_in(ledger, client, dice.choice(list(ledger.branches) or [client.start()]), dice)
+        if not ledger.branches:
+            running = [client.start()]
+            ledger.branches[running[0]] = None
+        assert_is_as_in(ledger, client, dice.choice(list(ledger.branches)), dice)
 
 
 # ---------------------------------------------------------------------------
@@ -9235,11 +9308,17 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     before[3] = [(*each[:15], "", None, None) for each in before[3]]
     before[5] = [(*sighting[:3], 1) for sighting in before[5]]
     before[6] = [(*entry, None, None) for entry in before[6]]
-    before[-1] = [counter for counter in before[-1] if not counter[1].startswith("tasks run:")]
+    before[-1] = [each for each in before[-1] if each[-1] and not each[1].startswith("tasks run:")]
     client = client_of(make_app())
     client.key = "fts_a_key_of_the_first_schema"
     make_app(db=str(tmp_path / "new.db"))
-    assert content_of(old) == before
+    after = content_of(old)
+    assert {tuple(each[2:]) for each in after[-1] if each[1] == "days 2026-11-21"} == {
+        ("created", 0, 0, 3),
+        ("dismissed", 0, 0, 1),
+    }
+    after[-1] = [counter for counter in after[-1] if not counter[1].startswith("days ")]
+    assert after == before
     assert schema_of(old) == schema_of(tmp_path / "new.db")
     tasks = {each["title"]: each for each in client.read("tasks", view="full")["tasks"]}
     assert {name: each["status"] for name, each in tasks.items()} == {
