@@ -23,6 +23,7 @@ import pty
 import random
 import re
 import resource
+import secrets
 import shlex
 import shutil
 import signal
@@ -2083,6 +2084,10 @@ LEVELS = cases(
     register=("POST", "project-types", {"name": "new"}, "agent"),
     triage=("PATCH", "tasks/TASK", {"status": "open"}, "full"),
     replace_type=("PUT", "project-types/web", {}, "full"),
+    delete_task=("DELETE", "tasks/TASK", None, "full"),
+    delete_run=("DELETE", "runs/RUN", None, "full"),
+    delete_type=("DELETE", "project-types/unused", None, "full"),
+    overview=("GET", "overview", None, "read"),
     list_runs=("GET", "runs", None, "read"),
     get_run=("GET", "runs/RUN", None, "read"),
     list_tasks=("GET", "tasks", None, "read"),
@@ -2098,13 +2103,14 @@ def test_a_key_may_do_what_its_level_says(
     app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any, needed: str
 ) -> None:
     levels = ("read", "agent", "full")
+    client.register("unused")
     path = path.replace("RUN", run).replace("TASK", client.add(run))
     for level in levels:
         response = client_of(app, level).open(f"{API}/{path}", method=method, json=body)
         if levels.index(level) < levels.index(needed):
             assert_problem(response, 403, "forbidden")
         else:
-            assert response.status_code in (200, 201)
+            assert response.status_code in (200, 201, 204)
 
 
 def test_an_expired_key_is_unauthorized(app: flask.Flask) -> None:
@@ -3882,6 +3888,98 @@ GATE_PARAMETERS = cases(
 def test_a_bad_question_to_the_gate_is_refused(client: Client, run: str, query: str) -> None:
     refused = client.get(f"{API}/runs/{run}/gate?{query}")
     assert_problem(refused, 400, "invalid_parameter", query.partition("=")[0])
+
+
+# ---------------------------------------------------------------------------
+# The overview
+# ---------------------------------------------------------------------------
+
+
+TIMESTAMP = findings_service.timestamp
+
+
+def at_day(monkeypatch: pytest.MonkeyPatch, days: int) -> str:
+    """Let it be some days ago for what follows, and return the date."""
+    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago + days * 86_400))
+    return TIMESTAMP(days * 86_400)[:10]
+
+
+def standing(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return where types or targets stand, without the names of the fields."""
+    return [tuple(each.values()) for each in told]
+
+
+def test_an_overview_tells_where_the_main_line_stands(client: Client, run: str) -> None:
+    client.register("app")
+    bare, branch = client.start("app"), start_on(client, "a", "y")
+    fixed = client.add(run, severity="low", externalId="x")
+    client.submit(run, task(severity="critical"), task(severity="critical", status="in_progress"))
+    client.submit(bare, task(severity="critical"), task(severity="critical"))
+    client.submit(branch, task(externalId="x"))
+    client.triage(fixed, "resolved")
+    nothing = dict.fromkeys(STATUSES, 0)
+    told = client.read("overview")
+    assert told["total"] == 5
+    assert told["bySeverity"] == dict.fromkeys(SEVERITIES, nothing) | {
+        "critical": nothing | {"open": 3, "in_progress": 1},
+        "low": nothing | {"resolved": 1},
+    }
+    assert standing(told["byProjectType"]) == [("app", 2, 2), ("web", 3, 1)]
+    assert standing(told["byTarget"]) == [(None, 2, 2), ("https://example.com/", 3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("query", "total", "types", "targets", "created"),
+    cases(
+        type=({"projectType": "web"}, 3, [("web", 3, 3)], [(TARGETS[1], 2, 2), (TARGETS[2], 1, 1)], 3),
+        target=({"targetUrl": TARGETS[1]}, 3, [("web", 2, 2), ("app", 1, 1)], [(TARGETS[1], 3, 3)], 3),
+        both=({"projectType": "app", "targetUrl": TARGETS[1]}, 1, [("app", 1, 1)], [(TARGETS[1], 1, 1)], 1),
+        nothing=({"projectType": "none"}, 0, [], [], 0),
+        branch=({"branch": "a"}, 2, [("app", 2, 2)], [(TARGETS[1], 2, 2)], 2),
+        branch_and_type=({"branch": "a", "projectType": "web"}, 0, [], [], 0),
+        no_branch=({"branch": "b"}, 0, [], [], 0),
+    ),
+)
+def test_an_overview_is_of_what_it_is_asked_for(
+    client: Client, query: dict[str, str], total: int, types: list[Any], targets: list[Any], created: int
+) -> None:
+    for name in ("web", "app"):
+        client.register(name)
+    client.submit(client.start(targetUrl=TARGETS[1]), task(), task(externalId="x"))
+    client.submit(client.start(targetUrl=TARGETS[2]), task())
+    client.submit(client.start("app", targetUrl=TARGETS[1]), task(externalId="x"))
+    client.submit(client.start("app", targetUrl=TARGETS[1], branch="a"), task(externalId="x"), task(externalId="y"))
+    told = client.read("overview", **query)
+    assert (told["total"], standing(told["byProjectType"]), standing(told["byTarget"])) == (total, types, targets)
+    assert told["days"][-1]["created"] == created
+
+
+def test_the_days_of_an_overview_count_what_happened_on_them(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = at_day(monkeypatch, 2)
+    fixed, wrong = client.add(run, externalId="x"), client.add(run, status="dismissed")
+    client.triage(fixed, "in_progress")
+    taken = client.submit(start_on(client, "a"), task(externalId="y"))["tasks"][0]["id"]
+    client.triage(taken, "dismissed")
+    middle = at_day(monkeypatch, 1)
+    client.triage(fixed, "resolved")
+    client.triage(wrong, "resolved")
+    last = at_day(monkeypatch, 0)
+    client.submit(run, task(externalId="x"), task(externalId="y", title="Taken over"))
+    told = client.read("overview", days=4)["days"]
+    assert [standing([each])[0] for each in told[1:]] == [(first, 3, 0, 0, 1), (middle, 0, 0, 2, 0), (last, 0, 1, 0, 0)]
+    assert set(standing(told[:1])[0][1:]) == {0}
+    client.remove(f"tasks/{fixed}")
+    told = client.read("overview", days=3)["days"]
+    assert [standing([each])[0] for each in told] == [(first, 2, 0, 0, 1), (middle, 0, 0, 1, 0), (last, 0, 0, 0, 0)]
+    assert faults_of(Path(database_of(app).settings.db)) == []
+
+
+@pytest.mark.parametrize("query", ["days=0", "days=366", "days=x", "branch=", "branch=a&branch=b", "status=open"])
+def test_a_bad_question_for_an_overview_is_refused(client: Client, query: str) -> None:
+    problem = client.get(f"{API}/overview?{query}")
+    assert_problem(problem, 400, "invalid_parameter", query.partition("=")[0])
 
 
 # ---------------------------------------------------------------------------
@@ -9766,6 +9864,283 @@ def test_a_command_makes_no_database_of_its_own(tmp_path: Path, words: tuple[str
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------
+# Deleting
+# ---------------------------------------------------------------------------
+
+
+def test_a_deleted_task_is_gone_from_every_answer(app: flask.Flask, client: Client, run: str) -> None:
+    branch, later = start_on(client, "a", "x"), start_on(client, None)
+    task_id, other = client.add(run, externalId="x"), client.add(run, externalId="y")
+    client.finish(run)
+    client.remove(f"tasks/{task_id}")
+    for path in (f"tasks/{task_id}", f"tasks/{task_id}/history"):
+        assert_problem(client.get(f"{API}/{path}"), 404, "not_found")
+    for query in ({}, {"runId": run}, {"branch": "a"}, {"missingFrom": later}, {"externalId": "x"}):
+        page = client.read("tasks", **query)
+        assert page["total"] == len(page["tasks"]) == ("branch" not in query and "externalId" not in query)
+        assert task_id not in {each["id"] for each in page["tasks"]}
+    whole = client.read(f"runs/{run}")
+    assert (whole["summary"]["total"], whole["submitted"]["created"]) == (1, 1)
+    assert gate(client, run)["reported"] == 1
+    assert gate(client, branch)["reported"] == 0
+    client.remove(f"tasks/{other}")
+    assert client.read("overview")["total"] == 0
+    assert faults_of(Path(database_of(app).settings.db)) == []
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finished", "running"])
+def test_a_deleted_run_takes_along_what_only_it_reports(
+    app: flask.Flask, client: Client, run: str, finish: bool
+) -> None:
+    other = start_on(client, None, "x")
+    client.submit(run, task(externalId="x"), task(externalId="y"), task())
+    if finish:
+        client.finish(run)
+    client.remove(f"runs/{run}")
+    for method, path in (("GET", ""), ("GET", "/gate"), ("DELETE", ""), ("POST", "/tasks"), ("PATCH", "")):
+        body = {"POST": {"tasks": []}, "PATCH": {"status": "failed"}}.get(method)
+        assert_problem(client.open(f"{API}/runs/{run}{path}", method=method, json=body), 404, "not_found")
+    assert [each["externalId"] for each in client.read("tasks")["tasks"]] == ["x"]
+    assert [each["id"] for each in client.read("runs")["runs"]] == [other]
+    assert client.read("runs", status="running")["total"] == 1
+    assert faults_of(Path(database_of(app).settings.db)) == []
+
+
+def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flask, client: Client, run: str) -> None:
+    branch = start_on(client, "a", "x")
+    first = client.add(run, externalId="x", title="Taken over")
+    ignored, last = start_on(client, "b", "x"), start_on(client, None, "x")
+    fields = ("runId", "lastRunId", "timesSeen", "branch")
+    for gone, left in (
+        (last, (branch, run, 2, None)),
+        (run, (branch, branch, 1, "a")),
+        (branch, (ignored, ignored, 1, "b")),
+    ):
+        client.remove(f"runs/{gone}")
+        found = client.read(f"tasks/{first}")
+        assert tuple(found[name] for name in fields) == left
+        assert client.read("tasks", mainLine="true")["total"] == (left[-1] is None)
+        assert faults_of(Path(database_of(app).settings.db)) == []
+    assert client.read("tasks", branch="a")["total"] == 0
+    assert {each["runId"] for each in client.history(first)} == {None}
+
+
+def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    resolving = start_on(client, None)
+    client.finish(resolving, resolveMissing=True)
+    client.remove(f"runs/{resolving}")
+    last = client.history(task_id)[-1]
+    assert (last["event"], last["to"], last["runId"], last["by"]) == ("status", "resolved", None, "tests")
+    assert client.history(task_id)[0]["runId"] == run
+
+
+def test_a_project_type_goes_once_no_run_is_of_it(client: Client, run: str) -> None:
+    problem = assert_problem(client.delete(f"{API}/project-types/web"), 409, "project_type_in_use")
+    assert "1 run" in problem["detail"]
+    client.remove(f"runs/{run}")
+    client.remove("project-types/web")
+    assert client.read("project-types") == {"projectTypes": []}
+    assert_problem(client.delete(f"{API}/project-types/web"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["tasks/TASK", "runs/RUN", "project-types/web"])
+def test_what_is_another_clients_cannot_be_deleted(app: flask.Flask, client: Client, run: str, path: str) -> None:
+    path = path.replace("TASK", client.add(run)).replace("RUN", run)
+    assert_problem(client_of(app, client="other").delete(f"{API}/{path}"), 404, "not_found")
+    assert client.read(path)
+
+
+def test_no_counter_names_what_is_deleted(app: flask.Flask, client: Client, run: str) -> None:
+    start_on(client, "a", "x")
+    client.submit(run, task(externalId="x"), task())
+    client.triage(client.add(run), "resolved")
+    client.finish(run)
+    for each in client.read("runs")["runs"]:
+        client.remove(f"runs/{each['id']}")
+    assert reader_of(app).execute("SELECT DISTINCT scope FROM counters").fetchall() == [("changes",)]
+    assert reader_of(app).execute("SELECT COUNT(*) FROM branches").fetchone() == (0,)
+
+
+def test_a_branch_in_the_place_of_a_deleted_one_is_counted_for_itself(client: Client, run: str) -> None:
+    for severity in ("high", "low"):
+        pull = client.start(branch="a")
+        client.submit(pull, task(severity=severity))
+        assert client.read("tasks", branch="a", severity=severity)["total"] == 1
+        client.remove(f"runs/{pull}")
+
+
+KEPT = cases(
+    task=("runs/RUN/tasks", {"tasks": [task(externalId="x")]}, "tasks/TASK", 409),
+    run=("runs", {"projectType": "web"}, "runs/NEW", 409),
+    run_of_a_task=("runs/RUN/tasks", {"tasks": [task(externalId="x")]}, "runs/RUN", 404),
+    project_type=("project-types", {"name": "new", "label": "secret"}, "project-types/new", 409),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "deleted", "status"), KEPT)
+def test_a_kept_answer_goes_with_what_it_holds(
+    app: flask.Flask, client: Client, run: str, path: str, body: Any, deleted: str, status: int
+) -> None:
+    path = path.replace("RUN", run)
+    sent = post(client, path, body).json
+    other = post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data
+    for name, value in (("RUN", run), ("NEW", sent.get("id", "")), ("TASK", sent.get("tasks", [{}])[0].get("id", ""))):
+        deleted = deleted.replace(name, value)
+    client.remove(deleted)
+    again = post(client, path, body)
+    assert_problem(again, status, "idempotency_conflict" if status == 409 else "not_found")
+    if deleted != f"runs/{run}":
+        assert post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data == other
+    kept = reader_of(app).execute("SELECT body FROM idempotent_answers").fetchall()
+    assert not any("secret" in text or '"x"' in text for (text,) in kept)
+
+
+def test_a_kept_answer_that_holds_a_replaced_schema_is_dropped(client: Client) -> None:
+    definition = {"name": "new", "extensionSchema": {"title": "secret"}}
+    post(client, "project-types", definition)
+    assert client.put(f"{API}/project-types/new", json={"extensionSchema": {"title": "secret"}}).status_code == 200
+    assert post(client, "project-types", definition).status_code == 201
+    client.put(f"{API}/project-types/new", json={})
+    assert_problem(post(client, "project-types", definition), 409, "idempotency_conflict")
+
+
+def secret() -> str:
+    """Return a word that no other text holds."""
+    return f"SECRET{secrets.token_hex(12)}"
+
+
+def found_in_files(db: Path) -> set[str]:
+    """Return the secrets that a database, or what SQLite keeps beside it, still holds."""
+    held = set[str]()
+    for file in db.parent.glob(f"{db.name}*"):
+        with suppress(FileNotFoundError):
+            held |= {each.decode() for each in re.findall(rb"SECRET[0-9a-f]{24}", file.read_bytes())}
+    return held
+
+
+def secret_report(dice: random.Random) -> dict[str, Any]:
+    """Return a task with a secret in each field, of any size."""
+    long = "x" * dice.choice((0, 60, 600, 6000))
+    return task(
+        title=secret() + long[:300],
+        description=secret() + long,
+        externalId=secret(),
+        evidence=[{"type": secret(), "label": secret(), "url": f"https://{secret()}/", "content": secret() + long}],
+        remediation=[{"instruction": secret()}],
+        successCriteria=[{"description": secret()}],
+        extensions={secret(): secret()},
+    )
+
+
+def secrets_of(value: Any) -> set[str]:
+    """Return the secrets in a JSON value."""
+    return set(re.findall("SECRET[0-9a-f]{24}", json.dumps(value)))
+
+
+def test_what_is_deleted_is_nowhere_in_the_files(app: flask.Flask, client: Client, run: str) -> None:
+    dice, db, stored = random.Random(6), Path(database_of(app).settings.db), dict[str, set[str]]()
+    for _ in range(6):
+        reports = [secret_report(dice) for _ in range(60)]
+        for item, report in zip(client.submit(run, *reports)["tasks"], reports, strict=True):
+            stored[item["id"]] = secrets_of(report)
+        for item, report in dice.sample(list(zip(list(stored)[-60:], reports, strict=True)), k=20):
+            comment, longer = secret(), report | {"title": secret() + "y" * 300}
+            client.submit(run, longer)
+            client.triage(item, "dismissed", comment=comment)
+            stored[item] |= secrets_of([comment, longer])
+        gone = set[str]()
+        for task_id in dice.sample(list(stored), k=30):
+            client.remove(f"tasks/{task_id}")
+            gone |= stored.pop(task_id)
+        assert found_in_files(db) & gone == set()
+        assert faults_of(db) == []
+
+
+def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
+    db, name = Path(database_of(app).settings.db), secret()
+    definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
+    assert post(client, "project-types", definition).status_code == 201
+    start = {"projectType": name, "targetUrl": f"https://{secret()}/", "branch": secret(), "metadata": {"a": secret()}}
+    pull = post(client, "runs", start, "run").json["id"]
+    client.submit(pull, *(secret_report(random.Random(1)) for _ in range(40)))
+    client.finish(pull, statusReason=secret())
+    kept = {name}
+    assert client.put(f"{API}/project-types/{name}", json={"label": "new"}).status_code == 200
+    assert not found_in_files(db) & secrets_of(definition) - kept
+    client.remove(f"runs/{pull}")
+    assert found_in_files(db) == kept
+    client.remove(f"project-types/{name}")
+    assert found_in_files(db) == set()
+
+
+def erased_after(db: Path, seconds: float) -> bool:
+    """Tell whether no secret is in a file any more within some seconds."""
+    end = time.monotonic() + seconds
+    while found_in_files(db) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not found_in_files(db)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
+    serve: Callable[..., Server], workers: str
+) -> None:
+    server = serve("--workers", workers)
+    run, done = server.start_run(), threading.Event()
+
+    def load() -> None:
+        while not done.is_set():
+            server.request("GET", f"{API}/tasks")
+            server.request("POST", f"{API}/runs/{run}/tasks", task(description="x" * 2000))
+
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(load) for _ in range(2)]
+        for _ in range(2):
+            batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
+            for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
+                assert server.request("DELETE", f"{API}/tasks/{item['id']}").status == 204
+            assert erased_after(server.db, 5)
+        done.set()
+    assert all(each.exception() is None for each in loads)
+    assert faults_of(server.db) == []
+
+
+def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Callable[..., Server]) -> None:
+    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+    server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+    run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
+    server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))] * 50}, key=SECRET)
+    assert server.request("DELETE", f"{API}/runs/{run}", key=SECRET).status == 204
+    server.stop(signal.SIGKILL)
+    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+    assert found_in_files(server.db) == set()
+
+
+def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Callable[..., Server]) -> None:
+    dice = random.Random(8)
+    for _ in range(4):
+        server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+        server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+        run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
+        for _ in range(4):
+            batch = {"tasks": [task(description="x" * 3000)] * 1000}
+            assert server.request("POST", f"{API}/runs/{run}/tasks", batch, key=SECRET).status == 201
+        with ThreadPoolExecutor(1) as pool:
+            deleted = pool.submit(server.request, "DELETE", f"{API}/runs/{run}", key=SECRET)
+            time.sleep(dice.uniform(0.01, 0.4))
+            server.stop(signal.SIGKILL)
+        answered = deleted.exception() is None
+        with closing(sqlite3.connect(server.db)) as connection:
+            counts = [
+                connection.execute(f"SELECT COUNT(*) FROM {name} WHERE {column} = ?", (run,)).fetchone()[0]
+                for name, column in (("runs", "id"), ("tasks", "run_id"))
+            ]
+        assert counts in ([[0, 0]] if answered else [[0, 0], [1, 4000]])
+        assert faults_of(server.db) == []
 
 
 # ---------------------------------------------------------------------------
