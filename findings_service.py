@@ -1280,6 +1280,7 @@ def schema_path() -> Path:
     return packaged if packaged.exists() else here / "schema.sql"
 
 
+BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
 # How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
@@ -1327,8 +1328,11 @@ class Connection(sqlite3.Connection):
             [(*key, n) for key, n in self.counted.items() if n],
         )
         if self.deletes:
-            fewer = {(client_id, scope) for (client_id, scope, *_), n in self.counted.items() if n < 0}
-            self.executemany("DELETE FROM counters WHERE client_id = ? AND scope = ? AND n = 0", sorted(fewer))
+            fewer = {key[:2] for key, n in self.counted.items() if n < 0}
+            self.executemany(
+                "DELETE FROM counters WHERE client_id = ? AND scope IN (?, ?) AND n = 0",
+                [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(fewer)],
+            )
         self.forget()
 
     def forget(self) -> None:
@@ -3028,10 +3032,7 @@ def count(
         connection.counting[client_id, each, status, severity, int(identified)] += n
 
 
-# What ends the name of a scope comes last, because the name of a branch may have spaces.
-BRANCHES = " branches"  # what is not of the main line
-
-
+# What ends the name of a scope, `BRANCHES` or this, comes last, because the name of a branch may have spaces.
 def of_branch(name: str) -> str:
     """End the name of a scope of one branch."""
     return f" branch:{name}"

@@ -9909,8 +9909,9 @@ def test_a_deleted_run_takes_along_what_only_it_reports(
     assert faults_of(Path(database_of(app).settings.db)) == []
 
 
-def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flask, client: Client, run: str) -> None:
-    branch = start_on(client, "a", "x")
+def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    branch, run = start_on(client, "a", "x"), start_on(client, None)
     first = client.add(run, externalId="x", title="Taken over")
     ignored, last = start_on(client, "b", "x"), start_on(client, None, "x")
     fields = ("runId", "lastRunId", "timesSeen", "branch")
@@ -10099,12 +10100,14 @@ def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
 
     with ThreadPoolExecutor(2) as pool:
         loads = [pool.submit(load) for _ in range(2)]
-        for _ in range(2):
-            batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
-            for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
-                assert server.request("DELETE", f"{API}/tasks/{item['id']}").status == 204
-            assert erased_after(server.db, 5)
-        done.set()
+        try:
+            for _ in range(2):
+                batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
+                for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
+                    assert server.request("DELETE", f"{API}/tasks/{item['id']}").status == 204
+                assert erased_after(server.db, 5)
+        finally:
+            done.set()
     assert all(each.exception() is None for each in loads)
     assert faults_of(server.db) == []
 
