@@ -5291,16 +5291,17 @@ def uncount_reported(
     connection: Connection, client_id: str, kind: type[Reporter], task_seqs: Sequence[int]
 ) -> set[int]:
     """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
-    reporters = set[int]()
+    reporters = Counter[int]()
     for lot in in_lots(task_seqs):
-        known = connection.execute(
-            f"""SELECT COUNT(*), {kind.column} FROM {kind.sightings}
-                WHERE client_id = ? AND task_seq IN ({marks(lot)}) GROUP BY {kind.column}""",
+        rows = connection.execute(
+            f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq IN ({marks(lot)})",
             (client_id, *lot),
-        ).fetchall()
-        connection.executemany(f"UPDATE {kind.table} SET reported = reported - ? WHERE seq = ?", known)
-        reporters |= {seq for _, seq in known}
-    return reporters
+        )
+        reporters.update(seq for (seq,) in rows)
+    connection.executemany(
+        f"UPDATE {kind.table} SET reported = reported - ? WHERE seq = ?", [(n, seq) for seq, n in reporters.items()]
+    )
+    return set(reporters)
 
 
 def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> None:
@@ -5369,12 +5370,17 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
 
 # Deleting: from every answer at once, and soon from the file
 
-# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did.
+# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
+# `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
 REPORTED_BY = """COALESCE(
-    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = run_seq WHERE sightings.client_id = tasks.client_id
-        AND task_seq = tasks.seq AND counted = 1 ORDER BY run_seq {order} LIMIT 1),
-    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = run_seq WHERE sightings.client_id = tasks.client_id
-        AND task_seq = tasks.seq ORDER BY run_seq {order} LIMIT 1))"""
+    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+        JOIN sightings AS same ON same.client_id = sightings.client_id
+            AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1
+        ORDER BY sightings.run_seq {order} LIMIT 1),
+    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq
+        ORDER BY sightings.run_seq {order} LIMIT 1))"""
 
 
 def remove_task(connection: Connection, client_id: str, task: State) -> None:
