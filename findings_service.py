@@ -1770,18 +1770,20 @@ class Database:
         with self.maintaining() as connection:
             if not self.checkpointer.held:
                 return None
-            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            if busy:
-                return page
-            connection.execute("BEGIN IMMEDIATE")
             try:
-                if self.wal_size():  # somebody else has written meanwhile
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.execute("BEGIN IMMEDIATE")
+                if self.wal_size():  # somebody reads what is in it, or has written meanwhile
                     return page
                 page_size = connection.execute("PRAGMA page_size").fetchone()[0]
                 following = wipe_gaps(self.settings.db, page_size, page, ERASING_SLICE)
                 connection.execute("PRAGMA shrink_memory")
                 connection.execute("UPDATE erasures SET done = ? WHERE id = 1", (0 if following else asked,))
                 connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                return page
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -2082,7 +2084,7 @@ def ask_to_erase(connection: Connection) -> None:
 
 def select_erasures(connection: Connection) -> tuple[int, int]:
     """Return how many times was asked to erase, and how many of those are done."""
-    row = connection.execute("SELECT asked, done FROM erasures").fetchone()
+    row = connection.execute("SELECT asked, done FROM erasures WHERE id = 1").fetchone()
     return (row[0], row[1]) if row else (0, 0)
 
 

@@ -932,16 +932,20 @@ def test_the_methods_of_each_path_are_the_contracts() -> None:
         ("GET", f"{API}/runs"),
         ("GET", f"{API}/runs/"),
         ("PATCH", f"{API}/runs/"),
+        ("DELETE", f"{API}/runs/"),
         ("GET", f"{API}/runs//gate"),
         ("POST", f"{API}/runs//tasks"),
         ("GET", f"{API}/tasks"),
         ("GET", f"{API}/tasks/"),
         ("PATCH", f"{API}/tasks/"),
+        ("DELETE", f"{API}/tasks/"),
         ("GET", f"{API}/tasks//history"),
         ("GET", f"{API}/project-types"),
         ("POST", f"{API}/project-types"),
         ("GET", f"{API}/project-types/"),
         ("PUT", f"{API}/project-types/"),
+        ("DELETE", f"{API}/project-types/"),
+        ("GET", f"{API}/overview"),
         ("GET", f"{API}/openapi.json"),
         ("GET", "/healthz"),
     }
@@ -8942,7 +8946,9 @@ def key_of(app: flask.Flask, holder: str) -> str:
 def test_every_route_is_open_to_whom_it_says(
     app: flask.Flask, client: Client, run: str, each: Any, holder: str
 ) -> None:
-    path = each.path.format(run_id=run, task_id=client.add(run, title="A secret"), name="web")
+    client.register("unused")
+    name = "unused" if each.method == "DELETE" else "web"
+    path = each.path.format(run_id=run, task_id=client.add(run, title="A secret"), name=name)
     body = BODIES[each.method, each.path] if each.body is not None else None
     asking = client_of(app)
     asking.key = key_of(app, holder)
@@ -8958,7 +8964,7 @@ def test_every_route_is_open_to_whom_it_says(
     elif findings_service.LEVELS.index(holder) < findings_service.LEVELS.index(each.level):
         assert_problem(response, 403, "forbidden")
     else:
-        assert response.status_code in (200, 201)
+        assert response.status_code in (200, 201, 204)
 
 
 def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
@@ -10104,7 +10110,7 @@ def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
             for _ in range(2):
                 batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
                 for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
-                    assert server.request("DELETE", f"{API}/tasks/{item['id']}").status == 204
+                    assert server.request("DELETE", f"{API}/tasks/{item['id']}").status_code == 204
                 assert erased_after(server.db, 5)
         finally:
             done.set()
@@ -10117,7 +10123,7 @@ def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Calla
     server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
     run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
     server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))] * 50}, key=SECRET)
-    assert server.request("DELETE", f"{API}/runs/{run}", key=SECRET).status == 204
+    assert server.request("DELETE", f"{API}/runs/{run}", key=SECRET).status_code == 204
     server.stop(signal.SIGKILL)
     server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
     assert found_in_files(server.db) == set()
@@ -10131,7 +10137,7 @@ def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Ca
         run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
         for _ in range(4):
             batch = {"tasks": [task(description="x" * 3000)] * 1000}
-            assert server.request("POST", f"{API}/runs/{run}/tasks", batch, key=SECRET).status == 201
+            assert server.request("POST", f"{API}/runs/{run}/tasks", batch, key=SECRET).status_code == 201
         with ThreadPoolExecutor(1) as pool:
             deleted = pool.submit(server.request, "DELETE", f"{API}/runs/{run}", key=SECRET)
             time.sleep(dice.uniform(0.01, 0.4))
