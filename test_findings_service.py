@@ -10067,6 +10067,23 @@ def test_what_is_deleted_is_nowhere_in_the_files(app: flask.Flask, client: Clien
         assert faults_of(db) == []
 
 
+def test_copies_that_sqlite_leaves_in_the_gaps_of_pages_are_erased(app: flask.Flask, client: Client, run: str) -> None:
+    db, size = Path(database_of(app).settings.db), 4096
+    tasks = client.submit(run, *(task(description="x" * dice) for dice in range(0, 9000, 300)))["tasks"]
+    database_of(app).close()
+    whole, left = bytearray(db.read_bytes()), 0
+    for at in range(0, len(whole), size):
+        start, end = findings_service.gap_of(bytes(whole[at : at + size]), 0 if at else 100)
+        if end - start > 60:
+            whole[at + start + 10 : at + start + 40] = secret().encode()
+            left += 1
+    db.write_bytes(whole)
+    assert len(found_in_files(db)) == left > 10
+    client.remove(f"tasks/{tasks[0]['id']}")
+    assert found_in_files(db) == set()
+    assert faults_of(db) == []
+
+
 def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
     db, name = Path(database_of(app).settings.db), secret()
     definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
