@@ -1160,6 +1160,68 @@ def large_run_rows(bench: Bench, server: Server, stored: Stored, rows: int, run_
         yield limit_row("old", f"a run of {rows:,}, changed: {name}", " ms", seconds * 1000, limit)
 
 
+PAGE_LIMIT, TOTAL_LIMIT = 50.0, 150.0  # ms
+MOST_SEARCHES = 7  # of a kind, no two of them alike: what was found before is kept
+
+
+def searches() -> Mapping[str, list[str]]:
+    """Return the queries of each kind."""
+    ends = [f"{digit}-{number}" for digit in "0369cf" for number in "135"]  # each in 1 % of the external ids
+    everywhere = [word[:length] for word in ("accessible", "field", "name") for length in (3, 4)]
+    words = {
+        "a word that no task has": [f"absent{number}" for number in range(MOST_SEARCHES)],
+        "a rare word": [f"{number}" for number in range(4321, 4321 + MOST_SEARCHES)],
+        "a word in 1 %": ends[:MOST_SEARCHES],
+        "a word in all": everywhere,
+        "two words, both in all": [f"{word}+form" for word in everywhere],
+        "two words, one in 1 %": [f"{word}+name" for word in ends[:MOST_SEARCHES]],
+    }
+    queries = {name: [f"q={word}" for word in group] for name, group in words.items()}
+    late = ends[MOST_SEARCHES : 2 * MOST_SEARCHES]
+    return queries | {"a word in 1 %, one status": [f"q={word}&status=open" for word in late]}
+
+
+def measure_search(bench: Bench) -> Iterator[Row]:
+    """Compare searches, and the pages behind, with their limits, and batches with such as are not searched."""
+    stored = filled(bench.folder / "search.db", bench.plan.rows)
+    with service(stored.path) as server:
+        for name, queries in searches().items():
+            first = [searched(bench, stored, server, f"/api/v1/tasks?{query}") for query in queries]
+            median = statistics.median(wait for wait, _ in first)
+            yield limit_row("search", f"{name}: first page", " ms", median, TOTAL_LIMIT)
+            links = [link for _, link in first if link]
+            if links:
+                again = [searched(bench, stored, server, link)[0] for link in links]
+                yield limit_row("search", f"{name}: the next page", " ms", statistics.median(again), PAGE_LIMIT)
+        yield limit_row("search", f"resident memory at {stored.rows:,}", " MB", server.memory(), MEMORY_LIMIT)
+    plain, full = (new_database(bench.folder / f"batches-{name}.db")[0] for name in ("plain", "searched"))
+    write_words, pairs = fs.write_words, []
+    for number in range(bench.plan.rounds * 3):
+        fs.write_words = lambda *_, **__: None
+        unsearched = stored_rate(plain, number)
+        fs.write_words = write_words
+        pairs.append((unsearched, stored_rate(full, number)))
+    plain.close()
+    full.close()
+    yield row_of("search", f"batches of {BATCH:,}, against none searched", "/s", pairs, 0.9, True)
+
+
+def searched(bench: Bench, stored: Stored, server: Server, path: str) -> tuple[float, str | None]:
+    """Return how many milliseconds a search takes, and the link to its next page."""
+    outcome = bench.load.run(Job(server.port, [request(stored.key, "GET", path)], 200, connections=1))
+    time.sleep(outcome.waits[0])  # for so long the key of a costly read rests
+    return outcome.waits[0] * 1000, json.loads(outcome.last)["next"]
+
+
+def stored_rate(database: fs.Database, number: int) -> float:
+    """Store a batch, and return how many tasks a second that were."""
+    body = batch_body(number * BATCH, BATCH)
+    begun = time.perf_counter()
+    with database.transaction() as connection:
+        report(connection, target_of(number), [parsed(body)])
+    return BATCH / (time.perf_counter() - begun)
+
+
 PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "reads": measure_reads,
     "writes": measure_writes,
@@ -1170,6 +1232,7 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "start": measure_start,
     "flatness": measure_flatness,
     "old": measure_old,
+    "search": measure_search,
 }
 
 

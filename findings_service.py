@@ -41,6 +41,7 @@ import logging
 import math
 import operator
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -51,11 +52,12 @@ import threading
 import time
 import types
 import typing
+import unicodedata
 import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
@@ -274,6 +276,7 @@ TITLES = {
     404: "Not Found",
     405: "Method Not Allowed",
     409: "Conflict",
+    412: "Precondition Failed",
     413: "Content Too Large",
     415: "Unsupported Media Type",
     422: "Unprocessable Content",
@@ -389,6 +392,12 @@ class IdempotencyConflict(ServiceError):
     """The Idempotency-Key was used for another body, or what it was answered with is deleted."""
 
     status, code = 409, "idempotency_conflict"
+
+
+class ChangedMeanwhile(ServiceError):
+    """What `If-Match` was made of is not what is stored any more."""
+
+    status, code = 412, "changed_meanwhile"
 
 
 class BodyTooLarge(ServiceError):
@@ -518,6 +527,7 @@ ENTRY_PLACE = r"^[0-9]{1,15}\Z"
 SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
 
 BRANCH_NAME = r"^[^\x00-\x1f\x7f-\x9f]*\Z"  # nothing of Unicode's category Cc
+ASSIGNEE = r"^([^\x00]*[^\s\x00][^\x00]*)?\Z"
 
 # What a pattern is called in an error.
 PATTERNS = {
@@ -525,6 +535,7 @@ PATTERNS = {
     ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
     HTTP_URL: "must be an absolute http or https URL, without spaces",
     BRANCH_NAME: "must not contain control characters",
+    ASSIGNEE: "must not be blank; leave it empty for nobody",
     PLACE: "is no place in this list; follow the next link as it is",
     ENTRY_PLACE: "is no place in this history; follow the next link as it is",
     SEVERE_PLACE: "is no place in this list; follow the next link as it is",
@@ -533,12 +544,14 @@ PATTERNS = {
 
 Severity = Literal["critical", "high", "medium", "low", "info"]
 TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
+Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 RunStatus = Literal["running", "completed", "failed"]
 FailOn = Literal["critical", "high", "medium", "low", "info", "none"]
 Level = Literal["read", "agent", "full"]
 SEVERITIES: tuple[str, ...] = typing.get_args(Severity)
 TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
 UNFINISHED = ("open", "in_progress")
+REASONS: tuple[str, ...] = typing.get_args(Reason)
 RUN_STATUSES: tuple[str, ...] = typing.get_args(RunStatus)
 LEVELS: tuple[str, ...] = typing.get_args(Level)
 RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
@@ -626,10 +639,18 @@ class TaskBatch(Request):
 
 
 class TaskUpdate(Request):
-    """A triage decision."""
+    """A triage decision, at least one of these: a `reason` is of what is resolved or dismissed, "" assigns nobody."""
 
-    status: TaskStatus
+    status: TaskStatus | None = None
     comment: Annotated[str, Meta(max_length=4000, extra_json_schema=NO_NUL)] | None = None
+    reason: Reason | None = None
+    assignee: Annotated[str, Meta(max_length=200, pattern=ASSIGNEE)] | None = None
+
+
+class TasksUpdate(TaskUpdate, kw_only=True):
+    """One triage decision about several tasks, for all of them or none."""
+
+    ids: Annotated[list[Text], Meta(min_length=1, max_length=1000)]
 
 
 class RunStart(Request):
@@ -738,6 +759,8 @@ class TaskHead(Model, gc=False):
     title: str
     severity: Severity
     status: TaskStatus
+    reason: Reason | None
+    assignee: str | None
     created_at: str
     updated_at: str
     last_seen_at: str
@@ -771,6 +794,21 @@ class Submission(Model):
     reopened: int
     unchanged: int
     tasks: list[TaskResult]
+
+
+class TriagedTask(Model, gc=False):
+    """What a task is after a decision about several."""
+
+    id: str
+    status: TaskStatus
+
+
+class Triage(Model):
+    """What a decision about several tasks did, with those in the order sent; `updated` counts what got an entry."""
+
+    updated: int
+    unchanged: int
+    tasks: list[TriagedTask]
 
 
 class Ignored(Model):
@@ -810,6 +848,8 @@ class HistoryEntry(Model):
     run_id: str | None
     from_: TaskStatus | None = msgspec.field(name="from")
     to: TaskStatus | None
+    reason: Reason | None
+    assignee: str | None
     comment: str | None
     changed: list[str]
 
@@ -930,10 +970,13 @@ class NoQuery(Request):
 
 Listed = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
 Sought = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
+Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
+Time = Annotated[Moment, Meta(extra_json_schema={"format": "date-time"})]
 AFTER = "The place behind which the page begins; follow `next` rather than making one up."
 Value = TypeVar("Value")
 SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
 Several = Annotated[list[Value], Meta(max_length=1000)]
+DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
 Repeated = Annotated[tuple[Value, ...], Meta(max_length=100)]
 
@@ -1033,6 +1076,27 @@ class TaskFilters(Request):
         ]
         | None
     ) = None
+    assignee: Annotated[Sought, Meta(description="Tasks that are assigned to this one, exactly as stored.")] | None = (
+        None
+    )
+    assigned: (
+        Annotated[bool, Meta(description="`true` for tasks that are assigned to somebody, `false` for all others.")]
+        | None
+    ) = None
+    created_since: Annotated[Time, Meta(description=f"Tasks created then or later. {DAY_OR_TIME}")] | None = None
+    created_before: Annotated[Time, Meta(description=f"Tasks created before then. {DAY_OR_TIME}")] | None = None
+    q: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="Words, each of which must stand somewhere in the title, the externalId or a label of the"
+                " evidence, whatever its case and accents. No sign has a meaning of its own.",
+                extra_json_schema={"pattern": "^[^\\u0000]*[^\\u0000\\s][^\\u0000]*$"},
+            ),
+        ]
+        | None
+    ) = None
     sort: Annotated[
         Literal["-createdAt", "createdAt", "severity"],
         Meta(
@@ -1070,9 +1134,26 @@ class ExportQuery(TaskFilters):
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
-ENUMERATIONS = {"RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
+ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
 SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
+DECIDES_NOTHING = "must have a status, a comment, a reason or an assignee"
+FINISHED_ALONE = "goes with the statuses resolved and dismissed only"
+# What a decision must not be, whether it is about one task or several.
+DECISION_RULES: dict[str, Any] = {
+    "not": {
+        "type": "object",
+        "properties": {name: {"type": "null"} for name in ("status", "comment", "reason", "assignee")},
+    },
+    "dependentSchemas": {
+        "reason": {
+            "not": {
+                "properties": {"status": {"enum": list(UNFINISHED)}, "reason": {"type": "string"}},
+                "required": ["status"],
+            }
+        }
+    },
+}
 # Rules between fields, which a model cannot express. Generators of clients make nothing of `not`, and so make one class
 # of each of these models where `anyOf` would make them three.
 RULES: dict[str, dict[str, Any]] = {
@@ -1085,6 +1166,8 @@ RULES: dict[str, dict[str, Any]] = {
             "required": ["status", "resolveMissing"],
         }
     },
+    "TaskUpdate": DECISION_RULES,
+    "TasksUpdate": DECISION_RULES,
 }
 
 
@@ -1263,6 +1346,7 @@ ERASED_WITHIN = 5.0  # seconds that a request waits for it at most where nobody 
 WIPED_AT_ONCE = 256  # pages
 MOST_PAGES = 1 << 25  # 128 GiB of 4 KiB each
 FILE_HEADER = 100  # bytes before the first page's own header
+BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1286,14 +1370,31 @@ CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, sc
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
+class TaskSet(Struct, frozen=True, gc=False):
+    """Some tasks: a bit for each seq from 0 on, and how many bits there are. A million take 125 KB."""
+
+    bits: int
+    size: int
+
+    @classmethod
+    def of(cls, signs: bytes | bytearray) -> TaskSet:
+        """Return the tasks that a byte for each seq tells, 0 or 1."""
+        return cls(int(signs[::-1].translate(DIGITS_OF_BITS) or b"0", 2), len(signs))
+
+    def signs(self) -> bytes:
+        """Return a byte for each seq, 0 or 1."""
+        return f"{self.bits:0{self.size}b}".encode()[::-1].translate(BITS_OF_DIGITS)
+
+
 class Connection(sqlite3.Connection):
     """A connection that writes counters once for a whole transaction, however many requests share it.
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
     `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
-    branches that were counted last, with what tells whether they are still the same. Only a `read_only` connection
-    keeps them: what the other one reads may yet be undone. `deletes` is whether the transaction takes anything away for
-    good: then the counters that have come to nothing go too, because their scopes name what is gone.
+    branches that were counted last, with what tells whether they are still the same, and `task_sets` what was searched
+    for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `deadline` is when
+    a list must be found, on the monotonic clock. `deletes` is whether the transaction takes anything away for good:
+    then the counters that have come to nothing go too, because their scopes name what is gone.
     """
 
     read_only = False
@@ -1305,6 +1406,8 @@ class Connection(sqlite3.Connection):
         self.next_seq = 0
         self.deletes = False
         self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
+        self.task_sets: dict[tuple[Any, ...], tuple[int, TaskSet]] = {}
+        self.deadline = math.inf
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -1346,6 +1449,11 @@ class Connection(sqlite3.Connection):
 def user_version(connection: Connection) -> int:
     """Return the schema version of the file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def data_version(connection: Connection) -> int:
+    """Return a number that is another one once another connection has committed something."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def require_ours(connection: Connection, path: str) -> None:
@@ -2163,7 +2271,7 @@ def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
     What reads little is never interrupted, however slow the disk is (https://www.sqlite.org/c3ref/progress_handler.html).
     Where another engine keeps the data, this is its statement time-out.
     """
-    end = time.monotonic() + seconds
+    end = connection.deadline = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > end, CLOCK_STEPS)
     try:
         yield
@@ -2173,6 +2281,7 @@ def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
         raise TimeoutError from None
     finally:
         connection.set_progress_handler(None, 0)
+        connection.deadline = math.inf
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -2769,6 +2878,8 @@ NUMBERED = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "
 SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (RULES["Evidence"]["not"], SHOWS_NOTHING, ()),
     (RULES["RunUpdate"]["not"], COMPLETED_ALONE, ("resolveMissing",)),
+    (DECISION_RULES["not"], DECIDES_NOTHING, ()),
+    (DECISION_RULES["dependentSchemas"]["reason"]["not"], FINISHED_ALONE, ("reason",)),
 )
 
 
@@ -2877,6 +2988,7 @@ MAIN_LINE = ""  # where the name of a branch would stand
 MOST_ARMS = 32  # of one statement; SQLite allows 500
 FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
+WALK_SIZE = 1 << 16  # seqs of a list that are read at once, where all are
 
 
 @lru_cache(maxsize=8)
@@ -3249,14 +3361,19 @@ class Position(Struct, frozen=True, gc=False):
 class Listing(Struct, frozen=True, kw_only=True):
     """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each.
 
-    What the conditions call by a name of `listed` is bound once for all ranges. `total` is how many rows there are,
-    where counters tell. Ranges of sightings may share tasks; then `tally` is all of them as one.
+    Only what has a seq from `first` on and before `end` is listed. What the conditions call by a name of `listed` is
+    bound once for all ranges. `total` is how many rows there are, where counters tell; `sums` are other lists that,
+    each counted with its sign, come to it sooner than these rows. Ranges of sightings may share tasks; then `tally` is
+    all of them as one.
     """
 
     table: str
     arms: tuple[Arm, ...] = ()
     listed: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    first: int = 0
+    end: int = sys.maxsize
     total: int | None = None
+    sums: tuple[tuple[int, Listing], ...] = ()
     tally: Arm | None = None
     newest_first: bool = True
     severity: int = 0
@@ -3281,14 +3398,22 @@ class Listing(Struct, frozen=True, kw_only=True):
         """Return the rows of which one more condition is true."""
         arms = tuple(arm.where(condition, *values) for arm in self.arms)
         tally = self.tally and self.tally.where(condition, *values)
-        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None)
+        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None, sums=())
+
+    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
+        """Return the rows from a seq on and before another."""
+        sums = tuple((sign, each.within(first, end)) for sign, each in self.sums)
+        first, end = max(first, self.first), min(end, self.end)
+        return msgspec.structs.replace(self, first=first, end=end, total=None, sums=sums)
 
     def behind(self, seq: int) -> Listing:
         """Return the rows that come behind one."""
-        sign = "<" if self.newest_first else ">"
-        arms = tuple(arm.where(f"{self.seq(arm)} {sign} ?", seq) for arm in self.arms)
-        tally = self.tally and self.tally.where(f"{self.seq(self.tally)} {sign} ?", seq)
-        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None)
+        return self.within(end=seq) if self.newest_first else self.within(seq + 1)
+
+    def cut(self, arm: Arm) -> Arm:
+        """Return a range without what comes before `first`, and from `end` on."""
+        arm = arm.where(f"{self.seq(arm)} >= ?", self.first) if self.first else arm
+        return arm.where(f"{self.seq(arm)} < ?", self.end) if self.end < sys.maxsize else arm
 
     def rows(
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
@@ -3296,7 +3421,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         """Return some rows, each read when it is asked for. One range alone needs no merge."""
         values: tuple[Any, ...]
         if len(self.arms) == 1:
-            arm = self.arms[0]
+            arm = self.cut(self.arms[0])
             statement = f"""SELECT {columns} FROM {self.source(arm, whole=True)} {joined}
                 WHERE {" AND ".join(arm.conditions)} ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
             return self._execute(connection, statement, (*arm.values, limit, offset))
@@ -3319,13 +3444,41 @@ class Listing(Struct, frozen=True, kw_only=True):
             found = sorted({*found, *(seq for (seq,) in merged)}, reverse=self.newest_first)[: limit + offset]
         return found[offset:]
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the rows, but for their order, from those of other lists."""
+        return (self.arms, *self.listed.items())
+
+    def all_seqs(self, connection: Connection) -> Iterator[list[int]]:
+        """Give the seqs of all rows, range by range, a lot at a time; what several ranges have comes several times.
+
+        One text of them is read in a third of the time that as many rows take.
+        """
+        for arm in self.arms:
+            statement = f"""SELECT GROUP_CONCAT(seq), MAX(seq) FROM (
+                SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}
+                WHERE {" AND ".join(arm.conditions)} AND {self.seq(arm)} > ? ORDER BY {self.seq(arm)} LIMIT ?) AS lot"""
+            seqs, last = [0] * WALK_SIZE, 0
+            while len(seqs) == WALK_SIZE:
+                text, last = self._execute(connection, statement, (*arm.values, last, WALK_SIZE)).fetchone()
+                seqs = msgspec.json.decode(f"[{text or ''}]", type=list[int])
+                yield seqs
+
+    def among(self, connection: Connection, others: Marked) -> Iterator[int]:
+        """Give the seqs of the rows that are in another list, too; each is looked up."""
+        for lot in in_lots(others.seqs(connection, others.total or 0, 0)):
+            for arm in self.arms:
+                found = arm.where(f"{self.seq(arm)} IN ({marks(lot)})", *lot)
+                statement = f"SELECT {self.seq(arm)} FROM {self.source(arm)} WHERE {' AND '.join(found.conditions)}"
+                yield from (seq for (seq,) in self._execute(connection, statement, found.values))
+
     def _merged(self, arms: Sequence[Arm], limit: int, offset: int) -> tuple[str, tuple[Any, ...]]:
         """Return what selects the seqs of some rows.
 
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
-        arms = arms if len(arms) <= FEW_ARMS else rounded(arms)
+        arms = [*map(self.cut, arms if len(arms) <= FEW_ARMS else rounded(arms))]
         ranges = [
             f"SELECT {self.seq(arm)} AS seq FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
             for arm in arms
@@ -3337,8 +3490,10 @@ class Listing(Struct, frozen=True, kw_only=True):
         """Return how many rows there are, counted one by one where no counter covers the filters."""
         if self.total is not None:
             return self.total
+        if self.sums:
+            return sum(sign * each.count(connection) for sign, each in self.sums)
         counted = 0
-        for arm in (self.tally,) if self.tally else self.arms:
+        for arm in map(self.cut, (self.tally,) if self.tally else self.arms):
             number = f"COUNT(DISTINCT {self.seq(arm)})" if self.tally else "COUNT(*)"
             statement = f"SELECT {number} FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
             counted += int(self._execute(connection, statement, arm.values).fetchone()[0])
@@ -3358,14 +3513,49 @@ class Found(Listing, frozen=True, kw_only=True):
 
     found: tuple[int, ...]
 
-    def behind(self, seq: int) -> Listing:
-        """Return the rows that come behind one."""
-        behind = tuple(each for each in self.found if (each < seq if self.newest_first else each > seq))
-        return msgspec.structs.replace(self, found=behind, total=len(behind))
+    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
+        """Return the rows from a seq on and before another."""
+        within = tuple(seq for seq in self.found if first <= seq < end)
+        return msgspec.structs.replace(self, found=within, total=len(within))
 
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
         """Return the seqs of some rows."""
         return sorted(self.found, reverse=self.newest_first)[offset : offset + limit]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the rows, but for their order, from those of other lists."""
+        return self.found
+
+    def among(self, connection: Connection, others: Marked) -> Iterator[int]:  # noqa: ARG002
+        """Give the seqs of the rows that are in another list, too."""
+        return (seq for seq in self.found if others.signs[seq : seq + 1] == b"\1")
+
+
+class Marked(Listing, frozen=True, kw_only=True):
+    """Rows that a sign for each seq tells: a byte that is 1."""
+
+    signs: bytes
+
+    @classmethod
+    def of(cls, signs: bytes) -> Marked:
+        """Return the list of the tasks that signs tell."""
+        return cls(table="tasks", signs=signs, total=signs.count(1))
+
+    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
+        """Return the rows from a seq on and before another."""
+        signs = bytes(min(first, len(self.signs))) + self.signs[first:end]
+        return msgspec.structs.replace(self, signs=signs, total=signs.count(1))
+
+    def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
+        """Return the seqs of some rows."""
+        found, seq = [], len(self.signs) if self.newest_first else -1
+        for _ in range(limit + offset):
+            seq = self.signs.rfind(1, 0, seq) if self.newest_first else self.signs.find(1, seq + 1)
+            if seq < 0:
+                break
+            found.append(seq)
+        return found[offset:]
 
 
 class Ranges(Struct, frozen=True):
@@ -3422,6 +3612,36 @@ def looked_at(
     if len(among) == 1:
         return start.where(f"{column} = ?", among[0]), {}
     return start.where(f"{column} IN (SELECT value FROM listed_{place})"), {f"listed_{place}": among}
+
+
+ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
+OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
+
+
+def row_conditions(wanted: TaskFilter) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return what a filter asks of a task, to be looked at in each row of a range: a condition and its values, if any.
+
+    What it asks of reports is not in it. It is one condition that must be TRUE: parts of it, the database would take
+    another index for, or think so few rows left that it would sort them.
+    """
+    among: dict[str, Collection[Any] | None] = {
+        "project_type": wanted.types,
+        "target_url": None if wanted.target_url is None else (wanted.target_url,),
+        "status": wanted.statuses,
+        "severity": wanted.ranks,
+        "assignee": None if wanted.assignee is None else (wanted.assignee,),
+    }
+    conditions, values = [], list[Any]()
+    for column, named in among.items():
+        if named is not None:
+            few = rounded(sorted(named)) if named else (None,)  # NULL, which nothing equals
+            conditions.append(f"tasks.{column} IN ({marks(few)})")
+            values += few
+    if wanted.main_line is not None:
+        conditions.append(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
+    if wanted.assigned is not None:
+        conditions.append(f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL")
+    return [(f"({' AND '.join(conditions)}) IS TRUE", tuple(values))] if conditions else []
 
 
 def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
@@ -3716,6 +3936,11 @@ def select_branch_of_run(connection: Connection, client_id: str, run: RunKey) ->
     return BranchKey(*row)
 
 
+def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
+    """Return the branch that a run is of, None where it is of the main line."""
+    return None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
+
+
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
     """Return a run's key. :raises Missing: when the client has no such run."""
     run = find_run(connection, client_id, run_id)
@@ -3948,7 +4173,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     wanted = TaskFilter(main_line=run.branch == MAIN_LINE)
     missing = plan_missing(connection, who.client_id, wanted, run).seqs(connection, sys.maxsize, 0)
     tasks = [state for state in select_states(connection, missing) if state.branch == run.branch]
-    set_status(connection, who, tasks, "resolved", run_id=run.id)
+    triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run_id=run.id)
     connection.execute("UPDATE runs SET resolved = resolved + ? WHERE seq = ?", (len(tasks), run.seq))
 
 
@@ -3968,12 +4193,324 @@ def select_runs(
     return map(run_model, rows), listing.count(connection)
 
 
+# Search: what tasks are found by, and which of them hold some words
+#
+# A word that is searched for has no white space in it, and so stands within one word of a title, an external id or a
+# label. The words of 128 tasks that follow each other make one row: titles and labels repeat each other, and what
+# several tasks have stands there once. So a million tasks are a few thousand texts of some kilobytes, which Python
+# looks through faster than any index of three letters (FTS5's costs a batch a fifth of its speed), and a batch writes
+# eight of them. A text has a line for each task with the words that it alone has, and one more with what is shared:
+# words and their tasks' bits in capitals, which no folded text has, and the same for the next ones.
+
+BLOCK_SIZE = 128
+WORDS_CHANGED = "changes words"
+CODE_LENGTH = BLOCK_SIZE // 4
+HEX_DIGITS, CODE_DIGITS = "0123456789abcdef", "ABCDEFGHIJKLMNOP"
+CODE_OF_HEX = str.maketrans(HEX_DIGITS, CODE_DIGITS)
+HEX_OF_CODE = bytes.maketrans(CODE_DIGITS.encode(), HEX_DIGITS.encode())
+SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
+NEXT_CODE = re.compile("[A-P]+")
+ALL_PLACES = (1 << BLOCK_SIZE) - 1
+TASK_SETS_KEPT = 16
+LOOKUPS = 25_000  # of single tasks in index ranges, which take no longer than the rest of a search
+LOOKUP_COST = 5  # rows of a list that are read in the time of one
+
+
+def folded(text: str) -> str:
+    """Return a text without case and accents: what Unicode calls a canonical caseless match, marks left out.
+
+    Letters that look alike stay apart (a ligature is its letters, though, and ß is ss), and so do Hangul's syllables,
+    which are put together again.
+    """
+    if text.isascii():
+        return text.lower()
+    plain = unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
+    return unicodedata.normalize("NFC", "".join(itertools.filterfalse(unicodedata.combining, plain)))
+
+
+def words_of(title: str, external_id: str | None, labels: str) -> str:
+    """Return the words that a task is found by, with a space between them."""
+    return " ".join(folded(f"{title} {external_id or ''} {labels}").split())
+
+
+def search_words(text: str) -> tuple[str, ...]:
+    """Return the words to look for, the longest and so rarest first. One that is part of another asks for nothing.
+
+    :raises InvalidParameter: when there is none.
+    """
+    kept: list[str] = []
+    for word in sorted(set(folded(text).split()), key=lambda word: (-len(word), word)):
+        if not any(word in other for other in kept):
+            kept.append(word)
+    if not kept:
+        raise InvalidParameter("q", "must have something besides white space and accents")
+    return tuple(kept)
+
+
+def packed(masks: Mapping[str, int]) -> str:
+    """Return the text of some words, each with the bits of its tasks' places; of none, an empty one."""
+    own: list[list[str]] = [[] for _ in range(BLOCK_SIZE)]
+    shared: dict[int, list[str]] = {}
+    for word, mask in masks.items():
+        if mask & (mask - 1):
+            shared.setdefault(mask, []).append(word)
+        elif mask:
+            own[mask.bit_length() - 1].append(word)
+    if not (shared or any(own)):
+        return ""
+    groups = [" ".join(words) + f"{mask:0{CODE_LENGTH}x}".translate(CODE_OF_HEX) for mask, words in shared.items()]
+    return "\n".join([*map(" ".join, own), "".join(groups)])
+
+
+def unpacked(text: str) -> dict[str, int]:
+    """Return the words of a text with the bits of their tasks' places."""
+    *own, shared = text.split("\n")
+    masks: dict[str, int] = {}
+    for place, words in enumerate(own):
+        add_words(masks, words, 1 << place)
+    for words, code in SHARED.findall(shared):
+        add_words(masks, words, mask_of_code(code))
+    return masks
+
+
+def add_words(masks: dict[str, int], words: str, mask: int) -> None:
+    """Add the words that tasks have."""
+    for word in words.split(" ") if words else ():
+        masks[word] = masks.get(word, 0) | mask
+
+
+def mask_of_code(code: str) -> int:
+    """Return the bits that stand in a text as capitals."""
+    return int(code.encode().translate(HEX_OF_CODE), 16)
+
+
+def find_in(text: str, words: Iterable[str]) -> int:
+    """Return the bits of the tasks in a text that have each of some words within one of theirs."""
+    end, mask, own = text.rfind("\n"), ALL_PLACES, list[str]()
+    for word in words:
+        found, at = 0, text.find(word, end)
+        while at >= 0 and mask & ~found:
+            code = typing.cast(re.Match[str], NEXT_CODE.search(text, at))
+            found |= mask_of_code(code[0])
+            at = text.find(word, code.end())
+        if mask & ~found and text.find(word, 0, end) >= 0:
+            own = own or text[:end].split("\n")
+            signs = bytes(map(operator.contains, own, itertools.repeat(word)))
+            found |= int(signs[::-1].translate(DIGITS_OF_BITS), 2)
+        mask &= found
+        if not mask:
+            break
+    return mask
+
+
+def write_words(connection: Connection, client_id: str, words: Mapping[int, str], *, new: bool = False) -> None:
+    """Store what tasks, which may be `new`, are found by, by their seqs, which rise."""
+    if not words:
+        return
+    count(connection, client_id, [WORDS_CHANGED], "", 0, False, 1)
+    by_block = itertools.groupby(words.items(), lambda item: item[0] // BLOCK_SIZE)
+    blocks = {block: {seq % BLOCK_SIZE: each for seq, each in group} for block, group in by_block}
+    stored: dict[int, str] = {}
+    for lot in in_lots(list(blocks)):
+        stored.update(
+            connection.execute(
+                f"SELECT block, words FROM search_blocks WHERE client_id = ? AND block IN ({marks(lot)})",
+                (client_id, *lot),
+            )
+        )
+    texts = [(client_id, block, with_words(stored.get(block, ""), places, new=new)) for block, places in blocks.items()]
+    connection.executemany(
+        """INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)
+           ON CONFLICT (client_id, block) DO UPDATE SET words = excluded.words""",
+        [row for row in texts if row[2]],
+    )
+    connection.executemany(
+        "DELETE FROM search_blocks WHERE client_id = ? AND block = ?", [row[:2] for row in texts if not row[2]]
+    )
+
+
+def with_words(text: str, places: Mapping[int, str], *, new: bool) -> str:
+    """Return a text with the words that tasks have now, by their places.
+
+    What tasks share is sorted out with the last new one: to do it with each would cost as much as its commit.
+    """
+    if new and text and BLOCK_SIZE - 1 not in places:
+        lines = text.split("\n")
+        for place, words in places.items():
+            lines[place] = words
+        return "\n".join(lines)
+    gone = 0 if new else sum(1 << place for place in places)
+    masks = {word: mask & ~gone for word, mask in unpacked(text).items()} if text else {}
+    for place, words in places.items():
+        add_words(masks, words, 1 << place)
+    return packed(masks)
+
+
+class Labelled(Struct, gc=False):
+    """What a search needs to know of stored evidence."""
+
+    label: str | None = None
+
+
+def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
+    """Return the labels of a task's evidence, with a space between them."""
+    return " ".join([item.label for item in evidence if item.label])
+
+
+def select_words(connection: Connection, client_id: str) -> Iterator[tuple[int, dict[int, tuple[str, str]]]]:
+    """Give the ids of a client's tasks with the words that each must be found by: by block, and by place in it."""
+    decode = msgspec.json.Decoder(list[Labelled]).decode
+    rows = connection.execute(
+        """SELECT seq, id, title, external_id, COALESCE(evidence, '[]')
+           FROM tasks LEFT JOIN task_details ON task_seq = seq WHERE client_id = ? ORDER BY seq""",
+        (client_id,),
+    )
+    for block, group in itertools.groupby(rows, lambda row: int(row[0]) // BLOCK_SIZE):
+        yield (
+            block,
+            {
+                seq % BLOCK_SIZE: (task_id, words_of(title, external_id, labels_of(decode(evidence))))
+                for seq, task_id, title, external_id, evidence in group
+            },
+        )
+
+
+def fill_words(connection: Connection) -> None:
+    """Store what all tasks are found by, in a database that has had no search."""
+    for (client_id,) in connection.execute("SELECT id FROM clients").fetchall():
+        for block, tasks in select_words(connection, client_id):
+            words = {block * BLOCK_SIZE + place: each for place, (_, each) in tasks.items()}
+            write_words(connection, client_id, words, new=True)
+    connection.forget()
+
+
+BACKFILLS.setdefault(5, []).append(fill_words)
+
+
+def word_faults(connection: Connection) -> Iterator[str]:
+    """Tell the tasks that are searched by other words than they have, and the words of tasks that are not there."""
+    for (client_id,) in connection.execute("SELECT id FROM clients").fetchall():
+        stored = dict(
+            connection.execute("SELECT block, words FROM search_blocks WHERE client_id = ?", (client_id,)).fetchall()
+        )
+        for block, tasks in select_words(connection, client_id):
+            text, right = stored.pop(block, ""), dict[str, int]()
+            for place, (_, words) in tasks.items():
+                add_words(right, words, 1 << place)
+            if not text or unpacked(text) != right:
+                yield from block_faults(f"{client_id}, {block}", text, tasks)
+        yield from (f"search: {client_id}, {block} has words of no task" for block in stored)
+
+
+def block_faults(name: str, text: str, tasks: Mapping[int, tuple[str, str]]) -> Iterator[str]:
+    """Tell what is wrong with the text of some tasks, of which it is known that something is."""
+    found = words_by_place(text)
+    for place, (task_id, words) in tasks.items():
+        if found.pop(place, set()) != set(words.split()):
+            yield f"task {task_id} is searched by other words than it has"
+    yield from (f"search: {name} has words of no task at {place}" for place in found)
+
+
+def words_by_place(text: str) -> dict[int, set[str]]:
+    """Return the words of a text by the places of the tasks that have them."""
+    found: dict[int, set[str]] = {}
+    for word, mask in (unpacked(text) if text else {}).items():
+        for place in range(BLOCK_SIZE):
+            if mask >> place & 1:
+                found.setdefault(place, set()).add(word)
+    return found
+
+
+def forget_text(connection: Connection, client_id: str, seqs: Collection[int]) -> None:
+    """Forget what tasks are found by, which go."""
+    write_words(connection, client_id, dict.fromkeys(sorted(seqs), ""))
+
+
+def keep_task_set(connection: Connection, key: tuple[Any, ...], stamp: int, find: Callable[[], TaskSet]) -> TaskSet:
+    """Return the tasks that were found under the same stamp, or else find them again, and keep them."""
+    if not connection.read_only:
+        return find()
+    before, found = connection.task_sets.pop(key, (None, None))
+    if found is None or before != stamp:
+        found = find()
+    connection.task_sets[key] = (stamp, found)  # the last one used, as a dict keeps its order
+    if len(connection.task_sets) > TASK_SETS_KEPT:
+        del connection.task_sets[next(iter(connection.task_sets))]
+    return found
+
+
+def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) -> TaskSet:
+    """Return which tasks have all of some words. What was found before is still right while no task's words change."""
+    stamp = sum(n for *_, n in select_counts(connection, client_id, [WORDS_CHANGED]))
+    return keep_task_set(connection, (client_id, *words), stamp, partial(find_words, connection, client_id, words))
+
+
+def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> TaskSet:
+    """Look through all texts. :raises TimeoutError: past the connection's deadline."""
+    found, blocks = bytearray(), 0
+    for block, text in connection.execute(
+        "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
+    ):
+        blocks = block + 1
+        if mask := find_in(text, words):
+            found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
+        if time.monotonic() > connection.deadline:
+            raise TimeoutError
+    return TaskSet(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
+
+
+def read_listing(connection: Connection, listing: Listing) -> TaskSet:
+    """Return which tasks are in a list: all of its index ranges are read."""
+    signs = bytearray()
+    for seqs in listing.all_seqs(connection):
+        signs += bytes(max(0, max(seqs, default=0) + 1 - len(signs)))
+        for seq in seqs:
+            signs[seq] = 1
+    return TaskSet.of(signs)
+
+
+def look_up(connection: Connection, listing: Listing, hits: TaskSet) -> TaskSet:
+    """Return which of some tasks are in a list: each is looked up in it."""
+    signs = bytearray(hits.size)
+    for seq in listing.among(connection, Marked.of(hits.signs())):
+        signs[seq] = 1
+    return TaskSet.of(signs)
+
+
+def plan_found(connection: Connection, client_id: str, listing: Listing, words: tuple[str, ...]) -> Listing:
+    """Return those of some tasks that have all of some words.
+
+    Where either are all tasks, it is the others. Few hits are looked up in the list; of many, all of the list is read.
+    What comes of that is kept until somebody writes.
+    """
+    if listing.total == 0:
+        return listing
+    hits = select_hits(connection, client_id, words)
+    total, everything = hits.bits.bit_count(), count_all(connection, client_id)
+    if total == everything:
+        return listing
+    if listing.total == everything or not total:
+        return Marked.of(hits.signs())
+    version = data_version(connection)
+    if total * len(listing.arms) <= max(LOOKUPS, (listing.total or 0) // LOOKUP_COST):
+        find = partial(look_up, connection, listing, hits)
+        return Marked.of(keep_task_set(connection, (words, *listing.key), version, find).signs())
+    within = keep_task_set(connection, listing.key, version, partial(read_listing, connection, listing))
+    return Marked.of(TaskSet(hits.bits & within.bits, hits.size).signs())
+
+
+def count_all(connection: Connection, client_id: str) -> int:
+    """Return how many tasks a client has."""
+    return sum(select_cells(connection, client_id, "tasks", Filter()).values())
+
+
 # Tasks: reading
 
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
     NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END,
-    tasks.status, tasks.created_at, tasks.updated_at, tasks.last_seen_at, tasks.times_seen"""
+    tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
+    tasks.times_seen"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
     COALESCE(task_details.extensions, '{}')"""
@@ -3997,13 +4534,30 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     return task_model(row)
 
 
+class Span(Struct, frozen=True, gc=False):
+    """The tasks of a client from a seq on and before another; `most` tells whether that may be over half of them."""
+
+    first: int
+    end: int
+    most: bool
+
+
 class TaskFilter(Filter, frozen=True, kw_only=True):
-    """What a query of tasks asks for, with its run ids looked up."""
+    """What a query of tasks asks for, with its run ids and times looked up."""
 
     external_id: str | None = None
     runs: Sequence[RunKey] | None = None
     branches: Sequence[BranchKey] | None = None
     missing_from: RunKey | None = None
+    assignee: str | None = None
+    assigned: bool | None = None
+    span: Span | None = None
+
+    def accepts_assignee(self, assignee: str | None) -> bool:
+        """Tell whether the filter lets through what is assigned to somebody, or to nobody."""
+        return self.assignee in (None, assignee) and self.assigned in (None, assignee is not None)
+
+    words: tuple[str, ...] = ()
 
     @property
     def reporters(self) -> list[Sequence[Reporter]]:
@@ -4022,7 +4576,8 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
     """Look up what a query names.
 
-    :raises Missing: when `missingFrom` is no run of the client. :raises InvalidParameter: for too many branches.
+    :raises Missing: when `missingFrom` is no run of the client.
+    :raises InvalidParameter: for too many branches, and for a search of nothing.
     """
     wanted = TaskFilter(
         types=chosen(query.project_type),
@@ -4032,6 +4587,10 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
+        assignee=query.assignee,
+        assigned=query.assigned,
+        span=select_span(connection, client_id, query.created_since, query.created_before),
+        words=() if query.q is None else search_words(query.q),
     )
     if query.run_id is not None:
         runs = find_runs(connection, client_id, list(dict.fromkeys(query.run_id)))
@@ -4042,6 +4601,36 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     return wanted
 
 
+def select_span(connection: Connection, client_id: str, since: str | None, before: str | None) -> Span | None:
+    """Return which of a client's tasks were created between two times, None where all were."""
+    if since is None and before is None:
+        return None
+    above = int(connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0])
+    first = select_first_seq(connection, client_id, since, above) if since else 0
+    end = select_first_seq(connection, client_id, before, above) if before else above
+    return Span(first, end, 2 * (end - first) > above) if first or end < above else None
+
+
+def select_first_seq(connection: Connection, client_id: str, time: str, above: int) -> int:
+    """Return the seq from which on a client's tasks were created at a time or later, at most `above`.
+
+    It is looked for by halves, because `created_at` never falls (see `rising_timestamp`).
+    """
+    low, high = 0, above
+    while low < high:
+        middle = (low + high) // 2
+        row = connection.execute(
+            """SELECT seq, created_at FROM tasks WHERE client_id = ? AND seq >= ? AND seq < ?
+               ORDER BY seq LIMIT 1""",
+            (client_id, middle, high),
+        ).fetchone()
+        if row and row[1] < time:
+            low = row[0] + 1
+        else:
+            high = middle
+    return low
+
+
 UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sightings AS reported
     WHERE reported.client_id = ? AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
 REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
@@ -4049,8 +4638,6 @@ REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
 # Of few runs each is looked up; of many, a task's own are mostly fewer.
 REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
     AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM {}))"""
-ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
-OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
 
 
 def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
@@ -4059,12 +4646,11 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     The main line knows what runs of it have reported; a branch knows that, and what its own runs have.
     """
     wanted = wanted.missing(run)
-    branch = None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
     if wanted.reporters:
-        found = where_known(plan_reported_by_all(connection, client_id, wanted), client_id, branch)
-        return found.where(UNREPORTED, client_id, run.seq)
+        return where_missing(connection, client_id, plan_reported_by_all(connection, client_id, wanted), run)
     if not wanted.types:
         return Listing(table="tasks", total=0)
+    branch = find_branch_of_run(connection, client_id, run)
     reported = select_reported_cells(connection, client_id, [run])[run.seq]
     parts = []
     if wanted.main_line is not False:
@@ -4080,8 +4666,10 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     return msgspec.structs.replace(found.where(UNREPORTED, client_id, run.seq), total=total)
 
 
-def where_known(listing: Listing, client_id: str, branch: BranchKey | None) -> Listing:
-    """Return those of some tasks that the main line knows, or a branch."""
+def where_missing(connection: Connection, client_id: str, listing: Listing, run: RunKey) -> Listing:
+    """Return those of some tasks that a run's line knows, the main line or a branch, and that it did not report."""
+    listing = listing.where(UNREPORTED, client_id, run.seq)
+    branch = find_branch_of_run(connection, client_id, run)
     if branch is None:
         return listing.where(ON_MAIN_LINE)
     reported = REPORTED.format(branch.sightings, branch.column)
@@ -4214,8 +4802,9 @@ def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, 
     run = wanted.missing_from
     wanted = wanted.missing(run) if run else wanted
     found, on_main_line = dict[tuple[str, str], int](), set[int]()
-    for seq, *surface, main_line, status, severity in select_identified(connection, client_id, wanted, external_id):
-        accepted = wanted.accepts(bool(main_line), status, severity)
+    rows = select_identified(connection, client_id, wanted, external_id)
+    for seq, *surface, main_line, status, severity, assignee in rows:
+        accepted = wanted.accepts(bool(main_line), status, severity) and wanted.accepts_assignee(assignee)
         if accepted and wanted.accepts_surface(*surface):
             found[surface[0], surface[1]] = seq
             on_main_line |= {seq} if main_line else set()
@@ -4253,7 +4842,7 @@ def select_identified(
     connection: Connection, client_id: str, wanted: TaskFilter, external_id: str
 ) -> Iterator[tuple[Any, ...]]:
     """Give the tasks with an external id, of a filter's types and target where it names both: seq, type, target, …"""
-    statement = """SELECT seq, project_type, target_url, branch = '', status, severity FROM tasks
+    statement = """SELECT seq, project_type, target_url, branch = '', status, severity, assignee FROM tasks
         WHERE client_id = ? AND external_id = ?"""
     if wanted.types is None:
         yield from connection.execute(statement, (client_id, external_id))
@@ -4264,10 +4853,58 @@ def select_identified(
         yield from connection.execute(f"{statement} {place}", (client_id, external_id, *lot, *target))
 
 
+def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of what is assigned, to somebody or to one: that is so little that all of it can be looked at."""
+    run = wanted.missing_from
+    arm = Arm(("tasks.client_id = ?",), (client_id,))
+    if wanted.assignee is None:
+        arm = arm.where("tasks.assignee IS NOT NULL")
+    else:
+        arm = arm.where("tasks.assignee = ?", wanted.assignee)
+    others = msgspec.structs.replace(wanted.missing(run) if run else wanted, assignee=None, assigned=None)
+    for condition, values in row_conditions(others):
+        arm = arm.where(condition, *values)
+    found = Listing(table="tasks", arms=(arm,))
+    for reporters in wanted.reporters:
+        found = where_reported(found, client_id, reporters)
+    return where_missing(connection, client_id, found, run) if run else found
+
+
+def plan_unassigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of what is assigned to nobody, and count it as what is left of all without what is assigned."""
+    everything = plan_whoever(connection, client_id, wanted)
+    assigned = plan_assigned(connection, client_id, wanted)
+    return msgspec.structs.replace(everything.where("tasks.assignee IS NULL"), sums=((1, everything), (-1, assigned)))
+
+
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
     """Plan the list that a filter asks for, in the order of creation, from where the fewest rows need to be read."""
-    if wanted.external_id is not None:
-        return plan_identified(connection, client_id, wanted, wanted.external_id)
+    if wanted.words:
+        whole = plan_tasks(connection, client_id, msgspec.structs.replace(wanted, words=(), span=None))
+        found = plan_found(connection, client_id, whole, wanted.words)
+    elif wanted.external_id is not None:
+        found = plan_identified(connection, client_id, wanted, wanted.external_id)
+    elif wanted.assigned is False:
+        nobody = wanted.assignee is None
+        found = plan_unassigned(connection, client_id, wanted) if nobody else Listing(table="tasks", total=0)
+    elif wanted.assigned or wanted.assignee is not None:
+        found = plan_assigned(connection, client_id, wanted)
+    else:
+        found = plan_whoever(connection, client_id, wanted)
+    return where_created(found, wanted.span) if wanted.span else found
+
+
+def where_created(listing: Listing, span: Span) -> Listing:
+    """Return those of some tasks that are in a span. Of most of them, those that are not are sooner counted."""
+    within = listing.within(span.first, span.end)
+    if not span.most or (listing.total is None and not listing.sums):
+        return within
+    outside = (listing.within(end=span.first), listing.within(span.end))
+    return msgspec.structs.replace(within, sums=((1, listing), *((-1, each) for each in outside)))
+
+
+def plan_whoever(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of tasks whoever they are assigned to, and whenever they were created."""
     if wanted.missing_from is not None:
         return plan_missing(connection, client_id, wanted, wanted.missing_from)
     if wanted.reporters:
@@ -4306,7 +4943,8 @@ def select_history(
 ) -> Iterator[HistoryEntry]:
     """Give what happened to a task, oldest first, behind so many entries, and one more if there is a further page."""
     rows = connection.execute(
-        """SELECT at, event, key_name, run_id, from_status, to_status, comment, COALESCE(changed, '[]')
+        """SELECT at, event, key_name, run_id, from_status, to_status, reason, assignee, comment,
+               COALESCE(changed, '[]')
            FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq LIMIT ? OFFSET ?""",
         (client_id, task_seq, limit + 1, offset),
     )
@@ -4624,7 +5262,7 @@ REPORTS_AT_ONCE = 1000  # of a submission
 
 
 class Report(Struct, gc=False):
-    """One submitted task, checked, in the form in which it is stored."""
+    """One submitted task, checked, in the form in which it is stored; `labels` are those of its evidence."""
 
     external_id: str | None
     status: TaskStatus | None
@@ -4635,6 +5273,12 @@ class Report(Struct, gc=False):
     remediation: str | None
     success_criteria: str | None
     extensions: str | None
+    labels: str = ""
+
+    @property
+    def words(self) -> str:
+        """What the task is found by."""
+        return words_of(self.title, self.external_id, self.labels)
 
     @property
     def details(self) -> tuple[str | None, ...]:
@@ -4648,6 +5292,8 @@ class State(Struct, frozen=True, gc=False):
     seq: int
     id: str
     status: TaskStatus
+    reason: str | None
+    assignee: str | None
     severity: int
     project_type: str
     target_url: str
@@ -4658,6 +5304,15 @@ class State(Struct, frozen=True, gc=False):
     def cell(self) -> tuple[str, int, str]:
         """What can change of what the task is counted by."""
         return self.status, self.severity, self.branch
+
+    def after(self, update: TaskUpdate) -> State:
+        """Return what the task is after a decision; a move leaves behind why it was what it was."""
+        status = update.status or self.status
+        reason = update.reason or (self.reason if status == self.status else None)
+        assignee = self.assignee if update.assignee is None else update.assignee or None
+        if (status, reason, assignee) == (self.status, self.reason, self.assignee):
+            return self
+        return msgspec.structs.replace(self, status=status, reason=reason, assignee=assignee)
 
 
 class StoredFinding(Struct, frozen=True, gc=False):
@@ -4690,14 +5345,14 @@ class StoredFinding(Struct, frozen=True, gc=False):
     def next_state(self, report: Report, branch: str) -> State:
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
-        status = "open" if reopens else self.state.status
-        if (status, report.severity, branch) == self.state.cell:
+        state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
+        if (state.status, report.severity, branch) == self.state.cell:
             return self.state
-        return msgspec.structs.replace(self.state, status=status, severity=report.severity, branch=branch)
+        return msgspec.structs.replace(state, severity=report.severity, branch=branch)
 
 
-STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.severity, tasks.project_type, tasks.target_url,
-    tasks.branch, tasks.external_id IS NOT NULL"""
+STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity, tasks.project_type,
+    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
@@ -4708,6 +5363,17 @@ def select_state(connection: Connection, client_id: str, task_id: str) -> State:
     if row is None:
         raise Missing(f"There is no task {cut(task_id)!r}.")
     return State(*row)
+
+
+def select_states_by_id(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, State]:
+    """Return the states of those of some tasks that the client has, by their ids."""
+    states: dict[str, State] = {}
+    for lot in in_lots(task_ids):
+        rows = connection.execute(
+            f"SELECT {STATE_COLUMNS} FROM tasks WHERE client_id = ? AND id IN ({marks(lot)})", (client_id, *lot)
+        )
+        states.update((state.id, state) for state in itertools.starmap(State, rows))
+    return states
 
 
 def select_states(connection: Connection, seqs: Sequence[int]) -> list[State]:
@@ -4737,8 +5403,8 @@ def select_findings(
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
         for row in rows:
-            state, external_id = State(*row[:8]), row[8]
-            findings[external_id] = StoredFinding(state, external_id, row[9], row[10:15], bool(row[15]))
+            state, external_id = State(*row[:10]), row[10]
+            findings[external_id] = StoredFinding(state, external_id, row[11], row[12:17], bool(row[17]))
     return findings
 
 
@@ -4772,39 +5438,54 @@ def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
-    """Store history: client, task seq, time, event, key name, run id, from, to, comment, changed."""
+    """Store history: client, task seq, time, event, key name, run id, from, to, reason, assignee, comment, changed."""
     connection.executemany(
-        """INSERT INTO history (client_id, task_seq, at, event, key_name, run_id, from_status, to_status,
-               comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        """INSERT INTO history (client_id, task_seq, at, event, key_name, run_id, from_status, to_status, reason,
+               assignee, comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         entries,
     )
 
 
-def set_status(
-    connection: Connection,
-    who: Principal,
-    states: Sequence[State],
-    status: TaskStatus,
-    comment: str | None = None,
-    run_id: str | None = None,
-) -> None:
-    """Give tasks a status; one that has it already changes nothing, and is in the history only with a comment."""
+def triage_tasks(
+    connection: Connection, who: Principal, states: Sequence[State], update: TaskUpdate, run_id: str | None = None
+) -> list[bool]:
+    """Store a decision about tasks, and tell of each whether it got an entry in its history.
+
+    What a task is already changes nothing, and is in the history only with a comment.
+    """
     now = timestamp()
-    moved = [state for state in states if state.status != status]
+    changes = [(state, state.after(update)) for state in states]
     connection.executemany(
-        "UPDATE tasks SET status = ?, updated_at = ? WHERE seq = ?", [(status, now, state.seq) for state in moved]
+        "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE seq = ?",
+        [(new.status, new.reason, new.assignee, now, new.seq) for old, new in changes if new is not old],
     )
-    changes = [(state, msgspec.structs.replace(state, status=status)) for state in moved]
     count_moves(connection, who.client_id, changes, now)
+    entries = [triage_entries(old, new, update.comment) for old, new in changes]
     insert_history(
         connection,
         [
-            (who.client_id, state.seq, now, "status", who.name, run_id, state.status, status, comment, None)
-            if state.status != status
-            else (who.client_id, state.seq, now, "comment", who.name, run_id, None, None, comment, None)
-            for state in (moved if comment is None else states)
+            (who.client_id, state.seq, now, event, who.name, run_id, *fields, None)
+            for state, told in zip(states, entries, strict=True)
+            for event, *fields in told
         ],
     )
+    return [bool(told) for told in entries]
+
+
+def triage_entries(old: State, new: State, comment: str | None) -> list[tuple[str | None, ...]]:
+    """Return what the history says of a decision: event, from, to, reason, assignee, comment.
+
+    A comment stands beside the status that it explains, or else by itself.
+    """
+    entries: list[tuple[str | None, ...]] = []
+    moved = (old.status, old.reason) != (new.status, new.reason)
+    if moved:
+        entries.append(("status", old.status, new.status, new.reason, None, comment))
+    if old.assignee != new.assignee:
+        entries.append(("assigned", None, None, None, new.assignee, None))
+    if comment is not None and not moved:
+        entries.append(("comment", None, None, None, None, comment))
+    return entries
 
 
 def insert_sightings(
@@ -4857,11 +5538,12 @@ def insert_tasks(
         [(seq, *report.details) for seq, _, _, report in added],
     )
     set_cells(connection, seqs)
+    write_words(connection, who.client_id, {seq: report.words for seq, _, _, report in added}, new=True)
     insert_sightings(connection, who.client_id, run, seqs)
     insert_history(
         connection,
         [
-            (who.client_id, seq, now, "created", who.name, run.id, None, status, None, None)
+            (who.client_id, seq, now, "created", who.name, run.id, None, status, None, None, None, None)
             for seq, _, status, _ in added
         ],
     )
@@ -4900,10 +5582,12 @@ def update_tasks(
     """Store newer reports of stored findings, and return what became of each."""
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
-        "UPDATE tasks SET title = ?, severity = ?, status = ?, branch = ?, updated_at = ? WHERE seq = ?",
+        """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?, updated_at = ?
+           WHERE seq = ?""",
         [
-            (item.report.title, item.state.severity, item.state.status, item.state.branch, now, item.state.seq)
+            (item.report.title, state.severity, state.status, state.reason, state.branch, now, state.seq)
             for item in rewritten
+            for state in (item.state,)
         ],
     )
     connection.executemany(
@@ -4911,6 +5595,8 @@ def update_tasks(
            WHERE task_seq = ?""",
         [(*item.report.details, item.state.seq) for item in rewritten if item.changed],
     )
+    renamed = {item.state.seq: item.report.words for item in rewritten if {"title", "evidence"} & {*item.changed}}
+    write_words(connection, who.client_id, dict(sorted(renamed.items())))
     count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten], now)
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
     see_again(connection, who.client_id, run, [item.finding for item in repeated], now)
@@ -4921,7 +5607,7 @@ def reported_entry(who: Principal, run: RunKey, item: RepeatedReport, now: str) 
     """Return the history entry of a report that changed something."""
     moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
     changed = json.dumps(item.changed)
-    return (who.client_id, item.finding.state.seq, now, "reported", who.name, run.id, *moved, None, changed)
+    return (who.client_id, item.state.seq, now, "reported", who.name, run.id, *moved, None, None, None, changed)
 
 
 def see_again(connection: Connection, client_id: str, run: RunKey, findings: Iterable[StoredFinding], now: str) -> None:
@@ -4945,6 +5631,28 @@ def see_on_branch(
     return [
         TaskResult(finding.state.id, finding.state.status, finding.external_id, "unchanged") for finding in findings
     ]
+
+
+def rising_timestamp(connection: Connection) -> str:
+    """Return the time for new tasks: that of the newest one where the clock has been set back.
+
+    So tasks are in the order of `created_at` as they are in that of `seq`, and a list by date is a range of either.
+    """
+    row = connection.execute("SELECT created_at FROM tasks ORDER BY seq DESC LIMIT 1").fetchone()
+    return max(timestamp(), row[0]) if row else timestamp()
+
+
+def raise_timestamps(connection: Connection) -> None:
+    """Have the tasks of older versions in that order, too."""
+    newest, late = "", []
+    for seq, created_at in connection.execute("SELECT seq, created_at FROM tasks ORDER BY seq"):
+        newest = max(newest, created_at)
+        if created_at < newest:
+            late.append((newest, seq))
+    connection.executemany("UPDATE tasks SET created_at = ? WHERE seq = ?", late)
+
+
+BACKFILLS.setdefault(5, []).append(raise_timestamps)
 
 
 def store_reports(
@@ -4985,7 +5693,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     """
     if run.status != "running":
         raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
-    now = timestamp()
+    now = rising_timestamp(connection)
     # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = iter(dict(zip(keys, reports, strict=True)).items())
@@ -5203,16 +5911,29 @@ AUDITS = {
     "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
+    "task {} was created before one that came earlier": """
+        SELECT id FROM (SELECT id, created_at < LAG(created_at) OVER (ORDER BY seq) AS fell FROM tasks) AS pairs
+        WHERE fell""",
     "task {} has another status than its history": """
         SELECT tasks.id FROM tasks WHERE status <> COALESCE((
             SELECT to_status FROM history
             WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
             ORDER BY history.seq DESC LIMIT 1), '')""",
+    "task {} has another reason than its history": """
+        SELECT tasks.id FROM tasks WHERE COALESCE(reason, '') <> COALESCE((
+            SELECT history.reason FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
+            ORDER BY history.seq DESC LIMIT 1), '')""",
+    "task {} has another assignee than its history": """
+        SELECT tasks.id FROM tasks WHERE COALESCE(assignee, '') <> COALESCE((
+            SELECT history.assignee FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND event = 'assigned'
+            ORDER BY history.seq DESC LIMIT 1), '')""",
 }
 
 
 def faults(connection: Connection) -> Iterator[str]:
-    """Tell everything that is wrong with a database: the file, the counters, the sightings and the history."""
+    """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
     yield from file_faults(connection)
     expected = recounted(connection)
     for client, name, status, severity, identified, n in connection.execute(
@@ -5223,6 +5944,7 @@ def faults(connection: Connection) -> Iterator[str]:
             yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
     for (client, name, status, severity, _), n in expected.items():
         yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
+    yield from word_faults(connection)
     for complaint, statement in AUDITS.items():
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 
@@ -5285,6 +6007,7 @@ def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State])
     count_past(connection, client_id, [task.seq for task in tasks if task.branch == MAIN_LINE], -1)
     uncount_reported(connection, client_id, RunKey, seqs)
     branches = uncount_reported(connection, client_id, BranchKey, seqs)
+    forget_text(connection, client_id, seqs)
     connection.executemany("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in seqs])
     delete_empty_branches(connection, sorted(branches))
 
@@ -5721,6 +6444,7 @@ class Parsed(Struct):
                 stored(stored_steps(task.remediation or ())),
                 stored(stored_criteria(task.success_criteria or ())),
                 extensions,
+                labels_of(task.evidence or ()),
             )
         )
 
@@ -6031,15 +6755,44 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     return value
 
 
+def decision_problems(update: TaskUpdate) -> list[Problem]:
+    """Tell which rule a decision breaks that its model cannot express."""
+    if update.reason and update.status in UNFINISHED:
+        return [Problem(FINISHED_ALONE, "/reason", value=update.reason)]
+    decides = (update.status, update.comment, update.reason, update.assignee) != (None, None, None, None)
+    return [] if decides else [Problem(DECIDES_NOTHING, "")]
+
+
+def reason_problem(update: TaskUpdate, state: State, pointer: str) -> Problem | None:
+    """Tell at a place in the body that a reason, given alone, does not go with what a task is, where it does not."""
+    if not update.reason or update.status or state.status not in UNFINISHED:
+        return None
+    return Problem(f"{FINISHED_ALONE}, and the task is {state.status}", pointer)
+
+
+def id_problems(update: TasksUpdate, states: Mapping[str, State]) -> Iterator[Problem]:
+    """Tell about which tasks a decision cannot be taken; those that the client has are in these states."""
+    met = set()
+    for place, task_id in enumerate(update.ids):
+        pointer = f"/ids/{place}"
+        if task_id in met:
+            yield Problem("is there already; ids must differ", pointer, value=cut(task_id))
+        elif task_id not in states:
+            yield Problem(f"there is no task {cut(task_id)!r}", pointer, value=cut(task_id))
+        elif problem := reason_problem(update, states[task_id], pointer):
+            yield problem
+        met.add(task_id)
+
+
 @cache
 def parameter_kinds(model: Any) -> dict[str, type]:
-    """Tell of each query parameter whether it is a number, a bool, a text or several: a tuple's may have commas."""
+    """Tell of each query parameter whether it is several (a tuple's have commas), a number, a bool, a time or text."""
     hints = typing.get_type_hints(model)
     kinds: dict[str, type] = {}
     for each in msgspec.structs.fields(model):
         parts = (hints[each.name], *typing.get_args(hints[each.name]))
         found = {*parts, *map(typing.get_origin, parts)}
-        kinds[each.encode_name] = next((kind for kind in (list, tuple, bool, int) if kind in found), str)
+        kinds[each.encode_name] = next((kind for kind in (list, tuple, bool, int, Moment) if kind in found), str)
     return kinds
 
 
@@ -6077,6 +6830,33 @@ def read_query(model: type[Checked], text: str) -> Checked:
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
 
 
+ISO_8601 = regex.compile(
+    r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})(?:T(?P<time>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,](?P<fraction>[0-9]+))?)?)"
+    r"(?P<zone>Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+NO_MOMENT = "must be a day or a time such as 2026-11-21 or 2026-11-21T02:15:30Z, with the + of a zone written as %2B"
+
+
+def read_moment(name: str, text: str) -> str:
+    """Return the first time not before the one that a text means, as times are stored: in UTC, with milliseconds.
+
+    What is stored is before a finer time, or not, just as it is before that one.
+
+    :raises InvalidParameter: for what means no time.
+    """
+    match = ISO_8601.fullmatch(text.upper())
+    if match is None:
+        raise InvalidParameter(name, NO_MOMENT)
+    fraction = match["fraction"] or ""
+    milliseconds = int(f"{fraction:0<3}"[:3]) + bool(fraction[3:].strip("0"))
+    try:
+        second = datetime.fromisoformat(f"{match['day']}T{(match['time'] or '00:00')[:8]}{match['zone'] or 'Z'}")
+        moment = (second + timedelta(milliseconds=milliseconds)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InvalidParameter(name, NO_MOMENT) from None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def parameter_value(name: str, text: str, kind: type) -> Any:
     """Return the value of one query parameter. :raises InvalidParameter: when it is none of its kind."""
     if "\0" in text:
@@ -6095,7 +6875,32 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
         return parts
     if not text:
         raise InvalidParameter(name, "must not be empty")
+    if kind is Moment:
+        return read_moment(name, text)
     return [text] if kind is tuple else text
+
+
+ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'
+ENTITY_TAGS = regex.compile(rf"[ \t,]*+{ENTITY_TAG}(?:[ \t]*+,[ \t,]*+{ENTITY_TAG})*+[ \t,]*+")
+
+
+def entity_tag(body: bytes) -> str:
+    """Return the strong ETag of an answer, which is another one as soon as anything in it is."""
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def read_if_match(text: str | None) -> Collection[str] | None:
+    """Return the tags one of which an answer must have (RFC 9110, 13.1.1), None where any would do.
+
+    Weak ones are among them, which are like no strong one.
+
+    :raises InvalidParameter: for what is no list of tags.
+    """
+    if text is None or text.strip(" \t") == "*":
+        return None
+    if not ENTITY_TAGS.fullmatch(text):
+        raise InvalidParameter("If-Match", 'must be * or ETags as they were answered, such as "5f0c…"')
+    return regex.findall(ENTITY_TAG, text)
 
 
 def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
@@ -6249,6 +7054,7 @@ class Operation(Struct, frozen=True):
     export: Any
     answers: Mapping[int, Any]
     refusals: tuple[type[ServiceError], ...]
+    tagged: bool
 
     @property
     def rule(self) -> str:
@@ -6284,17 +7090,21 @@ def operation(
     query: Any = NoQuery,
     export: Any = None,
     refusals: tuple[type[ServiceError], ...] = (),
+    tagged: bool = False,
 ) -> Callable[[Callable[..., flask.Response]], Callable[..., flask.Response]]:
     """Declare a route. The handler is given a `Call` and the parts of the path.
 
     :param body: its model, with the member that is `free`; or several models, which some `formats` come to.
     :param export: the query of the same list in another form, where there is one.
+    :param tagged: whether the answer has an ETag, by which a change can be made to depend on it.
     """
     if formats is None:
         formats = {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))} if body else {}
 
     def declare(handler: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
-        OPERATIONS.append(Operation(method, path, handler, level, body, formats, query, export, answers, refusals))
+        OPERATIONS.append(
+            Operation(method, path, handler, level, body, formats, query, export, answers, refusals, tagged)
+        )
         return handler
 
     return declare
@@ -6359,6 +7169,12 @@ def json_response(
 def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
     """Return a JSON answer."""
     return json_response(msgspec.json.encode(model), status, {"Location": location} if location else None)
+
+
+def tagged_answer(model: Any) -> flask.Response:
+    """Return a JSON answer with its ETag."""
+    body = msgspec.json.encode(model)
+    return json_response(body, 200, {"ETag": entity_tag(body)})
 
 
 def no_content() -> flask.Response:
@@ -6455,6 +7271,7 @@ class Call:
         "_complete",
         "_problems",
         "body_hash",
+        "expected",
         "export",
         "form",
         "noted",
@@ -6490,6 +7307,7 @@ class Call:
         self.export = preferred_export() if operation.export else None
         query = operation.export if self.export else operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
+        self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged else None
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
@@ -6502,6 +7320,15 @@ class Call:
         if self._problems:
             raise ValidationFailed(self._problems, complete=self._complete)
         return self._body
+
+    def require_match(self, current: Callable[[], Any]) -> None:
+        """Check that what is to be changed is what the caller has seen, if it says what that was.
+
+        :param current: what gives the answer that it would get now.
+        :raises ChangedMeanwhile: when that is another one.
+        """
+        if self.expected is not None and entity_tag(msgspec.json.encode(current())) not in self.expected:
+            raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
 
     @property
     def client_id(self) -> str:
@@ -6882,21 +7709,50 @@ def get_tasks(call: Call) -> flask.Response:
     return answer(200, page(*page_of(call, taken, total)))
 
 
-@operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task})
+@operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate)
+def patch_tasks(call: Call) -> flask.Response:
+    """Triage several tasks alike: all of them or none."""
+    if "HTTP_IF_MATCH" in flask.request.environ:
+        raise InvalidParameter("If-Match", "goes with the update of one task; several have no ETag")
+    update: TasksUpdate = call.body
+    with call.database.transaction() as connection:
+        states = select_states_by_id(connection, call.client_id, update.ids)
+        if problems := [*decision_problems(update), *id_problems(update, states)]:
+            raise ValidationFailed(problems)
+        ordered = [states[task_id] for task_id in update.ids]
+        told = triage_tasks(connection, call.principal, ordered, update)
+    tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
+    return answer(200, Triage(sum(told), len(told) - sum(told), tasks))
+
+
+@operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
 def get_task(call: Call, task_id: str) -> flask.Response:
     """Get a whole task."""
     with call.database.reading() as connection:
-        return answer(200, select_task(connection, call.client_id, task_id))
+        return tagged_answer(select_task(connection, call.client_id, task_id))
 
 
-@operation("PATCH", "/api/v1/tasks/{task_id}", "full", {200: Task}, body=TaskUpdate)
+@operation(
+    "PATCH",
+    "/api/v1/tasks/{task_id}",
+    "full",
+    {200: Task},
+    body=TaskUpdate,
+    refusals=(ChangedMeanwhile,),
+    tagged=True,
+)
 def patch_task(call: Call, task_id: str) -> flask.Response:
-    """Triage a task: give it a status, and say why."""
+    """Triage a task: give it a status and a reason, assign it, or comment on it."""
     with call.database.transaction() as connection:
         state = select_state(connection, call.client_id, task_id)
-        body: TaskUpdate = call.body
-        set_status(connection, call.principal, [state], body.status, body.comment)
-        return answer(200, select_task(connection, call.client_id, task_id))
+        update: TaskUpdate = call.body
+        if problems := decision_problems(update):
+            raise ValidationFailed(problems)
+        call.require_match(partial(select_task, connection, call.client_id, task_id))
+        if problem := reason_problem(update, state, "/reason"):
+            raise ValidationFailed([problem])
+        triage_tasks(connection, call.principal, [state], update)
+        return tagged_answer(select_task(connection, call.client_id, task_id))
 
 
 @operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
@@ -7012,6 +7868,8 @@ def get_health(call: Call) -> flask.Response:
 
 ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
+TAG = "What the answer is: another one as soon as anything in it is."
+EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
 REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
@@ -7056,6 +7914,8 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         }
         if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
+    if each.tagged:
+        described["200"]["headers"] = {"ETag": {"description": TAG, "schema": {"type": "string"}, "required": True}}
     if each.export is not None:
         described["200"]["content"] |= {other: {"schema": {}} for other in LIST_FORMATS}
         described["200"]["headers"] = {
@@ -7099,6 +7959,9 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
     if each.method == "POST":
         length = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
+    if each.tagged and each.body is not None:
+        tags = {"type": "string", "pattern": rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"}
+        parameters.append({"name": "If-Match", "in": "header", "description": EXPECTED_TAG, "schema": tags})
     _, components = schemas_of([each.query])
     for name, field_schema in in_ecma(components[each.query.__name__]["properties"]).items():
         alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]

@@ -135,6 +135,16 @@ CREATE TABLE IF NOT EXISTS task_cells (
     cell      TEXT NOT NULL
 ) STRICT;
 
+-- The words that tasks are searched by, of those together whose seqs divided by 128 come to the same `block`: titles,
+-- external ids and labels of evidence without case and accents, as the section on search has them.
+CREATE TABLE IF NOT EXISTS search_blocks (
+    seq        INTEGER PRIMARY KEY,
+    client_id  TEXT NOT NULL,
+    block      INTEGER NOT NULL,
+    words      TEXT NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS search_blocks_by_place ON search_blocks (client_id, block);
+
 -- Which run reported which task: once each, however often it was submitted. One that does not count is a branch's, of
 -- a task that the main line knew: it moved nothing of the task.
 CREATE TABLE IF NOT EXISTS sightings (
@@ -198,7 +208,8 @@ CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_i
 -- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'days 2026-11-21' and so on
 -- count what happened to the main line's tasks on a day: the status is 'created', 'reopened', 'resolved' or 'dismissed'.
 -- 'changes type:T target:U' only rises, with each change to what runs of the type and target have reported: a stamp; when
--- the last of those runs goes, 'changes' takes it over.
+-- the last of those runs goes, 'changes' takes it over. 'changes words' rises with each change to what tasks are searched
+-- by.
 CREATE TABLE IF NOT EXISTS counters (
     client_id   TEXT NOT NULL,
     scope       TEXT NOT NULL,

@@ -433,7 +433,10 @@ class Reading:
         """Take a finding."""
         self.parsed.reports.append(report)
         self.parsed.extensions.append((report.extensions, pointer))
-        own = sum(len(text or "") for text in (report.title, report.description, report.evidence, report.extensions))
+        own = sum(
+            len(text or "")
+            for text in (report.title, report.description, report.evidence, report.extensions, report.labels)
+        )
         self._weigh(OWN_WEIGHT * own + len(report.remediation or ""), pointer)
 
     def take_ours(self, raw: Raw, external_id: str | None, pointer: str) -> None:
@@ -813,16 +816,18 @@ class RunReading:
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
         title, description = self._words(result, rule)
+        evidence = [item for place in places if (item := place.evidence)]
         report = heart.Report(
             known_as or self.reading.numbered(identity_of(result, self.tool_name, rule.id, first)),
             "dismissed" if result.is_suppressed else None,
             title,
             severity_of(result, rule),
             description,
-            heart.stored([item for place in places if (item := place.evidence)]),
+            heart.stored(evidence),
             rule.remediation,
             None,
             self._extensions(result, rule, first),
+            heart.labels_of(evidence),
         )
         self.reading.take(report, pointer)
 
@@ -1112,8 +1117,8 @@ def write_csv(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
     line = io.StringIO()
     writer = csv.writer(line, lineterminator="\r\n")
     names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
-    header: Sequence[Any] = [names.get(name, name) for name in TASK_COLUMNS]
-    rows = ([cell(getattr(item.task, name, None)) for name in TASK_COLUMNS] for item in listed)
+    header: Sequence[Any] = [names[name] for name in TASK_COLUMNS]
+    rows = ([cell(getattr(item.task, name)) for name in TASK_COLUMNS] for item in listed)
     for row in itertools.chain([header], rows):
         writer.writerow(row)
         yield line.getvalue().encode()
@@ -1282,7 +1287,8 @@ def result_of(item: heart.ListedTask, tools: Tools) -> dict[str, Any]:
     if task.external_id is not None:
         result["fingerprints"] = {OURS: task.external_id}
     if task.status == "dismissed":
-        justified = {"justification": item.comment} if item.comment else {}
+        why = ": ".join(filter(None, (task.reason, item.comment)))
+        justified = {"justification": why} if why else {}
         result["suppressions"] = [{"kind": "external", "status": "accepted", **justified}]
     if item.known is not None:
         result["baselineState"] = "unchanged" if item.known else "new"

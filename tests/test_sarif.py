@@ -895,12 +895,12 @@ def test_every_result_has_a_location(client: Client, run: str, fields: Any, uri:
 
 
 def test_a_dismissed_finding_is_suppressed_with_what_was_said_last(client: Client, run: str) -> None:
-    found, silent = client.add(run, externalId="1"), client.add(run, externalId="2")
-    client.triage(found, "dismissed", comment="a test, not shipped")
-    client.triage(silent, "dismissed")
-    suppressions = [exported["suppressions"] for exported in results_of(export(client))]
-    accepted = {"kind": "external", "status": "accepted"}
-    assert suppressions == [[accepted | {"justification": "a test, not shipped"}], [accepted]]
+    said = ({}, {"comment": "not shipped"}, {"reason": "used_in_tests"}, {"reason": "duplicate", "comment": "of 7"})
+    for decision in said:
+        client.triage(client.add(run), "dismissed", **decision)
+    suppressions = [exported["suppressions"] for exported in results_of(export(client, sort="createdAt"))]
+    words = ({}, *({"justification": why} for why in ("not shipped", "used_in_tests", "duplicate: of 7")))
+    assert suppressions == [[{"kind": "external", "status": "accepted", **why}] for why in words]
 
 
 @pytest.mark.parametrize(("known", "state"), [(True, "unchanged"), (False, "new"), (None, None)])
@@ -943,6 +943,9 @@ def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
     assert '"says ""no"", twice\r\nand é"' in text
     (row,) = csv.DictReader(io.StringIO(text, newline=""))
     assert (row["title"], row["externalId"], row["timesSeen"], row["runId"]) == (title, "", "1", run)
+    client.triage(stored, "resolved", reason="fixed", assignee="=Ada")
+    (row,) = csv.DictReader(io.StringIO(export(client, "text/csv").decode(), newline=""))
+    assert (row["reason"], row["assignee"]) == ("fixed", "'=Ada")
 
 
 @pytest.mark.parametrize("title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", " =1", "\n+1", "\u00a0-1", "＝1", "＠x"])
