@@ -382,8 +382,14 @@ class ProjectTypeExists(ServiceError):
     status, code = 409, "project_type_exists"
 
 
+class ProjectTypeInUse(ServiceError):
+    """There are runs of the project type."""
+
+    status, code = 409, "project_type_in_use"
+
+
 class IdempotencyConflict(ServiceError):
-    """The Idempotency-Key was used for another body."""
+    """The Idempotency-Key was used for another body, or what it was answered with is deleted."""
 
     status, code = 409, "idempotency_conflict"
 
@@ -877,6 +883,52 @@ class ProjectTypes(Model):
     project_types: list[ProjectType]
 
 
+class StandingOfType(Model):
+    """How many tasks of a project type there are."""
+
+    project_type: str
+    total: int
+    open: int
+
+
+class StandingOfTarget(Model):
+    """How many tasks of a target there are."""
+
+    target_url: str | None
+    total: int
+    open: int
+
+
+class Day(Model):
+    """What happened to tasks on a day, in UTC."""
+
+    date: Annotated[str, Meta(extra_json_schema={"format": "date"})]
+    created: int = 0
+    reopened: int = 0
+    resolved: int = 0
+    dismissed: int = 0
+
+
+class StatusesBySeverity(Model):
+    """How many tasks of each severity have each status."""
+
+    critical: StatusCounts = msgspec.field(default_factory=StatusCounts)
+    high: StatusCounts = msgspec.field(default_factory=StatusCounts)
+    medium: StatusCounts = msgspec.field(default_factory=StatusCounts)
+    low: StatusCounts = msgspec.field(default_factory=StatusCounts)
+    info: StatusCounts = msgspec.field(default_factory=StatusCounts)
+
+
+class Overview(Model):
+    """Where all tasks stand, and what happened to them lately. The types and targets with the most open ones first."""
+
+    total: int
+    by_severity: StatusesBySeverity
+    by_project_type: list[StandingOfType]
+    by_target: list[StandingOfTarget]
+    days: list[Day]
+
+
 class Page(Model):
     """One page of a list; `next` is the link to the following one, `page` null behind such a link."""
 
@@ -968,6 +1020,18 @@ class GateQuery(Request):
         ]
         | None
     ) = None
+
+
+class OverviewQuery(Request):
+    """Which tasks an overview is of, and of how many days."""
+
+    project_type: Annotated[Sought, Meta(description="Tasks of this project type.")] | None = None
+    target_url: Annotated[Sought, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    branch: (
+        Annotated[Sought, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")]
+        | None
+    ) = None
+    days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
 
 
 class RunQuery(PageQuery):
@@ -1273,7 +1337,10 @@ MIGRATIONS: Mapping[int, tuple[str, str]] = {
             CASE WHEN said THEN NULL ELSE from_status END, CASE WHEN said THEN NULL ELSE to_status END, comment, changed
         FROM (SELECT *, event = 'status' AND from_status = to_status AS said FROM history_of_version_4) AS old
         ORDER BY seq;
-        DROP TABLE history_of_version_4;""",
+        DROP TABLE history_of_version_4;
+        DELETE FROM counters WHERE n = 0 OR scope LIKE 'changes %' AND NOT EXISTS (
+            SELECT 1 FROM counters AS runs WHERE runs.client_id = counters.client_id AND runs.n > 0
+                AND runs.scope = 'runs' || substr(counters.scope, 8));""",
     ),
 }
 # What later sections do to the rows of a database that is brought up to date, by the version that it leads to.
@@ -1286,6 +1353,11 @@ LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done 
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
 SAY_EVERY = 5.0  # seconds between two words on how long bringing a file up to date takes
+ERASING_SLICE = 0.03  # seconds that writes wait while gaps of pages are zeroed, before others get their turn
+ERASED_WITHIN = 5.0  # seconds that a request waits for it at most where nobody else does it
+WIPED_AT_ONCE = 256  # pages
+MOST_PAGES = 1 << 25  # 128 GiB of 4 KiB each
+FILE_HEADER = 100  # bytes before the first page's own header
 BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
@@ -1304,6 +1376,7 @@ def schema_path() -> Path:
     return packaged if packaged.exists() else here / "schema.sql"
 
 
+BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
 # How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
@@ -1332,7 +1405,8 @@ class Connection(sqlite3.Connection):
     `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
     branches that were counted last, with what tells whether they are still the same, and `task_sets` what was searched
     for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `deadline` is when
-    a list must be found, on the monotonic clock.
+    a list must be found, on the monotonic clock. `deletes` is whether the transaction takes anything away for good:
+    then the counters that have come to nothing go too, because their scopes name what is gone.
     """
 
     read_only = False
@@ -1342,6 +1416,7 @@ class Connection(sqlite3.Connection):
         self.counted: Counter[CounterKey] = Counter()
         self.counting: Counter[CounterKey] = Counter()
         self.next_seq = 0
+        self.deletes = False
         self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
         self.task_sets: dict[tuple[Any, ...], tuple[int, TaskSet]] = {}
         self.deadline = math.inf
@@ -1367,6 +1442,12 @@ class Connection(sqlite3.Connection):
                DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.counted.items() if n],
         )
+        if self.deletes:
+            fewer = {key[:2] for key, n in self.counted.items() if n < 0}
+            self.executemany(
+                "DELETE FROM counters WHERE client_id = ? AND scope IN (?, ?) AND n = 0",
+                [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(fewer)],
+            )
         self.forget()
 
     def forget(self) -> None:
@@ -1374,6 +1455,7 @@ class Connection(sqlite3.Connection):
         self.counted.clear()
         self.counting.clear()
         self.next_seq = 0
+        self.deletes = False
 
 
 def user_version(connection: Connection) -> int:
@@ -1473,6 +1555,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
         connection.execute("PRAGMA fullfsync = ON")
         connection.execute("PRAGMA checkpoint_fullfsync = ON")
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
         connection.execute(f"PRAGMA cache_size = -{READER_CACHE if read_only else WRITER_CACHE}")
@@ -1798,6 +1881,34 @@ class Database:
             if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    def erase(self, asked: int, page: int) -> int | None:
+        """Erase what was asked for so many times, from a page on. Return from where to go on, None for nowhere.
+
+        This connection drops the pages that it remembers, because it would write their gaps again; others do so at
+        every commit.
+        """
+        with self.maintaining() as connection:
+            if not self.checkpointer.held:
+                return None
+            try:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.execute("BEGIN IMMEDIATE")
+                if self.wal_size():  # somebody reads what is in it, or has written meanwhile
+                    return page
+                page_size = connection.execute("PRAGMA page_size").fetchone()[0]
+                following = wipe_gaps(self.settings.db, page_size, page, ERASING_SLICE)
+                connection.execute("PRAGMA shrink_memory")
+                connection.execute("UPDATE erasures SET done = ? WHERE id = 1", (0 if following else asked,))
+                connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                return page
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        return following or None
+
     def wal_size(self) -> int:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
         return Path(f"{Path(self.settings.db).resolve()}-wal").stat().st_size
@@ -2072,6 +2183,97 @@ def alone(connection: Connection, path: str) -> Iterator[None]:
         yield
     finally:
         connection.execute("PRAGMA journal_mode = WAL")
+
+
+# Erasing. With secure_delete SQLite writes zeros over what is deleted, but for two things. The WAL has it until that is
+# truncated. And when SQLite fills a page of a b-tree anew, copies of rows that it moved stay in the gap between the
+# page's cell pointers and its cells, where nobody overwrites them when the rows are deleted. So once something was
+# deleted all such gaps are zeroed. That is done in the file itself, while this connection has the right to write, and
+# the WAL is empty: then all pages are in the file, and nobody else writes there. The gap means nothing to SQLite
+# (https://www.sqlite.org/fileformat.html#b_tree_pages), so that whoever reads meanwhile, or a crash, does no harm.
+
+
+def ask_to_erase(connection: Connection) -> None:
+    """Ask the process that may checkpoint to erase what the transaction removes: `erasing_slices` does it."""
+    connection.deletes = True
+    connection.execute(
+        """INSERT INTO erasures (id, asked, done) VALUES (1, 1, 0)
+           ON CONFLICT (id) DO UPDATE SET asked = erasures.asked + 1"""
+    )
+
+
+def select_erasures(connection: Connection) -> tuple[int, int]:
+    """Return how many times was asked to erase, and how many of those are done."""
+    row = connection.execute("SELECT asked, done FROM erasures WHERE id = 1").fetchone()
+    return (row[0], row[1]) if row else (0, 0)
+
+
+def gap_of(page: bytes, header: int) -> tuple[int, int]:
+    """Return from where to where a page has nothing between its cell pointers and its cells; nowhere in another page.
+
+    The first byte of what is no page of a b-tree is a page number's, and below 2 in a file of less than 2^25 pages.
+    """
+    size = {2: 12, 5: 12, 10: 8, 13: 8}.get(page[header], 0)
+    start = header + size + 2 * int.from_bytes(page[header + 3 : header + 5])
+    end = int.from_bytes(page[header + 5 : header + 7]) or 65536
+    return (start, end) if size and start <= end <= len(page) else (0, 0)
+
+
+# Closing any descriptor of a file would drop SQLite's locks on it (https://www.sqlite.org/howtocorrupt.html, 2.2).
+NEVER_CLOSED: dict[tuple[int, int] | None, int] = {}
+
+
+def open_for_good(path: str) -> int:
+    """Return a descriptor of a file beside SQLite's own."""
+    file = identity(path)
+    if file not in NEVER_CLOSED:
+        NEVER_CLOSED[file] = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    return NEVER_CLOSED[file]
+
+
+def wipe_gaps(path: str, page_size: int, first: int, seconds: float) -> int:
+    """Zero the gaps of a file's pages from one on, for some seconds. Return the next page, 0 behind the last.
+
+    The caller has the right to write, and the WAL is empty.
+    """
+    file, end, wiped = open_for_good(path), time.monotonic() + seconds, False
+    pages = os.fstat(file).st_size // page_size
+    while first < pages < MOST_PAGES and time.monotonic() < end:
+        os.lseek(file, first * page_size, os.SEEK_SET)
+        lot = os.read(file, WIPED_AT_ONCE * page_size)
+        for at in range(0, len(lot), page_size):
+            page = lot[at : at + page_size]
+            start, stop = gap_of(page, 0 if first or at else FILE_HEADER)
+            if page.count(0, start, stop) < stop - start:
+                os.lseek(file, first * page_size + at + start, os.SEEK_SET)
+                os.write(file, bytes(stop - start))
+                wiped = True
+        first += len(lot) // page_size
+    if wiped:
+        os.fsync(file)
+    return first if first < pages < MOST_PAGES else 0
+
+
+def erasing_slices(database: Database) -> Iterator[None]:
+    """Erase what was asked for from the file and the WAL, where it is this process's turn to, a part with each step."""
+    with database.reading() as connection:
+        asked, done = select_erasures(connection)
+    page: int | None = 0
+    while asked > done and page is not None:
+        page = database.erase(asked, page)
+        yield
+
+
+def erase_at_once(database: Database) -> None:
+    """Erase what was asked for, where nobody keeps house who would; what takes too long is left to the next time."""
+    end = time.monotonic() + ERASED_WITHIN
+    try:
+        for _ in erasing_slices(database):
+            if time.monotonic() > end:
+                return
+            time.sleep(BUSY_SLICE / 4)
+    except (sqlite3.Error, OSError, DatabaseUnusable) as error:
+        log.warning("erasing what was deleted failed, and is tried again: %s", error)
 
 
 @contextmanager
@@ -2956,10 +3158,7 @@ def count(
         connection.counting[client_id, each, status, severity, int(identified)] += n
 
 
-# What ends the name of a scope comes last, because the name of a branch may have spaces.
-BRANCHES = " branches"  # what is not of the main line
-
-
+# What ends the name of a scope, `BRANCHES` or this, comes last, because the name of a branch may have spaces.
 def of_branch(name: str) -> str:
     """End the name of a scope of one branch."""
     return f" branch:{name}"
@@ -2986,11 +3185,6 @@ def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LIN
     return tuple(place + line for line in lines for place in places)
 
 
-def count_changes(connection: Connection, client_id: str, project_type: str, target_url: str, n: int) -> None:
-    """Count changes to what the runs of a type and target reported, new sightings apart: `Reporter` has those."""
-    count(connection, client_id, [scope("changes", project_type, target_url)], "", 0, False, n)
-
-
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
     """Return the counters of some scopes: scope, status, severity, identified, n."""
     rows: list[tuple[str, str, int, int, int]] = []
@@ -3003,6 +3197,72 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
     for changes in (connection.counted, connection.counting):
         rows += [(*key[1:], n) for key, n in changes.items() if key[0] == client_id and key[1] in names]
     return rows
+
+
+CHANGES = "changes"
+
+
+def count_changes(connection: Connection, client_id: str, project_type: str, target_url: str, n: int) -> None:
+    """Count changes to what the runs of a type and target reported, new sightings apart: `Reporter` has those."""
+    count(connection, client_id, [scope(CHANGES, project_type, target_url)], "", 0, False, n)
+
+
+def drop_changes(connection: Connection, client_id: str, project_type: str, target_url: str) -> None:
+    """Forget the changes of a type and target that no run is of any more, so that no counter names them.
+
+    All of the client's count as so many more instead: what was kept under a number is never met under it again.
+    """
+    runs, changes = scope("runs", project_type, target_url), scope(CHANGES, project_type, target_url)
+    counts = Counter[str]()
+    for name, _, _, _, n in select_counts(connection, client_id, [runs, changes]):
+        counts[name] += n
+    if not counts[runs]:
+        count(connection, client_id, [changes], "", 0, False, -counts[changes])
+        count(connection, client_id, [CHANGES], "", 0, False, counts[changes] + 1)
+
+
+# What happened to the main line's tasks on a day, by the name of the history's event or of where a task moved to.
+
+DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
+EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
+    WHEN from_status = to_status THEN NULL
+    WHEN to_status IN ('resolved', 'dismissed') THEN to_status
+    WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
+# An entry of the history as it counts: type, target, day, event.
+DAY_COLUMNS = f"tasks.project_type, tasks.target_url, substr(history.at, 1, 10) AS day, {EVENT_OF_ENTRY} AS what"
+HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
+
+
+def days(date: str) -> str:
+    """Name the kind of a scope that counts what happened on a day."""
+    return f"days {date}"
+
+
+def event_of_move(before: str, after: str) -> str | None:
+    """Name what a task's move to another status counts as on its day, None where it is no such event."""
+    if after in UNFINISHED:
+        return None if before in UNFINISHED else "reopened"
+    return None if before == after else after
+
+
+def count_day(
+    connection: Connection, client_id: str, project_type: str, target_url: str, at: str, event: str, n: int
+) -> None:
+    """Count what happened to tasks of the main line on the day of a time."""
+    count(connection, client_id, scopes(days(at[:10]), project_type, target_url), event, 0, False, n)
+
+
+def count_past(connection: Connection, client_id: str, task_seqs: Sequence[int], sign: int) -> None:
+    """Count what has happened to tasks that the main line has now, or (with -1) has no more."""
+    for lot in in_lots(task_seqs):
+        rows = connection.execute(
+            f"""SELECT {DAY_COLUMNS}, COUNT(*) FROM tasks {HISTORY}
+                WHERE tasks.seq IN ({marks(lot)}) AND {EVENT_OF_ENTRY} IS NOT NULL
+                GROUP BY tasks.project_type, tasks.target_url, day, what""",
+            lot,
+        )
+        for project_type, target_url, date, event, n in rows.fetchall():
+            count_day(connection, client_id, project_type, target_url, date, event, sign * n)
 
 
 # Lists: one page of a merge of index ranges
@@ -3543,17 +3803,24 @@ def insert_project_type(
 
 def update_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
-) -> None:
-    """Replace a project type's definition. Stored tasks are not judged again.
+) -> bool:
+    """Replace a project type's definition, and tell whether it was another. Stored tasks are not judged again.
 
     :raises ValidationFailed: when there is no room for the new one.
     """
+    before = connection.execute(
+        "SELECT label, description, extension_schema FROM project_types WHERE client_id = ? AND name = ?",
+        (client_id, name),
+    ).fetchone()
+    if before == (label, description, schema):
+        return False
     require_place(connection, client_id, name, label, description)
     connection.execute(
         """UPDATE project_types SET label = ?, description = ?, extension_schema = ?
            WHERE client_id = ? AND name = ?""",
         (label, description, schema, client_id, name),
     )
+    return True
 
 
 # Runs
@@ -3570,7 +3837,7 @@ BRANCH_COLUMNS = "branches.seq, branches.project_type, branches.target_url, bran
 class Reporter(Struct, frozen=True, gc=False):
     """What the lists need to know of who reported tasks: a run, or a branch with all of its runs.
 
-    `sightings` is the table of what it reported, where `column` has its seq.
+    `table` is where it is, `sightings` the table of what it reported, where `column` has its seq.
     """
 
     seq: int
@@ -3578,6 +3845,7 @@ class Reporter(Struct, frozen=True, gc=False):
     target_url: str
     reported: int
 
+    table: ClassVar[str]
     sightings: ClassVar[str]
     column: ClassVar[str]
 
@@ -3589,7 +3857,7 @@ class Reporter(Struct, frozen=True, gc=False):
     @property
     def changes(self) -> str:
         """The scope that counts the changes to what it reported."""
-        return scope("changes", self.project_type, self.target_url)
+        return scope(CHANGES, self.project_type, self.target_url)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -3604,6 +3872,7 @@ class RunKey(Reporter, frozen=True, gc=False):
     status: str
     branch: str
 
+    table = "runs"
     sightings = "sightings"
     column = "run_seq"
 
@@ -3618,6 +3887,7 @@ class BranchKey(Reporter, frozen=True, gc=False):
 
     name: str
 
+    table = "branches"
     sightings = "branch_sightings"
     column = "branch_seq"
 
@@ -3745,13 +4015,14 @@ def select_reported_cells(
     """
     changes: dict[str, int] = {}
     if connection.read_only:
-        names = list({each.changes for each in reporters})
+        names = list({CHANGES, *(each.changes for each in reporters)})
         changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
+    dropped = changes.get(CHANGES, 0)
     return {
         each.seq: keep_cells(
             connection,
             (client_id, *each.identity),
-            (each.reported, changes.get(each.changes, 0)),
+            (each.reported, changes.get(each.changes, 0) + dropped),
             partial(count_cells, connection, client_id, each),
         )
         for each in reporters
@@ -4725,7 +4996,7 @@ def select_baseline(connection: Connection, client_id: str, run: RunKey, named: 
 
 def select_common_cells(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> ReportedCells:
     """Return how many of the tasks that both of two runs of a type and target reported there are of each kind."""
-    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes]))
+    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes, CHANGES]))
     stamp = (run.reported, baseline.reported, changes)
     recount = partial(count_common_cells, connection, client_id, run, baseline)
     return keep_cells(connection, (client_id, run.id, baseline.id), stamp, recount)
@@ -4828,6 +5099,127 @@ def select_gate(connection: Connection, client_id: str, run: RunKey, query: Gate
         ignored=ignored,
         missing=sum(n for (status, _, identified, _), n in missing.items() if identified and status in UNFINISHED),
     )
+
+
+# The overview: where everything stands, and what happened lately
+
+Counted = tuple[str, str, int]  # of a project type, a target or a severity: its name, a status, and how many have that
+
+
+def select_overview(connection: Connection, client_id: str, query: OverviewQuery) -> Overview:
+    """Return where all tasks of the main line, or of a branch, stand.
+
+    :raises InvalidParameter: when the branch is there for too many types and targets.
+    """
+    types = None if query.project_type is None else frozenset({query.project_type})
+    wanted = Filter(types=types, target_url=query.target_url, main_line=None if query.branch else True)
+    dates = [timestamp(ago=ago * UNITS["d"])[:10] for ago in reversed(range(query.days))]
+    if query.branch:
+        branches = find_branches(connection, client_id, [query.branch], wanted)
+        counted = count_on_branches(connection, client_id, branches)
+        events = select_days_of_branches(connection, client_id, branches, dates[0])
+    else:
+        counted = count_on_main_line(connection, client_id, wanted)
+        events = select_days(connection, client_id, wanted, dates)
+    by_severity, by_type, by_target = counted
+    severities = StatusesBySeverity()
+    for severity, status, n in by_severity:
+        counts = getattr(severities, severity)
+        setattr(counts, status, getattr(counts, status) + n)
+    return Overview(
+        total=sum(n for *_, n in by_severity),
+        by_severity=severities,
+        by_project_type=list(itertools.starmap(StandingOfType, standings(by_type))),
+        by_target=[StandingOfTarget(target or None, *counts) for target, *counts in standings(by_target)],
+        days=[Day(date, *(events[date, event] for event in DAY_EVENTS)) for date in dates],
+    )
+
+
+def standings(counted: Iterable[Counted]) -> list[tuple[str, int, int]]:
+    """Return how many there are of each name, and how many of those are open: the most open ones first."""
+    totals, still_open = Counter[str](), Counter[str]()
+    for name, status, n in counted:
+        totals[name] += n
+        still_open[name] += n if status == "open" else 0
+    rows = [(name, total, still_open[name]) for name, total in totals.items() if total]
+    return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
+
+
+def count_on_main_line(connection: Connection, client_id: str, wanted: Filter) -> tuple[list[Counted], ...]:
+    """Count the main line's tasks by severity, by project type and by target, from the counters."""
+    cells = select_cells(connection, client_id, "tasks", wanted)
+    names = wanted.types or frozenset(
+        name for (name,) in connection.execute("SELECT name FROM project_types WHERE client_id = ?", (client_id,))
+    )
+    of_types = select_cells(connection, client_id, "tasks", msgspec.structs.replace(wanted, types=names))
+    return (
+        [(SEVERITIES[-rank], status, n) for (_, _, status, rank), n in cells.items()],
+        [(name or "", status, n) for (name, _, status, _), n in of_types.items()],
+        [(wanted.target_url, status, n) for (_, _, status, _), n in cells.items()]
+        if wanted.target_url is not None
+        else count_by_target(connection, client_id, wanted.types),
+    )
+
+
+def count_by_target(connection: Connection, client_id: str, types: Collection[str] | None) -> list[Counted]:
+    """Count the main line's tasks of all targets: what there is of each, without what is of branches."""
+    beginning = scope("tasks", min(types) if types else None, "")
+    rows = connection.execute(
+        "SELECT scope, status, SUM(n) FROM counters WHERE client_id = ? AND scope >= ? AND scope < ? GROUP BY 1, 2",
+        (client_id, beginning, beginning.removesuffix(":") + ";"),
+    )
+    return [
+        (name.removeprefix(beginning).removesuffix(BRANCHES), status, -n if name.endswith(BRANCHES) else n)
+        for name, status, n in rows
+    ]
+
+
+def count_on_branches(
+    connection: Connection, client_id: str, branches: Sequence[BranchKey]
+) -> tuple[list[Counted], ...]:
+    """Count what runs of branches have reported by severity, by project type and by target."""
+    cells = select_reported_cells(connection, client_id, branches)
+    rows = [(branch, rank, status, n) for branch in branches for (status, rank, *_), n in cells[branch.seq].items()]
+    return (
+        [(SEVERITIES[-rank], status, n) for _, rank, status, n in rows],
+        [(branch.project_type, status, n) for branch, _, status, n in rows],
+        [(branch.target_url, status, n) for branch, _, status, n in rows],
+    )
+
+
+def select_days(
+    connection: Connection, client_id: str, wanted: Filter, dates: Sequence[str]
+) -> Counter[tuple[str, str]]:
+    """Return how many events there were on the main line, by date and event."""
+    names = {
+        scope(days(date), project_type, wanted.target_url): date
+        for date in dates
+        for project_type in wanted.types or (None,)
+    }
+    events = Counter[tuple[str, str]]()
+    for name, event, _, _, n in select_counts(connection, client_id, list(names)):
+        events[names[name], event] += n
+    return events
+
+
+def select_days_of_branches(
+    connection: Connection, client_id: str, branches: Sequence[BranchKey], since: str
+) -> Counter[tuple[str, str]]:
+    """Return how many events there were of what runs of branches have reported, by date and event, one by one."""
+    events = Counter[tuple[str, str]]()
+    for lot in in_lots([branch.seq for branch in branches]):
+        rows = connection.execute(
+            f"""SELECT substr(history.at, 1, 10) AS day, {EVENT_OF_ENTRY} AS what, COUNT(*) FROM branch_sightings
+                JOIN history ON history.client_id = branch_sightings.client_id
+                    AND history.task_seq = branch_sightings.task_seq
+                WHERE branch_sightings.client_id = ? AND branch_seq IN ({marks(lot)}) AND history.at >= ?
+                    AND {EVENT_OF_ENTRY} IS NOT NULL
+                GROUP BY day, what""",
+            (client_id, *lot, since),
+        )
+        for date, event, n in rows:
+            events[date, event] += n
+    return events
 
 
 # Lists in other forms
@@ -5038,8 +5430,11 @@ def set_cells(connection: Connection, seqs: Sequence[int]) -> None:
         )
 
 
-def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
-    """Count tasks that have moved to another status, severity or line, each as it was and as it is."""
+def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]], now: str) -> None:
+    """Count tasks that have moved to another status, severity or line, each as it was and as it is.
+
+    Their history is still without it.
+    """
     moved = [(old, new) for old, new in changes if old.cell != new.cell]
     set_cells(connection, [new.seq for _, new in moved])
     for old, new in moved:
@@ -5047,6 +5442,11 @@ def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[
             names = scopes("tasks", state.project_type, state.target_url, state.branch)
             count(connection, client_id, names, state.status, state.severity, state.identified, n)
         count_changes(connection, client_id, new.project_type, new.target_url, 1)
+        event = event_of_move(old.status, new.status)
+        if event and new.branch == MAIN_LINE:
+            count_day(connection, client_id, new.project_type, new.target_url, now, event, 1)
+    count_past(connection, client_id, [new.seq for old, new in moved if old.branch and not new.branch], 1)
+    count_past(connection, client_id, [new.seq for old, new in moved if new.branch and not old.branch], -1)
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -5071,7 +5471,7 @@ def triage_tasks(
         "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE seq = ?",
         [(new.status, new.reason, new.assignee, now, new.seq) for old, new in changes if new is not old],
     )
-    count_moves(connection, who.client_id, changes)
+    count_moves(connection, who.client_id, changes, now)
     entries = [triage_entries(old, new, update.comment) for old, new in changes]
     insert_history(
         connection,
@@ -5162,6 +5562,8 @@ def insert_tasks(
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
         count(connection, who.client_id, scopes("tasks", *place), *kind, n)
+    if run.branch == MAIN_LINE:
+        count_day(connection, who.client_id, *run.surface, now, "created", len(added))
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -5207,7 +5609,7 @@ def update_tasks(
     )
     renamed = {item.state.seq: item.report.words for item in rewritten if {"title", "evidence"} & {*item.changed}}
     write_words(connection, who.client_id, dict(sorted(renamed.items())))
-    count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
+    count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten], now)
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
     see_again(connection, who.client_id, run, [item.finding for item in repeated], now)
     return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
@@ -5326,6 +5728,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
 # Answers kept for requests that come again
 
 ANSWER_KEPT = 24 * 3600.0  # seconds
+DELETED = ""  # where the hash of a body would stand, when the answer is dropped and its key is good for nothing
 
 
 class RequestKey(Struct, frozen=True, gc=False):
@@ -5348,12 +5751,17 @@ class KeptAnswer(Struct, frozen=True, gc=False):
 
 
 def select_answer(connection: Connection, request: RequestKey, body_hash: str) -> KeptAnswer | None:
-    """Return the answer that a request got before. :raises IdempotencyConflict: when it had another body then."""
+    """Return the answer that a request got before.
+
+    :raises IdempotencyConflict: when it had another body then, or when what it was answered with is deleted.
+    """
     row = connection.execute(
         """SELECT body_hash, status, location, body FROM idempotent_answers
            WHERE client_id = ? AND key_id = ? AND method = ? AND path = ? AND idempotency_key = ? AND created_at > ?""",
         (*msgspec.structs.astuple(request), timestamp(ago=ANSWER_KEPT)),
     ).fetchone()
+    if row is not None and row[0] == DELETED:
+        raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
     if row is not None and row[0] != body_hash:
         raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
     return KeptAnswer(*row) if row else None
@@ -5370,6 +5778,44 @@ def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswe
                body_hash, status, location, body, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         (*msgspec.structs.astuple(request), *msgspec.structs.astuple(answer), timestamp()),
     )
+
+
+def drop_answers(connection: Connection, client_id: str, condition: str, *values: str | int) -> None:
+    """Drop the answers that hold what is deleted; the keys that they were kept for are good for nothing then."""
+    connection.execute(
+        f"""UPDATE idempotent_answers SET body_hash = ?, location = NULL, body = ''
+            WHERE client_id = ? AND {condition}""",
+        (DELETED, client_id, *values),
+    )
+
+
+def drop_answers_of_run(connection: Connection, client_id: str, run_id: str) -> None:
+    """Drop the answer that told of a run's start, and with its path those of what was submitted to it."""
+    drop_answers(connection, client_id, "location LIKE ?", f"%/runs/{run_id}")
+    connection.execute(
+        "DELETE FROM idempotent_answers WHERE client_id = ? AND path LIKE ?", (client_id, f"%/runs/{run_id}/tasks")
+    )
+
+
+def drop_answers_of_task(connection: Connection, client_id: str, task: State) -> None:
+    """Drop the answers to submissions that name a task, of the runs that report it."""
+    reporters = """SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+        WHERE sightings.client_id = ? AND sightings.task_seq = ?"""
+    run_of_path = f"substr(path, length(path) - {len('/tasks') + 35}, 36)"  # a path ends with runs/:id/tasks
+    condition = f"path LIKE '%/tasks' AND {run_of_path} IN ({reporters}) AND body LIKE ?"
+    drop_answers(connection, client_id, condition, client_id, task.seq, f"%{task.id}%")
+
+
+def drop_answers_of_project_type(connection: Connection, client_id: str, name: str) -> None:
+    """Drop the answers that hold the definition of a project type."""
+    answers = connection.execute(
+        """SELECT key_id, path, idempotency_key, body FROM idempotent_answers
+           WHERE client_id = ? AND path LIKE '%/project-types' AND body <> ''""",
+        (client_id,),
+    ).fetchall()
+    for *key, body in answers:
+        if msgspec.json.decode(body, type=ProjectType).name == name:
+            drop_answers(connection, client_id, "key_id = ? AND path = ? AND idempotency_key = ?", *key)
 
 
 # Growing old: what is wrong, and what can go
@@ -5391,7 +5837,29 @@ def recounted(connection: Connection) -> Counter[CounterKey]:
     ):
         for name in scopes("runs", *at):
             counts[client, name, status, 0, 0] += n
+    for client, project_type, target_url, date, event, n in recounted_days(connection):
+        for name in scopes(days(date), project_type, target_url):
+            counts[client, name, event, 0, 0] += n
     return counts
+
+
+def recounted_days(connection: Connection) -> list[tuple[Any, ...]]:
+    """Count what has happened to the main line's tasks: client, type, target, day, event, n."""
+    return connection.execute(
+        f"""SELECT tasks.client_id, {DAY_COLUMNS}, COUNT(*) FROM tasks {HISTORY}
+            WHERE tasks.branch = '' AND {EVENT_OF_ENTRY} IS NOT NULL
+            GROUP BY tasks.client_id, tasks.project_type, tasks.target_url, day, what"""
+    ).fetchall()
+
+
+def count_all_days(connection: Connection) -> None:
+    """Count what has happened to the main line's tasks in a database that did not count it yet."""
+    for client_id, project_type, target_url, date, event, n in recounted_days(connection):
+        count_day(connection, client_id, project_type, target_url, date, event, n)
+    connection.write_counts()
+
+
+BACKFILLS.setdefault(5, []).append(count_all_days)
 
 
 # Each names the ids of what breaks a rule that the schema cannot hold. That changes are counted, only a test can tell.
@@ -5447,7 +5915,7 @@ AUDITS = {
         SELECT DISTINCT tasks.id FROM tasks
         JOIN sightings ON sightings.client_id = tasks.client_id AND task_seq = tasks.seq
         JOIN runs ON runs.seq = run_seq
-        WHERE tasks.branch <> '' AND (runs.branch = '' OR counted = 0)""",
+        WHERE tasks.branch <> '' AND runs.branch = ''""",
     "task {} has a report of the main line that does not count": """
         SELECT DISTINCT tasks.id FROM sightings
         JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = task_seq
@@ -5481,7 +5949,7 @@ def faults(connection: Connection) -> Iterator[str]:
     yield from file_faults(connection)
     expected = recounted(connection)
     for client, name, status, severity, identified, n in connection.execute(
-        "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope NOT LIKE 'changes %'"
+        "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope NOT LIKE 'changes%'"
     ):
         right = expected.pop((client, name, status, severity, identified), 0)
         if n != right:
@@ -5514,61 +5982,74 @@ def count_orphans(connection: Connection, before: str) -> int:
     return int(row[0])
 
 
-def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE) -> tuple[int, bool]:
-    """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
+def take_back(
+    connection: Connection, client_id: str, run: RunKey, size: int
+) -> tuple[list[State], list[tuple[State, bool]]]:
+    """Remove up to `size` sightings of a run, and the tasks that no other run reports.
 
-    Whatever stands between two slices is sound: the run has fewer tasks then. Return how many tasks went, and
-    whether the run is gone, maybe because somebody else was faster.
+    Return those tasks, and the others, each with whether the run's report of it counted.
     """
-    if find_run(connection, client_id, run.id) is None:
-        return 0, True
     rows = connection.execute(
-        f"""SELECT {STATE_COLUMNS}, {ONLY_SIGHTING.format("runs.seq <> ?")}
+        f"""SELECT {STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
             FROM sightings JOIN tasks ON tasks.seq = sightings.task_seq
             WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
         (run.seq, client_id, run.seq, size),
     ).fetchall()
-    orphans = []
-    for *fields, only in rows:
-        state = State(*fields)
-        if only:
-            names = scopes("tasks", state.project_type, state.target_url, state.branch)
-            count(connection, client_id, names, state.status, state.severity, state.identified, -1)
-            orphans.append((state.seq,))
+    gone = [State(*fields) for *fields, _, only in rows if only]
+    left = [(State(*fields), bool(counted)) for *fields, counted, only in rows if not only]
+    remove_tasks(connection, client_id, gone)
     connection.executemany(
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
-        [(client_id, run.seq, row[0]) for row in rows],
+        [(client_id, run.seq, state.seq) for state, _ in left],
     )
-    forgetful = forget_on_branches(connection, client_id, [seq for (seq,) in orphans])
-    forget_text(connection, client_id, [seq for (seq,) in orphans])
-    connection.executemany("DELETE FROM tasks WHERE seq = ?", orphans)
-    connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(rows), run.seq))
-    count_changes(connection, client_id, run.project_type, run.target_url, len(rows))
-    if len(rows) < size:
-        count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
-        connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
-        if run.branch != MAIN_LINE:
-            forgetful.add(select_branch_of_run(connection, client_id, run).seq)
-    delete_empty_branches(connection, sorted(forgetful))
-    return len(orphans), len(rows) < size
+    connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(left), run.seq))
+    count_changes(connection, client_id, *run.surface, len(left))
+    return gone, left
 
 
-def forget_on_branches(connection: Connection, client_id: str, task_seqs: Sequence[int]) -> set[int]:
-    """Count the tasks away, which go, that branches know. Return the seqs of those branches."""
-    forgetful = set[int]()
+def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State]) -> None:
+    """Delete tasks with all that is theirs, and count them away wherever they are counted."""
+    connection.deletes = True
+    kinds = Counter((task.project_type, task.target_url, task.identified, *task.cell) for task in tasks)
+    for (project_type, target_url, identified, status, severity, branch), n in kinds.items():
+        names = scopes("tasks", project_type, target_url, branch)
+        count(connection, client_id, names, status, severity, identified, -n)
+        count_changes(connection, client_id, project_type, target_url, n)
+    seqs = [task.seq for task in tasks]
+    count_past(connection, client_id, [task.seq for task in tasks if task.branch == MAIN_LINE], -1)
+    uncount_reported(connection, client_id, RunKey, seqs)
+    branches = uncount_reported(connection, client_id, BranchKey, seqs)
+    forget_text(connection, client_id, seqs)
+    connection.executemany("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in seqs])
+    delete_empty_branches(connection, sorted(branches))
+
+
+def uncount_reported(
+    connection: Connection, client_id: str, kind: type[Reporter], task_seqs: Sequence[int]
+) -> set[int]:
+    """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
+    reporters = Counter[int]()
     for lot in in_lots(task_seqs):
-        known = Counter(
-            seq
-            for (seq,) in connection.execute(
-                f"SELECT branch_seq FROM branch_sightings WHERE client_id = ? AND task_seq IN ({marks(lot)})",
-                (client_id, *lot),
-            )
+        rows = connection.execute(
+            f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq IN ({marks(lot)})",
+            (client_id, *lot),
         )
-        connection.executemany(
-            "UPDATE branches SET reported = reported - ? WHERE seq = ?", [(n, seq) for seq, n in known.items()]
-        )
-        forgetful |= set(known)
-    return forgetful
+        reporters.update(seq for (seq,) in rows)
+    connection.executemany(
+        f"UPDATE {kind.table} SET reported = reported - ? WHERE seq = ?", [(n, seq) for seq, n in reporters.items()]
+    )
+    return set(reporters)
+
+
+def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> None:
+    """Delete a run that reports nothing any more, with what else there is of it alone."""
+    connection.deletes = True
+    branch = None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
+    count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
+    drop_changes(connection, client_id, *run.surface)
+    drop_answers_of_run(connection, client_id, run.id)
+    connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
+    delete_empty_branches(connection, [branch.seq] if branch else [])
 
 
 def delete_empty_branches(connection: Connection, seqs: Iterable[int]) -> None:
@@ -5580,6 +6061,21 @@ def delete_empty_branches(connection: Connection, seqs: Iterable[int]) -> None:
                    AND runs.target_url = branches.target_url)""",
         [(seq,) for seq in seqs],
     )
+
+
+def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE) -> tuple[int, bool]:
+    """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
+
+    Whatever stands between two slices is sound: the run has fewer tasks then. Return how many tasks went, and
+    whether the run is gone, maybe because somebody else was faster.
+    """
+    if find_run(connection, client_id, run.id) is None:
+        return 0, True
+    gone, left = take_back(connection, client_id, run, size)
+    whole = len(gone) + len(left) < size
+    if whole:
+        remove_empty_run(connection, client_id, run)
+    return len(gone), whole
 
 
 def prune_slices(database: Database, before: str, patience: float | None = None) -> Iterator[tuple[int, int]]:
@@ -5607,6 +6103,130 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
                 yield int(gone), tasks
         last = rows[-1][2]
         yield 0, 0
+
+
+# Deleting: from every answer at once, and soon from the file
+
+# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
+# `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
+REPORTED_BY = """COALESCE(
+    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+        JOIN sightings AS same ON same.client_id = sightings.client_id
+            AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1
+        ORDER BY sightings.run_seq {order} LIMIT 1),
+    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq
+        ORDER BY sightings.run_seq {order} LIMIT 1))"""
+
+
+def remove_task(connection: Connection, client_id: str, task: State) -> None:
+    """Delete a task with its history, and what else tells of it."""
+    drop_answers_of_task(connection, client_id, task)
+    remove_tasks(connection, client_id, [task])
+    ask_to_erase(connection)
+
+
+def remove_run(connection: Connection, client_id: str, run: RunKey) -> None:
+    """Delete a run, and the tasks that only it reports; of the others, what it said of them."""
+    whole = False
+    while not whole:
+        gone, left = take_back(connection, client_id, run, LOOKUP_SIZE)
+        work_out_again(connection, client_id, run, left)
+        whole = len(gone) + len(left) < LOOKUP_SIZE
+    connection.execute(
+        "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
+    )
+    remove_empty_run(connection, client_id, run)
+    ask_to_erase(connection)
+
+
+def remove_project_type(connection: Connection, client_id: str, name: str) -> None:
+    """Delete a project type.
+
+    :raises Missing: when the client has none of the name. :raises ProjectTypeInUse: when it has runs of it.
+    """
+    select_project_type(connection, client_id, name)
+    runs = sum(n for *_, n in select_counts(connection, client_id, [scope("runs", name)]))
+    if runs:
+        raise ProjectTypeInUse(f"There are {runs:,} runs of project type {name!r}; delete them first.")
+    drop_answers_of_project_type(connection, client_id, name)
+    connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
+    ask_to_erase(connection)
+
+
+def replace_project_type(
+    connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
+) -> None:
+    """Replace a project type's definition, and have the one before it erased.
+
+    :raises ValidationFailed: when there is no room for the new one.
+    """
+    if update_project_type(connection, client_id, name, label, description, schema):
+        drop_answers_of_project_type(connection, client_id, name)
+        ask_to_erase(connection)
+
+
+def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Sequence[tuple[State, bool]]) -> None:
+    """Bring tasks up to date that a run, which goes, does not report any more, but others do.
+
+    :param left: each with whether the run's report counted.
+    """
+    seqs = [state.seq for state, _ in left]
+    connection.executemany(
+        "UPDATE tasks SET times_seen = times_seen - 1 WHERE seq = ? AND times_seen > 1",
+        [(state.seq,) for state, counted in left if counted],
+    )
+    for lot in in_lots(seqs):
+        connection.execute(
+            f"UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND task_seq IN ({marks(lot)})",
+            (client_id, run.id, *lot),
+        )
+        for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
+            connection.execute(
+                f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
+                    WHERE seq IN ({marks(lot)}) AND ({column} = ? OR NOT EXISTS (
+                        SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
+                (*lot, run.id),
+            )
+    if run.branch != MAIN_LINE:
+        forget_on_branch(connection, client_id, select_branch_of_run(connection, client_id, run), seqs)
+    leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
+
+
+def forget_on_branch(connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int]) -> None:
+    """Let a branch not know those of some tasks any more that no run of it reports."""
+    for lot in in_lots(task_seqs):
+        forgotten = connection.execute(
+            f"""DELETE FROM branch_sightings WHERE client_id = ? AND branch_seq = ? AND task_seq IN ({marks(lot)})
+                AND NOT EXISTS (SELECT 1 FROM sightings JOIN runs ON runs.seq = run_seq
+                    WHERE sightings.client_id = branch_sightings.client_id
+                        AND sightings.task_seq = branch_sightings.task_seq AND runs.branch = ?)""",
+            (client_id, branch.seq, *lot, branch.name),
+        ).rowcount
+        connection.execute("UPDATE branches SET reported = reported - ? WHERE seq = ?", (forgotten, branch.seq))
+
+
+def leave_line(connection: Connection, client_id: str, states: Mapping[int, State]) -> None:
+    """Let tasks be of the branch of who is their first reporter now, where that is another, and not the main line's.
+
+    :param states: tasks of a run's line that does not report them any more, by their seqs.
+    """
+    now = timestamp()
+    for lot in in_lots(list(states)):
+        rows = connection.execute(
+            f"""SELECT tasks.seq, runs.branch FROM tasks
+                JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+                WHERE tasks.seq IN ({marks(lot)}) AND runs.branch <> tasks.branch AND NOT EXISTS (
+                    SELECT 1 FROM sightings JOIN runs AS others ON others.seq = run_seq
+                    WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND others.branch = '')""",
+            lot,
+        ).fetchall()
+        connection.executemany(
+            "UPDATE tasks SET branch = ?, updated_at = ? WHERE seq = ?", [(name, now, seq) for seq, name in rows]
+        )
+        moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
+        count_moves(connection, client_id, moved, now)
 
 
 def check_health(connection: Connection) -> None:
@@ -6387,6 +7007,13 @@ class Service:
         self._met_until = 0.0
         self._met_version = 0
         self._idle_until = 0.0
+        self._erased_until = 0.0
+
+    def erase_now_and_then(self, *, deleted: bool) -> None:
+        """Erase what was deleted, here or in another process, where requests are all that ever happens."""
+        if deleted or time.monotonic() >= self._erased_until:
+            self._erased_until = time.monotonic() + LOOK_EVERY
+            erase_at_once(self.database)
 
     def fail_idle_runs(self, connection: Connection) -> None:
         """Fail the runs that nobody uses any more, unless that was done within the last second."""
@@ -6562,6 +7189,13 @@ def tagged_answer(model: Any) -> flask.Response:
     """Return a JSON answer with its ETag."""
     body = msgspec.json.encode(model)
     return json_response(body, 200, {"ETag": entity_tag(body)})
+
+
+def no_content() -> flask.Response:
+    """Return the answer that has no body."""
+    response = JsonResponse(b"", 204, Headers())
+    del response.headers["Content-Type"]  # Flask's own
+    return response
 
 
 def kept_answer(kept: KeptAnswer) -> flask.Response:
@@ -6768,6 +7402,8 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
     except Exception as error:
         response = refuse(error)
     environ = flask.request.environ
+    if BODY not in environ:
+        service.erase_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
     if service.settings.log and BODY not in environ:  # the front door knows when a group has been committed
 
         def log_it() -> None:
@@ -6937,6 +7573,14 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
             raise ValidationFailed([Problem(COMPLETED_ALONE, "/resolveMissing", value=True)])
         finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
         return answer(200, select_run_with_summary(connection, call.client_id, run))
+
+
+@operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
+def delete_run(call: Call, run_id: str) -> flask.Response:
+    """Delete a run, also a running one, and the tasks that only it reports."""
+    with call.database.transaction() as connection:
+        remove_run(connection, call.client_id, select_run_key(connection, call.client_id, run_id))
+    return no_content()
 
 
 @operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
@@ -7125,6 +7769,14 @@ def patch_task(call: Call, task_id: str) -> flask.Response:
         return tagged_answer(select_task(connection, call.client_id, task_id))
 
 
+@operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
+def delete_task(call: Call, task_id: str) -> flask.Response:
+    """Delete a task with its history."""
+    with call.database.transaction() as connection:
+        remove_task(connection, call.client_id, select_state(connection, call.client_id, task_id))
+    return no_content()
+
+
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
 def get_task_history(call: Call, task_id: str) -> flask.Response:
     """Get what happened to a task, oldest first."""
@@ -7197,8 +7849,23 @@ def put_project_type(call: Call, name: str) -> flask.Response:
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
     definition = read_definition(call, name)
     with call.database.transaction() as connection:
-        update_project_type(connection, call.client_id, name, *definition)
+        replace_project_type(connection, call.client_id, name, *definition)
         return answer(200, select_project_type(connection, call.client_id, name))
+
+
+@operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
+def delete_project_type(call: Call, name: str) -> flask.Response:
+    """Delete a project type that there is no run of."""
+    with call.database.transaction() as connection:
+        remove_project_type(connection, call.client_id, name)
+    return no_content()
+
+
+@operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery)
+def get_overview(call: Call) -> flask.Response:
+    """Get where all tasks stand, and what happened to them lately."""
+    with listing(call) as connection:
+        return answer(200, select_overview(connection, call.client_id, call.query))
 
 
 @operation("GET", "/healthz", None, {200: Health})
@@ -7268,6 +7935,9 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
     """Return the `responses` of an operation."""
     described: dict[str, Any] = {}
     for status, model in each.answers.items():
+        if model is None:
+            described[str(status)] = {"description": "Done. There is no body."}
+            continue
         schema = reference_to(model, references)
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
@@ -7431,6 +8101,7 @@ def create_blueprint(
                 insert_client(connection, "default")
         for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
             pass
+        erase_at_once(service.database)
     except sqlite3.Error as error:  # reported here, not to the first client
         raise unusable(service.settings.db, error) from error
     finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
@@ -7875,12 +8546,14 @@ class WriteQueue:
     def _keep_house(self) -> Iterator[float]:
         """Keep house for ever, one step at a time; each gives the seconds until the next.
 
-        The runs that nobody uses any more are failed, a large WAL is folded in, and the runs that are older than the
-        settings keep are forgotten, by one process of several.
+        What was deleted is erased, the runs that nobody uses any more are failed, a large WAL is folded in, and the
+        runs that are older than the settings keep are forgotten, by one process of several.
         """
         database, settings = self.database, self.database.settings
         while True:
             again = time.monotonic() + HOUSEKEEPING
+            for _ in erasing_slices(database):
+                yield SLICE_PAUSE
             database.write_uses(patience=0)
             for _ in idle_slices(database, settings.run_timeout, patience=0):
                 yield SLICE_PAUSE

@@ -200,12 +200,16 @@ CREATE TABLE IF NOT EXISTS history (
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);
+CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_id)
+    WHERE event = 'status' AND run_id IS NOT NULL;
 
 -- How many tasks (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
 -- 'tasks type:T target:U', and the same for 'runs'; each again with ' branches' at its end, of what is not of the main
--- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'changes type:T target:U'
--- only rises, with each change to what runs of the type and target have reported: a stamp; and so does 'changes words',
--- with each change to what tasks are searched by.
+-- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'days 2026-11-21' and so on
+-- count what happened to the main line's tasks on a day: the status is 'created', 'reopened', 'resolved' or 'dismissed'.
+-- 'changes type:T target:U' only rises, with each change to what runs of the type and target have reported: a stamp; when
+-- the last of those runs goes, 'changes' takes it over. 'changes words' rises with each change to what tasks are searched
+-- by.
 CREATE TABLE IF NOT EXISTS counters (
     client_id   TEXT NOT NULL,
     scope       TEXT NOT NULL,
@@ -231,6 +235,14 @@ CREATE TABLE IF NOT EXISTS idempotent_answers (
     PRIMARY KEY (client_id, key_id, method, path, idempotency_key)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS idempotent_answers_by_age ON idempotent_answers (client_id, created_at);
+
+-- One row that says how many times something was deleted, and so was to be erased from the file, and of how many of
+-- those that is done.
+CREATE TABLE IF NOT EXISTS erasures (
+    id     INTEGER PRIMARY KEY CHECK (id = 1),
+    asked  INTEGER NOT NULL,
+    done   INTEGER NOT NULL
+) STRICT;
 
 -- One row that the health check writes, to know that writing works.
 CREATE TABLE IF NOT EXISTS health (

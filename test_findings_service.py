@@ -23,6 +23,7 @@ import pty
 import random
 import re
 import resource
+import secrets
 import shlex
 import shutil
 import signal
@@ -158,6 +159,9 @@ def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
     document = findings_service.openapi_document()
     responses = document["paths"][path][method.lower()]["responses"]
     assert str(status) in responses, f"{method} {path} does not document {status}"
+    if not content_type:
+        assert "content" not in responses[str(status)], f"{method} {path} documents a body of {status}"
+        return jsonschema.Draft202012Validator({"const": None})
     schema = responses[str(status)]["content"][content_type]["schema"]
     return jsonschema.Draft202012Validator({**schema, "components": document["components"]})
 
@@ -167,10 +171,10 @@ def assert_documented(response: Any) -> None:
     method, path = response.request.method, response.request.path
     for operation in OPERATIONS:
         if operation.method == method and operation.matches(path):
-            media_type = response.content_type.partition(";")[0]
+            media_type = (response.content_type or "").partition(";")[0]
             validator = validator_of(method, operation.path, response.status_code, media_type)
             if media_type not in findings_service.LIST_FORMATS and len(response.data) < 10_000:
-                validator.validate(response.json)
+                validator.validate(response.json if response.data else None)
 
 
 class Client(FlaskClient):
@@ -229,6 +233,11 @@ class Client(FlaskClient):
         response = self.get(path if path.startswith("/") else f"{API}/{path}", query_string=query or None)
         assert response.status_code == 200, response.json
         return response.json
+
+    def remove(self, path: str) -> None:
+        """Delete what is at a path below the API's."""
+        response = self.delete(f"{API}/{path}")
+        assert (response.status_code, response.data) == (204, b""), response.json
 
     def history(self, task_id: str) -> list[dict[str, Any]]:
         """Return what happened to a task."""
@@ -930,17 +939,21 @@ def test_the_methods_of_each_path_are_the_contracts() -> None:
         ("GET", f"{API}/runs"),
         ("GET", f"{API}/runs/"),
         ("PATCH", f"{API}/runs/"),
+        ("DELETE", f"{API}/runs/"),
         ("GET", f"{API}/runs//gate"),
         ("POST", f"{API}/runs//tasks"),
         ("GET", f"{API}/tasks"),
         ("GET", f"{API}/tasks/"),
         ("PATCH", f"{API}/tasks"),
         ("PATCH", f"{API}/tasks/"),
+        ("DELETE", f"{API}/tasks/"),
         ("GET", f"{API}/tasks//history"),
         ("GET", f"{API}/project-types"),
         ("POST", f"{API}/project-types"),
         ("GET", f"{API}/project-types/"),
         ("PUT", f"{API}/project-types/"),
+        ("DELETE", f"{API}/project-types/"),
+        ("GET", f"{API}/overview"),
         ("GET", f"{API}/openapi.json"),
         ("GET", "/healthz"),
     }
@@ -2407,6 +2420,10 @@ LEVELS = cases(
     triage=("PATCH", "tasks/TASK", {"status": "open"}, "full"),
     triage_several=("PATCH", "tasks", {"ids": ["TASK"], "status": "open"}, "full"),
     replace_type=("PUT", "project-types/web", {}, "full"),
+    delete_task=("DELETE", "tasks/TASK", None, "full"),
+    delete_run=("DELETE", "runs/RUN", None, "full"),
+    delete_type=("DELETE", "project-types/unused", None, "full"),
+    overview=("GET", "overview", None, "read"),
     list_runs=("GET", "runs", None, "read"),
     get_run=("GET", "runs/RUN", None, "read"),
     list_tasks=("GET", "tasks", None, "read"),
@@ -2422,6 +2439,7 @@ def test_a_key_may_do_what_its_level_says(
     app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any, needed: str
 ) -> None:
     levels = ("read", "agent", "full")
+    client.register("unused")
     task_id = client.add(run)
     path = path.replace("RUN", run).replace("TASK", task_id)
     body = {"ids": [task_id], "status": "open"} if path == "tasks" and body else body
@@ -2430,7 +2448,7 @@ def test_a_key_may_do_what_its_level_says(
         if levels.index(level) < levels.index(needed):
             assert_problem(response, 403, "forbidden")
         else:
-            assert response.status_code in (200, 201)
+            assert response.status_code in (200, 201, 204)
 
 
 def test_an_expired_key_is_unauthorized(app: flask.Flask) -> None:
@@ -4060,6 +4078,9 @@ def assert_summary_is_a_recount(client: Client, run: str, *, created: bool = Tru
         assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
 
 
+DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
+
+
 @dataclass
 class Finding:
     """What a finding should be, and who has reported it."""
@@ -4068,10 +4089,20 @@ class Finding:
     branch: str | None
     title: str
     status: str = "open"
-    runs: set[str] = field(default_factory=set)
+    runs: dict[str, bool] = field(default_factory=dict)  # and whether their reports count
     branches: set[str] = field(default_factory=set)
     seen: int = 0
+    first: str = ""
     last: str = ""
+    events: list[str] = field(default_factory=lambda: ["created"])
+
+    def move(self, status: str) -> None:
+        """Give it a status, and note what that counts as."""
+        if status != self.status and status in ("resolved", "dismissed"):
+            self.events.append(status)
+        elif status != self.status and self.status in ("resolved", "dismissed"):
+            self.events.append("reopened")
+        self.status = status
 
 
 @dataclass
@@ -4090,7 +4121,8 @@ class Ledger:
         finding, branch = self.named(name), self.branches[run]
         before = finding and (finding.title, finding.branch)
         result = "created" if finding is None else "unchanged"
-        finding = finding or Finding(name, branch, title)
+        finding = finding or Finding(name, branch, title, first=run)
+        counts = branch is None or finding.branch is not None
         if branch is None or finding.branch is not None:
             finding.seen, finding.last = (
                 (finding.seen, finding.last) if run in finding.runs else (finding.seen + 1, run)
@@ -4099,8 +4131,9 @@ class Ledger:
             if before and before != (finding.title, finding.branch):
                 result = "updated"
             if finding.status == "resolved":
-                finding.status, result = "open", "reopened"
-        finding.runs.add(run)
+                finding.move("open")
+                result = "reopened"
+        finding.runs.setdefault(run, counts)
         finding.branches |= {branch} if branch else set()
         return finding, result
 
@@ -4117,19 +4150,42 @@ class Ledger:
     def forget(self, run: str) -> None:
         """Remove a run, and what only it has reported."""
         for each in self.findings.values():
-            each.runs.discard(run)
+            each.runs.pop(run, None)
         self.findings = {task_id: each for task_id, each in self.findings.items() if each.runs}
         del self.branches[run]
+
+    def delete(self, run: str) -> None:
+        """Remove a run as if it had never been, as far as those tell that are left."""
+        line = self.branches[run]
+        touched = {key: each for key, each in self.findings.items() if run in each.runs}
+        counted = {key: each.runs[run] for key, each in touched.items()}
+        self.forget(run)
+        for key, each in touched.items():
+            if key in self.findings:
+                each.seen = max(1, each.seen - counted[key])
+                self.without(each, line)
+
+    def without(self, finding: Finding, line: str | None) -> None:
+        """Work out again what a finding is once a run of a line, which reported it, is deleted."""
+        reporters = [run for run in self.branches if run in finding.runs]
+        counting = [run for run in reporters if finding.runs[run]] or reporters
+        finding.first = finding.first if finding.first in self.branches else counting[0]
+        finding.last = finding.last if finding.last in self.branches else counting[-1]
+        lines = {self.branches[run] for run in reporters}
+        finding.branches -= {line} - lines
+        if finding.branch == line and None not in lines:
+            finding.branch = self.branches[finding.first]
 
 
 def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Random) -> None:
     """Check tasks, the totals of lists and the audit against what should be."""
     stored = client.read("tasks", limit=200)["tasks"]
-    fields = ("externalId", "branch", "title", "status", "timesSeen", "lastRunId")
+    fields = ("externalId", "branch", "title", "status", "timesSeen", "runId", "lastRunId")
     assert {each["id"]: tuple(each[name] for name in fields) for each in stored} == {
-        task_id: (each.name, each.branch, each.title, each.status, each.seen, each.last)
+        task_id: (each.name, each.branch, each.title, each.status, each.seen, each.first, each.last)
         for task_id, each in ledger.findings.items()
     }
+    assert_overview_is_as_in(ledger, client)
     status, branch = dice.choice(STATUSES), dice.choice(("a", "b"))
     for query, right in (
         ({"missingFrom": run}, set(ledger.missing(run))),
@@ -4145,13 +4201,29 @@ def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Rando
     assert faults_of(Path(database_of(client.application).settings.db)) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+def assert_overview_is_as_in(ledger: Ledger, client: Client) -> None:
+    """Check what the overview tells of the main line, and of a branch."""
+    for query, right in (
+        ({}, [each for each in ledger.findings.values() if each.branch is None]),
+        ({"branch": "a"}, [each for each in ledger.findings.values() if "a" in each.branches]),
+    ):
+        told = client.read("overview", days=1, **query)
+        events = Counter(event for each in right for event in each.events)
+        assert {name: told["days"][0][name] for name in DAY_EVENTS} == {name: events[name] for name in DAY_EVENTS}
+        assert told["bySeverity"]["high"] == {
+            status: sum(each.status == status for each in right) for status in STATUSES
+        }
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_branches_keep_their_rules_whatever_comes(app: flask.Flask, client: Client, seed: int) -> None:
     dice, ledger, running = random.Random(seed), Ledger(), list[str]()
     client.register("web")
     path = Path(database_of(app).settings.db)
     for _ in range(60):
-        action = dice.choice(("start", "submit", "submit", "submit", "triage", "finish", "finish", "prune"))
+        action = dice.choice(
+            ("start", "submit", "submit", "submit", "triage", "finish", "finish", "prune", "delete", "forget")
+        )
         if action == "start" or not running:
             branch = dice.choice((None, None, "a", "b"))
             running.append(client.start(branch=branch))
@@ -4167,19 +4239,30 @@ def test_branches_keep_their_rules_whatever_comes(app: flask.Flask, client: Clie
                 assert (item["result"], item["status"]) == (result, finding.status)
         elif action == "triage" and ledger.findings:
             task_id, status = dice.choice(list(ledger.findings)), dice.choice(STATUSES)
-            ledger.findings[task_id].status = client.triage(task_id, status)["status"]
+            ledger.findings[task_id].move(status)
+            assert client.triage(task_id, status)["status"] == status
         elif action == "finish":
             run = running.pop(dice.randrange(len(running)))
             missing = ledger.missing(run).values() if (resolve := dice.random() < 0.7) else ()
             gone = [each for each in missing if each.branch == ledger.branches[run]]
             assert client.finish(run, resolveMissing=resolve)["submitted"]["resolved"] == len(gone)
             for each in gone:
-                each.status = "resolved"
+                each.move("resolved")
+        elif action == "delete":
+            ledger.delete(run := dice.choice(list(ledger.branches)))
+            running = [each for each in running if each != run]
+            client.remove(f"runs/{run}")
+        elif action == "forget" and ledger.findings:
+            del ledger.findings[task_id := dice.choice(list(ledger.findings))]
+            client.remove(f"tasks/{task_id}")
         elif old := [each for each in ledger.branches if each not in running]:
             finish_ago(app, 91, run := dice.choice(old))
             ledger.forget(run)
             prune(path)
-        assert_is_as_in(ledger, client, dice.choice(list(ledger.branches) or [client.start()]), dice)
+        if not ledger.branches:
+            running = [client.start()]
+            ledger.branches[running[0]] = None
+        assert_is_as_in(ledger, client, dice.choice(list(ledger.branches)), dice)
 
 
 # ---------------------------------------------------------------------------
@@ -4374,6 +4457,98 @@ GATE_PARAMETERS = cases(
 def test_a_bad_question_to_the_gate_is_refused(client: Client, run: str, query: str) -> None:
     refused = client.get(f"{API}/runs/{run}/gate?{query}")
     assert_problem(refused, 400, "invalid_parameter", query.partition("=")[0])
+
+
+# ---------------------------------------------------------------------------
+# The overview
+# ---------------------------------------------------------------------------
+
+
+TIMESTAMP = findings_service.timestamp
+
+
+def at_day(monkeypatch: pytest.MonkeyPatch, days: int) -> str:
+    """Let it be some days ago for what follows, and return the date."""
+    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago + days * 86_400))
+    return TIMESTAMP(days * 86_400)[:10]
+
+
+def standing(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return where types or targets stand, without the names of the fields."""
+    return [tuple(each.values()) for each in told]
+
+
+def test_an_overview_tells_where_the_main_line_stands(client: Client, run: str) -> None:
+    client.register("app")
+    bare, branch = client.start("app"), start_on(client, "a", "y")
+    fixed = client.add(run, severity="low", externalId="x")
+    client.submit(run, task(severity="critical"), task(severity="critical", status="in_progress"))
+    client.submit(bare, task(severity="critical"), task(severity="critical"))
+    client.submit(branch, task(externalId="x"))
+    client.triage(fixed, "resolved")
+    nothing = dict.fromkeys(STATUSES, 0)
+    told = client.read("overview")
+    assert told["total"] == 5
+    assert told["bySeverity"] == dict.fromkeys(SEVERITIES, nothing) | {
+        "critical": nothing | {"open": 3, "in_progress": 1},
+        "low": nothing | {"resolved": 1},
+    }
+    assert standing(told["byProjectType"]) == [("app", 2, 2), ("web", 3, 1)]
+    assert standing(told["byTarget"]) == [(None, 2, 2), ("https://example.com/", 3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("query", "total", "types", "targets", "created"),
+    cases(
+        type=({"projectType": "web"}, 3, [("web", 3, 3)], [(TARGETS[1], 2, 2), (TARGETS[2], 1, 1)], 3),
+        target=({"targetUrl": TARGETS[1]}, 3, [("web", 2, 2), ("app", 1, 1)], [(TARGETS[1], 3, 3)], 3),
+        both=({"projectType": "app", "targetUrl": TARGETS[1]}, 1, [("app", 1, 1)], [(TARGETS[1], 1, 1)], 1),
+        nothing=({"projectType": "none"}, 0, [], [], 0),
+        branch=({"branch": "a"}, 2, [("app", 2, 2)], [(TARGETS[1], 2, 2)], 2),
+        branch_and_type=({"branch": "a", "projectType": "web"}, 0, [], [], 0),
+        no_branch=({"branch": "b"}, 0, [], [], 0),
+    ),
+)
+def test_an_overview_is_of_what_it_is_asked_for(
+    client: Client, query: dict[str, str], total: int, types: list[Any], targets: list[Any], created: int
+) -> None:
+    for name in ("web", "app"):
+        client.register(name)
+    client.submit(client.start(targetUrl=TARGETS[1]), task(), task(externalId="x"))
+    client.submit(client.start(targetUrl=TARGETS[2]), task())
+    client.submit(client.start("app", targetUrl=TARGETS[1]), task(externalId="x"))
+    client.submit(client.start("app", targetUrl=TARGETS[1], branch="a"), task(externalId="x"), task(externalId="y"))
+    told = client.read("overview", **query)
+    assert (told["total"], standing(told["byProjectType"]), standing(told["byTarget"])) == (total, types, targets)
+    assert told["days"][-1]["created"] == created
+
+
+def test_the_days_of_an_overview_count_what_happened_on_them(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = at_day(monkeypatch, 2)
+    fixed, wrong = client.add(run, externalId="x"), client.add(run, status="dismissed")
+    client.triage(fixed, "in_progress")
+    taken = client.submit(start_on(client, "a"), task(externalId="y"))["tasks"][0]["id"]
+    client.triage(taken, "dismissed")
+    middle = at_day(monkeypatch, 1)
+    client.triage(fixed, "resolved")
+    client.triage(wrong, "resolved")
+    last = at_day(monkeypatch, 0)
+    client.submit(run, task(externalId="x"), task(externalId="y", title="Taken over"))
+    told = client.read("overview", days=4)["days"]
+    assert [standing([each])[0] for each in told[1:]] == [(first, 3, 0, 0, 1), (middle, 0, 0, 2, 0), (last, 0, 1, 0, 0)]
+    assert set(standing(told[:1])[0][1:]) == {0}
+    client.remove(f"tasks/{fixed}")
+    told = client.read("overview", days=3)["days"]
+    assert [standing([each])[0] for each in told] == [(first, 2, 0, 0, 1), (middle, 0, 0, 1, 0), (last, 0, 0, 0, 0)]
+    assert faults_of(Path(database_of(app).settings.db)) == []
+
+
+@pytest.mark.parametrize("query", ["days=0", "days=366", "days=x", "branch=", "branch=a&branch=b", "status=open"])
+def test_a_bad_question_for_an_overview_is_refused(client: Client, query: str) -> None:
+    problem = client.get(f"{API}/overview?{query}")
+    assert_problem(problem, 400, "invalid_parameter", query.partition("=")[0])
 
 
 # ---------------------------------------------------------------------------
@@ -9274,12 +9449,25 @@ class Fitting:
     """Puts what exists, and what goes together, into good requests: a description cannot know of it."""
 
     def __init__(self, server: Server) -> None:
+        self.server = server
         self.run, self.ended = server.start_run(), server.start_run()
-        self.task = server.request("POST", f"{API}/runs/{self.run}/tasks", task()).json["tasks"][0]["id"]
+        self.task = self.add(self.run)
+
+    def add(self, run: str) -> str:
+        """Return a new task."""
+        return self.server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
+
+    def ids_for(self, method: str) -> dict[str, str]:
+        """Name what a method takes: PATCH ends another run than POST needs, and what DELETE takes is there for that."""
+        if method != "DELETE":
+            return {"run_id": self.ended if method == "PATCH" else self.run, "task_id": self.task, "name": "web"}
+        self.server.request("POST", f"{API}/project-types", {"name": "unused"})
+        run = self.server.start_run()
+        return {"run_id": run, "task_id": self.add(run), "name": "unused"}
 
     def fit_path_and_query(self, case: Any) -> None:
-        """Name a run, task or project type that exists; PATCH ends another run than POST needs."""
-        ids = {"run_id": self.ended if case.method == "PATCH" else self.run, "task_id": self.task, "name": "web"}
+        """Name a run, task or project type that exists."""
+        ids = self.ids_for(case.method)
         case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
         if "after" in (case.query or {}):
             place = self.run if case.path.endswith("runs") else self.task
@@ -9374,8 +9562,9 @@ def key_of(app: flask.Flask, holder: str) -> str:
 def test_every_route_is_open_to_whom_it_says(
     app: flask.Flask, client: Client, run: str, each: Any, holder: str
 ) -> None:
-    task_id = client.add(run, title="A secret")
-    path = each.path.format(run_id=run, task_id=task_id, name="web")
+    client.register("unused")
+    task_id, name = client.add(run, title="A secret"), "unused" if each.method == "DELETE" else "web"
+    path = each.path.format(run_id=run, task_id=task_id, name=name)
     body = BODIES[each.method, each.path] if each.body is not None else None
     body = {"ids": [task_id], **body} if body and each.handler is findings_service.patch_tasks else body
     asking = client_of(app)
@@ -9392,7 +9581,7 @@ def test_every_route_is_open_to_whom_it_says(
     elif findings_service.LEVELS.index(holder) < findings_service.LEVELS.index(each.level):
         assert_problem(response, 403, "forbidden")
     else:
-        assert response.status_code in (200, 201)
+        assert response.status_code in (200, 201, 204)
 
 
 def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
@@ -9840,11 +10029,17 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     before[3] = [(*each[:15], "", None, None) for each in before[3]]
     before[5] = [(*sighting[:3], 1) for sighting in before[5]]
     before[6] = [(*entry, None, None) for entry in before[6]]
-    before[-1] = [counter for counter in before[-1] if not counter[1].startswith("tasks run:")]
+    before[-1] = [each for each in before[-1] if each[-1] and not each[1].startswith("tasks run:")]
     client = client_of(make_app())
     client.key = "fts_a_key_of_the_first_schema"
     make_app(db=str(tmp_path / "new.db"))
-    assert content_of(old) == before
+    after = content_of(old)
+    assert {tuple(each[2:]) for each in after[-1] if each[1] == "days 2026-11-21"} == {
+        ("created", 0, 0, 3),
+        ("dismissed", 0, 0, 1),
+    }
+    after[-1] = [counter for counter in after[-1] if not counter[1].startswith("days ")]
+    assert after == before
     assert schema_of(old) == schema_of(tmp_path / "new.db")
     tasks = {each["title"]: each for each in client.read("tasks", view="full")["tasks"]}
     assert {name: each["status"] for name, each in tasks.items()} == {
@@ -10307,6 +10502,306 @@ def test_a_command_makes_no_database_of_its_own(tmp_path: Path, words: tuple[str
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------
+# Deleting
+# ---------------------------------------------------------------------------
+
+
+def test_a_deleted_task_is_gone_from_every_answer(app: flask.Flask, client: Client, run: str) -> None:
+    branch, later = start_on(client, "a", "x"), start_on(client, None)
+    task_id, other = client.add(run, externalId="x"), client.add(run, externalId="y")
+    client.finish(run)
+    client.remove(f"tasks/{task_id}")
+    for path in (f"tasks/{task_id}", f"tasks/{task_id}/history"):
+        assert_problem(client.get(f"{API}/{path}"), 404, "not_found")
+    for query in ({}, {"runId": run}, {"branch": "a"}, {"missingFrom": later}, {"externalId": "x"}):
+        page = client.read("tasks", **query)
+        assert page["total"] == len(page["tasks"]) == ("branch" not in query and "externalId" not in query)
+        assert task_id not in {each["id"] for each in page["tasks"]}
+    whole = client.read(f"runs/{run}")
+    assert (whole["summary"]["total"], whole["submitted"]["created"]) == (1, 1)
+    assert gate(client, run)["reported"] == 1
+    assert gate(client, branch)["reported"] == 0
+    client.remove(f"tasks/{other}")
+    assert client.read("overview")["total"] == 0
+    assert faults_of(Path(database_of(app).settings.db)) == []
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finished", "running"])
+def test_a_deleted_run_takes_along_what_only_it_reports(
+    app: flask.Flask, client: Client, run: str, finish: bool
+) -> None:
+    other = start_on(client, None, "x")
+    client.submit(run, task(externalId="x"), task(externalId="y"), task())
+    if finish:
+        client.finish(run)
+    client.remove(f"runs/{run}")
+    for method, path in (("GET", ""), ("GET", "/gate"), ("DELETE", ""), ("POST", "/tasks"), ("PATCH", "")):
+        body = {"POST": {"tasks": []}, "PATCH": {"status": "failed"}}.get(method)
+        assert_problem(client.open(f"{API}/runs/{run}{path}", method=method, json=body), 404, "not_found")
+    assert [each["externalId"] for each in client.read("tasks")["tasks"]] == ["x"]
+    assert [each["id"] for each in client.read("runs")["runs"]] == [other]
+    assert client.read("runs", status="running")["total"] == 1
+    assert faults_of(Path(database_of(app).settings.db)) == []
+
+
+def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    branch, run = start_on(client, "a", "x"), start_on(client, None)
+    first = client.add(run, externalId="x", title="Taken over")
+    ignored, last = start_on(client, "b", "x"), start_on(client, None, "x")
+    fields = ("runId", "lastRunId", "timesSeen", "branch")
+    for gone, left in (
+        (last, (branch, run, 2, None)),
+        (run, (branch, branch, 1, "a")),
+        (branch, (ignored, ignored, 1, "b")),
+    ):
+        client.remove(f"runs/{gone}")
+        found = client.read(f"tasks/{first}")
+        assert tuple(found[name] for name in fields) == left
+        assert client.read("tasks", mainLine="true")["total"] == (left[-1] is None)
+        assert faults_of(Path(database_of(app).settings.db)) == []
+    assert client.read("tasks", branch="a")["total"] == 0
+    assert {each["runId"] for each in client.history(first)} == {None}
+
+
+def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    resolving = start_on(client, None)
+    client.finish(resolving, resolveMissing=True)
+    client.remove(f"runs/{resolving}")
+    last = client.history(task_id)[-1]
+    assert (last["event"], last["to"], last["runId"], last["by"]) == ("status", "resolved", None, "tests")
+    assert client.history(task_id)[0]["runId"] == run
+
+
+def test_a_project_type_goes_once_no_run_is_of_it(client: Client, run: str) -> None:
+    problem = assert_problem(client.delete(f"{API}/project-types/web"), 409, "project_type_in_use")
+    assert "1 run" in problem["detail"]
+    client.remove(f"runs/{run}")
+    client.remove("project-types/web")
+    assert client.read("project-types") == {"projectTypes": []}
+    assert_problem(client.delete(f"{API}/project-types/web"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["tasks/TASK", "runs/RUN", "project-types/web"])
+def test_what_is_another_clients_cannot_be_deleted(app: flask.Flask, client: Client, run: str, path: str) -> None:
+    path = path.replace("TASK", client.add(run)).replace("RUN", run)
+    assert_problem(client_of(app, client="other").delete(f"{API}/{path}"), 404, "not_found")
+    assert client.read(path)
+
+
+def test_no_counter_names_what_is_deleted(app: flask.Flask, client: Client, run: str) -> None:
+    start_on(client, "a", "x")
+    client.submit(run, task(externalId="x"), task())
+    client.triage(client.add(run), "resolved")
+    client.finish(run)
+    for each in client.read("runs")["runs"]:
+        client.remove(f"runs/{each['id']}")
+    assert reader_of(app).execute("SELECT DISTINCT scope FROM counters").fetchall() == [
+        ("changes",),
+        ("changes words",),
+    ]
+    assert reader_of(app).execute("SELECT COUNT(*) FROM branches").fetchone() == (0,)
+
+
+def test_a_branch_in_the_place_of_a_deleted_one_is_counted_for_itself(client: Client, run: str) -> None:
+    for severity in ("high", "low"):
+        pull = client.start(branch="a")
+        client.submit(pull, task(severity=severity))
+        assert client.read("tasks", branch="a", severity=severity)["total"] == 1
+        client.remove(f"runs/{pull}")
+
+
+KEPT = cases(
+    task=("runs/RUN/tasks", {"tasks": [task(externalId="x")]}, "tasks/TASK", 409),
+    run=("runs", {"projectType": "web"}, "runs/NEW", 409),
+    run_of_a_task=("runs/RUN/tasks", {"tasks": [task(externalId="x")]}, "runs/RUN", 404),
+    project_type=("project-types", {"name": "new", "label": "secret"}, "project-types/new", 409),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "deleted", "status"), KEPT)
+def test_a_kept_answer_goes_with_what_it_holds(
+    app: flask.Flask, client: Client, run: str, path: str, body: Any, deleted: str, status: int
+) -> None:
+    path = path.replace("RUN", run)
+    sent = post(client, path, body).json
+    other = post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data
+    for name, value in (("RUN", run), ("NEW", sent.get("id", "")), ("TASK", sent.get("tasks", [{}])[0].get("id", ""))):
+        deleted = deleted.replace(name, value)
+    client.remove(deleted)
+    again = post(client, path, body)
+    assert_problem(again, status, "idempotency_conflict" if status == 409 else "not_found")
+    if deleted != f"runs/{run}":
+        assert post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data == other
+    kept = reader_of(app).execute("SELECT body FROM idempotent_answers").fetchall()
+    assert not any("secret" in text or '"x"' in text for (text,) in kept)
+
+
+def test_a_kept_answer_that_holds_a_replaced_schema_is_dropped(client: Client) -> None:
+    definition = {"name": "new", "extensionSchema": {"title": "secret"}}
+    post(client, "project-types", definition)
+    assert client.put(f"{API}/project-types/new", json={"extensionSchema": {"title": "secret"}}).status_code == 200
+    assert post(client, "project-types", definition).status_code == 201
+    client.put(f"{API}/project-types/new", json={})
+    assert_problem(post(client, "project-types", definition), 409, "idempotency_conflict")
+
+
+def secret() -> str:
+    """Return a word that no other text holds."""
+    return f"SECRET{secrets.token_hex(12)}"
+
+
+def found_in_files(db: Path) -> set[str]:
+    """Return the secrets that a database, or what SQLite keeps beside it, still holds."""
+    held = set[str]()
+    for file in db.parent.glob(f"{db.name}*"):
+        with suppress(FileNotFoundError):
+            held |= {each.decode() for each in re.findall(rb"SECRET[0-9a-f]{24}", file.read_bytes())}
+    return held
+
+
+def secret_report(dice: random.Random) -> dict[str, Any]:
+    """Return a task with a secret in each field, of any size."""
+    long = "x" * dice.choice((0, 60, 600, 6000))
+    return task(
+        title=secret() + long[:300],
+        description=secret() + long,
+        externalId=secret(),
+        evidence=[{"type": secret(), "label": secret(), "url": f"https://{secret()}/", "content": secret() + long}],
+        remediation=[{"instruction": secret()}],
+        successCriteria=[{"description": secret()}],
+        extensions={secret(): secret()},
+    )
+
+
+def secrets_of(value: Any) -> set[str]:
+    """Return the secrets in a JSON value."""
+    return set(re.findall("SECRET[0-9a-f]{24}", json.dumps(value)))
+
+
+def test_what_is_deleted_is_nowhere_in_the_files(app: flask.Flask, client: Client, run: str) -> None:
+    dice, db, stored = random.Random(6), Path(database_of(app).settings.db), dict[str, set[str]]()
+    for _ in range(6):
+        reports = [secret_report(dice) for _ in range(60)]
+        for item, report in zip(client.submit(run, *reports)["tasks"], reports, strict=True):
+            stored[item["id"]] = secrets_of(report)
+        for item, report in dice.sample(list(zip(list(stored)[-60:], reports, strict=True)), k=20):
+            comment, longer = secret(), report | {"title": secret() + "y" * 300}
+            client.submit(run, longer)
+            client.triage(item, "dismissed", comment=comment)
+            stored[item] |= secrets_of([comment, longer])
+        gone = set[str]()
+        for task_id in dice.sample(list(stored), k=30):
+            client.remove(f"tasks/{task_id}")
+            gone |= stored.pop(task_id)
+        assert found_in_files(db) & gone == set()
+        assert faults_of(db) == []
+
+
+def test_copies_that_sqlite_leaves_in_the_gaps_of_pages_are_erased(app: flask.Flask, client: Client, run: str) -> None:
+    db, size = Path(database_of(app).settings.db), 4096
+    tasks = client.submit(run, *(task(description="x" * dice) for dice in range(0, 9000, 300)))["tasks"]
+    database_of(app).close()
+    whole, left = bytearray(db.read_bytes()), 0
+    for at in range(0, len(whole), size):
+        start, end = findings_service.gap_of(bytes(whole[at : at + size]), 0 if at else 100)
+        if end - start > 60:
+            whole[at + start + 10 : at + start + 40] = secret().encode()
+            left += 1
+    db.write_bytes(whole)
+    assert len(found_in_files(db)) == left > 10
+    client.remove(f"tasks/{tasks[0]['id']}")
+    assert found_in_files(db) == set()
+    assert faults_of(db) == []
+
+
+def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
+    db, name = Path(database_of(app).settings.db), secret()
+    definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
+    assert post(client, "project-types", definition).status_code == 201
+    start = {"projectType": name, "targetUrl": f"https://{secret()}/", "branch": secret(), "metadata": {"a": secret()}}
+    pull = post(client, "runs", start, "run").json["id"]
+    client.submit(pull, *(secret_report(random.Random(1)) for _ in range(40)))
+    client.finish(pull, statusReason=secret())
+    kept = {name}
+    assert client.put(f"{API}/project-types/{name}", json={"label": "new"}).status_code == 200
+    assert not found_in_files(db) & secrets_of(definition) - kept
+    client.remove(f"runs/{pull}")
+    assert found_in_files(db) == kept
+    client.remove(f"project-types/{name}")
+    assert found_in_files(db) == set()
+
+
+def erased_after(db: Path, seconds: float) -> bool:
+    """Tell whether no secret is in a file any more within some seconds."""
+    end = time.monotonic() + seconds
+    while found_in_files(db) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not found_in_files(db)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
+    serve: Callable[..., Server], workers: str
+) -> None:
+    server = serve("--workers", workers)
+    run, done = server.start_run(), threading.Event()
+
+    def load() -> None:
+        while not done.is_set():
+            server.request("GET", f"{API}/tasks")
+            server.request("POST", f"{API}/runs/{run}/tasks", task(description="x" * 2000))
+
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(load) for _ in range(2)]
+        try:
+            for _ in range(2):
+                batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
+                for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
+                    assert server.request("DELETE", f"{API}/tasks/{item['id']}").status_code == 204
+                assert erased_after(server.db, 5)
+        finally:
+            done.set()
+    assert all(each.exception() is None for each in loads)
+    assert faults_of(server.db) == []
+
+
+def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Callable[..., Server]) -> None:
+    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+    server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+    run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
+    server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))] * 50}, key=SECRET)
+    assert server.request("DELETE", f"{API}/runs/{run}", key=SECRET).status_code == 204
+    server.stop(signal.SIGKILL)
+    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+    assert found_in_files(server.db) == set()
+
+
+def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Callable[..., Server]) -> None:
+    dice = random.Random(8)
+    for _ in range(4):
+        server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+        server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+        run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
+        for _ in range(4):
+            batch = {"tasks": [task(description="x" * 3000)] * 1000}
+            assert server.request("POST", f"{API}/runs/{run}/tasks", batch, key=SECRET).status_code == 201
+        with ThreadPoolExecutor(1) as pool:
+            deleted = pool.submit(server.request, "DELETE", f"{API}/runs/{run}", key=SECRET)
+            time.sleep(dice.uniform(0.01, 0.4))
+            server.stop(signal.SIGKILL)
+        answered = deleted.exception() is None
+        with closing(sqlite3.connect(server.db)) as connection:
+            counts = [
+                connection.execute(f"SELECT COUNT(*) FROM {name} WHERE {column} = ?", (run,)).fetchone()[0]
+                for name, column in (("runs", "id"), ("tasks", "run_id"))
+            ]
+        assert counts in ([[0, 0]] if answered else [[0, 0], [1, 4000]])
+        assert faults_of(server.db) == []
 
 
 # ---------------------------------------------------------------------------
