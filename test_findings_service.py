@@ -9475,8 +9475,11 @@ class Fitting:
             case.query.pop("page", None)
 
     def fit_body(self, method: str, body: dict[str, Any]) -> None:
-        """Name a project type and tasks that exist, and mend what breaks a rule between several fields."""
-        body |= {"ids": [self.task]} if "ids" in body else {}
+        """Name a project type and tasks that exist, and mend what breaks a rule between several fields.
+
+        A request that was not fitted may have deleted what it had met in an answer.
+        """
+        body |= {"ids": [self.add(self.server.start_run())]} if "ids" in body else {}
         body |= {"status": "resolved"} if body.get("reason") else {}
         body |= {"projectType": "web"} if "projectType" in body else {}
         body |= {"extensionSchema": {"properties": {"a": {}}}} if body.get("extensionSchema") else {}
