@@ -4464,7 +4464,7 @@ def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> 
         "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
     ):
         blocks = block + 1
-        if mask := find_in(text, words):
+        if words[0] in text and (mask := find_in(text, words)):
             found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
         if time.monotonic() > connection.deadline:
             raise TimeoutError
