@@ -3626,36 +3626,6 @@ def looked_at(
     return start.where(f"{column} IN (SELECT value FROM listed_{place})"), {f"listed_{place}": among}
 
 
-ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
-OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
-
-
-def row_conditions(wanted: TaskFilter) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return what a filter asks of a task, to be looked at in each row of a range: a condition and its values, if any.
-
-    What it asks of reports is not in it. It is one condition that must be TRUE: parts of it, the database would take
-    another index for, or think so few rows left that it would sort them.
-    """
-    among: dict[str, Collection[Any] | None] = {
-        "project_type": wanted.types,
-        "target_url": None if wanted.target_url is None else (wanted.target_url,),
-        "status": wanted.statuses,
-        "severity": wanted.ranks,
-        "assignee": None if wanted.assignee is None else (wanted.assignee,),
-    }
-    conditions, values = [], list[Any]()
-    for column, named in among.items():
-        if named is not None:
-            few = rounded(sorted(named)) if named else (None,)  # NULL, which nothing equals
-            conditions.append(f"tasks.{column} IN ({marks(few)})")
-            values += few
-    if wanted.main_line is not None:
-        conditions.append(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
-    if wanted.assigned is not None:
-        conditions.append(f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL")
-    return [(f"({' AND '.join(conditions)}) IS TRUE", tuple(values))] if conditions else []
-
-
 def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
     """Return an index range for each cell; `column` holds what it is labelled by. Runs have no severity."""
     arms = []
@@ -4564,12 +4534,11 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     assignee: str | None = None
     assigned: bool | None = None
     span: Span | None = None
+    words: tuple[str, ...] = ()
 
     def accepts_assignee(self, assignee: str | None) -> bool:
         """Tell whether the filter lets through what is assigned to somebody, or to nobody."""
         return self.assignee in (None, assignee) and self.assigned in (None, assignee is not None)
-
-    words: tuple[str, ...] = ()
 
     @property
     def reporters(self) -> list[Sequence[Reporter]]:
@@ -4650,6 +4619,8 @@ REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
 # Of few runs each is looked up; of many, a task's own are mostly fewer.
 REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
     AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM {}))"""
+ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
+OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
 
 
 def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
@@ -4825,11 +4796,8 @@ def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, 
         kept &= select_reported(connection, client_id, reporters, found)
     if run:
         kept -= select_reported(connection, client_id, [run], found)
-        if run.branch == MAIN_LINE:
-            kept &= on_main_line
-        else:
-            branch = select_branch_of_run(connection, client_id, run)
-            kept &= on_main_line | select_reported(connection, client_id, [branch], found)
+        branch = find_branch_of_run(connection, client_id, run)
+        kept &= on_main_line | (select_reported(connection, client_id, [branch], found) if branch else set())
     return Found(table="tasks", found=tuple(kept), total=len(kept))
 
 
@@ -4865,6 +4833,29 @@ def select_identified(
         yield from connection.execute(f"{statement} {place}", (client_id, external_id, *lot, *target))
 
 
+def where_accepted(arm: Arm, wanted: Filter) -> Arm:
+    """Return those tasks of an index range that a filter accepts: each is looked at.
+
+    It is one condition that must be TRUE: parts of it, the database would take another index for, or think so few rows
+    left that it would sort them.
+    """
+    among: dict[str, Collection[Any] | None] = {
+        "project_type": wanted.types,
+        "target_url": None if wanted.target_url is None else (wanted.target_url,),
+        "status": wanted.statuses,
+        "severity": wanted.ranks,
+    }
+    conditions, values = [], list[Any]()
+    for column, named in among.items():
+        if named is not None:
+            few = rounded(sorted(named)) if named else (None,)  # NULL, which nothing equals
+            conditions.append(f"tasks.{column} IN ({marks(few)})")
+            values += few
+    if wanted.main_line is not None:
+        conditions.append(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
+    return arm.where(f"({' AND '.join(conditions)}) IS TRUE", *values) if conditions else arm
+
+
 def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
     """Plan the list of what is assigned, to somebody or to one: that is so little that all of it can be looked at."""
     run = wanted.missing_from
@@ -4873,10 +4864,7 @@ def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) ->
         arm = arm.where("tasks.assignee IS NOT NULL")
     else:
         arm = arm.where("tasks.assignee = ?", wanted.assignee)
-    others = msgspec.structs.replace(wanted.missing(run) if run else wanted, assignee=None, assigned=None)
-    for condition, values in row_conditions(others):
-        arm = arm.where(condition, *values)
-    found = Listing(table="tasks", arms=(arm,))
+    found = Listing(table="tasks", arms=(where_accepted(arm, wanted.missing(run) if run else wanted),))
     for reporters in wanted.reporters:
         found = where_reported(found, client_id, reporters)
     return where_missing(connection, client_id, found, run) if run else found
@@ -6044,7 +6032,7 @@ def uncount_reported(
 def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> None:
     """Delete a run that reports nothing any more, with what else there is of it alone."""
     connection.deletes = True
-    branch = None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
+    branch = find_branch_of_run(connection, client_id, run)
     count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
     drop_changes(connection, client_id, *run.surface)
     drop_answers_of_run(connection, client_id, run.id)
@@ -6189,8 +6177,8 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
                         SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
                 (*lot, run.id),
             )
-    if run.branch != MAIN_LINE:
-        forget_on_branch(connection, client_id, select_branch_of_run(connection, client_id, run), seqs)
+    if branch := find_branch_of_run(connection, client_id, run):
+        forget_on_branch(connection, client_id, branch, seqs)
     leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
 
 
