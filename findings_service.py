@@ -2254,14 +2254,17 @@ def wipe_gaps(path: str, page_size: int, first: int, seconds: float) -> int:
     return first if first < pages < MOST_PAGES else 0
 
 
-def erasing_slices(database: Database) -> Iterator[None]:
-    """Erase what was asked for from the file and the WAL, where it is this process's turn to, a part with each step."""
+def erasing_slices(database: Database) -> Iterator[bool]:
+    """Erase what was asked for from the file and the WAL, where it is this process's turn to, a part with each step.
+
+    Each tells whether there is more to do, and is in vain while somebody reads what is in the WAL.
+    """
     with database.reading() as connection:
         asked, done = select_erasures(connection)
     page: int | None = 0
     while asked > done and page is not None:
         page = database.erase(asked, page)
-        yield
+        yield page is not None
 
 
 def erase_at_once(database: Database) -> None:
@@ -8534,22 +8537,24 @@ class WriteQueue:
     def _keep_house(self) -> Iterator[float]:
         """Keep house for ever, one step at a time; each gives the seconds until the next.
 
-        What was deleted is erased, the runs that nobody uses any more are failed, a large WAL is folded in, and the
-        runs that are older than the settings keep are forgotten, by one process of several.
+        The runs that nobody uses any more are failed, a large WAL is folded in, and then by turns, by one process of
+        several, what was deleted is erased, and the runs that are older than the settings keep are forgotten.
         """
         database, settings = self.database, self.database.settings
+        erasing: Iterator[object] | None = None
         while True:
             again = time.monotonic() + HOUSEKEEPING
-            for _ in erasing_slices(database):
-                yield SLICE_PAUSE
+            erasing = erasing or erasing_slices(database)
             database.write_uses(patience=0)
             for _ in idle_slices(database, settings.run_timeout, patience=0):
                 yield SLICE_PAUSE
             database.keep_house()
             if settings.keep and database.checkpointer.held and time.monotonic() >= self._next_search:
                 self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience=0)
-            while self._old and time.monotonic() < again:
-                if next(self._old, None) is None:
+            while (erasing or self._old) and time.monotonic() < again:
+                if erasing and next(erasing, None) is None:
+                    erasing = None
+                if self._old and next(self._old, None) is None:
                     self._old, self._next_search = None, time.monotonic() + FORGETTING
                 yield SLICE_PAUSE
             yield max(0.0, again - time.monotonic())

@@ -3049,6 +3049,30 @@ def test_house_is_kept_again_after_a_lock_was_in_the_way(
     assert caplog.records == []
 
 
+def test_house_is_kept_while_a_long_read_holds_up_erasing(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("findings_service.HOUSEKEEPING", 0.1)
+    app = make_app(run_timeout="0.1")
+    client = client_of(app)
+    client.register("web")
+    client.start()
+    with closing(sqlite3.connect(tmp_path / "findings.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT COUNT(*) FROM runs").fetchone()
+        with database_of(app).transaction() as connection:
+            findings_service.ask_to_erase(connection)
+        writes = findings_service.WriteQueue(app, database_of(app))
+        for _ in range(9):
+            time.sleep(0.03)
+            writes._do_chore()
+        assert findings_service.select_erasures(reader_of(app)) == (1, 0)
+        assert reader_of(app).execute("SELECT status FROM runs").fetchone() == ("failed",)
+    for _ in range(3):
+        writes._do_chore()
+    assert findings_service.select_erasures(reader_of(app)) == (1, 1)
+
+
 def test_house_is_kept_between_two_groups_however_many_writes_wait(
     app: flask.Flask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
