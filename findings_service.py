@@ -5217,18 +5217,21 @@ def select_days_of_branches(
 
 
 def select_dismissals(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
-    """Return what was said when tasks were dismissed, by their ids: the last of it."""
+    """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
     comments: dict[str, str] = {}
     for lot in in_lots(task_ids):
         rows = connection.execute(
-            f"""SELECT tasks.id, history.comment
-                FROM tasks JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq
+            f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment FROM tasks {HISTORY}
                 WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})
-                    AND history.to_status = 'dismissed' AND history.comment IS NOT NULL
+                    AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
                 ORDER BY history.seq""",
             (client_id, *lot),
         )
-        comments.update(rows)
+        for task_id, moved, comment in rows:
+            if moved:
+                comments.pop(task_id, None)
+            if comment:
+                comments[task_id] = comment
     return comments
 
 
