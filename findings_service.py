@@ -8071,6 +8071,42 @@ class FindingsBlueprint(flask.Blueprint):
         self.service = service
 
 
+def open_once(service: Service) -> None:
+    """Make the database, or bring it up to date, and do what was left undone in it.
+
+    :raises DatabaseUnusable: when it cannot be opened: that is reported here, not to the first client.
+    """
+    try:
+        with service.database.transaction() as connection:
+            if service.settings.api_key:
+                insert_client(connection, "default")
+        for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
+            pass
+        erase_at_once(service.database)
+    except sqlite3.Error as error:
+        raise unusable(service.settings.db, error) from error
+    finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
+        service.database.close()
+
+
+def add_page(blueprint: FindingsBlueprint) -> None:
+    """Add the page for people."""
+    load_room("page")
+
+    def view_of(path: str) -> Callable[[], flask.Response]:
+        return lambda: respond(blueprint.service, lambda: get_page_file(path))
+
+    for path in PAGE_FILES:
+        blueprint.add_url_rule(
+            path,
+            f"page{path.replace('.', '_')}",
+            view_of(path),
+            methods=["GET"],
+            strict_slashes=False,
+            provide_automatic_options=False,
+        )
+
+
 def create_blueprint(
     settings: Settings | None = None, name: str = "findings", *, page: bool = False
 ) -> FindingsBlueprint:
@@ -8085,27 +8121,12 @@ def create_blueprint(
     """
     require_known_jsonschema()
     load_rooms()
-    if page:
-        load_room("page")
     service = Service(settings or Settings.read())
+    open_once(service)
     blueprint = FindingsBlueprint(name, service)
-    try:
-        with service.database.transaction() as connection:
-            if service.settings.api_key:
-                insert_client(connection, "default")
-        for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
-            pass
-        erase_at_once(service.database)
-    except sqlite3.Error as error:  # reported here, not to the first client
-        raise unusable(service.settings.db, error) from error
-    finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
-        service.database.close()
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
         return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id")).perform(parts))
-
-    def page_view_of(path: str) -> Callable[[], flask.Response]:
-        return lambda: respond(service, lambda: get_page_file(path))
 
     def no_route(rest: str = "") -> flask.Response:
         return respond(service, lambda: refuse_path(f"{API}/{rest}" if rest else "/healthz"))
@@ -8116,15 +8137,8 @@ def create_blueprint(
         )
     for rule in (f"{API}/<path:rest>", "/healthz"):
         blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
-    for path in PAGE_FILES if page else ():
-        blueprint.add_url_rule(
-            path,
-            f"page{path.replace('.', '_')}",
-            page_view_of(path),
-            methods=["GET"],
-            strict_slashes=False,
-            provide_automatic_options=False,
-        )
+    if page:
+        add_page(blueprint)
     return blueprint
 
 
