@@ -2365,6 +2365,19 @@ def test_words_that_were_found_are_not_looked_for_again(app: flask.Flask, client
     assert len(reader_of(app).task_sets) == findings_service.TASK_SETS_KEPT
 
 
+@pytest.mark.parametrize("lookups", [0, findings_service.LOOKUPS], ids=["all_read", "each_looked_up"])
+def test_what_a_search_within_a_list_came_to_is_forgotten_when_somebody_writes(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, lookups: int
+) -> None:
+    monkeypatch.setattr("findings_service.LOOKUPS", lookups)
+    client.add(run, title="Other", status="dismissed")
+    for number in range(3):
+        done = client.add(run, title=f"Number {number}")
+        assert searched(client, "number", status="open") == [f"Number {number}"]
+        client.triage(done, "resolved")
+        assert searched(client, "number", status="open") == []
+
+
 def test_a_search_looks_at_the_clock_between_texts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client.add(run)
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
