@@ -4987,7 +4987,7 @@ def select_baseline(connection: Connection, client_id: str, run: RunKey, named: 
 
 def select_common_cells(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> ReportedCells:
     """Return how many of the tasks that both of two runs of a type and target reported there are of each kind."""
-    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes, CHANGES]))
+    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes]))
     stamp = (run.reported, baseline.reported, changes)
     recount = partial(count_common_cells, connection, client_id, run, baseline)
     return keep_cells(connection, (client_id, run.id, baseline.id), stamp, recount)

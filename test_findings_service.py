@@ -10607,6 +10607,30 @@ def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flas
     assert {each["runId"] for each in client.history(first)} == {None}
 
 
+def test_a_deleted_run_whose_report_did_not_count_leaves_a_task_as_it_was(client: Client) -> None:
+    client.register("web")
+    known = start_on(client, None, "x"), start_on(client, None, "x")
+    ignored = start_on(client, "b", "x")
+    before = client.read("tasks")["tasks"][0]
+    assert (before["runId"], before["lastRunId"], before["timesSeen"]) == (*known, 2)
+    client.remove(f"runs/{ignored}")
+    assert client.read("tasks")["tasks"] == [before]
+
+
+def test_a_deletion_finds_other_reporters_for_a_task_whose_first_one_was_pruned(
+    app: flask.Flask, client: Client
+) -> None:
+    client.register("web")
+    pruned, second, third = (start_on(client, None, "x") for _ in range(3))
+    with database_of(app).transaction() as connection:
+        key = findings_service.select_run_key(connection, "default", pruned)
+        assert findings_service.prune_slice(connection, "default", key) == (0, True)
+    assert client.read("tasks")["tasks"][0]["runId"] == pruned
+    client.remove(f"runs/{third}")
+    found = client.read("tasks")["tasks"][0]
+    assert (found["runId"], found["lastRunId"], found["timesSeen"]) == (second, second, 2)
+
+
 def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     resolving = start_on(client, None)
