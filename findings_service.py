@@ -6143,7 +6143,8 @@ def remove_project_type(connection: Connection, client_id: str, name: str) -> No
     select_project_type(connection, client_id, name)
     runs = sum(n for *_, n in select_counts(connection, client_id, [scope("runs", name)]))
     if runs:
-        raise ProjectTypeInUse(f"There are {runs:,} runs of project type {name!r}; delete them first.")
+        there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
+        raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
     drop_answers_of_project_type(connection, client_id, name)
     connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
     ask_to_erase(connection)

@@ -10643,7 +10643,7 @@ def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client:
 
 def test_a_project_type_goes_once_no_run_is_of_it(client: Client, run: str) -> None:
     problem = assert_problem(client.delete(f"{API}/project-types/web"), 409, "project_type_in_use")
-    assert "1 run" in problem["detail"]
+    assert "There is 1 run of" in problem["detail"]
     client.remove(f"runs/{run}")
     client.remove("project-types/web")
     assert client.read("project-types") == {"projectTypes": []}
