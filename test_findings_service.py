@@ -2378,6 +2378,15 @@ def test_what_a_search_within_a_list_came_to_is_forgotten_when_somebody_writes(
         assert searched(client, "number", status="open") == []
 
 
+def test_what_was_found_for_one_client_is_not_found_for_another(app: flask.Flask) -> None:
+    clients = {name: client_of(app, client=name) for name in ("one", "two")}
+    for name, client in clients.items():
+        client.register("web")
+        client.submit(client.start(), task(title=f"Number {name}"), task(title="Other"))
+    for name, client in clients.items():
+        assert searched(client, "number") == [f"Number {name}"]
+
+
 def test_a_search_looks_at_the_clock_between_texts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client.add(run)
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
