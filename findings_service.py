@@ -2254,14 +2254,17 @@ def wipe_gaps(path: str, page_size: int, first: int, seconds: float) -> int:
     return first if first < pages < MOST_PAGES else 0
 
 
-def erasing_slices(database: Database) -> Iterator[None]:
-    """Erase what was asked for from the file and the WAL, where it is this process's turn to, a part with each step."""
+def erasing_slices(database: Database) -> Iterator[bool]:
+    """Erase what was asked for from the file and the WAL, where it is this process's turn to, a part with each step.
+
+    Each tells whether there is more to do, and is in vain while somebody reads what is in the WAL.
+    """
     with database.reading() as connection:
         asked, done = select_erasures(connection)
     page: int | None = 0
     while asked > done and page is not None:
         page = database.erase(asked, page)
-        yield
+        yield page is not None
 
 
 def erase_at_once(database: Database) -> None:
@@ -3626,36 +3629,6 @@ def looked_at(
     return start.where(f"{column} IN (SELECT value FROM listed_{place})"), {f"listed_{place}": among}
 
 
-ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
-OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
-
-
-def row_conditions(wanted: TaskFilter) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return what a filter asks of a task, to be looked at in each row of a range: a condition and its values, if any.
-
-    What it asks of reports is not in it. It is one condition that must be TRUE: parts of it, the database would take
-    another index for, or think so few rows left that it would sort them.
-    """
-    among: dict[str, Collection[Any] | None] = {
-        "project_type": wanted.types,
-        "target_url": None if wanted.target_url is None else (wanted.target_url,),
-        "status": wanted.statuses,
-        "severity": wanted.ranks,
-        "assignee": None if wanted.assignee is None else (wanted.assignee,),
-    }
-    conditions, values = [], list[Any]()
-    for column, named in among.items():
-        if named is not None:
-            few = rounded(sorted(named)) if named else (None,)  # NULL, which nothing equals
-            conditions.append(f"tasks.{column} IN ({marks(few)})")
-            values += few
-    if wanted.main_line is not None:
-        conditions.append(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
-    if wanted.assigned is not None:
-        conditions.append(f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL")
-    return [(f"({' AND '.join(conditions)}) IS TRUE", tuple(values))] if conditions else []
-
-
 def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
     """Return an index range for each cell; `column` holds what it is labelled by. Runs have no severity."""
     arms = []
@@ -4564,12 +4537,11 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     assignee: str | None = None
     assigned: bool | None = None
     span: Span | None = None
+    words: tuple[str, ...] = ()
 
     def accepts_assignee(self, assignee: str | None) -> bool:
         """Tell whether the filter lets through what is assigned to somebody, or to nobody."""
         return self.assignee in (None, assignee) and self.assigned in (None, assignee is not None)
-
-    words: tuple[str, ...] = ()
 
     @property
     def reporters(self) -> list[Sequence[Reporter]]:
@@ -4650,6 +4622,8 @@ REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
 # Of few runs each is looked up; of many, a task's own are mostly fewer.
 REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
     AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM {}))"""
+ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
+OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
 
 
 def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
@@ -4825,11 +4799,8 @@ def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, 
         kept &= select_reported(connection, client_id, reporters, found)
     if run:
         kept -= select_reported(connection, client_id, [run], found)
-        if run.branch == MAIN_LINE:
-            kept &= on_main_line
-        else:
-            branch = select_branch_of_run(connection, client_id, run)
-            kept &= on_main_line | select_reported(connection, client_id, [branch], found)
+        branch = find_branch_of_run(connection, client_id, run)
+        kept &= on_main_line | (select_reported(connection, client_id, [branch], found) if branch else set())
     return Found(table="tasks", found=tuple(kept), total=len(kept))
 
 
@@ -4865,6 +4836,29 @@ def select_identified(
         yield from connection.execute(f"{statement} {place}", (client_id, external_id, *lot, *target))
 
 
+def where_accepted(arm: Arm, wanted: Filter) -> Arm:
+    """Return those tasks of an index range that a filter accepts: each is looked at.
+
+    It is one condition that must be TRUE: parts of it, the database would take another index for, or think so few rows
+    left that it would sort them.
+    """
+    among: dict[str, Collection[Any] | None] = {
+        "project_type": wanted.types,
+        "target_url": None if wanted.target_url is None else (wanted.target_url,),
+        "status": wanted.statuses,
+        "severity": wanted.ranks,
+    }
+    conditions, values = [], list[Any]()
+    for column, named in among.items():
+        if named is not None:
+            few = rounded(sorted(named)) if named else (None,)  # NULL, which nothing equals
+            conditions.append(f"tasks.{column} IN ({marks(few)})")
+            values += few
+    if wanted.main_line is not None:
+        conditions.append(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
+    return arm.where(f"({' AND '.join(conditions)}) IS TRUE", *values) if conditions else arm
+
+
 def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
     """Plan the list of what is assigned, to somebody or to one: that is so little that all of it can be looked at."""
     run = wanted.missing_from
@@ -4873,10 +4867,7 @@ def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) ->
         arm = arm.where("tasks.assignee IS NOT NULL")
     else:
         arm = arm.where("tasks.assignee = ?", wanted.assignee)
-    others = msgspec.structs.replace(wanted.missing(run) if run else wanted, assignee=None, assigned=None)
-    for condition, values in row_conditions(others):
-        arm = arm.where(condition, *values)
-    found = Listing(table="tasks", arms=(arm,))
+    found = Listing(table="tasks", arms=(where_accepted(arm, wanted.missing(run) if run else wanted),))
     for reporters in wanted.reporters:
         found = where_reported(found, client_id, reporters)
     return where_missing(connection, client_id, found, run) if run else found
@@ -4996,7 +4987,7 @@ def select_baseline(connection: Connection, client_id: str, run: RunKey, named: 
 
 def select_common_cells(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> ReportedCells:
     """Return how many of the tasks that both of two runs of a type and target reported there are of each kind."""
-    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes, CHANGES]))
+    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes]))
     stamp = (run.reported, baseline.reported, changes)
     recount = partial(count_common_cells, connection, client_id, run, baseline)
     return keep_cells(connection, (client_id, run.id, baseline.id), stamp, recount)
@@ -5226,18 +5217,21 @@ def select_days_of_branches(
 
 
 def select_dismissals(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
-    """Return what was said when tasks were dismissed, by their ids: the last of it."""
+    """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
     comments: dict[str, str] = {}
     for lot in in_lots(task_ids):
         rows = connection.execute(
-            f"""SELECT tasks.id, history.comment
-                FROM tasks JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq
+            f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment FROM tasks {HISTORY}
                 WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})
-                    AND history.to_status = 'dismissed' AND history.comment IS NOT NULL
+                    AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
                 ORDER BY history.seq""",
             (client_id, *lot),
         )
-        comments.update(rows)
+        for task_id, moved, comment in rows:
+            if moved:
+                comments.pop(task_id, None)
+            if comment:
+                comments[task_id] = comment
     return comments
 
 
@@ -6044,7 +6038,7 @@ def uncount_reported(
 def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> None:
     """Delete a run that reports nothing any more, with what else there is of it alone."""
     connection.deletes = True
-    branch = None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
+    branch = find_branch_of_run(connection, client_id, run)
     count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
     drop_changes(connection, client_id, *run.surface)
     drop_answers_of_run(connection, client_id, run.id)
@@ -6149,7 +6143,8 @@ def remove_project_type(connection: Connection, client_id: str, name: str) -> No
     select_project_type(connection, client_id, name)
     runs = sum(n for *_, n in select_counts(connection, client_id, [scope("runs", name)]))
     if runs:
-        raise ProjectTypeInUse(f"There are {runs:,} runs of project type {name!r}; delete them first.")
+        there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
+        raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
     drop_answers_of_project_type(connection, client_id, name)
     connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
     ask_to_erase(connection)
@@ -6189,8 +6184,8 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
                         SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
                 (*lot, run.id),
             )
-    if run.branch != MAIN_LINE:
-        forget_on_branch(connection, client_id, select_branch_of_run(connection, client_id, run), seqs)
+    if branch := find_branch_of_run(connection, client_id, run):
+        forget_on_branch(connection, client_id, branch, seqs)
     leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
 
 
@@ -8077,6 +8072,42 @@ class FindingsBlueprint(flask.Blueprint):
         self.service = service
 
 
+def open_once(service: Service) -> None:
+    """Make the database, or bring it up to date, and do what was left undone in it.
+
+    :raises DatabaseUnusable: when it cannot be opened: that is reported here, not to the first client.
+    """
+    try:
+        with service.database.transaction() as connection:
+            if service.settings.api_key:
+                insert_client(connection, "default")
+        for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
+            pass
+        erase_at_once(service.database)
+    except sqlite3.Error as error:
+        raise unusable(service.settings.db, error) from error
+    finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
+        service.database.close()
+
+
+def add_page(blueprint: FindingsBlueprint) -> None:
+    """Add the page for people."""
+    load_room("page")
+
+    def view_of(path: str) -> Callable[[], flask.Response]:
+        return lambda: respond(blueprint.service, lambda: get_page_file(path))
+
+    for path in PAGE_FILES:
+        blueprint.add_url_rule(
+            path,
+            f"page{path.replace('.', '_')}",
+            view_of(path),
+            methods=["GET"],
+            strict_slashes=False,
+            provide_automatic_options=False,
+        )
+
+
 def create_blueprint(
     settings: Settings | None = None, name: str = "findings", *, page: bool = False
 ) -> FindingsBlueprint:
@@ -8091,27 +8122,12 @@ def create_blueprint(
     """
     require_known_jsonschema()
     load_rooms()
-    if page:
-        load_room("page")
     service = Service(settings or Settings.read())
+    open_once(service)
     blueprint = FindingsBlueprint(name, service)
-    try:
-        with service.database.transaction() as connection:
-            if service.settings.api_key:
-                insert_client(connection, "default")
-        for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
-            pass
-        erase_at_once(service.database)
-    except sqlite3.Error as error:  # reported here, not to the first client
-        raise unusable(service.settings.db, error) from error
-    finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
-        service.database.close()
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
         return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id")).perform(parts))
-
-    def page_view_of(path: str) -> Callable[[], flask.Response]:
-        return lambda: respond(service, lambda: get_page_file(path))
 
     def no_route(rest: str = "") -> flask.Response:
         return respond(service, lambda: refuse_path(f"{API}/{rest}" if rest else "/healthz"))
@@ -8122,15 +8138,8 @@ def create_blueprint(
         )
     for rule in (f"{API}/<path:rest>", "/healthz"):
         blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
-    for path in PAGE_FILES if page else ():
-        blueprint.add_url_rule(
-            path,
-            f"page{path.replace('.', '_')}",
-            page_view_of(path),
-            methods=["GET"],
-            strict_slashes=False,
-            provide_automatic_options=False,
-        )
+    if page:
+        add_page(blueprint)
     return blueprint
 
 
@@ -8546,22 +8555,24 @@ class WriteQueue:
     def _keep_house(self) -> Iterator[float]:
         """Keep house for ever, one step at a time; each gives the seconds until the next.
 
-        What was deleted is erased, the runs that nobody uses any more are failed, a large WAL is folded in, and the
-        runs that are older than the settings keep are forgotten, by one process of several.
+        The runs that nobody uses any more are failed, a large WAL is folded in, and then by turns, by one process of
+        several, what was deleted is erased, and the runs that are older than the settings keep are forgotten.
         """
         database, settings = self.database, self.database.settings
+        erasing: Iterator[object] | None = None
         while True:
             again = time.monotonic() + HOUSEKEEPING
-            for _ in erasing_slices(database):
-                yield SLICE_PAUSE
+            erasing = erasing or erasing_slices(database)
             database.write_uses(patience=0)
             for _ in idle_slices(database, settings.run_timeout, patience=0):
                 yield SLICE_PAUSE
             database.keep_house()
             if settings.keep and database.checkpointer.held and time.monotonic() >= self._next_search:
                 self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience=0)
-            while self._old and time.monotonic() < again:
-                if next(self._old, None) is None:
+            while (erasing or self._old) and time.monotonic() < again:
+                if erasing and next(erasing, None) is None:
+                    erasing = None
+                if self._old and next(self._old, None) is None:
                     self._old, self._next_search = None, time.monotonic() + FORGETTING
                 yield SLICE_PAUSE
             yield max(0.0, again - time.monotonic())

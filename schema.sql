@@ -182,7 +182,8 @@ CREATE TABLE IF NOT EXISTS branch_sightings (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS branch_sightings_by_task ON branch_sightings (client_id, task_seq, branch_seq);
 
--- What happened to a task, and who did it. `changed` is a JSON array of field names.
+-- What happened to a task, and who did it. `changed` is a JSON array of field names; `reason` and `assignee` are those
+-- that the task has had since.
 CREATE TABLE IF NOT EXISTS history (
     seq          INTEGER PRIMARY KEY,
     client_id    TEXT NOT NULL,

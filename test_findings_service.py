@@ -2365,6 +2365,28 @@ def test_words_that_were_found_are_not_looked_for_again(app: flask.Flask, client
     assert len(reader_of(app).task_sets) == findings_service.TASK_SETS_KEPT
 
 
+@pytest.mark.parametrize("lookups", [0, findings_service.LOOKUPS], ids=["all_read", "each_looked_up"])
+def test_what_a_search_within_a_list_came_to_is_forgotten_when_somebody_writes(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, lookups: int
+) -> None:
+    monkeypatch.setattr("findings_service.LOOKUPS", lookups)
+    client.add(run, title="Other", status="dismissed")
+    for number in range(3):
+        done = client.add(run, title=f"Number {number}")
+        assert searched(client, "number", status="open") == [f"Number {number}"]
+        client.triage(done, "resolved")
+        assert searched(client, "number", status="open") == []
+
+
+def test_what_was_found_for_one_client_is_not_found_for_another(app: flask.Flask) -> None:
+    clients = {name: client_of(app, client=name) for name in ("one", "two")}
+    for name, client in clients.items():
+        client.register("web")
+        client.submit(client.start(), task(title=f"Number {name}"), task(title="Other"))
+    for name, client in clients.items():
+        assert searched(client, "number") == [f"Number {name}"]
+
+
 def test_a_search_looks_at_the_clock_between_texts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client.add(run)
     monkeypatch.setattr("findings_service.LIST_TIME", -1)
@@ -3047,6 +3069,30 @@ def test_house_is_kept_again_after_a_lock_was_in_the_way(
     writes._do_chore()
     assert_timed_out(client.read("runs")["runs"][0])
     assert caplog.records == []
+
+
+def test_house_is_kept_while_a_long_read_holds_up_erasing(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("findings_service.HOUSEKEEPING", 0.1)
+    app = make_app(run_timeout="0.1")
+    client = client_of(app)
+    client.register("web")
+    client.start()
+    with closing(sqlite3.connect(tmp_path / "findings.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT COUNT(*) FROM runs").fetchone()
+        with database_of(app).transaction() as connection:
+            findings_service.ask_to_erase(connection)
+        writes = findings_service.WriteQueue(app, database_of(app))
+        for _ in range(9):
+            time.sleep(0.03)
+            writes._do_chore()
+        assert findings_service.select_erasures(reader_of(app)) == (1, 0)
+        assert reader_of(app).execute("SELECT status FROM runs").fetchone() == ("failed",)
+    for _ in range(3):
+        writes._do_chore()
+    assert findings_service.select_erasures(reader_of(app)) == (1, 1)
 
 
 def test_house_is_kept_between_two_groups_however_many_writes_wait(
@@ -10570,6 +10616,30 @@ def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flas
     assert {each["runId"] for each in client.history(first)} == {None}
 
 
+def test_a_deleted_run_whose_report_did_not_count_leaves_a_task_as_it_was(client: Client) -> None:
+    client.register("web")
+    known = start_on(client, None, "x"), start_on(client, None, "x")
+    ignored = start_on(client, "b", "x")
+    before = client.read("tasks")["tasks"][0]
+    assert (before["runId"], before["lastRunId"], before["timesSeen"]) == (*known, 2)
+    client.remove(f"runs/{ignored}")
+    assert client.read("tasks")["tasks"] == [before]
+
+
+def test_a_deletion_finds_other_reporters_for_a_task_whose_first_one_was_pruned(
+    app: flask.Flask, client: Client
+) -> None:
+    client.register("web")
+    pruned, second, third = (start_on(client, None, "x") for _ in range(3))
+    with database_of(app).transaction() as connection:
+        key = findings_service.select_run_key(connection, "default", pruned)
+        assert findings_service.prune_slice(connection, "default", key) == (0, True)
+    assert client.read("tasks")["tasks"][0]["runId"] == pruned
+    client.remove(f"runs/{third}")
+    found = client.read("tasks")["tasks"][0]
+    assert (found["runId"], found["lastRunId"], found["timesSeen"]) == (second, second, 2)
+
+
 def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     resolving = start_on(client, None)
@@ -10582,7 +10652,7 @@ def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client:
 
 def test_a_project_type_goes_once_no_run_is_of_it(client: Client, run: str) -> None:
     problem = assert_problem(client.delete(f"{API}/project-types/web"), 409, "project_type_in_use")
-    assert "1 run" in problem["detail"]
+    assert "There is 1 run of" in problem["detail"]
     client.remove(f"runs/{run}")
     client.remove("project-types/web")
     assert client.read("project-types") == {"projectTypes": []}

@@ -903,6 +903,19 @@ def test_a_dismissed_finding_is_suppressed_with_what_was_said_last(client: Clien
     assert suppressions == [[{"kind": "external", "status": "accepted", **why}] for why in words]
 
 
+def test_a_suppression_tells_what_was_said_since_the_finding_was_dismissed(client: Client, run: str) -> None:
+    said_before, said_since, said_once = (client.add(run) for _ in range(3))
+    client.triage(said_before, None, comment="I look at it")
+    client.triage(said_before, "dismissed")
+    client.triage(said_since, "dismissed", comment="not shipped")
+    client.triage(said_since, None, comment="nor installed")
+    client.triage(said_since, "dismissed", reason="wont_fix")
+    for status, words in (("dismissed", {"comment": "not shipped"}), ("open", {}), ("dismissed", {})):
+        client.triage(said_once, status, **words)
+    suppressions = [exported["suppressions"][0] for exported in results_of(export(client, sort="createdAt"))]
+    assert [each.get("justification") for each in suppressions] == [None, "wont_fix: nor installed", None]
+
+
 @pytest.mark.parametrize(("known", "state"), [(True, "unchanged"), (False, "new"), (None, None)])
 def test_what_a_baseline_knows_is_told(known: bool | None, state: str | None) -> None:
     (exported,) = results_of(b"".join(sarif.write_sarif(iter([heart.ListedTask(stored_task(1), known=known)]))))
