@@ -2219,6 +2219,20 @@ def gap_of(page: bytes, header: int) -> tuple[int, int]:
     return (start, end) if size and start <= end <= len(page) else (0, 0)
 
 
+def pointer_maps(head: bytes, page_size: int, pages: int) -> Collection[int]:
+    """Return which of a file's pages, the first being 0, are of page numbers alone, and may look like a b-tree's.
+
+    Files with auto_vacuum have them (https://www.sqlite.org/fileformat.html#pointer_map_or_ptrmap_pages).
+
+    :param head: the header of the file.
+    """
+    if not any(head[52:56]):
+        return ()
+    maps = range(1, pages, (page_size - head[20]) // 5 + 1)
+    lock = (1 << 30) // page_size  # where only locks are: a map that would stand there comes behind
+    return {*maps, lock + 1} if lock in maps else maps
+
+
 # Closing any descriptor of a file would drop SQLite's locks on it (https://www.sqlite.org/howtocorrupt.html, 2.2).
 NEVER_CLOSED: dict[tuple[int, int] | None, int] = {}
 
@@ -2238,13 +2252,15 @@ def wipe_gaps(path: str, page_size: int, first: int, seconds: float) -> int:
     """
     file, end, wiped = open_for_good(path), time.monotonic() + seconds, False
     pages = os.fstat(file).st_size // page_size
+    os.lseek(file, 0, os.SEEK_SET)
+    maps = pointer_maps(os.read(file, FILE_HEADER), page_size, pages)
     while first < pages < MOST_PAGES and time.monotonic() < end:
         os.lseek(file, first * page_size, os.SEEK_SET)
         lot = os.read(file, WIPED_AT_ONCE * page_size)
         for at in range(0, len(lot), page_size):
             page = lot[at : at + page_size]
             start, stop = gap_of(page, 0 if first or at else FILE_HEADER)
-            if page.count(0, start, stop) < stop - start:
+            if page.count(0, start, stop) < stop - start and first + at // page_size not in maps:
                 os.lseek(file, first * page_size + at + start, os.SEEK_SET)
                 os.write(file, bytes(stop - start))
                 wiped = True

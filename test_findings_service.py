@@ -10722,6 +10722,33 @@ def test_copies_that_sqlite_leaves_in_the_gaps_of_pages_are_erased(app: flask.Fl
     assert faults_of(db) == []
 
 
+@pytest.mark.parametrize(("page_size", "mode"), [(1024, 1), (1024, 2)])
+def test_what_is_erased_from_a_file_with_auto_vacuum_leaves_it_sound(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, page_size: int, mode: int
+) -> None:
+    dice, db = random.Random(5), tmp_path / "vacuumed.db"
+    with closing(sqlite3.connect(db)) as connection:
+        connection.executescript(f"PRAGMA page_size = {page_size}; PRAGMA auto_vacuum = {mode}; VACUUM")
+    client = client_of(make_app(db=str(db)))
+    client.register("web")
+    run = client.start()
+    for _ in range(4):
+        tasks = client.submit(run, *(secret_report(dice) for _ in range(100)))["tasks"]
+        for item in dice.sample(tasks, k=10):
+            client.remove(f"tasks/{item['id']}")
+        assert faults_of(db) == []
+    with closing(sqlite3.connect(db)) as connection:
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (mode,)
+
+
+def test_a_map_of_pointers_stands_behind_the_page_of_the_locks() -> None:
+    head = bytes(52) + bytes([0, 0, 0, 9]) + bytes(44)
+    maps = findings_service.pointer_maps(head, 1024, 1 << 21)
+    assert {1, 206, 1048577} <= set(maps)
+    assert 1048577 not in set(findings_service.pointer_maps(head, 4096, 1 << 21))
+    assert not findings_service.pointer_maps(bytes(100), 1024, 1 << 21)
+
+
 def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
     db, name = Path(database_of(app).settings.db), secret()
     definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
