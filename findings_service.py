@@ -1352,6 +1352,7 @@ WRITER_CACHE = 49152  # KiB
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
+WAITING = 10  # seconds that what is at work may take for each that it may have the processor
 SAY_EVERY = 5.0  # seconds between two words on how long bringing a file up to date takes
 ERASING_SLICE = 0.03  # seconds that writes wait while gaps of pages are zeroed, before others get their turn
 ERASED_WITHIN = 5.0  # seconds that a request waits for it at most where nobody else does it
@@ -1404,9 +1405,9 @@ class Connection(sqlite3.Connection):
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
     `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
     branches that were counted last, with what tells whether they are still the same, and `task_sets` what was searched
-    for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `deadline` is when
-    a list must be found, on the monotonic clock. `deletes` is whether the transaction takes anything away for good:
-    then the counters that have come to nothing go too, because their scopes name what is gone.
+    for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `is_late`
+    tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for good: then
+    the counters that have come to nothing go too, because their scopes name what is gone.
     """
 
     read_only = False
@@ -1419,7 +1420,7 @@ class Connection(sqlite3.Connection):
         self.deletes = False
         self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
         self.task_sets: dict[tuple[Any, ...], tuple[int, TaskSet]] = {}
-        self.deadline = math.inf
+        self.is_late: Callable[[], bool] = bool
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -2294,13 +2295,17 @@ def erase_at_once(database: Database) -> None:
 
 @contextmanager
 def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
-    """Interrupt the statement that is at work when some seconds are over. :raises TimeoutError: then.
+    """Interrupt the statement that is at work when it has had the processor for some seconds.
 
+    Waiting counts only where it is ten times as long: a machine that has much else to do makes no list too long.
     What reads little is never interrupted, however slow the disk is (https://www.sqlite.org/c3ref/progress_handler.html).
     Where another engine keeps the data, this is its statement time-out.
+
+    :raises TimeoutError: then.
     """
-    end = connection.deadline = time.monotonic() + seconds
-    connection.set_progress_handler(lambda: time.monotonic() > end, CLOCK_STEPS)
+    worked, waited = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
+    connection.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
+    connection.set_progress_handler(connection.is_late, CLOCK_STEPS)
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -2309,7 +2314,7 @@ def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
         raise TimeoutError from None
     finally:
         connection.set_progress_handler(None, 0)
-        connection.deadline = math.inf
+        connection.is_late = bool
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -4474,7 +4479,7 @@ def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) 
 
 
 def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> TaskSet:
-    """Look through all texts. :raises TimeoutError: past the connection's deadline."""
+    """Look through all texts. :raises TimeoutError: when the connection's time is over."""
     found, blocks = bytearray(), 0
     for block, text in connection.execute(
         "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
@@ -4482,7 +4487,7 @@ def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> 
         blocks = block + 1
         if mask := find_in(text, words):
             found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
-        if time.monotonic() > connection.deadline:
+        if connection.is_late():
             raise TimeoutError
     return TaskSet(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
 
@@ -7440,7 +7445,7 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
 
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
-LIST_TIME = 0.5  # seconds that a list may keep the database at work: three times what counting a million tasks takes
+LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 EXPORT_LOT = 100  # tasks that are read at once of a list that is sent piece by piece
 LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
 PIECE_SIZE = 64 * KIB  # bytes of a piece, at least

@@ -1769,6 +1769,16 @@ def test_a_list_that_takes_too_long_is_refused_and_tells_what_would_help(client:
     assert client.read(f"tasks/{task_id}")["status"] == "open"
 
 
+def test_time_that_a_list_only_waits_counts_a_tenth(app: flask.Flask) -> None:
+    connection = reader_of(app)
+    with findings_service.statement_limit(connection, 0.02):
+        time.sleep(0.03)
+        assert not connection.is_late()
+        time.sleep(0.2)
+        assert connection.is_late()
+    assert not connection.is_late()
+
+
 def test_another_error_of_a_list_stays_what_it_is(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def locked(*_: Any) -> NoReturn:
         error = sqlite3.OperationalError("database is locked")
