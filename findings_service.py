@@ -5941,6 +5941,10 @@ AUDITS = {
         SELECT DISTINCT tasks.id FROM sightings
         JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = task_seq
         WHERE counted = 0 AND runs.branch = ''""",
+    "task {} was reported first by a run whose report does not count": """
+        SELECT tasks.id FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+        JOIN sightings ON sightings.client_id = tasks.client_id AND run_seq = runs.seq AND task_seq = tasks.seq
+        WHERE counted = 0""",
     "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
@@ -6209,6 +6213,13 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
                     WHERE seq IN ({marks(lot)}) AND ({column} = ? OR NOT EXISTS (
                         SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
                 (*lot, run.id),
+            )
+            connection.execute(  # that run's report counts from now on, and no other one that did not
+                f"""UPDATE sightings SET counted = 1 WHERE counted = 0 AND (client_id, run_seq, task_seq) IN (
+                        SELECT tasks.client_id, runs.seq, tasks.seq FROM tasks
+                        JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+                        WHERE tasks.seq IN ({marks(lot)}))""",
+                lot,
             )
     if run.branch != MAIN_LINE:
         forget_on_branch(connection, client_id, select_branch_of_run(connection, client_id, run), seqs)

@@ -10580,6 +10580,22 @@ def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flas
     assert {each["runId"] for each in client.history(first)} == {None}
 
 
+def test_a_report_that_comes_to_count_as_the_first_is_taken_back_like_any(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    known = start_on(client, None, "x")
+    first, second = start_on(client, "a", "x"), start_on(client, "b", "x")
+    client.remove(f"runs/{known}")
+    last = start_on(client, None, "x")
+    seen = []
+    for gone in (None, first, second):
+        if gone:
+            client.remove(f"runs/{gone}")
+        found = client.read("tasks")["tasks"][0]
+        seen.append((found["runId"], found["lastRunId"], found["timesSeen"], found["branch"]))
+        assert faults_of(Path(database_of(app).settings.db)) == []
+    assert seen == [(first, last, 2, None), (last, last, 1, None), (last, last, 1, None)]
+
+
 def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     resolving = start_on(client, None)
