@@ -1352,6 +1352,7 @@ WRITER_CACHE = 49152  # KiB
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
+WAITING = 10  # seconds that what is at work may take for each that it may have the processor
 SAY_EVERY = 5.0  # seconds between two words on how long bringing a file up to date takes
 ERASING_SLICE = 0.03  # seconds that writes wait while gaps of pages are zeroed, before others get their turn
 ERASED_WITHIN = 5.0  # seconds that a request waits for it at most where nobody else does it
@@ -1404,9 +1405,9 @@ class Connection(sqlite3.Connection):
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
     `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
     branches that were counted last, with what tells whether they are still the same, and `task_sets` what was searched
-    for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `deadline` is when
-    a list must be found, on the monotonic clock. `deletes` is whether the transaction takes anything away for good:
-    then the counters that have come to nothing go too, because their scopes name what is gone.
+    for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `is_late`
+    tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for good: then
+    the counters that have come to nothing go too, because their scopes name what is gone.
     """
 
     read_only = False
@@ -1419,7 +1420,7 @@ class Connection(sqlite3.Connection):
         self.deletes = False
         self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
         self.task_sets: dict[tuple[Any, ...], tuple[int, TaskSet]] = {}
-        self.deadline = math.inf
+        self.is_late: Callable[[], bool] = bool
 
     def take_seqs(self, count: int) -> range:
         """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
@@ -2219,6 +2220,20 @@ def gap_of(page: bytes, header: int) -> tuple[int, int]:
     return (start, end) if size and start <= end <= len(page) else (0, 0)
 
 
+def pointer_maps(head: bytes, page_size: int, pages: int) -> Collection[int]:
+    """Return which of a file's pages, the first being 0, are of page numbers alone, and may look like a b-tree's.
+
+    Files with auto_vacuum have them (https://www.sqlite.org/fileformat.html#pointer_map_or_ptrmap_pages).
+
+    :param head: the header of the file.
+    """
+    if not any(head[52:56]):
+        return ()
+    maps = range(1, pages, (page_size - head[20]) // 5 + 1)
+    lock = (1 << 30) // page_size  # where only locks are: a map that would stand there comes behind
+    return {*maps, lock + 1} if lock in maps else maps
+
+
 # Closing any descriptor of a file would drop SQLite's locks on it (https://www.sqlite.org/howtocorrupt.html, 2.2).
 NEVER_CLOSED: dict[tuple[int, int] | None, int] = {}
 
@@ -2238,13 +2253,15 @@ def wipe_gaps(path: str, page_size: int, first: int, seconds: float) -> int:
     """
     file, end, wiped = open_for_good(path), time.monotonic() + seconds, False
     pages = os.fstat(file).st_size // page_size
+    os.lseek(file, 0, os.SEEK_SET)
+    maps = pointer_maps(os.read(file, FILE_HEADER), page_size, pages)
     while first < pages < MOST_PAGES and time.monotonic() < end:
         os.lseek(file, first * page_size, os.SEEK_SET)
         lot = os.read(file, WIPED_AT_ONCE * page_size)
         for at in range(0, len(lot), page_size):
             page = lot[at : at + page_size]
             start, stop = gap_of(page, 0 if first or at else FILE_HEADER)
-            if page.count(0, start, stop) < stop - start:
+            if page.count(0, start, stop) < stop - start and first + at // page_size not in maps:
                 os.lseek(file, first * page_size + at + start, os.SEEK_SET)
                 os.write(file, bytes(stop - start))
                 wiped = True
@@ -2281,13 +2298,17 @@ def erase_at_once(database: Database) -> None:
 
 @contextmanager
 def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
-    """Interrupt the statement that is at work when some seconds are over. :raises TimeoutError: then.
+    """Interrupt the statement that is at work when it has had the processor for some seconds.
 
+    Waiting counts only where it is ten times as long: a machine that has much else to do makes no list too long.
     What reads little is never interrupted, however slow the disk is (https://www.sqlite.org/c3ref/progress_handler.html).
     Where another engine keeps the data, this is its statement time-out.
+
+    :raises TimeoutError: then.
     """
-    end = connection.deadline = time.monotonic() + seconds
-    connection.set_progress_handler(lambda: time.monotonic() > end, CLOCK_STEPS)
+    worked, waited = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
+    connection.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
+    connection.set_progress_handler(connection.is_late, CLOCK_STEPS)
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -2296,7 +2317,7 @@ def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
         raise TimeoutError from None
     finally:
         connection.set_progress_handler(None, 0)
-        connection.deadline = math.inf
+        connection.is_late = bool
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -4431,7 +4452,7 @@ def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) 
 
 
 def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> TaskSet:
-    """Look through all texts. :raises TimeoutError: past the connection's deadline."""
+    """Look through all texts. :raises TimeoutError: when the connection's time is over."""
     found, blocks = bytearray(), 0
     for block, text in connection.execute(
         "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
@@ -4439,7 +4460,7 @@ def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> 
         blocks = block + 1
         if words[0] in text and (mask := find_in(text, words)):
             found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
-        if time.monotonic() > connection.deadline:
+        if connection.is_late():
             raise TimeoutError
     return TaskSet(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
 
@@ -5914,6 +5935,10 @@ AUDITS = {
         SELECT DISTINCT tasks.id FROM sightings
         JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = task_seq
         WHERE counted = 0 AND runs.branch = ''""",
+    "task {} was reported first by a run whose report does not count": """
+        SELECT tasks.id FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+        JOIN sightings ON sightings.client_id = tasks.client_id AND run_seq = runs.seq AND task_seq = tasks.seq
+        WHERE counted = 0""",
     "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
@@ -6184,6 +6209,13 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
                         SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
                 (*lot, run.id),
             )
+        connection.execute(  # the first reporter's counts from now on, and no other one that did not
+            f"""UPDATE sightings SET counted = 1 WHERE counted = 0 AND (client_id, run_seq, task_seq) IN (
+                    SELECT tasks.client_id, runs.seq, tasks.seq FROM tasks
+                    JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+                    WHERE tasks.seq IN ({marks(lot)}))""",
+            lot,
+        )
     if branch := find_branch_of_run(connection, client_id, run):
         forget_on_branch(connection, client_id, branch, seqs)
     leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
@@ -7419,7 +7451,7 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
 
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
-LIST_TIME = 0.5  # seconds that a list may keep the database at work: three times what counting a million tasks takes
+LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 EXPORT_LOT = 100  # tasks that are read at once of a list that is sent piece by piece
 LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
 PIECE_SIZE = 64 * KIB  # bytes of a piece, at least

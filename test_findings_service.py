@@ -1769,6 +1769,16 @@ def test_a_list_that_takes_too_long_is_refused_and_tells_what_would_help(client:
     assert client.read(f"tasks/{task_id}")["status"] == "open"
 
 
+def test_time_that_a_list_only_waits_counts_a_tenth(app: flask.Flask) -> None:
+    connection = reader_of(app)
+    with findings_service.statement_limit(connection, 0.02):
+        time.sleep(0.03)
+        assert not connection.is_late()
+        time.sleep(0.2)
+        assert connection.is_late()
+    assert not connection.is_late()
+
+
 def test_another_error_of_a_list_stays_what_it_is(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def locked(*_: Any) -> NoReturn:
         error = sqlite3.OperationalError("database is locked")
@@ -10640,6 +10650,22 @@ def test_a_deletion_finds_other_reporters_for_a_task_whose_first_one_was_pruned(
     assert (found["runId"], found["lastRunId"], found["timesSeen"]) == (second, second, 2)
 
 
+def test_a_report_that_comes_to_count_as_the_first_is_taken_back_like_any(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    known = start_on(client, None, "x")
+    first, second = start_on(client, "a", "x"), start_on(client, "b", "x")
+    client.remove(f"runs/{known}")
+    last = start_on(client, None, "x")
+    seen = []
+    for gone in (None, first, second):
+        if gone:
+            client.remove(f"runs/{gone}")
+        found = client.read("tasks")["tasks"][0]
+        seen.append((found["runId"], found["lastRunId"], found["timesSeen"], found["branch"]))
+        assert faults_of(Path(database_of(app).settings.db)) == []
+    assert seen == [(first, last, 2, None), (last, last, 1, None), (last, last, 1, None)]
+
+
 def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
     task_id = client.add(run, externalId="x")
     resolving = start_on(client, None)
@@ -10790,6 +10816,33 @@ def test_copies_that_sqlite_leaves_in_the_gaps_of_pages_are_erased(app: flask.Fl
     client.remove(f"tasks/{tasks[0]['id']}")
     assert found_in_files(db) == set()
     assert faults_of(db) == []
+
+
+@pytest.mark.parametrize(("page_size", "mode"), [(1024, 1), (1024, 2)])
+def test_what_is_erased_from_a_file_with_auto_vacuum_leaves_it_sound(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, page_size: int, mode: int
+) -> None:
+    dice, db = random.Random(5), tmp_path / "vacuumed.db"
+    with closing(sqlite3.connect(db)) as connection:
+        connection.executescript(f"PRAGMA page_size = {page_size}; PRAGMA auto_vacuum = {mode}; VACUUM")
+    client = client_of(make_app(db=str(db)))
+    client.register("web")
+    run = client.start()
+    for _ in range(4):
+        tasks = client.submit(run, *(secret_report(dice) for _ in range(100)))["tasks"]
+        for item in dice.sample(tasks, k=10):
+            client.remove(f"tasks/{item['id']}")
+        assert faults_of(db) == []
+    with closing(sqlite3.connect(db)) as connection:
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (mode,)
+
+
+def test_a_map_of_pointers_stands_behind_the_page_of_the_locks() -> None:
+    head = bytes(52) + bytes([0, 0, 0, 9]) + bytes(44)
+    maps = findings_service.pointer_maps(head, 1024, 1 << 21)
+    assert {1, 206, 1048577} <= set(maps)
+    assert 1048577 not in set(findings_service.pointer_maps(head, 4096, 1 << 21))
+    assert not findings_service.pointer_maps(bytes(100), 1024, 1 << 21)
 
 
 def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
