@@ -353,8 +353,8 @@ def person(make_person: Callable[..., Person]) -> Person:
     return make_person()
 
 
-def make_key(server: Server, name: str, level: str) -> str:
-    done = command("keys", "create", name, "--level", level, "--db", str(server.db))
+def make_key(server: Server, name: str, level: str, client: str = "default") -> str:
+    done = command("keys", "create", name, "--level", level, "--client", client, "--db", str(server.db))
     assert done.returncode == 0, done.stderr
     return KEY.findall(done.stdout)[0]
 
@@ -541,13 +541,13 @@ def test_search_answers_as_one_types_and_leaves_one_step_back(person: Person, fi
 def test_answers_to_an_older_search_are_dropped(person: Person, findings: Findings) -> None:
     findings.report(*numbered(12))
     person.open(f"#/findings?projectType={findings.type}")
-    person.page.route("**/tasks?q=slow*", lambda route: (time.sleep(0.5), route.continue_()))
+    person.page.route("**/tasks?q=slow*", lambda route: (time.sleep(0.3), route.continue_()))
     person.press("/")
     person.page.get_by_label("Search findings").fill("slow")
     person.page.wait_for_timeout(300)
     person.page.get_by_label("Search findings").fill("finding 3")
     person.sees_titles("Finding 3")
-    person.page.wait_for_timeout(600)
+    person.page.wait_for_timeout(400)
     person.sees_titles("Finding 3")
 
 
@@ -561,6 +561,7 @@ def test_pages_follow_each_other_and_rows_stay_until_the_next_are_there(person: 
     person.page.get_by_role("button", name="Next").click()
     assert person.page.locator("table.findings tbody tr").count() == 50
     person.sees("101–120 of 120", ".pager")
+    person.page.unroute("**/api/v1/tasks?*")
     person.page.reload()
     person.sees("101–120 of 120", ".pager")
     person.press("p")
@@ -706,19 +707,13 @@ def test_project_types_are_listed_and_shown_with_their_schema(person: Person, fi
     assert person.page.locator(".code pre").inner_text() == json.dumps(schema, indent=2)
 
 
-def test_an_empty_database_says_how_findings_come(make_person: Callable[..., Person], tmp_path: Path) -> None:
-    db = tmp_path / "empty.db"
-    empty = start_process([*PROGRAM, "serve", "--port", "0", "--db", str(db)], db, r"curl .*\n")
-    try:
-        person = make_person(key=empty.key)
-        person.address = f"http://127.0.0.1:{empty.port}/"
-        for place in ("", "#/findings", "#/runs", "#/project-types"):
-            person.open(place)
-            person.sees(re.compile("No .* yet"), ".notice h2")
-            person.sees(f"scan --url {person.address}", ".sample")
-            assert person.page.locator(".notice a").get_attribute("href").endswith("/api/v1/openapi.json")
-    finally:
-        empty.stop()
+def test_who_has_nothing_yet_is_told_how_findings_come(make_person: Callable[..., Person], service: Server) -> None:
+    person = make_person(key=make_key(service, "new", "full", "nobody"))
+    for place in ("", "#/findings", "#/runs", "#/project-types"):
+        person.open(place)
+        person.sees(re.compile("No .* yet"), ".notice h2")
+        person.sees(f"scan --url {person.address}", ".sample")
+        assert person.page.locator(".notice a").get_attribute("href").endswith("/api/v1/openapi.json")
 
 
 def test_what_is_not_there_and_what_fails_is_said(person: Person) -> None:
@@ -1099,14 +1094,17 @@ def settle(person: Person, place: str) -> None:
     playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(0)
 
 
-def violations(person: Person) -> list[str]:
+def violations(person: Person, theme: str) -> list[str]:
     """Return what axe-core finds."""
     if not AXE.exists():
         pytest.skip("node_modules/axe-core is not installed")
     playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(0)
     if not person.page.evaluate("'axe' in window"):
         person.page.evaluate(AXE.read_text("utf-8"))
-    found = person.page.evaluate("axe.run({iframes: false, resultTypes: ['violations']})")["violations"]
+    options: dict[str, Any] = {"iframes": False, "resultTypes": ["violations"]}
+    if theme == "dark":
+        options["runOnly"] = ["color-contrast", "link-in-text-block"]  # the themes differ in colours alone
+    found = person.page.evaluate("options => axe.run(options)", options)["violations"]
     return [f"{each['id']}: {node['html'][:200]} {node['failureSummary']}" for each in found for node in each["nodes"]]
 
 
@@ -1115,11 +1113,11 @@ def test_no_view_has_a_fault_that_axe_finds(make_person: Callable[..., Person], 
     person = make_person(color_scheme=theme, reduced_motion="reduce")
     person.page.goto(person.address)
     person.page.locator("form.signin").wait_for()
-    assert violations(person) == []
+    assert violations(person, theme) == []
     person.sign_in(person.key)
     for place in places:
         settle(person, place)
-        assert violations(person) == [], place
+        assert violations(person, theme) == [], place
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -1133,22 +1131,22 @@ def test_no_dialog_has_a_fault_that_axe_finds(
     person.press("j", "x")
     for key in ("2", "4", "a", "c", "?"):
         person.press(key)
-        if key != "2":
+        if key == "2":
+            person.sees("In progress", "tbody .status")
+        else:
             person.page.locator("dialog").wait_for()
-        assert violations(person) == [], key
+        assert violations(person, theme) == [], key
         person.press("Escape")
         person.misses("dialog")
 
 
-@pytest.mark.parametrize("width", [360, 320], ids=["phone", "zoom_400"])
-def test_no_view_scrolls_sideways_on_a_phone_or_at_400_percent(
-    make_person: Callable[..., Person], places: list[str], width: int
-) -> None:
-    person = make_person(width)
+def test_no_view_scrolls_sideways_on_a_phone_or_at_400_percent(person: Person, places: list[str]) -> None:
     person.open()
     for place in places:
         settle(person, place)
-        assert person.overflow() <= 0, place
+        for width in (360, 320):
+            person.page.set_viewport_size({"width": width, "height": 800})
+            assert person.overflow() <= 0, (place, width)
 
 
 def test_what_has_the_focus_is_in_sight_at_400_percent(make_person: Callable[..., Person], findings: Findings) -> None:

@@ -16,7 +16,8 @@ const DAY = /^\d{4}-\d\d-\d\d$/;
 
 /** Return the API's parameters for what the address says. */
 export function queryOf(query) {
-	const given = Object.fromEntries(["sort", ...FILTER_NAMES].map((name) => [name, query[name]?.trim()]).filter(([, value]) => value));
+	const given = {};
+	for (const name of ["sort", ...FILTER_NAMES]) if (query[name]?.trim()) given[name] = query[name].trim();
 	for (const name of ["createdSince", "createdBefore"]) {
 		if (DAY.test(given[name] ?? "")) given[name] += "T00:00:00.000Z";
 	}

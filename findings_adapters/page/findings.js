@@ -25,7 +25,9 @@ export function neighbour(id, step) {
 
 export const listAddress = () => left.address;
 export const leaveAt = (id) => (left.cursor = id);
-export const knownPeople = (tasks) => [...new Set((tasks ?? left.list?.tasks ?? []).map((each) => each.assignee).filter(Boolean))].sort();
+export function knownPeople(tasks = left.list?.tasks ?? []) {
+	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
+}
 
 export function Findings({ query }) {
 	const { full } = useStore(session);
@@ -61,7 +63,8 @@ export function Findings({ query }) {
 		return next;
 	});
 	const at = tasks.find((each) => each.id === cursor);
-	const affected = () => (chosen.size ? [...chosen.values()].map((each) => tasks.find(({ id }) => id === each.id) ?? each) : at ? [at] : []);
+	const latest = (task) => tasks.find(({ id }) => id === task.id) ?? task;
+	const affected = () => (chosen.size ? [...chosen.values()].map(latest) : at ? [at] : []);
 	const move = (step) => {
 		const index = at ? tasks.indexOf(at) + step : 0;
 		if (tasks[index]) setCursor(tasks[index].id, true);

@@ -24,11 +24,10 @@ async function load(id, signal) {
 		get("tasks", { runId: id, limit: LISTED, sort: "severity" }, signal),
 	]);
 	const fresh = new Set(beside.offenders.map((task) => task.id));
-	const known = beside.offendersTotal > fresh.size ? [] : reported.tasks.filter((task) => !fresh.has(task.id) && isUndecided(task));
+	const isKnown = ({ id, status }) => !fresh.has(id) && (status === "open" || status === "in_progress");
+	const known = beside.offendersTotal > fresh.size ? [] : reported.tasks.filter(isKnown);
 	return { run, gate, beside, missing, known };
 }
-
-const isUndecided = (task) => task.status === "open" || task.status === "in_progress";
 
 export function Run({ id }) {
 	const loaded = useLoad((signal) => load(id, signal), [id, useStore(changed)]);

@@ -138,7 +138,7 @@ function AssignDialog({ tasks, people = [] }) {
 	const who = name.trim();
 	return html`
 		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} tasks=${tasks}
-			fields=${() => ({ assignee: who })} what=${who ? `Assigned to ${cut(who, 60)}: ${object(tasks)}` : `Assigned to nobody: ${object(tasks)}`}>
+			fields=${() => ({ assignee: who })} what="Assigned to ${cut(who || "nobody", 60)}: ${object(tasks)}">
 			<label class="field"><span>Name (empty: nobody)</span>
 				<input type="text" maxlength="200" list="people" autocomplete="off" autofocus value=${name}
 					onInput=${(event) => setName(event.target.value)} />

@@ -22,5 +22,6 @@ export function Value({ of: value, depth = 0 }) {
 
 const Rows = ({ rows, depth }) => html`
 	<table class="plain"><tbody>
-		${rows.map(([name, value]) => html`<tr><th scope="row"><${Text} of=${name} /></th><td><${Value} of=${value} depth=${depth + 1} /></td></tr>`)}
+		${rows.map(([name, value]) => html`
+			<tr><th scope="row"><${Text} of=${name} /></th><td><${Value} of=${value} depth=${depth + 1} /></td></tr>`)}
 	</tbody></table>`;
