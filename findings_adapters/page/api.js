@@ -3,7 +3,9 @@
 import { createStore } from "./lib.js";
 
 const API = new URL("../api/v1/", import.meta.url);
-const PLACE = `findings:${API.pathname}`; // a host may serve several, each below a path of its own
+const placeOf = (what) => `findings:${what}:${API.pathname}`; // a host may serve several
+const KEY = placeOf("key");
+export const UNSENT = placeOf("unsent");
 export const DESCRIPTION = new URL("openapi.json", API).href;
 
 /** The service refused: `status` and `code` of its answer, and in how many seconds to try again, if it said. */
@@ -17,8 +19,7 @@ export class Refusal extends Error {
 	}
 }
 
-/** The service was not reached, or its answer did not arrive. */
-export class Unreachable extends Error {
+class Unreachable extends Error {
 	constructor() {
 		super("The service can't be reached.");
 	}
@@ -32,7 +33,7 @@ export const isPassing = (error) => error instanceof Unreachable || error.status
 function readKept() {
 	for (const storage of [sessionStorage, localStorage]) {
 		try {
-			const kept = JSON.parse(storage.getItem(PLACE));
+			const kept = JSON.parse(storage.getItem(KEY));
 			if (typeof kept?.key === "string") return kept;
 		} catch {
 			// not ours
@@ -47,23 +48,24 @@ export const session = createStore({ ...readKept(), again: null });
 /** Try a key and keep it: for the tab, or in the browser. */
 export async function signIn(key, remember) {
 	const full = await mayTriage(key);
-	forget();
-	(remember ? localStorage : sessionStorage).setItem(PLACE, JSON.stringify({ key, full }));
+	const [kept, other] = remember ? [localStorage, sessionStorage] : [sessionStorage, localStorage];
+	kept.setItem(KEY, JSON.stringify({ key, full }));
+	other.removeItem(KEY);
 	const { again } = session.get();
 	session.set({ key, full, again: null });
 	again?.resolve();
 }
 
+/** Forget the key, and all that waits for another: whoever comes next begins anew. */
 export function signOut() {
-	forget();
-	session.set({ key: "", full: false, again: null });
+	for (const place of [KEY, UNSENT]) for (const storage of [sessionStorage, localStorage]) storage.removeItem(place);
+	location.reload();
 }
 
-function forget() {
-	for (const storage of [sessionStorage, localStorage]) storage.removeItem(PLACE);
-}
+// another tab signed out
+addEventListener("storage", ({ key, newValue }) => key === KEY && !newValue && !readKept().key && location.reload());
 
-/** Tell whether a key may triage: its level is judged before anything about the body, and an empty one changes nothing. */
+/** Tell whether a key may triage: its level is judged before the body, and an empty one changes nothing. */
 async function mayTriage(key) {
 	const response = await send("PATCH", new URL("tasks", API), key, { body: "" });
 	if (response.status === 403) return false;
@@ -86,7 +88,8 @@ function signedInAgain(key) {
 // --- Requests ---
 
 async function send(method, url, key, { body, match, signal } = {}) {
-	const headers = { Authorization: `Bearer ${key}`, Accept: "application/json" };
+	const sendable = key.replace(/[^ -~]/g, "?"); // with other signs it is no key, which the service says best
+	const headers = { Authorization: `Bearer ${sendable}`, Accept: "application/json" };
 	if (body !== undefined) headers["Content-Type"] = "application/json";
 	if (match) headers["If-Match"] = match;
 	try {
@@ -101,10 +104,10 @@ async function refuse(response) {
 }
 
 /**
- * Send a request, and return {data, etag}. A key that holds no more is asked for anew, and then the request is sent again.
- * `query` may have empty values, which are left out, and lists.
+ * Send a request, again once a key that holds no more is replaced, and return {data, etag}: nothing where that has more
+ * than `most` bytes. Empty values of `query` are left out.
  */
-export async function request(method, path, { query = {}, body, match, signal } = {}) {
+export async function request(method, path, { query = {}, body, match, signal, most } = {}) {
 	const url = new URL(path, API);
 	for (const [name, value] of Object.entries(query)) {
 		if (value !== undefined && value !== null && String(value) !== "") url.searchParams.set(name, String(value));
@@ -115,6 +118,7 @@ export async function request(method, path, { query = {}, body, match, signal } 
 		const response = await send(method, url, key, { body: text, match, signal });
 		if (response.status === 401) await signedInAgain(key);
 		else if (!response.ok) await refuse(response);
+		else if (response.headers.get("Content-Length") > most) return void (await response.body.cancel());
 		else return { data: await readJson(response), etag: response.headers.get("ETag") };
 		signal?.throwIfAborted();
 	}
@@ -132,10 +136,9 @@ export async function get(path, query, signal) {
 	return (await request("GET", path, { query, signal })).data;
 }
 
-/** Return the place at which a list goes on, out of its link; the address itself is the proxy's business. */
+/** Return the place at which a list goes on, out of its link, which a proxy may have made wrong. */
 export function placeBehind(list) {
 	return list.next ? new URL(list.next, API).searchParams.get("after") : null;
 }
 
-/** Return a path of the API for an id, whatever is in that. */
 export const pathOf = (kind, id, more = "") => `${kind}/${encodeURIComponent(id)}${more}`;

@@ -68,7 +68,6 @@ function skip(event) {
 	document.getElementById("heading")?.focus();
 }
 
-/** What could not be sent yet. */
 function Outbox() {
 	const changes = useStore(unsent);
 	const busy = useStore(sending);
@@ -80,12 +79,11 @@ function Outbox() {
 				${refused ? html` <strong class="lines">${refused}</strong>` : " It is kept in this tab, and tried again by itself."}</p>
 			<div class="buttons">
 				${!refused && html`<button disabled=${busy} onClick=${sendUnsent}>Retry</button>`}
-				<button onClick=${discardFirst}>Discard</button>
+				<button disabled=${busy} onClick=${discardFirst}>Discard</button>
 			</div>
 		</section>`;
 }
 
-/** What was just done. */
 function Toast() {
 	const said = useStore(toast);
 	useEffect(() => {

@@ -1,15 +1,14 @@
 // What is decided: how it is sent, what is kept until it can be, and how it is taken back.
 
-import { get, isPassing, pathOf, request } from "./api.js";
+import { get, isPassing, pathOf, request, UNSENT } from "./api.js";
 import { createStore } from "./lib.js";
 
-// A change is {tasks, fields, what}: findings as they were shown, what is to become of them, and what that is called.
-const PLACE = "findings:unsent";
+// A change is {tasks, fields, what}: findings as they were shown, what becomes of them, and what that is called.
 const SHOWN = ["status", "reason", "assignee", "severity", "title", "updatedAt"]; // what a decision was made on
 const MOST_UNDONE = 20;
 
 /** Somebody else's triage came first: the finding as it is now. */
-export class Conflict extends Error {
+class Conflict extends Error {
 	constructor(change, now) {
 		super("Somebody changed this finding meanwhile.");
 		this.change = change;
@@ -18,7 +17,7 @@ export class Conflict extends Error {
 }
 
 export const toast = createStore({ text: "", undo: false });
-export const conflict = createStore(null); // a Conflict that somebody has to decide about
+export const conflicts = createStore([]); // each a Conflict that somebody has to decide about
 export const changed = createStore(0); // goes up with every change that was stored, for views to load anew
 
 export const say = (text, undo = false) => toast.set({ text, undo });
@@ -32,14 +31,14 @@ export async function getTask(id, signal) {
 
 const differs = (shown, now) => SHOWN.some((name) => (shown[name] ?? null) !== (now[name] ?? null));
 
-/** Tell whether a finding is already as a change would have it: its answer was lost, or two decided alike. */
+/** Tell whether a finding is as a change would have it: an answer was lost, or two decided alike. */
 function isDone(fields, now) {
 	const { comment, assignee, ...state } = fields;
 	const assigned = assignee === undefined || (now.assignee ?? "") === assignee;
 	return !comment && assigned && Object.entries(state).every(([name, value]) => (now[name] ?? null) === value);
 }
 
-// A decision may be made before the view shows what the last one of our own led to: by what was shown, what became of it.
+// Findings by what is still shown of them, before the view has what our last decision led to.
 const ours = new Map();
 const nameOf = (task) => JSON.stringify([task.id, ...SHOWN.map((name) => task[name] ?? null)]);
 
@@ -111,7 +110,7 @@ export async function undo() {
 
 let last = Promise.resolve();
 
-/** Send a change, after those before it. What cannot be sent now is kept; what somebody else came before is asked about. :throws Refusal */
+/** Send a change after those before it, and keep what cannot be sent now. :throws Refusal */
 export function carryOut(change) {
 	last = last.catch(() => {}).then(() => carryOutNext(change));
 	return last;
@@ -125,15 +124,22 @@ async function carryOutNext(change) {
 	try {
 		await deliver(change);
 	} catch (error) {
-		if (error instanceof Conflict) conflict.set(error);
-		else if (isPassing(error)) keep(change, error);
-		else throw error;
+		if (!isPassing(error)) throw error;
+		keep(change, error);
 	}
 }
 
+/** Send a change, or have somebody decide about it who sees what came before it. */
 async function deliver(asked) {
 	const change = { ...asked, tasks: asked.tasks.map(present) };
-	const now = change.tasks.length === 1 && !change.many ? await sendOne(change) : await sendMany(change);
+	let now;
+	try {
+		now = await (change.tasks.length === 1 && !change.many ? sendOne : sendMany)(change);
+	} catch (error) {
+		if (!(error instanceof Conflict)) throw error;
+		conflicts.set([...conflicts.get(), error]);
+		return;
+	}
 	const mayUndo = !change.undoes && ("status" in change.fields || "assignee" in change.fields);
 	if (mayUndo) undoable.push(wayBack(change, now));
 	undoable.splice(0, undoable.length - MOST_UNDONE);
@@ -145,7 +151,7 @@ async function deliver(asked) {
 
 function readUnsent() {
 	try {
-		return JSON.parse(sessionStorage.getItem(PLACE)) ?? [];
+		return JSON.parse(sessionStorage.getItem(UNSENT)) ?? [];
 	} catch {
 		return [];
 	}
@@ -155,12 +161,14 @@ export const unsent = createStore(readUnsent());
 export const sending = createStore(false);
 let timer;
 
-unsent.follow((changes) => sessionStorage.setItem(PLACE, JSON.stringify(changes)));
+unsent.follow((changes) => sessionStorage.setItem(UNSENT, JSON.stringify(changes)));
 addEventListener("online", () => sendUnsent());
 addEventListener("beforeunload", (event) => unsent.get().length && event.preventDefault());
 
 function keep(change, error) {
-	unsent.set([...unsent.get(), change]);
+	const fields = ["id", "etag", ...SHOWN]; // a storage holds no evidence
+	const tasks = change.tasks.map((task) => Object.fromEntries(fields.map((name) => [name, task[name]])));
+	unsent.set([...unsent.get(), { ...change, tasks }]);
 	say("");
 	tryLater(error);
 }
@@ -185,17 +193,14 @@ export async function sendUnsent() {
 		}
 	} catch (error) {
 		const [change, ...rest] = unsent.get();
-		if (error instanceof Conflict) {
-			conflict.set(error);
-			unsent.set(rest);
-		} else if (isPassing(error)) tryLater(error);
+		if (isPassing(error)) tryLater(error);
 		else unsent.set([{ ...change, refused: error.message }, ...rest]);
 	} finally {
 		sending.set(false);
 	}
 }
 
-/** Return what happened to a finding after it was shown as it was: the entries of its history, and who made them. */
+/** Return the entries of a finding's history since it was shown as it was. */
 export async function entriesSince({ change, now }) {
 	const since = change.tasks[0].updatedAt;
 	const { history } = await get(pathOf("tasks", now.id, "/history"));

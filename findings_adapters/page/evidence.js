@@ -16,9 +16,11 @@ export function Code({ text, first = 1, label }) {
 	const shown = whole ? lines : lines.slice(0, MOST_LINES);
 	return html`
 		<div class="code" role="group" aria-label=${label}>
-			<pre><code>${shown.map((line, index) => html`<span class="line"><span class="no" aria-hidden="true" data-no=${first + index} /><bdi>${line}</bdi></span>`)}</code></pre>
+			<pre><code>${shown.map((line, index) => html`<span class="line">
+				<span class="no" aria-hidden="true" data-no=${first + index} /><bdi>${line}</bdi></span>`)}</code></pre>
 			<div class="buttons">
-				${lines.length > shown.length && html`<button class="quiet" onClick=${() => setWhole(true)}>Show all ${number(lines.length)} lines</button>`}
+				${lines.length > shown.length && html`
+					<button class="quiet" onClick=${() => setWhole(true)}>Show all ${number(lines.length)} lines</button>`}
 				<${Copy} text=${text} />
 			</div>
 		</div>`;

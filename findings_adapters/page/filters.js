@@ -16,7 +16,8 @@ const DAY = /^\d{4}-\d\d-\d\d$/;
 
 /** Return the API's parameters for what the address says. */
 export function queryOf(query) {
-	const given = Object.fromEntries(["sort", ...FILTER_NAMES].map((name) => [name, query[name]?.trim()]).filter(([, value]) => value));
+	const given = {};
+	for (const name of ["sort", ...FILTER_NAMES]) if (query[name]?.trim()) given[name] = query[name].trim();
 	for (const name of ["createdSince", "createdBefore"]) {
 		if (DAY.test(given[name] ?? "")) given[name] += "T00:00:00.000Z";
 	}
@@ -38,27 +39,36 @@ async function loadNames(signal) {
 	return { types: types.projectTypes, targets: distinct("targetUrl"), branches: distinct("branch") };
 }
 
-export const useNames = () => useLoad(loadNames, []).data ?? { types: [], targets: [], branches: [] };
-
-export const typeOptions = (types, present) => [
+const typeOptions = (types, present) => [
 	["", "All types"],
 	...types.map(({ name, label }) => [name, label === name ? name : `${label} (${name})`]),
 	...(present && !types.some(({ name }) => name === present) ? [[present, present]] : []),
 ];
 
 /** Several values that the address asks for leave the field, for one value, as they are. */
-export function branchOptions(branches, present) {
+function branchOptions(branches, present) {
 	const known = new Set([...branches, ...(present ? [present] : [])]);
 	return [["", "All branches"], ["main", "Main line"], ...[...known].map((name) => [`=${name}`, name])];
 }
 
-/** Return the parameters for one of those options. */
-export const branchFilter = (option) => ({
+const branchFilter = (option) => ({
 	mainLine: option === "main" ? "true" : "",
 	branch: option.startsWith("=") ? option.slice(1) : "",
 });
 
-export const branchOption = ({ mainLine, branch }) => (branch ? `=${branch}` : mainLine === "true" ? "main" : "");
+const branchOption = ({ mainLine, branch }) => (branch ? `=${branch}` : mainLine === "true" ? "main" : "");
+
+/** Of what type, target and branch something is: for findings and runs alike. */
+export function Where({ query, onChange }) {
+	const names = useLoad(loadNames, []).data ?? { types: [], targets: [], branches: [] };
+	return html`
+		<${Select} label="Type" value=${query.projectType} options=${typeOptions(names.types, query.projectType)}
+			onChange=${(projectType) => onChange({ projectType })} />
+		<${Field} label="Target" value=${query.targetUrl} options=${names.targets}
+			onChange=${(targetUrl) => onChange({ targetUrl })} />
+		<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch)}
+			onChange=${(option) => onChange(branchFilter(option))} />`;
+}
 
 function Search({ value, onSearch, input }) {
 	const [text, setText] = useState(value);
@@ -98,7 +108,6 @@ const Chip = ({ label, value, onRemove }) => html`
 const CHIPS = { runId: "Reported by run", missingFrom: "Missing from run", externalId: "External id" };
 
 export function Filters({ query, onChange, search, people }) {
-	const names = useNames();
 	const many = ["projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince", "createdBefore"];
 	const used = many.filter((name) => query[name]).length;
 	const wasUsed = useRef(used > 0); // whoever opens it closes it
@@ -115,11 +124,7 @@ export function Filters({ query, onChange, search, people }) {
 			<details open=${wasUsed.current}>
 				<summary>More filters${used ? ` (${used})` : ""}</summary>
 				<div class="grid">
-					<${Select} label="Type" value=${query.projectType} options=${typeOptions(names.types, query.projectType)}
-						onChange=${(projectType) => onChange({ projectType })} />
-					<${Field} label="Target" value=${query.targetUrl} options=${names.targets} onChange=${(targetUrl) => onChange({ targetUrl })} />
-					<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch)}
-						onChange=${(option) => onChange(branchFilter(option))} />
+					<${Where} query=${query} onChange=${onChange} />
 					<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
 					<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
 						onChange=${(assigned) => onChange({ assigned, assignee: "" })} />

@@ -7,7 +7,7 @@ import { knownPeople, leaveAt, listAddress, neighbour } from "./findings.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useLoad, useStore } from "./lib.js";
-import { Address, Copy, Fact, Heading, Loaded, Severity, Status, Text, Time } from "./parts.js";
+import { Address, Copy, Fact, Heading, Loaded, Place, Severity, Status, Text, Time } from "./parts.js";
 import { go, link } from "./route.js";
 import { TriageButtons, triageKeys } from "./triage.js";
 import { Value } from "./values.js";
@@ -85,9 +85,7 @@ const Facts = ({ task }) => html`
 		${task.reason && html`<${Fact} name="Reason">${REASONS[task.reason] ?? task.reason}<//>`}
 		<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
 		<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
-		<${Fact} name="Type"><a href=${link("project-types", task.projectType)}><${Text} of=${task.projectType} /></a><//>
-		<${Fact} name="Target"><${Address} url=${task.targetUrl} /><//>
-		<${Fact} name="Branch"><${Text} of=${task.branch} missing="Main line" /><//>
+		<${Place} of=${task} />
 		<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
 		<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
 		<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>

@@ -13,7 +13,7 @@ import { count, REASONS } from "./words.js";
 
 const MOST_AT_ONCE = 1000;
 
-// The list as it was left, for the way back from a finding, and for going on to the next one from there.
+// The list as it was left, for the way back from a finding or on to the next.
 const left = { key: "", list: null, cursor: null, scroll: 0, address: link("findings") };
 
 /** Return the finding beside one in the list that was left, so many on, or null. */
@@ -23,10 +23,11 @@ export function neighbour(id, step) {
 	return index < 0 ? null : (tasks[index + step] ?? null);
 }
 
-/** Return the address of the list that was left. */
 export const listAddress = () => left.address;
 export const leaveAt = (id) => (left.cursor = id);
-export const knownPeople = (tasks) => [...new Set((tasks ?? left.list?.tasks ?? []).map((each) => each.assignee).filter(Boolean))].sort();
+export function knownPeople(tasks = left.list?.tasks ?? []) {
+	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
+}
 
 export function Findings({ query }) {
 	const { full } = useStore(session);
@@ -62,7 +63,8 @@ export function Findings({ query }) {
 		return next;
 	});
 	const at = tasks.find((each) => each.id === cursor);
-	const affected = () => (chosen.size ? [...chosen.values()].map((each) => tasks.find(({ id }) => id === each.id) ?? each) : at ? [at] : []);
+	const latest = (task) => tasks.find(({ id }) => id === task.id) ?? task;
+	const affected = () => (chosen.size ? [...chosen.values()].map(latest) : at ? [at] : []);
 	const move = (step) => {
 		const index = at ? tasks.indexOf(at) + step : 0;
 		if (tasks[index]) setCursor(tasks[index].id, true);
@@ -100,7 +102,7 @@ export function Findings({ query }) {
 			</section>`}`;
 }
 
-/** Return the id of the row that keys are about, and what moves it. A row that goes leaves its place to the next one. */
+/** Return the id of the row that keys are about, and what moves it. Where a row goes, the next one follows. */
 function useCursor(tasks) {
 	const [cursor, setCursor] = useState(left.cursor);
 	const place = useRef({ index: 0, focus: left.cursor !== null });
@@ -162,6 +164,7 @@ function Rows({ tasks, busy, full, chosen, choose, chooseAll, cursor, setCursor 
 
 function Row({ task, full, chosen, choose, here, setCursor }) {
 	const arrive = () => setCursor(task.id);
+	const label = task.evidence?.find((each) => each.label)?.label; // tells apart what has the same title
 	return html`
 		<tr role="row" class="${here ? "here" : ""} ${chosen ? "chosen" : ""}">
 			${full && html`
@@ -170,7 +173,9 @@ function Row({ task, full, chosen, choose, here, setCursor }) {
 				<//>`}
 			<${Cell} kind="severity"><${Severity} is=${task.severity} /><//>
 			<${RowHead}>
-				<a id="row-${task.id}" href=${link("findings", task.id)} onFocus=${arrive} onClick=${arrive}><${Text} of=${task.title} /></a>
+				<a id="row-${task.id}" href=${link("findings", task.id)} onFocus=${arrive} onClick=${arrive}>
+					<${Text} of=${task.title} /></a>
+				${label && html`<span class="label muted"><${Text} of=${label} /></span>`}
 			<//>
 			<${Cell} kind="status">
 				<${Status} is=${task.status} />${task.reason && html`<span class="muted"> ${REASONS[task.reason]}</span>`}

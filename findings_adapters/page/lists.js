@@ -1,18 +1,31 @@
 // What lists of findings and of runs share: pages, and tables that narrow screens can show.
 
-import { get, placeBehind } from "./api.js";
-import { html, useLoad } from "./lib.js";
+import { get, placeBehind, request } from "./api.js";
+import { html, useEffect, useLoad } from "./lib.js";
 import { go, link } from "./route.js";
 import { number } from "./words.js";
 
 const LIMIT = 50;
+const MOST = 1_000_000; // bytes of a page of whole findings: where there are more, lists go without evidence
+let bulky = false;
 const places = new Map(); // of the pages that were seen: by filters and number, what they begin behind
 
-/** Return a page: by the place that it begins at where that is known, which costs the same on any page, else by its number. */
+/** Return rows: findings with what they rest on, while that is not too much. */
+async function loadRows(kind, query, signal) {
+	if (kind === "tasks" && !bulky) {
+		const whole = await request("GET", kind, { query: { ...query, view: "full" }, signal, most: MOST });
+		if (whole) return whole.data;
+		bulky = true;
+	}
+	return get(kind, query, signal);
+}
+
+/** Return a page: by the place that it begins behind, where that is known: the cheapest; else by its number. */
 async function loadPage(kind, filters, page, signal) {
 	const key = JSON.stringify([kind, filters]);
 	const after = places.get(`${key} ${page}`);
-	const list = await get(kind, { ...filters, limit: LIMIT, ...(after ? { after } : { page }) }, signal);
+	const query = { ...filters, limit: LIMIT, ...(after ? { after } : { page }) };
+	const list = await loadRows(kind, query, signal);
 	if (list.next) places.set(`${key} ${page + 1}`, placeBehind(list));
 	return list;
 }
@@ -26,10 +39,14 @@ export function useList(view, kind, query, filters, inputs = [], initial = () =>
 	const key = JSON.stringify([filters, page]);
 	const loaded = useLoad((signal) => loadPage(kind, filters, page, signal), [key, ...inputs], initial(key));
 	const change = (fields, replace) => go(link(view, null, { ...query, page: "", ...fields }), replace);
-	const turn = (to) => {
-		change({ page: to > 1 ? to : "" });
+	const turn = (to, replace) => {
+		change({ page: to > 1 ? to : "" }, replace);
 		scrollTo(0, 0);
 	};
+	const { data } = loaded;
+	useEffect(() => { // what was on the last page may be gone
+		if (page > 1 && data?.[kind].length === 0) turn(Math.min(page - 1, Math.ceil(data.total / LIMIT)), true);
+	}, [data]);
 	return { ...loaded, page, key, change, turn };
 }
 
@@ -40,7 +57,7 @@ export function Pager({ list, size, page, turn }) {
 	return html`
 		<nav class="pager" aria-label="Pages">
 			<button disabled=${page === 1} onClick=${() => turn(page - 1)}>Previous</button>
-			<span>${size ? `${number(first)}–${number(first + size - 1)}` : "None"} of ${number(list.total)}</span>
+			<span>${number(first)}–${number(first + size - 1)} of ${number(list.total)}</span>
 			<button disabled=${!list.next} onClick=${() => turn(page + 1)}>Next</button>
 		</nav>`;
 }

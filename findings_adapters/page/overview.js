@@ -79,7 +79,7 @@ function Bars({ caption, rows }) {
 
 const LINES = { created: "Created", resolved: "Resolved" };
 
-/** Two lines over the days; the same numbers stand in a table for those who can't see them. */
+/** Two lines over the days, with the same numbers in a table. */
 function Days({ days }) {
 	const sum = (name) => days.reduce((total, day) => total + day[name], 0);
 	const most = Math.max(...days.flatMap((day) => Object.keys(LINES).map((name) => day[name])), 1);

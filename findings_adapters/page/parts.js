@@ -2,6 +2,7 @@
 
 import { DESCRIPTION } from "./api.js";
 import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./lib.js";
+import { link } from "./route.js";
 import { age, capital, moment, RUN_NAMES, STATUS_NAMES, webAddress } from "./words.js";
 
 // --- Words and signs ---
@@ -17,10 +18,10 @@ const ICONS = {
 };
 const BARS = { critical: 4, high: 3, medium: 2, low: 1, info: 0 };
 
-export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">${ICONS[name]}</svg>`;
+const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">${ICONS[name]}</svg>`;
 
-export const Status = ({ is, bare }) => html`
-	<span class="badge status-${is}"><${Icon} name=${is} />${!bare && html`<span>${STATUS_NAMES[is] ?? RUN_NAMES[is]}</span>`}</span>`;
+export const Status = ({ is }) => html`
+	<span class="badge status-${is}"><${Icon} name=${is} /><span>${STATUS_NAMES[is] ?? RUN_NAMES[is]}</span></span>`;
 
 export const Severity = ({ is }) => html`
 	<span class="badge severity-${is}">
@@ -31,9 +32,13 @@ export const Severity = ({ is }) => html`
 		<span>${capital(is)}</span>
 	</span>`;
 
-/** Text of strangers: none of its characters turns around what stands beside it. */
-export const Text = ({ of, missing = "–" }) =>
-	of === null || of === undefined || of === "" ? html`<span class="muted">${missing}</span>` : html`<bdi>${String(of)}</bdi>`;
+/** Text of strangers: none of its characters turns around what stands beside it. Lines may end behind its slashes. */
+export function Text({ of, missing = "–" }) {
+	if (of === null || of === undefined || of === "") return html`<span class="muted">${missing}</span>`;
+	const text = String(of);
+	const parts = text.length > 2000 ? [text] : text.split(/(?<=\/)(?=[^/])/);
+	return html`<bdi>${parts.flatMap((part, index) => (index ? [html`<wbr />`, part] : part))}</bdi>`;
+}
 
 /** A URL of strangers: a link where it leads to the web, else its text. */
 export function Address({ url }) {
@@ -50,7 +55,6 @@ export const Verdict = ({ gate }) => html`
 		<${Icon} name=${gate.pass ? "completed" : "failed"} /><span>${gate.pass ? "Pass" : "Fail"}</span>
 	</span>`;
 
-/** A bar of a share of the whole; the number stands beside it. */
 export const Bar = ({ part, whole, kind = "" }) => html`
 	<svg class="bar ${kind}" aria-hidden="true" preserveAspectRatio="none" viewBox="0 0 100 1">
 		<rect class="track" width="100" height="1" />
@@ -59,9 +63,14 @@ export const Bar = ({ part, whole, kind = "" }) => html`
 
 export const Fact = ({ name, children }) => html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;
 
+export const Place = ({ of: { projectType, targetUrl, branch } }) => html`
+	<${Fact} name="Type"><a href=${link("project-types", projectType)}><${Text} of=${projectType} /></a><//>
+	<${Fact} name="Target"><${Address} url=${targetUrl} /><//>
+	<${Fact} name="Branch"><${Text} of=${branch} missing="Main line" /><//>`;
+
 // --- What a view shows before and instead of what it is about ---
 
-export const Loading = ({ what }) => html`<p class="notice loading" role="status">Loading ${what} …</p>`;
+const Loading = ({ what }) => html`<p class="notice loading" role="status">Loading ${what} …</p>`;
 
 export const Failed = ({ error, retry }) => html`
 	<div class="notice failed" role="alert">
@@ -73,15 +82,11 @@ export const Failed = ({ error, retry }) => html`
 export const Nothing = ({ title, children }) => html`<div class="notice"><h2>${title}</h2>${children}</div>`;
 
 export const HowToSend = () => html`
-	<p>Findings come from agents and scanners, over the API: a program registers a project type, starts a run, and
-		submits what it found. A key of level agent is enough. SARIF of any scanner is taken as it is.</p>
+	<p>Agents and scanners send findings with a key of level agent. SARIF of any scanner is taken as it is:</p>
 	<pre class="sample">findings-service scan --url ${new URL("../", import.meta.url).href} --type bandit report.sarif</pre>
-	<p><a href=${DESCRIPTION}>The description of the API</a> is the place to begin.</p>`;
+	<p>Programs of your own begin with <a href=${DESCRIPTION}>the description of the API</a>.</p>`;
 
-/**
- * Show what was loaded, or how that stands; what is there stays in sight while the newer is on its way. What brings a
- * heading of its own has the `title` until then.
- */
+/** Show what was loaded, or how that stands. What brings a heading of its own has the `title` until then. */
 export function Loaded({ from, what, title, children }) {
 	if (from.data) {
 		return html`${from.error && html`<${Failed} error=${from.error} retry=${from.reload} />`}${children(from.data)}`;
@@ -91,12 +96,19 @@ export function Loaded({ from, what, title, children }) {
 		${from.error ? html`<${Failed} error=${from.error} retry=${from.reload} />` : html`<${Loading} what=${what} />`}`;
 }
 
+let shown = 0; // headings: the first leaves the focus to the top of the document
+
 /** The heading of a view, which names the document too, and is where reading goes on when the view has changed. */
 export function Heading({ title, of = title, children }) {
+	const heading = useRef(null);
 	useEffect(() => {
 		document.title = `${of} · Findings`;
 	}, [of]);
-	return html`<header class="heading"><h1 id="heading" tabindex="-1"><bdi>${title}</bdi></h1>${children}</header>`;
+	useEffect(() => {
+		if (shown++ && document.activeElement === document.body) heading.current.focus({ preventScroll: true });
+	}, []);
+	return html`
+		<header class="heading"><h1 id="heading" tabindex="-1" ref=${heading}><${Text} of=${title} /></h1>${children}</header>`;
 }
 
 // --- Controls ---
@@ -148,7 +160,6 @@ export const Select = ({ label, value, onChange, options }) => html`
 		</select>
 	</label>`;
 
-/** Several of a few: buttons that stay down. */
 export const Toggles = ({ label, names, chosen, onChange }) => html`
 	<div class="toggles" role="group" aria-label=${label}>
 		${Object.entries(names).map(([name, text]) => html`
@@ -158,7 +169,6 @@ export const Toggles = ({ label, names, chosen, onChange }) => html`
 			</button>`)}
 	</div>`;
 
-/** A button that puts a text on the clipboard, and says so. */
 export function Copy({ text, label = "Copy" }) {
 	const [said, say] = useState("");
 	useEffect(() => {

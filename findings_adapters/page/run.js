@@ -3,7 +3,7 @@
 import { get, pathOf } from "./api.js";
 import { changed } from "./changes.js";
 import { html, useLoad, useStore } from "./lib.js";
-import { Fact, Heading, Loaded, Severity, Status, Text, Time, Verdict, Address } from "./parts.js";
+import { Fact, Heading, Loaded, Place, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { Submitted } from "./runs.js";
 import { Value } from "./values.js";
@@ -12,8 +12,8 @@ import { count, number, SEVERITIES, STATUSES } from "./words.js";
 const LISTED = 50; // of each list, as many as the gate tells
 
 /**
- * Load a run, its gate, and how it stands beside its baseline. A gate whose bar is the lowest offends by all that is new;
- * what it reported and is not among that, nor decided about, was there before.
+ * Load a run beside its baseline. A gate whose bar is the lowest offends by all that is new; what was reported, is not
+ * among that and undecided, was there before.
  */
 async function load(id, signal) {
 	const [run, gate, beside, missing, reported] = await Promise.all([
@@ -24,11 +24,10 @@ async function load(id, signal) {
 		get("tasks", { runId: id, limit: LISTED, sort: "severity" }, signal),
 	]);
 	const fresh = new Set(beside.offenders.map((task) => task.id));
-	const known = beside.offendersTotal > fresh.size ? [] : reported.tasks.filter((task) => !fresh.has(task.id) && isUndecided(task));
+	const isKnown = ({ id, status }) => !fresh.has(id) && (status === "open" || status === "in_progress");
+	const known = beside.offendersTotal > fresh.size ? [] : reported.tasks.filter(isKnown);
 	return { run, gate, beside, missing, known };
 }
-
-const isUndecided = (task) => task.status === "open" || task.status === "in_progress";
 
 export function Run({ id }) {
 	const loaded = useLoad((signal) => load(id, signal), [id, useStore(changed)]);
@@ -51,7 +50,6 @@ const Whole = ({ run, gate, beside, missing, known }) => html`
 		<aside aria-label="Facts"><${Facts} run=${run} /></aside>
 	</div>`;
 
-/** What is new, gone and still there, each with its number and its findings, the most severe first. */
 const Comparison = ({ run, gate, missing, known }) => html`
 	<section>
 		<h2>Beside its baseline</h2>
@@ -85,9 +83,7 @@ const Part = ({ title, total, tasks, query, open }) => html`
 
 const Facts = ({ run }) => html`
 	<dl class="facts">
-		<${Fact} name="Type"><a href=${link("project-types", run.projectType)}><${Text} of=${run.projectType} /></a><//>
-		<${Fact} name="Target"><${Address} url=${run.targetUrl} /><//>
-		<${Fact} name="Branch"><${Text} of=${run.branch} missing="Main line" /><//>
+		<${Place} of=${run} />
 		<${Fact} name="Status"><${Status} is=${run.status} />
 			${run.statusReason && html` <span class="lines"><${Text} of=${run.statusReason} /></span>`}<//>
 		<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>

@@ -1,9 +1,9 @@
 // Runs: who looked at what, when, and what that brought.
 
-import { branchFilter, branchOption, branchOptions, typeOptions, useNames } from "./filters.js";
+import { Where } from "./filters.js";
 import { html } from "./lib.js";
 import { Cell, Pager, RowHead, Table, useList } from "./lists.js";
-import { Field, Heading, HowToSend, Loaded, Nothing, Select, Status, Text, Time } from "./parts.js";
+import { Heading, HowToSend, Loaded, Nothing, Select, Status, Text, Time } from "./parts.js";
 import { link } from "./route.js";
 import { count, number, RUN_NAMES } from "./words.js";
 
@@ -28,19 +28,12 @@ export function Runs({ query }) {
 		<//>`;
 }
 
-function RunFilters({ query, onChange }) {
-	const names = useNames();
-	return html`
-		<search class="filters"><div class="grid">
-			<${Select} label="Type" value=${query.projectType} options=${typeOptions(names.types, query.projectType)}
-				onChange=${(projectType) => onChange({ projectType })} />
-			<${Select} label="Status" value=${query.status} options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]}
-				onChange=${(status) => onChange({ status })} />
-			<${Field} label="Target" value=${query.targetUrl} options=${names.targets} onChange=${(targetUrl) => onChange({ targetUrl })} />
-			<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch)}
-				onChange=${(option) => onChange(branchFilter(option))} />
-		</div></search>`;
-}
+const RunFilters = ({ query, onChange }) => html`
+	<search class="filters"><div class="grid">
+		<${Where} query=${query} onChange=${onChange} />
+		<${Select} label="Status" value=${query.status} options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]}
+			onChange=${(status) => onChange({ status })} />
+	</div></search>`;
 
 const NoRuns = ({ filtered }) => (filtered
 	? html`<${Nothing} title="No run is like that"><p><a href=${link("runs")}>Show all runs</a></p><//>`

@@ -1,6 +1,6 @@
 // Deciding about findings: what keys and buttons start, and the dialogs that ask for the rest.
 
-import { carryOut, conflict, entriesSince, say, undo } from "./changes.js";
+import { carryOut, conflicts, entriesSince, say, undo } from "./changes.js";
 import { createStore, html, useLoad, useState, useStore } from "./lib.js";
 import { Dialog, Failed, Status, Text, Time } from "./parts.js";
 import { HistoryEntry } from "./history.js";
@@ -25,7 +25,7 @@ function ask(kind, tasks, more = {}) {
 }
 
 /** Give findings a status. Dismissing asks for the reason, and several at once are counted before. */
-export function giveStatus(tasks, status) {
+function giveStatus(tasks, status) {
 	if (tasks.length === 1 && status !== "dismissed") {
 		carryOutAtOnce({ tasks, fields: { status }, what: `${STATUS_NAMES[status]}: ${object(tasks)}` });
 	} else ask("status", tasks, { status });
@@ -35,7 +35,7 @@ export const comment = (tasks) => ask("comment", tasks);
 export const assign = (tasks, people) => ask("assign", tasks, { people });
 export const undoLast = () => undo().catch((error) => say(error.message));
 
-/** Return the keys of triage for whatever findings `chosen` returns; none where the key may only read. */
+/** Return the keys of triage, for what `chosen` returns; none where the key may only read. */
 export function triageKeys(full, chosen, people) {
 	if (!full) return {};
 	const statuses = STATUSES.map((status, index) => [index + 1, () => giveStatus(chosen(), status)]);
@@ -138,7 +138,7 @@ function AssignDialog({ tasks, people = [] }) {
 	const who = name.trim();
 	return html`
 		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} tasks=${tasks}
-			fields=${() => ({ assignee: who })} what=${who ? `Assigned to ${cut(who, 60)}: ${object(tasks)}` : `Assigned to nobody: ${object(tasks)}`}>
+			fields=${() => ({ assignee: who })} what="Assigned to ${cut(who || "nobody", 60)}: ${object(tasks)}">
 			<label class="field"><span>Name (empty: nobody)</span>
 				<input type="text" maxlength="200" list="people" autocomplete="off" autofocus value=${name}
 					onInput=${(event) => setName(event.target.value)} />
@@ -147,7 +147,6 @@ function AssignDialog({ tasks, people = [] }) {
 		<//>`;
 }
 
-/** Somebody came first: what was shown, how it is now, who did that, and what was wanted. */
 function ConflictDialog({ of }) {
 	const { change, now } = of;
 	const [shown] = change.tasks;
@@ -155,7 +154,7 @@ function ConflictDialog({ of }) {
 	const rows = ["status", "reason", "assignee", "severity", "title"];
 	const name = (field, value) => STATUS_NAMES[value] ?? REASONS[value] ?? (field === "severity" ? capital(value) : value);
 	const cell = (field, value) => html`<td><${Text} of=${value && name(field, value)} /></td>`;
-	const close = () => conflict.set(null);
+	const close = () => conflicts.set(conflicts.get().slice(1));
 	const apply = () => {
 		close();
 		carryOutAtOnce({ ...change, tasks: [now] });
@@ -185,13 +184,11 @@ function ConflictDialog({ of }) {
 		<//>`;
 }
 
-/** Whatever dialog of triage is open. */
 export function TriageDialogs() {
 	const wanted = useStore(asked);
-	const met = useStore(conflict);
-	if (met) return html`<${ConflictDialog} of=${met} key=${met.change.what} />`;
+	const [met] = useStore(conflicts);
 	if (wanted?.kind === "status") return html`<${StatusDialog} ...${wanted} />`;
 	if (wanted?.kind === "comment") return html`<${CommentDialog} ...${wanted} />`;
 	if (wanted?.kind === "assign") return html`<${AssignDialog} ...${wanted} />`;
-	return null;
+	return met && html`<${ConflictDialog} of=${met} key=${met.change.tasks[0].id} />`; // what is being typed comes first
 }
