@@ -4217,6 +4217,7 @@ HEX_OF_CODE = bytes.maketrans(CODE_DIGITS.encode(), HEX_DIGITS.encode())
 SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
 NEXT_CODE = re.compile("[A-P]+")
 ALL_PLACES = (1 << BLOCK_SIZE) - 1
+COMPARED_WORDS = 200
 TASK_SETS_KEPT = 16
 LOOKUPS = 25_000  # of single tasks in index ranges, which take no longer than the rest of a search
 LOOKUP_COST = 5  # rows of a list that are read in the time of one
@@ -4242,11 +4243,13 @@ def words_of(title: str, external_id: str | None, labels: str) -> str:
 def search_words(text: str) -> tuple[str, ...]:
     """Return the words to look for, the longest and so rarest first. One that is part of another asks for nothing.
 
+    That is not looked for among more words than anybody types: to compare all that a URL holds would take seconds.
+
     :raises InvalidParameter: when there is none.
     """
-    kept: list[str] = []
-    for word in sorted(set(folded(text).split()), key=lambda word: (-len(word), word)):
-        if not any(word in other for other in kept):
+    words, kept = sorted(set(folded(text).split()), key=lambda word: (-len(word), word)), list[str]()
+    for word in words:
+        if len(words) > COMPARED_WORDS or not any(word in other for other in kept):
             kept.append(word)
     if not kept:
         raise InvalidParameter("q", "must have something besides white space and accents")
@@ -4451,6 +4454,14 @@ def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) 
     return keep_task_set(connection, (client_id, *words), stamp, partial(find_words, connection, client_id, words))
 
 
+def in_time(connection: Connection, words: Iterable[str]) -> Iterator[str]:
+    """Give words to look for. :raises TimeoutError: when the connection's time is over."""
+    for word in words:
+        if connection.is_late():
+            raise TimeoutError
+        yield word
+
+
 def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> TaskSet:
     """Look through all texts. :raises TimeoutError: when the connection's time is over."""
     found, blocks = bytearray(), 0
@@ -4458,10 +4469,8 @@ def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> 
         "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
     ):
         blocks = block + 1
-        if words[0] in text and (mask := find_in(text, words)):
+        if words[0] in text and (mask := find_in(text, in_time(connection, words))):
             found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
-        if connection.is_late():
-            raise TimeoutError
     return TaskSet(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
 
 

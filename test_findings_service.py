@@ -2357,6 +2357,23 @@ def test_no_search_is_too_long(client: Client, run: str) -> None:
     assert searched(client, "word1 " * 1600) == ["Few", "Many"]
 
 
+def test_a_search_for_all_words_that_a_url_holds_costs_what_any_may() -> None:
+    words = [f"{number:04x}" for number in range(12_000)]
+    began = time.thread_time()
+    assert findings_service.search_words(" ".join(words)) == tuple(words)
+    assert time.thread_time() - began < 0.5
+
+
+def test_a_search_looks_at_the_clock_between_words(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add(run, title="one two three")
+    looks = iter([False, False, True])
+    monkeypatch.setattr(reader_of(app), "is_late", lambda: next(looks))
+    with pytest.raises(TimeoutError):
+        findings_service.find_words(reader_of(app), "default", ("three", "one", "two"))
+
+
 def test_words_that_were_found_are_not_looked_for_again(app: flask.Flask, client: Client, run: str) -> None:
     ids = [client.add(run, title=f"Number {number}") for number in range(5)]
     traced: list[str] = []
