@@ -10924,6 +10924,14 @@ def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Calla
     assert found_in_files(server.db) == set()
 
 
+def test_an_application_erases_at_its_start_what_was_left_to_erase(make_app: Callable[..., flask.Flask]) -> None:
+    database = database_of(make_app())
+    with database.transaction() as connection:
+        findings_service.ask_to_erase(connection)
+    database.close()
+    assert findings_service.select_erasures(reader_of(make_app())) == (1, 1)
+
+
 def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Callable[..., Server]) -> None:
     dice = random.Random(8)
     for _ in range(4):
