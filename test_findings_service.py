@@ -10605,6 +10605,15 @@ def test_a_deleted_task_is_gone_from_every_answer(app: flask.Flask, client: Clie
     assert faults_of(Path(database_of(app).settings.db)) == []
 
 
+def test_a_summary_has_what_came_in_the_place_of_a_deleted_task(client: Client, run: str) -> None:
+    gone = client.add(run, severity="high")
+    assert client.read(f"runs/{run}")["summary"]["bySeverity"]["high"] == 1
+    client.remove(f"tasks/{gone}")
+    client.add(run, severity="low")
+    severities = client.read(f"runs/{run}")["summary"]["bySeverity"]
+    assert {name: n for name, n in severities.items() if n} == {"low": 1}
+
+
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "running"])
 def test_a_deleted_run_takes_along_what_only_it_reports(
     app: flask.Flask, client: Client, run: str, finish: bool
@@ -10860,6 +10869,11 @@ def test_a_map_of_pointers_stands_behind_the_page_of_the_locks() -> None:
     assert {1, 206, 1048577} <= set(maps)
     assert 1048577 not in set(findings_service.pointer_maps(head, 4096, 1 << 21))
     assert not findings_service.pointer_maps(bytes(100), 1024, 1 << 21)
+
+
+def test_what_only_looks_like_a_page_has_no_gap() -> None:
+    for start in ("0d00000000ffff", "0d000007ff0010", "01000000000f00"):
+        assert findings_service.gap_of(bytes.fromhex(start).ljust(4096, b"x"), 0) == (0, 0)
 
 
 def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
