@@ -1278,7 +1278,8 @@ class PageFile(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str]
 
 
-PAGE_FILES: dict[str, PageFile] = {}  # by path; a room adds them
+PAGE_FILES: dict[str, PageFile] = {}  # by path: "/", or a name in the folder; a room adds them
+PAGE_FOLDER = "/page/"
 
 
 # ---------------------------------------------------------------------------
@@ -7916,8 +7917,12 @@ def get_page_file(path: str) -> flask.Response:
     """Get a file for browsers, which ask again each time whether they have the present one.
 
     Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
+
+    :raises Missing: for a file that the page does not have.
     """
     environ = flask.request.environ
+    if path not in PAGE_FILES:
+        refuse_path(path)
     environ[NOTED] = Noted(path)
     asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
     if path == "/" and not asked.endswith("/"):
@@ -8132,20 +8137,15 @@ def open_once(service: Service) -> None:
 
 
 def add_page(blueprint: FindingsBlueprint) -> None:
-    """Add the page for people."""
+    """Add the page for people, if it is there. Two rules serve all files: a rule takes a quarter of a millisecond."""
     load_room("page")
 
-    def view_of(path: str) -> Callable[[], flask.Response]:
-        return lambda: respond(blueprint.service, lambda: get_page_file(path))
+    def view(file: str = "") -> flask.Response:
+        return respond(blueprint.service, lambda: get_page_file(f"{PAGE_FOLDER}{file}" if file else "/"))
 
-    for path in PAGE_FILES:
+    for rule in ("/", f"{PAGE_FOLDER}<path:file>") if PAGE_FILES else ():
         blueprint.add_url_rule(
-            path,
-            f"page{path.replace('.', '_')}",
-            view_of(path),
-            methods=["GET"],
-            strict_slashes=False,
-            provide_automatic_options=False,
+            rule, "page", view, methods=["GET"], strict_slashes=False, provide_automatic_options=False
         )
 
 

@@ -52,7 +52,7 @@ def read_files() -> dict[str, heart.PageFile]:
         if media_type := MEDIA_TYPES.get(file.suffix):
             name = file.relative_to(FOLDER).as_posix()
             body = file.read_bytes()
-            files["/" if name == "index.html" else f"/page/{name}"] = heart.PageFile(
+            files["/" if name == "index.html" else f"{heart.PAGE_FOLDER}{name}"] = heart.PageFile(
                 body=body,
                 etag=hashlib.sha256(body).hexdigest()[:32],
                 headers={**HEADERS, "Content-Type": f"{media_type}; charset=utf-8"},
