@@ -376,7 +376,8 @@ class Server:
         sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"} | headers
         raw = json.dumps(body) if isinstance(body, dict) else body
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
-            connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be refused before all of it is sent
+                connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read())
 
@@ -5699,12 +5700,12 @@ LINES_PROGRAM = (
 
 @pytest.fixture
 def lister(tmp_path: Path) -> Iterator[Server]:
-    """A server with 5,000 tasks, ten megabytes, that can list them in lines."""
+    """A server with 5,000 tasks, twenty megabytes, that can list them in lines."""
     line = [sys.executable, "-c", LINES_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
     server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
     run = server.start_run()
     for first in range(0, 5000, 1000):
-        tasks = [task(title=f"T{n}", description="x" * 2000) for n in range(first, first + 1000)]
+        tasks = [task(title=f"T{n}", description="x" * 4000) for n in range(first, first + 1000)]
         server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
     yield server
     assert server.stop() == 0
@@ -5725,7 +5726,7 @@ def test_a_real_server_sends_a_list_piece_by_piece(lister: Server) -> None:
     answer = lister.request("GET", f"{API}/tasks", Accept="text/lines")
     assert answer.headers["Transfer-Encoding"] == "chunked"
     assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
-    assert memory_of(lister) < before + 6
+    assert memory_of(lister) < before + findings_service.READER_CACHE / KIB + 4
     assert lister.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
     assert listed_bytes(lister, 2) == [len(answer.data), 0]
 
@@ -6692,6 +6693,7 @@ def test_settings_are_given_whole_or_by_name(tmp_path: Path) -> None:
         create_app(Settings(db=str(tmp_path / "x.db")), max_body="1")
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # Python 3.13 may get there before us
 def test_an_application_that_is_gone_lets_another_one_checkpoint(tmp_path: Path) -> None:
     for _ in range(3):
         app = create_app(db=str(tmp_path / "x.db"))
