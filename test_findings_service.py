@@ -64,6 +64,7 @@ import schemathesis
 import schemathesis.engine.events
 from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
+from werkzeug.routing import Rule
 
 import findings_service
 from findings_service import LARGE_WAL, OPERATIONS, Missing, Settings, create_app, create_blueprint
@@ -290,6 +291,23 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _url_builders() -> Iterator[None]:
+    """Let werkzeug compile what builds URLs once for each rule: that is most of what making an application costs."""
+    built: dict[tuple[str, str, bool], Any] = {}
+    build = Rule._compile_builder
+
+    def kept(rule: Rule, append_unknown: bool = True) -> Any:
+        named = (str(rule), repr(rule.defaults), append_unknown)
+        if named not in built:
+            built[named] = build(rule, append_unknown)
+        return built[named]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rule, "_compile_builder", kept)
+        yield
+
+
 @pytest.fixture(scope="session")
 def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database that nothing was stored in: copying it takes a fraction of making one for each of the tests."""
@@ -376,7 +394,7 @@ class Server:
         sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"} | headers
         raw = json.dumps(body) if isinstance(body, dict) else body
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
-            with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be refused before all of it is sent
+            with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be refused early
                 connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read())
