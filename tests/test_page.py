@@ -725,7 +725,8 @@ def test_who_has_nothing_yet_is_told_how_findings_come(make_person: Callable[...
         assert person.page.locator(".notice a").get_attribute("href").endswith("/api/v1/openapi.json")
 
 
-def test_what_is_not_there_and_what_fails_is_said(person: Person) -> None:
+def test_what_is_not_there_and_what_fails_is_said(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(1))
     person.open("#/nowhere")
     person.sees("Not found", "h1")
     person.open("#/findings/unknown")
