@@ -365,9 +365,8 @@ class WrongMethod(ServiceError):
 
     status, code = 405, "method_not_allowed"
 
-    def __init__(self, allowed: Iterable[str]) -> None:
-        listed = ", ".join(sorted(allowed))
-        super().__init__(f"This path answers {listed}.", headers={"Allow": listed})
+    def __init__(self, allowed: str) -> None:
+        super().__init__(f"This path answers {allowed}.", headers={"Allow": allowed})
 
 
 class RunFinished(ServiceError):
@@ -7159,15 +7158,27 @@ def operation(
     return declare
 
 
+def listed_methods(operations: Iterable[Operation]) -> str:
+    """Return the methods of some operations, as `Allow` has them: where there is GET, there is HEAD."""
+    methods = {each.method for each in operations}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
+
+
+@lru_cache(maxsize=64)
+def methods_for(level: str, path: str) -> str:
+    """Return the methods that a key of a level has at the path of an operation (RFC 9110, 10.2.1)."""
+    reached = LEVELS[: LEVELS.index(level) + 1]
+    return listed_methods(each for each in OPERATIONS if each.path == path and each.level in reached)
+
+
 def refuse_path(path: str) -> NoReturn:
     """Refuse a request that no route takes. :raises WrongMethod: when another method would do."""
     if path in PAGE_FILES:
-        raise WrongMethod({"GET", "HEAD"})
+        raise WrongMethod("GET, HEAD")
     there = [operation for operation in OPERATIONS if operation.matches(path)]
     if there:
         flask.request.environ[NOTED] = Noted(there[0].path)
-        methods = {operation.method for operation in there}
-        raise WrongMethod(methods | {"HEAD"} if "GET" in methods else methods)
+        raise WrongMethod(listed_methods(there))
     raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
 
 
@@ -7757,7 +7768,8 @@ def get_tasks(call: Call) -> flask.Response:
         taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
         total = whole.count(connection)
     page: Any = FullTaskPage if query.view == "full" else TaskPage
-    return answer(200, page(*page_of(call, taken, total)))
+    body = msgspec.json.encode(page(*page_of(call, taken, total)))
+    return json_response(body, 200, {"Allow": methods_for(call.principal.level, call.operation.path)})
 
 
 @operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate)
@@ -7991,7 +8003,8 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
     if each.export is not None:
         described["200"]["content"] |= {other: {"schema": {}} for other in LIST_FORMATS}
         described["200"]["headers"] = {
-            "Link": {"description": "Where a list in another form goes on.", "schema": {"type": "string"}}
+            "Allow": {"description": "The methods that the key has here.", "schema": {"type": "string"}},
+            "Link": {"description": "Where a list in another form goes on.", "schema": {"type": "string"}},
         }
     by_status: dict[int, list[type[ServiceError]]] = {}
     for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):

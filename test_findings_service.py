@@ -952,6 +952,12 @@ def test_other_methods_are_refused_with_those_allowed(client: Client, path: str)
         assert ("HEAD" in allowed) == ("GET" in known)
 
 
+@pytest.mark.parametrize("level", findings_service.LEVELS)
+def test_a_list_of_tasks_says_which_methods_a_key_has_there(app: flask.Flask, level: str) -> None:
+    listed = client_of(app, level=level).get(f"{API}/tasks")
+    assert listed.headers["Allow"] == ("GET, HEAD, PATCH" if level == "full" else "GET, HEAD")
+
+
 def test_the_methods_of_each_path_are_the_contracts() -> None:
     assert {(each.method, each.path.split("{")[0] + each.path.partition("}")[2]) for each in OPERATIONS} == {
         ("POST", f"{API}/runs"),

@@ -384,6 +384,19 @@ def test_a_key_is_kept_for_the_tab_and_never_in_an_address_or_a_cookie(person: P
     assert {address.split("/")[2] for address in addresses} == {person.address.split("/")[2]}
 
 
+@pytest.mark.parametrize("level", heart.LEVELS)
+def test_signing_in_leaves_nothing_in_the_console(person: Person, findings: Findings, level: str) -> None:
+    findings.report(*numbered(2))
+    said: list[str] = []
+    person.page.on("console", lambda message: said.append(message.text))
+    person.page.goto(f"{person.address}#/findings?projectType={findings.type}")
+    person.sign_in(make_key(findings.server, f"{level} quietly", level))
+    person.sees_titles("Finding 1", "Finding 0")
+    person.press("j", "Enter")
+    person.sees("Finding 1", "h1")
+    assert said == []
+
+
 def test_a_key_is_remembered_when_that_is_asked(person: Person) -> None:
     person.page.goto(person.address)
     person.sign_in(person.key, remember=True)
@@ -1024,6 +1037,24 @@ def hostile_task(text: str) -> dict[str, Any]:
         successCriteria=[{"description": text}],
         extensions={text[:200]: {text[:200]: [text, {text[:100]: [[[[text]]]]}]}, "vnode": vnode, "list": [vnode]},
     )
+
+
+@pytest.mark.parametrize(
+    ("title", "told"),
+    cases(
+        turning=("\u202eevil\u2067 text\u200f", "evil text"),
+        arabic=("زر بدون اسم (1.1.1)", "\u2068زر بدون اسم (1.1.1)\u2069"),
+        hebrew_and_long=(f"תמונה {'x' * 60}", f"\u2068תמונה {'x' * 53}…\u2069"),
+    ),
+)
+def test_a_title_turns_nothing_around_in_a_sentence(person: Person, findings: Findings, title: str, told: str) -> None:
+    findings.report(task(title=title))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("1 finding", ".total")
+    person.press("j", "2")
+    person.sees(f"In progress: “{told}”.", ".toast")
+    person.press("c")
+    person.sees(f"Comment on “{told}”", "dialog h2")
 
 
 @pytest.mark.parametrize("text", HOSTILE)

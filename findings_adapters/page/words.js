@@ -22,7 +22,13 @@ export const number = (value) => NUMBER.format(value);
 export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 export const moment = (at) => MOMENT.format(new Date(at));
 export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1);
-export const cut = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+
+/** Return strangers' text, cut, that turns nothing around beside it. */
+export function cut(text, length) {
+	const plain = text.replace(/\p{Bidi_C}/gu, "");
+	const short = plain.length > length ? `${plain.slice(0, length - 1)}…` : plain;
+	return /[\u0590-\u08ff]/.test(short) ? `\u2068${short}\u2069` : short;
+}
 
 /** Return how long ago something was, in one unit: `3 d`. */
 export function age(at, now = Date.now()) {
