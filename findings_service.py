@@ -4593,6 +4593,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     :raises Missing: when `missingFrom` is no run of the client.
     :raises InvalidParameter: for too many branches, and for a search of nothing.
     """
+    words = () if query.q is None else search_words(query.q)  # an unsound parameter is told before an unknown run
     wanted = TaskFilter(
         types=chosen(query.project_type),
         target_url=query.target_url,
@@ -4604,7 +4605,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         assignee=query.assignee,
         assigned=query.assigned,
         span=select_span(connection, client_id, query.created_since, query.created_before),
-        words=() if query.q is None else search_words(query.q),
+        words=words,
     )
     if query.run_id is not None:
         runs = find_runs(connection, client_id, list(dict.fromkeys(query.run_id)))
@@ -5134,7 +5135,8 @@ def select_overview(connection: Connection, client_id: str, query: OverviewQuery
     """
     types = None if query.project_type is None else frozenset({query.project_type})
     wanted = Filter(types=types, target_url=query.target_url, main_line=None if query.branch else True)
-    dates = [timestamp(ago=ago * UNITS["d"])[:10] for ago in reversed(range(query.days))]
+    today = datetime.fromisoformat(timestamp()).date()
+    dates = [str(today - timedelta(days=ago)) for ago in reversed(range(query.days))]
     if query.branch:
         branches = find_branches(connection, client_id, [query.branch], wanted)
         counted = count_on_branches(connection, client_id, branches)
@@ -7369,7 +7371,7 @@ class Call:
         self.export = preferred_export() if operation.export else None
         query = operation.export if self.export else operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
-        self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged else None
+        self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged and operation.body else None
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")

@@ -47,6 +47,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -2167,6 +2168,10 @@ def test_an_unknown_run_filters_everything_away_but_is_not_found_as_missing_from
     assert_problem(client.get(f"{API}/tasks?missingFrom={UNKNOWN_ID}"), 404, "not_found")
 
 
+def test_a_search_for_nothing_is_told_before_an_unknown_run(client: Client) -> None:
+    assert_problem(client.get(f"{API}/tasks?missingFrom={UNKNOWN_ID}&q=%20"), 400, "invalid_parameter", "q")
+
+
 def test_target_and_external_id_are_matched_exactly(client: Client, run: str) -> None:
     client.add(run, externalId="a,b")
     client.add(run, externalId="a")
@@ -4077,6 +4082,13 @@ def test_of_two_that_have_seen_the_same_only_one_changes_it(client: Client, run:
     assert client.get(path).json["status"] == "dismissed"
 
 
+@pytest.mark.parametrize("path", ["tasks", "tasks/{}", "runs/{run}", "overview"])
+@pytest.mark.parametrize("value", ["", "a", '"a"'])
+def test_a_read_depends_on_nothing_that_its_task_was(client: Client, run: str, path: str, value: str) -> None:
+    path = f"{API}/{path.format(client.add(run), run=run)}"
+    assert client.get(path, headers={"If-Match": value}).json == client.get(path).json
+
+
 def test_several_tasks_have_no_etag_to_depend_on(client: Client, run: str) -> None:
     response = client.patch(f"{API}/tasks", json={}, headers={"If-Match": "*"})
     assert_problem(response, 400, "invalid_parameter", "If-Match")
@@ -4641,6 +4653,15 @@ def test_the_days_of_an_overview_count_what_happened_on_them(
     told = client.read("overview", days=3)["days"]
     assert [standing([each])[0] for each in told] == [(first, 2, 0, 0, 1), (middle, 0, 0, 1, 0), (last, 0, 0, 0, 0)]
     assert faults_of(Path(database_of(app).settings.db)) == []
+
+
+def test_the_days_of_an_overview_follow_each_other_while_midnight_strikes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights = itertools.count(10, -1)
+    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago + next(nights) * 86_400))
+    days = [date.fromisoformat(day["date"]) for day in client.read("overview", days=4)["days"]]
+    assert {later - earlier for earlier, later in itertools.pairwise(days)} == {timedelta(days=1)}
 
 
 @pytest.mark.parametrize("query", ["days=0", "days=366", "days=x", "branch=", "branch=a&branch=b", "status=open"])
