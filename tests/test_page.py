@@ -250,6 +250,13 @@ class Person:
         self.page.goto(f"{self.address}{place}")
         self.page.locator("header.top").wait_for()
 
+    def route(self, requests: str, answer: Callable[[Any], Any], times: int | None = None) -> None:
+        """Answer requests in the service's place, from now on: Chromium may let the next ones through."""
+        self.page.route(requests, answer, times=times)
+        if self.page.url.startswith(self.address):
+            self.page.route("**/?routed", lambda route: route.fulfill(body="routed"))
+            self.page.evaluate("async () => { while ((await (await fetch('?routed')).text()) !== 'routed'); }")
+
     def heed_dialog(self, dialog: Any) -> None:
         """Note a box of the browser's own: nothing here opens one."""
         self.wrong.append(f"{dialog.type}: {dialog.message}")
@@ -301,6 +308,11 @@ def listen(page: Any, person: Person) -> None:
     page.on("console", heed)
     page.on("pageerror", lambda error: person.wrong.append(str(error.stack)))
     page.on("dialog", person.heed_dialog)
+
+
+def hold(person: Person, requests: str, method: str = "GET") -> None:
+    """Let requests wait until all routes are taken away."""
+    person.route(requests, lambda route: None if route.request.method == method else route.continue_())
 
 
 @pytest.fixture(scope="module")
@@ -458,12 +470,32 @@ def test_a_key_that_holds_no_more_loses_nothing_that_was_typed(
     assert findings.history(0)[-1]["by"] == "first"
 
 
+def test_signing_in_again_in_one_tab_loses_nothing_in_another(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(1))
+    person.page.goto(f"{person.address}#/findings/{findings.ids[0]}")
+    person.sign_in(person.key, remember=True)
+    person.sees("Finding 0", "h1")
+    person.press("c")
+    person.type("Half an hour of thought")
+    other = Person(person.page.context.new_page(), person.address, person.key, "")
+    other.route("**/api/v1/runs?*", lambda route: route.fulfill(status=401, body="{}"), times=1)
+    other.page.goto(f"{person.address}#/runs")
+    other.sees("Sign in again", "dialog h2")
+    other.sign_in(person.key)
+    other.sees("Runs", "caption")
+    person.page.wait_for_timeout(100)
+    assert person.page.locator("dialog textarea").input_value() == "Half an hour of thought"
+    assert kept(person) == (0, 1)
+    other.page.close()
+    person.page.evaluate("localStorage.clear()")
+
+
 def test_who_signs_out_instead_may_sign_in_and_go_on(person: Person, findings: Findings) -> None:
     findings.report(*numbered(1))
     person.page.goto(f"{person.address}#/findings/{findings.ids[0]}")
     person.sign_in(person.key)
     person.sees("Finding 0", "h1")
-    person.page.route("**/tasks/*", lambda route: route.fulfill(status=401, body="{}"), times=1)
+    person.route("**/tasks/*", lambda route: route.fulfill(status=401, body="{}"), times=1)
     person.press("3")
     person.page.locator("dialog").get_by_role("button", name="Sign out").click()
     person.misses("dialog")
@@ -553,10 +585,64 @@ def test_search_answers_as_one_types_and_leaves_one_step_back(person: Person, fi
     person.sees("Runs", "h1")
 
 
+def test_what_is_typed_after_a_slash_is_searched_for(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(12))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("12 findings", ".total")
+    person.press("j", "Enter")
+    person.sees("Finding 11", "h1")
+    person.press("/")
+    person.sees("Findings", "h1")
+    person.type("3des")
+    person.sees("No finding is like that")
+    assert person.place == "#/findings?q=3des"
+    person.press("Escape")
+    assert person.page.locator(".search").input_value() == "3des"
+    assert findings.read(11)["status"] == "open"
+
+
+def test_rows_that_arrive_do_not_take_the_focus_from_the_search(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.press("j")
+    person.page.evaluate("location.hash = '#/overview'")
+    person.sees("Overview", "h1")
+    hold(person, "**/api/v1/tasks?*")
+    person.page.evaluate(f"location.hash = '#/findings?projectType={findings.type}&sort=severity'")
+    person.sees("Findings", "h1")
+    person.press("/")
+    person.type("find")
+    person.page.wait_for_timeout(400)
+    person.page.unroute_all()
+    person.sees("3 findings", ".total")
+    person.type("ing 3")
+    assert person.page.locator(".search").input_value() == "finding 3"
+    assert {findings.read(n)["status"] for n in range(3)} == {"open"}
+
+
+def test_what_is_typed_into_a_filter_stays_while_the_list_is_loaded(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    hold(person, "**/api/v1/tasks?*")
+    person.page.get_by_role("button", name="Open", exact=True).click()
+    target = person.page.get_by_label("Target")
+    target.focus()
+    person.type("https://exam")
+    person.page.unroute_all()
+    playwright.expect(person.page.locator("[aria-busy=true]")).to_have_count(0)
+    person.type("ple.com/shop")
+    assert target.input_value() == "https://example.com/shop"
+    person.press("Enter")
+    person.sees("2 findings", ".total")
+    assert "targetUrl=https" in person.place
+
+
 def test_answers_to_an_older_search_are_dropped(person: Person, findings: Findings) -> None:
     findings.report(*numbered(12))
     person.open(f"#/findings?projectType={findings.type}")
-    person.page.route("**/tasks?q=slow*", lambda route: (time.sleep(0.3), route.continue_()))
+    person.route("**/tasks?q=slow*", lambda route: (time.sleep(0.3), route.continue_()))
     person.press("/")
     person.page.get_by_label("Search findings").fill("slow")
     person.page.wait_for_timeout(300)
@@ -573,7 +659,7 @@ def test_pages_follow_each_other_and_rows_stay_until_the_next_are_there(person: 
     person.sees("1–50 of 120", ".pager")
     person.press("n")
     person.sees("51–100 of 120", ".pager")
-    person.page.route("**/api/v1/tasks?*", lambda route: (time.sleep(0.3), route.continue_()))
+    person.route("**/api/v1/tasks?*", lambda route: (time.sleep(0.3), route.continue_()))
     person.page.get_by_role("button", name="Next").click()
     assert person.page.locator("table.findings tbody tr").count() == 50
     person.sees("101–120 of 120", ".pager")
@@ -668,7 +754,7 @@ def test_pictures_of_other_hosts_are_fetched_on_a_click_only(person: Person, fin
     findings.report(WHOLE)
     fetched: list[str] = []
     person.page.on("request", lambda request: fetched.append(request.url))
-    person.page.route("http://127.0.0.1:9/*", lambda route: route.fulfill(status=404))
+    person.route("http://127.0.0.1:9/*", lambda route: route.fulfill(status=404))
     person.open(f"#/findings/{findings.ids[0]}")
     playwright.expect(person.page.get_by_alt_text("As it looks")).to_have_js_property("naturalWidth", 1)
     assert not any("picture" in url for url in fetched)
@@ -718,6 +804,19 @@ def test_a_run_stands_beside_its_baseline(person: Person, findings: Findings) ->
     person.sees("Type", ".filters")
 
 
+def test_what_a_run_resolved_is_fixed_and_what_came_later_is_not(person: Person, findings: Findings) -> None:
+    both, gone, later = (task(title=name, externalId=name) for name in ("Both", "Gone", "Later"))
+    findings.report(both, gone)
+    run = findings.report(both, finish=False)
+    findings.send("PATCH", f"runs/{run}", {"status": "completed", "resolveMissing": True})
+    findings.report(both, later)
+    person.open(f"#/runs/{run}")
+    person.sees("Fixed, or not reported 1", ".part >> nth=1")
+    person.page.locator("summary").nth(1).click()
+    person.sees("1 finding resolved by this run.", ".part >> nth=1")
+    assert "Later" not in person.page.locator("main").inner_text()
+
+
 def test_project_types_are_listed_and_shown_with_their_schema(person: Person, findings: Findings) -> None:
     schema = {"properties": {"page": {"type": "integer"}}}
     body = {"label": "Shop pages", "description": "What a shop needs", "extensionSchema": schema}
@@ -746,7 +845,7 @@ def test_what_is_not_there_and_what_fails_is_said(person: Person, findings: Find
     person.sees("There is nothing here", "[role=alert]")
     person.open("#/findings?status=odd")
     person.sees("must be one of", "[role=alert]")
-    person.page.route("**/api/v1/runs*", lambda route: route.abort())
+    person.route("**/api/v1/runs*", lambda route: route.abort())
     person.open("#/runs")
     person.sees("can't be reached", "[role=alert]")
     person.page.unroute("**/api/v1/runs*")
@@ -858,6 +957,88 @@ def test_undo_brings_back_what_each_finding_was(person: Person, findings: Findin
     person.sees("nothing to undo", ".toast")
 
 
+def test_undo_takes_back_what_is_on_its_way(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    person.press("j", "2")
+    person.sees("In progress: “Finding 1”", ".toast")
+    hold(person, "**/tasks/*", "PATCH")
+    person.press("j", "3", "u")
+    person.page.wait_for_timeout(100)
+    person.page.unroute_all()
+    person.sees("Undone", ".toast")
+    assert [findings.read(n)["status"] for n in range(2)] == ["open", "in_progress"]
+
+
+def test_undo_takes_back_what_was_not_sent_yet(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    person.press("j", "2")
+    person.sees("In progress: “Finding 1”", ".toast")
+    person.page.context.set_offline(True)
+    person.press("j", "3")
+    person.sees("1 change not sent yet: Resolved: “Finding 0”", ".outbox")
+    person.press("u")
+    person.misses(".outbox")
+    person.page.context.set_offline(False)
+    assert [findings.read(n)["status"] for n in range(2)] == ["open", "in_progress"]
+
+
+def test_a_first_reason_is_not_said_to_be_undone(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(1))
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed"})
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("Dismissed", ".badges")
+    person.press("4")
+    person.page.get_by_label("Duplicate").check()
+    person.press("Enter")
+    person.sees("Dismissed: “Finding 0”", ".toast")
+    person.press("u")
+    person.sees("nothing to undo", ".toast")
+
+
+def test_a_key_that_is_held_down_decides_once(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    person.open(f"#/findings?projectType={findings.type}&status=open")
+    person.sees("3 findings", ".total")
+    person.press("j")
+    for left in (2, 2):
+        person.page.keyboard.down("3")
+        person.sees(f"{left} findings", ".total")
+        person.page.wait_for_timeout(50)
+    person.page.keyboard.up("3")
+    assert sorted(findings.read(n)["status"] for n in range(3)) == ["open", "open", "resolved"]
+
+
+def test_a_selection_outlives_the_answer_to_an_earlier_decision(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    hold(person, "**/tasks/*", "PATCH")
+    person.press("j", "2", "j", "x", "j", "x")
+    person.sees("2 findings selected", ".actions")
+    person.page.unroute_all()
+    person.sees("In progress: “Finding 2”", ".toast")
+    person.sees("In progress", "tbody .status")
+    person.sees("2 findings selected", ".actions")
+
+
+def test_an_answer_closes_no_other_dialog(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    hold(person, "**/tasks/*", "PATCH")
+    person.press("j", "c")
+    person.type("First")
+    person.press("Control+Enter", "Escape", "j", "c")
+    person.type("Half an hour of thought")
+    person.page.unroute_all()
+    person.sees("Commented on “Finding 1”", ".toast")
+    assert person.page.locator("dialog textarea").input_value() == "Half an hour of thought"
+
+
 def test_the_mouse_does_the_same(person: Person, findings: Findings) -> None:
     findings.report(task(title="One"))
     person.open(f"#/findings/{findings.ids[0]}")
@@ -951,6 +1132,52 @@ def test_conflicts_of_what_was_kept_are_asked_about_one_by_one(person: Person, f
     assert [findings.read(index)["status"] for index in range(3)] == ["resolved", "resolved", "open"]
 
 
+def test_many_do_not_overwrite_what_somebody_else_decided(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.page.get_by_label("Select all on this page").check()
+    findings.send("PATCH", f"tasks/{findings.ids[1]}", {"status": "resolved", "reason": "fixed"})
+    person.press("4", "Enter")
+    person.sees("Nothing was changed: somebody changed “Finding 1” meanwhile.", "dialog [role=alert]")
+    assert [findings.read(n)["status"] for n in range(3)] == ["open", "resolved", "open"]
+    person.press("Escape")
+    person.sees("Resolved", "tbody tr:nth-child(2) .status")
+
+
+def test_ones_own_decisions_about_many_and_one_are_no_conflict(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    person.press("j", "2")
+    person.sees("In progress: “Finding 1”", ".toast")
+    person.page.get_by_label("Select all on this page").check()
+    person.press("4", "Enter")
+    person.sees("Dismissed: 2 findings", ".toast")
+    person.press("u", "u")
+    person.sees("Open", "tbody tr:first-child .status")
+    person.misses("dialog")
+    assert [findings.read(n)["status"] for n in range(2)] == ["open", "open"]
+
+
+def test_what_many_become_without_a_network_comes_in_its_order(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    person.page.get_by_label("Select all on this page").check()
+    person.page.context.set_offline(True)
+    person.press("2", "Enter")
+    person.press("Control+Enter")
+    person.sees("1 change not sent yet", ".outbox")
+    person.press("a")
+    person.type("Ada")
+    person.press("Enter")
+    person.sees("2 changes not sent yet", ".outbox")
+    person.page.context.set_offline(False)
+    person.misses(".outbox")
+    assert [(each["status"], each["assignee"]) for each in map(findings.read, range(2))] == [("in_progress", "Ada")] * 2
+
+
 def test_a_run_that_saw_it_again_is_no_conflict(person: Person, findings: Findings) -> None:
     findings.report(task(title="One", externalId="one"))
     person.open(f"#/findings/{findings.ids[0]}")
@@ -982,7 +1209,7 @@ def test_what_a_busy_service_refuses_is_kept_over_a_reload(person: Person, findi
     findings.report(task(title="One", evidence=[{"type": "log", "content": "bulky"}]))
     person.open(f"#/findings/{findings.ids[0]}")
     person.sees("One", "h1")
-    person.page.route(f"**/tasks/{findings.ids[0]}", lambda route: route.fulfill(status=503, body="{}"))
+    person.route(f"**/tasks/{findings.ids[0]}", lambda route: route.fulfill(status=503, body="{}"))
     person.press("3")
     person.sees("1 change not sent yet", ".outbox")
     assert "bulky" not in person.page.evaluate("JSON.stringify(sessionStorage)")
@@ -993,6 +1220,47 @@ def test_what_a_busy_service_refuses_is_kept_over_a_reload(person: Person, findi
     assert asked == ["beforeunload"]
     person.sees("1 change not sent yet", ".outbox")
     person.page.unroute(f"**/tasks/{findings.ids[0]}")
+    person.page.get_by_role("button", name="Retry").click()
+    person.misses(".outbox")
+    assert findings.read(0)["status"] == "resolved"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_comment_whose_answer_was_lost_is_made_once(person: Person, findings: Findings, many: bool) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+
+    def lose(route: Any) -> None:
+        if route.request.method == "PATCH":
+            route.fetch()
+            route.abort()
+        else:
+            route.continue_()
+
+    person.route("**/tasks**", lose)
+    person.press("j", *(("x", "j", "x") if many else ()), "c")
+    person.type("Said once")
+    person.press("Control+Enter")
+    person.sees("1 change not sent yet", ".outbox")
+    person.page.unroute_all()
+    person.page.get_by_role("button", name="Retry").click()
+    person.misses(".outbox")
+    for number in range(2):
+        said = [entry["comment"] for entry in findings.history(number) if entry["comment"]]
+        assert said == (["Said once"] if many or number == 1 else [])
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_meets_a_proxy_without_its_service_is_tried_again(person: Person, findings: Findings, status: int) -> None:
+    findings.report(*numbered(1))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("Finding 0", "h1")
+    person.route("**/tasks/*", lambda route: route.fulfill(status=status, body="Bad"))
+    person.press("3")
+    person.sees("1 change not sent yet: Resolved", ".outbox")
+    person.page.get_by_role("button", name="Retry").click()
+    person.page.unroute_all()
     person.page.get_by_role("button", name="Retry").click()
     person.misses(".outbox")
     assert findings.read(0)["status"] == "resolved"
@@ -1245,7 +1513,6 @@ def test_the_keyboard_alone_does_it_all(make_person: Callable[..., Person], find
     person.sees("Overview", "h1")
     person.press("/")
     person.sees("Findings", "h1")
-    person.press("/")
     person.type("use of ASSERT")
     person.sees("Use of assert detected", "tbody")
     person.press("Escape", "j", "4", "ArrowDown", "Enter")

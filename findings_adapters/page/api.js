@@ -26,9 +26,7 @@ class Unreachable extends Error {
 }
 
 /** Tell whether the same request may well succeed later. */
-export const isPassing = (error) => error instanceof Unreachable || error.status === 503;
-
-// --- The key: in this tab's storage, or the browser's; never in a URL or a cookie ---
+export const isPassing = (error) => error instanceof Unreachable || error.status > 501;
 
 function readKept() {
 	for (const storage of [sessionStorage, localStorage]) {
@@ -45,8 +43,8 @@ function readKept() {
 /** Who is signed in: `full` where the key may triage; `again` while a key that holds no more is asked for anew. */
 export const session = createStore({ ...readKept(), again: null });
 
-/** Try a key and keep it: for the tab, or in the browser. */
 export async function signIn(key, remember) {
+	remember ||= KEY in localStorage; // other tabs have it from there
 	const full = await mayTriage(key);
 	const [kept, other] = remember ? [localStorage, sessionStorage] : [sessionStorage, localStorage];
 	kept.setItem(KEY, JSON.stringify({ key, full }));
@@ -70,7 +68,6 @@ async function mayTriage(key) {
 	return response.ok ? /PATCH/.test(response.headers.get("Allow")) : refuse(response);
 }
 
-/** Return once somebody has signed in with another key than this one. */
 function signedInAgain(key) {
 	const present = session.get();
 	if (present.key !== key) return Promise.resolve();
@@ -81,8 +78,6 @@ function signedInAgain(key) {
 	}
 	return session.get().again.promise;
 }
-
-// --- Requests ---
 
 async function send(method, url, key, { body, match, signal } = {}) {
 	const sendable = key.replace(/[^ -~]/g, "?"); // with other signs it is no key, which the service says best

@@ -3,7 +3,7 @@
 import { session, signOut } from "./api.js";
 import { discardFirst, sending, sendUnsent, toast, unsent } from "./changes.js";
 import { Finding } from "./finding.js";
-import { Findings } from "./findings.js";
+import { Findings, startSearch } from "./findings.js";
 import { Help, helpOpen } from "./help.js";
 import { useKeys } from "./keys.js";
 import { html, render, useEffect, useStore } from "./lib.js";
@@ -41,8 +41,8 @@ function Frame() {
 	const { view, id, query } = useStore(route);
 	const shown = Object.hasOwn(VIEWS, view) ? VIEWS[view] : {};
 	const View = (id === null ? shown.list : shown.one) ?? Unknown;
-	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]); // lists scroll by themselves
-	useKeys({ "?": () => helpOpen.set(true), "/": () => go(link("findings")) }, true);
+	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]);
+	useKeys({ "?": () => helpOpen.set(true), "/": startSearch }, true);
 	useEffect(() => void sendUnsent(), []);
 	return html`
 		<a class="skip" href="#heading" onClick=${skip}>Skip to the content</a>

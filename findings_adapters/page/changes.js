@@ -2,9 +2,10 @@
 
 import { get, isPassing, pathOf, request, UNSENT } from "./api.js";
 import { createStore } from "./lib.js";
+import { cut } from "./words.js";
 
 // A change is {tasks, fields, what}: findings as they were shown, what becomes of them, and what that is called.
-const SHOWN = ["status", "reason", "assignee", "severity", "title", "updatedAt"]; // what a decision was made on
+const SHOWN = ["status", "reason", "assignee", "severity", "title"]; // what a decision was made on
 const MOST_UNDONE = 20;
 
 /** Somebody else's triage came first: the finding as it is now. */
@@ -18,29 +19,28 @@ class Conflict extends Error {
 
 export const toast = createStore({ text: "", undo: false });
 export const conflicts = createStore([]); // each a Conflict that somebody has to decide about
-export const changed = createStore(0); // goes up with every change that was stored, for views to load anew
+export const changed = createStore([]); // the ids of what was changed last, for views to load anew
 
 export const say = (text, undo = false) => toast.set({ text, undo });
-
-// --- Sending ---
 
 export async function getTask(id, signal) {
 	const { data, etag } = await request("GET", pathOf("tasks", id), { signal });
 	return { ...data, etag };
 }
 
-const differs = (shown, now) => SHOWN.some((name) => (shown[name] ?? null) !== (now[name] ?? null));
+const differs = (shown, now) => SHOWN.some((name) => (shown[name] || null) !== (now[name] || null));
 
 /** Tell whether a finding is as a change would have it: an answer was lost, or two decided alike. */
-function isDone(fields, now) {
-	const { comment, assignee, ...state } = fields;
+async function isDone(change, now) {
+	const { comment, assignee, ...state } = change.fields;
 	const assigned = assignee === undefined || (now.assignee ?? "") === assignee;
-	return !comment && assigned && Object.entries(state).every(([name, value]) => (now[name] ?? null) === value);
+	if (!assigned || !Object.entries(state).every(([name, value]) => (now[name] ?? null) === value)) return false;
+	return !comment || (change.kept && (await entriesSince({ change, now })).some((entry) => entry.comment === comment));
 }
 
 // Findings by what is still shown of them, before the view has what our last decision led to.
 const ours = new Map();
-const nameOf = (task) => JSON.stringify([task.id, ...SHOWN.map((name) => task[name] ?? null)]);
+const nameOf = (task) => JSON.stringify([task.id, task.updatedAt, ...SHOWN.map((name) => task[name] || null)]);
 
 function present(task) {
 	while (ours.has(nameOf(task))) task = ours.get(nameOf(task));
@@ -56,12 +56,12 @@ function remember(before, now) {
 async function sendOne(change) {
 	const [shown] = change.tasks;
 	const path = pathOf("tasks", shown.id);
-	for (let { etag } = shown; ; ) {
+	for (let etag = change.kept ? null : shown.etag; ; ) {
 		if (!etag) {
 			const now = await getTask(shown.id);
-			if (isDone(change.fields, now)) return now;
+			if (await isDone(change, now)) return now;
 			if (differs(shown, now)) throw new Conflict(change, now);
-			etag = now.etag; // a run has seen it again, and nothing else
+			etag = now.etag; // a run saw it again
 		}
 		try {
 			const { data, etag: next } = await request("PATCH", path, { body: change.fields, match: etag });
@@ -75,11 +75,25 @@ async function sendOne(change) {
 	}
 }
 
-async function sendMany({ tasks, fields }) {
+/** Send a change of several findings, unless one is no more as it was shown. */
+async function sendMany(change) {
+	const { tasks, fields, undoes } = change;
+	const now = await Promise.all(tasks.map((each) => getTask(each.id).catch((error) => {
+		if (error.status !== 404) throw error;
+		return each;
+	})));
+	if (change.kept && (await isDone(change, now[0]))) return; // one like all
+	const others = undoes ? [] : now.filter((each, index) => differs(tasks[index], each));
+	if (others.length) {
+		changed.set(others.map((each) => each.id));
+		throw new Error(`Nothing was changed: somebody changed “${cut(others[0].title, 60)}” meanwhile.`);
+	}
 	await request("PATCH", "tasks", { body: { ids: tasks.map((each) => each.id), ...fields } });
+	for (const [index, each] of now.entries()) {
+		const moved = (fields.status ?? each.status) !== each.status;
+		remember(tasks[index], { ...each, reason: moved ? null : each.reason, ...fields, etag: null });
+	}
 }
-
-// --- Undoing ---
 
 const undoable = []; // lists of changes that take one back, the latest last
 
@@ -96,8 +110,14 @@ function wayBack({ tasks, fields }, now) {
 	return [...groups].map(([key, those]) => ({ tasks: those, fields: JSON.parse(key), what: "Undo", undoes: true, many: !now }));
 }
 
-/** Take back what was done last. */
 export async function undo() {
+	await last.catch(() => {});
+	const kept = unsent.get();
+	if (kept.length > sending.get()) {
+		unsent.set(kept.slice(0, -1));
+		say("Undone.");
+	}
+	if (kept.length) return;
 	const changes = undoable.pop();
 	if (!changes) {
 		say("There is nothing to undo.");
@@ -105,8 +125,6 @@ export async function undo() {
 	}
 	for (const change of changes) await carryOut(change);
 }
-
-// --- Carrying out, at once or later ---
 
 let last = Promise.resolve();
 
@@ -140,14 +158,14 @@ async function deliver(asked) {
 		conflicts.set([...conflicts.get(), error]);
 		return;
 	}
-	const mayUndo = !change.undoes && ("status" in change.fields || "assignee" in change.fields);
+	const { status, reason, assignee } = change.fields;
+	const hadNone = (task) => task.status === status && !task.reason; // a reason alone can't be taken away
+	const mayUndo = !change.undoes && (status || assignee !== undefined) && !(reason && change.tasks.some(hadNone));
 	if (mayUndo) undoable.push(wayBack(change, now));
 	undoable.splice(0, undoable.length - MOST_UNDONE);
 	say(change.undoes ? "Undone." : `${change.what}.`, mayUndo);
-	changed.set(changed.get() + 1);
+	changed.set(change.tasks.map((each) => each.id));
 }
-
-// --- The outbox: what could not be sent yet, kept for the tab ---
 
 function readUnsent() {
 	try {
@@ -166,9 +184,9 @@ addEventListener("online", () => sendUnsent());
 addEventListener("beforeunload", (event) => unsent.get().length && event.preventDefault());
 
 function keep(change, error) {
-	const fields = ["id", "etag", ...SHOWN]; // a storage holds no evidence
+	const fields = ["id", "updatedAt", ...SHOWN]; // a storage holds no evidence
 	const tasks = change.tasks.map((task) => Object.fromEntries(fields.map((name) => [name, task[name]])));
-	unsent.set([...unsent.get(), { ...change, tasks }]);
+	unsent.set([...unsent.get(), { ...change, tasks, kept: true }]);
 	say("");
 	tryLater(error);
 }

@@ -4,7 +4,7 @@ import { html, useState } from "./lib.js";
 import { Address, Copy, Text } from "./parts.js";
 import { number, webAddress } from "./words.js";
 
-const MOST_LINES = 200; // that are shown before somebody asks for more
+const MOST_LINES = 200; // at first
 const PICTURE_TYPE = /screen|image|picture|photo/i;
 const PICTURE_FILE = /\.(?:png|jpe?g|gif|webp|avif|svg)$/i;
 

@@ -14,7 +14,6 @@ const SEVERITY_NAMES = Object.fromEntries(SEVERITIES.map((name) => [name, capita
 const PAUSE = 200; // milliseconds without a key after which a search begins
 const DAY = /^\d{4}-\d\d-\d\d$/;
 
-/** Return the API's parameters for what the address says. */
 export function queryOf(query) {
 	const given = {};
 	for (const name of ["sort", ...FILTER_NAMES]) if (query[name]?.trim()) given[name] = query[name].trim();
@@ -32,7 +31,6 @@ export function placeOf({ targetUrl, branch }) {
 
 const listOf = (text) => (text ? text.split(",") : []);
 
-/** The names that filters offer: those of project types, targets and branches. */
 async function loadNames(signal) {
 	const [types, runs] = await Promise.all([get("project-types", {}, signal), get("runs", { limit: 200 }, signal)]);
 	const distinct = (name) => [...new Set(runs.runs.map((run) => run[name]).filter(Boolean))].sort();
@@ -58,7 +56,6 @@ const branchFilter = (option) => ({
 
 const branchOption = ({ mainLine, branch }) => (branch ? `=${branch}` : mainLine === "true" ? "main" : "");
 
-/** Of what type, target and branch something is: for findings and runs alike. */
 export function Where({ query, onChange }) {
 	const names = useLoad(loadNames, []).data ?? { types: [], targets: [], branches: [] };
 	return html`
@@ -93,14 +90,16 @@ function Search({ value, onSearch, input }) {
 	};
 	const onKeyDown = (event) => {
 		if (event.key === "Enter") begin(text);
-		if (event.key === "Escape") event.target.blur();
+		if (event.key === "Escape") {
+			event.preventDefault(); // browsers empty it
+			event.target.blur();
+		}
 	};
 	return html`
 		<input ref=${input} class="search" type="search" value=${text} placeholder="Search" aria-label="Search findings"
 			title="Search (/)" autocomplete="off" maxlength="500" onInput=${onInput} onKeyDown=${onKeyDown} />`;
 }
 
-/** What is chosen by links alone, to be taken away. */
 const Chip = ({ label, value, onRemove }) => html`
 	<button class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${value} /></span> <span aria-hidden="true">×</span>
 		<span class="hidden">remove this filter</span></button>`;

@@ -7,14 +7,14 @@ import { useKeys } from "./keys.js";
 import { html, useEffect, useLayoutEffect, useRef, useState, useStore } from "./lib.js";
 import { Cell, Pager, RowHead, Table, useList } from "./lists.js";
 import { Copy, Heading, HowToSend, Loaded, Nothing, Severity, Status, Text, Time } from "./parts.js";
-import { link } from "./route.js";
+import { go, link } from "./route.js";
 import { TriageButtons, triageKeys } from "./triage.js";
 import { count, REASONS } from "./words.js";
 
 const MOST_AT_ONCE = 1000;
 
 // The list as it was left, for the way back from a finding or on to the next.
-const left = { key: "", list: null, cursor: null, scroll: 0, address: link("findings") };
+const left = { key: "", list: null, cursor: null, scroll: 0, address: link("findings"), searching: false };
 
 /** Return the finding beside one in the list that was left, so many on, or null. */
 export function neighbour(id, step) {
@@ -25,6 +25,12 @@ export function neighbour(id, step) {
 
 export const listAddress = () => left.address;
 export const leaveAt = (id) => (left.cursor = id);
+
+export function startSearch() {
+	Object.assign(left, { cursor: null, searching: true });
+	go(link("findings"));
+}
+
 export function knownPeople(tasks = left.list?.tasks ?? []) {
 	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
 }
@@ -44,6 +50,10 @@ export function Findings({ query }) {
 		if (data && !list.loading) Object.assign(left, { key, list: data, address: location.hash });
 	}, [data, list.loading]);
 	useScroll(left.key === key);
+	useEffect(() => {
+		if (left.searching) search.current.select();
+		left.searching = false;
+	}, []);
 
 	const turn = (to) => {
 		setCursor(null);
@@ -69,7 +79,8 @@ export function Findings({ query }) {
 		const index = at ? tasks.indexOf(at) + step : 0;
 		if (tasks[index]) setCursor(tasks[index].id, true);
 	};
-	useEffect(() => setChosen(new Map()), [useStore(changed)]);
+	const ids = useStore(changed);
+	useEffect(() => setChosen((old) => new Map([...old].filter(([id]) => !ids.includes(id)))), [ids]);
 	useKeys({
 		j: () => move(1),
 		k: () => move(-1),
@@ -112,7 +123,7 @@ function useCursor(tasks) {
 		if (index >= 0) place.current.index = index;
 		else setCursor(tasks[Math.min(place.current.index, tasks.length - 1)]?.id ?? null);
 		const lost = document.activeElement === document.body && !document.querySelector("dialog[open]");
-		if (index >= 0 && (lost || place.current.focus)) {
+		if (index >= 0 && (lost || place.current.focus) && !document.activeElement.matches("search input")) {
 			document.getElementById(`row-${cursor}`)?.focus({ preventScroll: lost && !place.current.focus });
 			place.current.focus = false;
 		}
@@ -143,8 +154,6 @@ function NoFindings({ query }) {
 			<p><a href=${link("findings")}>Show all findings</a></p>
 		<//>`;
 }
-
-// --- The table ---
 
 const COLUMNS = ["Severity", "Finding", "Status", "Assignee", "Type", "Target", "Age"];
 

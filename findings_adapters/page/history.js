@@ -23,7 +23,6 @@ const SENTENCES = {
 	assigned: (entry) => (entry.assignee ? html`assigned it to <strong><${Text} of=${entry.assignee} /></strong>` : "assigned it to nobody"),
 };
 
-/** One entry, as an item of a list. */
 export const HistoryEntry = ({ entry }) => html`
 	<li>
 		<div class="entry">

@@ -27,6 +27,7 @@ export function useKeys(actions, isAround = false) {
 
 document.addEventListener("keydown", (event) => {
 	if (!keysOn.get() || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+	if (event.repeat && !"jk".includes(event.key)) return; // held down, it decides once
 	if (event.target.closest?.(TYPING) || document.querySelector("dialog[open]")) return;
 	const action = layers.map((layer) => layer.current[event.key]).findLast(Boolean);
 	if (!action) return;

@@ -24,7 +24,6 @@ export function createStore(value) {
 	};
 }
 
-/** Return a store's value, and draw the component again whenever that changes. */
 export function useStore(store) {
 	const [, draw] = useReducer((turn) => turn + 1, 0);
 	const value = store.get();

@@ -10,7 +10,6 @@ const MOST = 1_000_000; // bytes of a page of whole findings: where there are mo
 let bulky = false;
 const places = new Map(); // of the pages that were seen: by filters and number, what they begin behind
 
-/** Return rows: findings with what they rest on, while that is not too much. */
 async function loadRows(kind, query, signal) {
 	if (kind === "tasks" && !bulky) {
 		const whole = await request("GET", kind, { query: { ...query, view: "full" }, signal, most: MOST });
@@ -20,7 +19,7 @@ async function loadRows(kind, query, signal) {
 	return get(kind, query, signal);
 }
 
-/** Return a page: by the place that it begins behind, where that is known: the cheapest; else by its number. */
+/** Return a page, by the place that it begins behind where that is known. */
 async function loadPage(kind, filters, page, signal) {
 	const key = JSON.stringify([kind, filters]);
 	const after = places.get(`${key} ${page}`);
@@ -50,7 +49,6 @@ export function useList(view, kind, query, filters, inputs = [], initial = () =>
 	return { ...loaded, page, key, change, turn };
 }
 
-/** The buttons by which a list goes on, and which rows of how many are there. */
 export function Pager({ list, size, page, turn }) {
 	const first = (page - 1) * list.limit + 1;
 	if (page === 1 && !list.next) return null;

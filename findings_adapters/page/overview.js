@@ -54,7 +54,6 @@ const Figures = ({ of }) => html`
 		<${Card} title="Created and resolved" wide><${Days} days=${of.days} /><//>
 	</div>`;
 
-/** Numbers with bars, each of which leads to the findings that it counts. */
 function Bars({ caption, rows }) {
 	const [all, setAll] = useState(false);
 	const most = Math.max(...rows.map((row) => row.open), 1);
@@ -75,11 +74,8 @@ function Bars({ caption, rows }) {
 		${rows.length > shown.length && html`<button class="quiet" onClick=${() => setAll(true)}>Show all ${number(rows.length)}</button>`}`;
 }
 
-// --- Thirty days ---
-
 const LINES = { created: "Created", resolved: "Resolved" };
 
-/** Two lines over the days, with the same numbers in a table. */
 function Days({ days }) {
 	const sum = (name) => days.reduce((total, day) => total + day[name], 0);
 	const most = Math.max(...days.flatMap((day) => Object.keys(LINES).map((name) => day[name])), 1);
@@ -112,8 +108,6 @@ const DayTable = ({ days }) => html`
 					${["created", "reopened", "resolved", "dismissed"].map((name) => html`<td class="number">${number(day[name])}</td>`)}</tr>`)}
 		</tbody>
 	</table>`;
-
-// --- The latest runs ---
 
 function LatestRuns({ of }) {
 	if (!of.length) return html`<p class="muted">No run yet.</p>`;

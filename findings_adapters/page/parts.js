@@ -5,8 +5,6 @@ import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./lib
 import { link } from "./route.js";
 import { age, capital, moment, RUN_NAMES, STATUS_NAMES, webAddress } from "./words.js";
 
-// --- Words and signs ---
-
 const ICONS = {
 	open: html`<circle cx="8" cy="8" r="5.75" />`,
 	in_progress: html`<circle cx="8" cy="8" r="5.75" /><path class="filled" d="M8 4.5a3.5 3.5 0 0 1 0 7z" />`,
@@ -68,8 +66,6 @@ export const Place = ({ of: { projectType, targetUrl, branch } }) => html`
 	<${Fact} name="Target"><${Address} url=${targetUrl} /><//>
 	<${Fact} name="Branch"><${Text} of=${branch} missing="Main line" /><//>`;
 
-// --- What a view shows before and instead of what it is about ---
-
 const Loading = ({ what }) => html`<p class="notice loading" role="status">Loading ${what} …</p>`;
 
 export const Failed = ({ error, retry }) => html`
@@ -111,8 +107,6 @@ export function Heading({ title, of = title, children }) {
 		<header class="heading"><h1 id="heading" tabindex="-1" ref=${heading}><${Text} of=${title} /></h1>${children}</header>`;
 }
 
-// --- Controls ---
-
 /** A dialog over everything else. Closing gives the focus back to where it was. */
 export function Dialog({ title, onClose, wide, children }) {
 	const box = useRef(null);
@@ -145,9 +139,11 @@ export function Dialog({ title, onClose, wide, children }) {
 /** A text field whose value counts once it is complete: on Enter, or when it is left. */
 export function Field({ label, value, onChange, options = [], type = "text", ...more }) {
 	const id = useId();
+	const [draft, setDraft] = useState(null);
+	useEffect(() => setDraft(null), [value]);
 	return html`
 		<label class="field"><span>${label}</span>
-			<input type=${type} value=${value ?? ""} list=${options.length ? id : undefined} autocomplete="off" ...${more}
+			<input type=${type} value=${draft ?? value ?? ""} onInput=${(event) => setDraft(event.target.value)} list=${options.length ? id : undefined} autocomplete="off" ...${more}
 				onChange=${(event) => onChange(event.target.value)} />
 			${options.length > 0 && html`<datalist id=${id}>${options.map((each) => html`<option value=${each} />`)}</datalist>`}
 		</label>`;

@@ -11,16 +11,18 @@ import { count, number, SEVERITIES, STATUSES } from "./words.js";
 
 const LISTED = 50; // of each list, as many as the gate tells
 
+const missedBy = (run) => ({ missingFrom: run.id, createdBefore: run.createdAt, sort: "severity" });
+
 /**
  * Load a run beside its baseline. A gate whose bar is the lowest offends by all that is new; what was reported, is not
  * among that and undecided, was there before.
  */
 async function load(id, signal) {
-	const [run, gate, beside, missing, reported] = await Promise.all([
-		get(pathOf("runs", id), {}, signal),
+	const run = await get(pathOf("runs", id), {}, signal);
+	const [gate, beside, missing, reported] = await Promise.all([
 		get(pathOf("runs", id, "/gate"), {}, signal),
 		get(pathOf("runs", id, "/gate"), { failOn: "info", only: "new" }, signal),
-		get("tasks", { missingFrom: id, limit: LISTED, sort: "severity" }, signal),
+		get("tasks", { ...missedBy(run), limit: LISTED }, signal),
 		get("tasks", { runId: id, limit: LISTED, sort: "severity" }, signal),
 	]);
 	const fresh = new Set(beside.offenders.map((task) => task.id));
@@ -60,13 +62,13 @@ const Comparison = ({ run, gate, missing, known }) => html`
 				<span class="muted"> Not counted: ${number(gate.ignored.dismissed)} dismissed, ${number(gate.ignored.resolved)} resolved.</span>`}</p>
 		<${Part} title="New" total=${gate.offendersTotal} tasks=${gate.offenders} query=${{ runId: run.id, sort: "severity" }} open />
 		<${Part} title=${run.status === "completed" ? "Fixed, or not reported" : "Not reported yet"} total=${missing.total} tasks=${missing.tasks}
-			query=${{ missingFrom: run.id, sort: "severity" }} />
+			query=${missedBy(run)} fixed=${run.submitted.resolved} />
 		<${Part} title="Still there" total=${gate.ignored.known} tasks=${known} query=${{ runId: run.id, sort: "severity" }} />
 	</section>`;
 
-const Part = ({ title, total, tasks, query, open }) => html`
+const Part = ({ title, total, tasks, query, open, fixed = 0 }) => html`
 	<details class="part" open=${open && total > 0}>
-		<summary><h3>${title}</h3> <span class="count">${number(total)}</span></summary>
+		<summary><h3>${title}</h3> <span class="count">${number(total + fixed)}</span></summary>
 		<ul class="rows">
 			${tasks.map((task) => html`
 				<li>
@@ -75,6 +77,7 @@ const Part = ({ title, total, tasks, query, open }) => html`
 					<span><${Status} is=${task.status} /></span>
 				</li>`)}
 		</ul>
+		${fixed > 0 && html`<p>${count(fixed, "finding")} resolved by this run.</p>`}
 		${total === 0
 			? html`<p class="muted">None.</p>`
 			: html`<p><a href=${link("findings", null, query)}>

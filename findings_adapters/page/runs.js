@@ -9,7 +9,6 @@ import { count, number, RUN_NAMES } from "./words.js";
 
 const FILTERS = ["projectType", "status", "targetUrl", "branch", "mainLine"];
 
-/** What a run brought, in words: only what is not nothing. */
 export function Submitted({ of }) {
 	const told = Object.entries(of).filter(([, times]) => times > 0);
 	return told.length ? told.map(([name, times]) => `${number(times)} ${name}`).join(", ") : html`<span class="muted">nothing</span>`;

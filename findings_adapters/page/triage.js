@@ -10,7 +10,6 @@ const asked = createStore(null); // what a dialog asks for: {kind, tasks, status
 
 const object = (tasks) => (tasks.length === 1 ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
 
-/** Carry a change out without a dialog, and say what was refused. */
 async function carryOutAtOnce(change) {
 	try {
 		await carryOut(change);
@@ -24,7 +23,6 @@ function ask(kind, tasks, more = {}) {
 	else say("Choose a finding first: j and k move, x selects.");
 }
 
-/** Give findings a status. Dismissing asks for the reason, and several at once are counted before. */
 function giveStatus(tasks, status) {
 	if (tasks.length === 1 && status !== "dismissed") {
 		carryOutAtOnce({ tasks, fields: { status }, what: `${STATUS_NAMES[status]}: ${object(tasks)}` });
@@ -35,7 +33,7 @@ export const comment = (tasks) => ask("comment", tasks);
 export const assign = (tasks, people) => ask("assign", tasks, { people });
 export const undoLast = () => undo().catch((error) => say(error.message));
 
-/** Return the keys of triage, for what `chosen` returns; none where the key may only read. */
+/** Return the keys of triage, for what `chosen` returns. */
 export function triageKeys(full, chosen, people) {
 	if (!full) return {};
 	const statuses = STATUSES.map((status, index) => [index + 1, () => giveStatus(chosen(), status)]);
@@ -47,7 +45,6 @@ export function triageKeys(full, chosen, people) {
 	};
 }
 
-/** The same for hands on a mouse or a screen. */
 export function TriageButtons({ tasks, people }) {
 	const [is] = new Set(tasks.map((each) => each.status));
 	const alike = tasks.every((each) => each.status === is);
@@ -65,8 +62,6 @@ export function TriageButtons({ tasks, people }) {
 		</div>`;
 }
 
-// --- The dialogs ---
-
 /** A dialog that carries a change out, and stays with all that was typed where that is refused. */
 function Asking({ title, action, tasks, fields, what, children }) {
 	const [{ error, busy }, setState] = useState({});
@@ -75,11 +70,14 @@ function Asking({ title, action, tasks, fields, what, children }) {
 		event?.preventDefault();
 		if (busy) return;
 		setState({ busy: true });
+		const mine = asked.get(); // it may be closed, and another one open, before there is an answer
+		const isOpen = () => asked.get() === mine;
 		try {
 			await carryOut({ tasks, fields: fields(), what });
-			close();
+			if (isOpen()) close();
 		} catch (refused) {
-			setState({ error: refused });
+			if (isOpen()) setState({ error: refused });
+			else say(refused.message);
 		}
 	};
 	const onKeyDown = (event) => {

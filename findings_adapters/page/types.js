@@ -1,4 +1,4 @@
-// Project types: what kinds of findings there are, and what their extensions have to look like.
+// Project types: what kinds of findings there are.
 
 import { get, pathOf } from "./api.js";
 import { Code } from "./evidence.js";

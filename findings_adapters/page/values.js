@@ -7,7 +7,6 @@ const DEEPEST = 4; // tables in tables; what is deeper is shown as JSON
 
 const isPlain = (value) => value === null || typeof value !== "object";
 
-/** A value: an object as rows, a list as lines, anything else as its text. */
 export function Value({ of: value, depth = 0 }) {
 	if (value === null) return html`<span class="muted">none</span>`;
 	if (typeof value === "boolean") return value ? "yes" : "no";

@@ -30,14 +30,12 @@ export function cut(text, length) {
 	return /[\u0590-\u08ff]/.test(short) ? `\u2068${short}\u2069` : short;
 }
 
-/** Return how long ago something was, in one unit: `3 d`. */
 export function age(at, now = Date.now()) {
 	const seconds = Math.max(0, (now - Date.parse(at)) / 1000);
 	const unit = UNITS.find(([, length]) => seconds >= length);
 	return unit ? `${Math.floor(seconds / unit[1])} ${unit[0]}` : "now";
 }
 
-/** Return a URL that may be followed, http or https, or null. */
 export function webAddress(text) {
 	return /^https?:\/\/\S+$/i.test(text) && URL.canParse(text) ? new URL(text) : null;
 }
