@@ -7594,7 +7594,10 @@ def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve:
         with ThreadPoolExecutor(4) as pool:
             for batches in load:
                 pool.submit(submit_until_killed, server, run, batches, kept)
-            time.sleep(dice.uniform(0.05, 0.3))
+            began, enough = time.monotonic(), sum(kept.values()) + 10
+            while sum([*kept.values()]) < enough and time.monotonic() < began + 20:
+                time.sleep(0.001)
+            time.sleep(dice.uniform(0, 0.25))
             assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
         assert_batches_are_whole(server.db, kept)
@@ -8873,7 +8876,8 @@ def test_all_workers_stop_when_one_dies(serve: Callable[..., Server]) -> None:
 # Hostile schemas
 # ---------------------------------------------------------------------------
 
-WAIT = 1.5  # seconds that a hostile request may take: one, and some for a busy machine
+WAIT = 1.5  # seconds that a hostile request may take on a machine that is not slow: one, and some for the other tests
+USUAL = 0.03  # seconds that what `slowness` counts takes there
 
 
 @pytest.fixture(scope="module")
@@ -8896,6 +8900,14 @@ def hostile_key(besieged: Server) -> str:
     return command("keys", "create", "hostile", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
 
 
+def slowness() -> float:
+    """Return how many times as long as usual everything takes now, at least 1: a machine has other work, too."""
+    began, total = time.monotonic(), 0
+    for number in range(1_000_000):
+        total += number
+    return max(1.0, (time.monotonic() - began) / USUAL)
+
+
 @contextmanager
 def another_client(server: Server, bound: float) -> Iterator[None]:
     """Let another client read all the while, and check that it is always answered, each time within `bound` seconds."""
@@ -8914,14 +8926,15 @@ def another_client(server: Server, bound: float) -> Iterator[None]:
         finally:
             done.set()
         reading.result()
-    assert max(waits) < bound
+    assert max(waits) < bound or max(waits) < bound * slowness()
 
 
 def in_time(server: Server, path: str, body: Any, key: str) -> Answer:
     """Send a POST, and check that it is answered in bounded time."""
     began = time.monotonic()
     answer = server.request("POST", f"{API}/{path}", body, key)
-    assert time.monotonic() - began < WAIT
+    took = time.monotonic() - began
+    assert took < WAIT or took < WAIT * slowness()
     return answer
 
 

@@ -627,7 +627,7 @@ def test_what_is_typed_into_a_filter_stays_while_the_list_is_loaded(person: Pers
     person.sees("2 findings", ".total")
     hold(person, "**/api/v1/tasks?*")
     person.page.get_by_role("button", name="Open", exact=True).click()
-    target = person.page.get_by_label("Target")
+    target = person.page.get_by_role("combobox", name="Target", exact=True)
     target.focus()
     person.type("https://exam")
     person.page.unroute_all()
