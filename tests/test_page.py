@@ -1255,6 +1255,21 @@ def test_a_comment_whose_answer_was_lost_is_made_once(person: Person, findings: 
         assert said == (["Said once"] if many or number == 1 else [])
 
 
+def test_many_are_sent_though_somebody_decided_alike_about_the_first(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.page.get_by_label("Select all on this page").check()
+    person.page.context.set_offline(True)
+    person.press("2", "Control+Enter")
+    person.sees("1 change not sent yet", ".outbox")
+    findings.send("PATCH", f"tasks/{findings.ids[2]}", {"status": "in_progress"})
+    person.page.context.set_offline(False)
+    person.misses(".outbox")
+    person.misses("[role=alert]")
+    assert {findings.read(n)["status"] for n in range(3)} == {"in_progress"}
+
+
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_what_meets_a_proxy_without_its_service_is_tried_again(person: Person, findings: Findings, status: int) -> None:
     findings.report(*numbered(1))

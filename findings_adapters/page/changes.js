@@ -18,8 +18,8 @@ class Conflict extends Error {
 }
 
 export const toast = createStore({ text: "", undo: false });
-export const conflicts = createStore([]); // each a Conflict that somebody has to decide about
-export const changed = createStore([]); // the ids of what was changed last, for views to load anew
+export const conflicts = createStore([]); // each a Conflict for somebody to decide about
+export const changed = createStore([]); // ids of what changed last, for views to load anew
 
 export const say = (text, undo = false) => toast.set({ text, undo });
 
@@ -78,12 +78,11 @@ async function sendOne(change) {
 /** Send a change of several findings, unless one is no more as it was shown. */
 async function sendMany(change) {
 	const { tasks, fields, undoes } = change;
-	const now = await Promise.all(tasks.map((each) => getTask(each.id).catch((error) => {
-		if (error.status !== 404) throw error;
-		return each;
-	})));
-	if (change.kept && (await isDone(change, now[0]))) return; // one like all
-	const others = undoes ? [] : now.filter((each, index) => differs(tasks[index], each));
+	const now = await Promise.all(tasks.map((each) => getTask(each.id).catch((error) =>
+		error.status === 404 ? each : Promise.reject(error))));
+	const done = await Promise.all(now.map((each) => isDone(change, each)));
+	if (done.every(Boolean)) return;
+	const others = undoes ? [] : now.filter((each, index) => !done[index] && differs(tasks[index], each));
 	if (others.length) {
 		changed.set(others.map((each) => each.id));
 		throw new Error(`Nothing was changed: somebody changed “${cut(others[0].title, 60)}” meanwhile.`);
@@ -95,7 +94,7 @@ async function sendMany(change) {
 	}
 }
 
-const undoable = []; // lists of changes that take one back, the latest last
+const undoable = []; // lists of changes that take one back
 
 /** Return the changes that lead back to what was shown: one for each former state. */
 function wayBack({ tasks, fields }, now) {
@@ -220,7 +219,7 @@ export async function sendUnsent() {
 
 /** Return the entries of a finding's history since it was shown as it was. */
 export async function entriesSince({ change, now }) {
-	const since = change.tasks[0].updatedAt;
+	const since = change.tasks.find(({ id }) => id === now.id).updatedAt;
 	const { history } = await get(pathOf("tasks", now.id, "/history"));
 	return history.filter((entry) => entry.at > since);
 }

@@ -11,7 +11,7 @@ export const FILTER_NAMES = [
 ];
 const SORTS = [["", "Newest first"], ["createdAt", "Oldest first"], ["severity", "Most severe first"]];
 const SEVERITY_NAMES = Object.fromEntries(SEVERITIES.map((name) => [name, capital(name)]));
-const PAUSE = 200; // milliseconds without a key after which a search begins
+const PAUSE = 200; // milliseconds without a key before a search
 const DAY = /^\d{4}-\d\d-\d\d$/;
 
 export function queryOf(query) {

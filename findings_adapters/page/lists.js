@@ -6,7 +6,7 @@ import { go, link } from "./route.js";
 import { number } from "./words.js";
 
 const LIMIT = 50;
-const MOST = 1_000_000; // bytes of a page of whole findings: where there are more, lists go without evidence
+const MOST = 1_000_000; // bytes of a page of whole findings; beyond, none has evidence
 let bulky = false;
 const places = new Map(); // of the pages that were seen: by filters and number, what they begin behind
 
