@@ -30,6 +30,7 @@ import asyncio
 import errno
 import gc
 import hashlib
+import heapq
 import hmac
 import importlib
 import importlib.metadata
@@ -183,6 +184,13 @@ def parse_keep(text: str) -> float:
     return seconds
 
 
+def parse_switch(text: str) -> bool:
+    """Return whether `text` means on: 1 or 0, or true or false. :raises ValueError: when it means neither."""
+    if text.lower() not in ("1", "0", "true", "false"):
+        raise ValueError(f"{text!r} is neither 1 nor 0")
+    return text.lower() in ("1", "true")
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes."""
 
@@ -219,6 +227,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     base_url: Annotated[
         str, Meta(description="What links begin with behind a proxy that serves the API under a prefix.")
     ] = ""
+    metrics: Annotated[
+        bool, Meta(description="1: figures for Prometheus at /metrics. Needs the extra of that name.")
+    ] = False
 
     PARSERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
         "db": parse_path,
@@ -234,6 +245,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "keep": parse_keep,
         "log": parse_log,
         "base_url": parse_base_url,
+        "metrics": parse_switch,
     }
 
     @classmethod
@@ -424,7 +436,7 @@ class ValidationFailed(ServiceError):
 
 
 class UnknownProjectType(ServiceError):
-    """The run names a project type that is not registered."""
+    """A project type is named that is not registered."""
 
     status, code = 422, "unknown_project_type"
 
@@ -508,6 +520,7 @@ def problem_details(error: ServiceError) -> ProblemDetails:
 
 KIB = 1024
 JSON_TYPE = "application/json"
+PROBLEM_TYPE = "application/problem+json"
 NESTING = 100  # levels of arrays and objects in a body
 NO_NUL = {"pattern": "^[^\\u0000]*$"}
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
@@ -575,6 +588,7 @@ JsonObject = Annotated[
     ),
 ]
 SentObject = Annotated[JsonObject, Meta(extra_json_schema={"type": ["object", "null"]})]
+MaybeSchema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]  # a JSON Schema, or null
 LongText = Annotated[str, Meta(max_length=64 * KIB, extra_json_schema=NO_NUL)]
 BulkText = Annotated[str, Meta(max_length=256 * KIB, extra_json_schema=NO_NUL)]
 
@@ -675,9 +689,7 @@ class ProjectTypeUpdate(Request):
     name: Name | None = None
     label: Annotated[str, Meta(max_length=200, extra_json_schema=NO_NUL)] | None = None
     description: Annotated[str, Meta(max_length=10_000, extra_json_schema=NO_NUL)] | None = None
-    extension_schema: Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})] = msgspec.field(
-        default_factory=Raw
-    )
+    extension_schema: MaybeSchema = msgspec.field(default_factory=Raw)
 
 
 class ProjectTypeDefinition(ProjectTypeUpdate):
@@ -706,7 +718,7 @@ class StatusCounts(Model):
 
 
 class Summary(Model):
-    """The tasks that a run reported, as they stand now."""
+    """How many tasks there are of each severity and status, as they stand now."""
 
     total: int
     by_severity: SeverityCounts
@@ -873,7 +885,7 @@ class ProjectType(Model):
 class ProjectTypeWithSchema(ProjectType):
     """A project type; `extensionSchema` is null when extensions are not checked."""
 
-    extension_schema: Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+    extension_schema: MaybeSchema
 
 
 class ProjectTypes(Model):
@@ -926,6 +938,32 @@ class Overview(Model):
     by_project_type: list[StandingOfType]
     by_target: list[StandingOfTarget]
     days: list[Day]
+
+
+class KnownFinding(Model, gc=False):
+    """A finding that is known already; `lastComment` is the last that anybody wrote in its history."""
+
+    external_id: str
+    title: str
+    severity: Severity
+    status: TaskStatus
+    reason: Reason | None
+    last_comment: str | None
+
+
+class Brief(Model):
+    """What an agent should know before it scans: the worst of what is known already, and how many more there are.
+
+    `summary` counts all tasks of the type and target, also resolved ones and those without an externalId.
+    """
+
+    project_type: str
+    target_url: str | None
+    branch: str | None
+    summary: Summary
+    extension_schema: MaybeSchema
+    tasks: list[KnownFinding]
+    omitted: int
 
 
 class Page(Model):
@@ -1031,6 +1069,23 @@ class OverviewQuery(Request):
         | None
     ) = None
     days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
+
+
+class BriefQuery(Request):
+    """What an agent is about to examine."""
+
+    project_type: Annotated[Sought, Meta(description="A registered project type.")]
+    target_url: (
+        Annotated[Sought, Meta(description="The target, exactly as stored. Without it, findings that have none.")]
+        | None
+    ) = None
+    branch: (
+        Annotated[
+            Sought, Meta(description="Also what runs of this branch reported. Without it, the main line's alone.")
+        ]
+        | None
+    ) = None
+    limit: Annotated[int, Meta(ge=1, le=200, description="Findings that are listed.")] = 50
 
 
 class RunQuery(PageQuery):
@@ -1206,13 +1261,18 @@ def in_ecma(schema: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------
-# Rooms: what ties the service to something outside, a file each in the folder findings_adapters beside this one
+# Rooms: what ties the service to something outside, a file or folder each in findings_adapters beside this one
 # ---------------------------------------------------------------------------
 
 # What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
-# first application. The service works without them, and says what is absent. Another one, the page, is loaded by
-# applications that have it.
-ROOMS: Mapping[str, Sequence[str]] = {"sarif": (), "ci": ("scan", "export", "gate")}
+# first application. The service works without them, and says what is absent. Two more, the page and the metrics, are
+# loaded by applications that have them.
+ROOMS: Mapping[str, Sequence[str]] = {
+    "sarif": (),
+    "markdown": (),
+    "ci": ("scan", "export", "gate"),
+    "mcp": ("mcp",),
+}
 
 
 @cache
@@ -1220,7 +1280,8 @@ def load_room(name: str) -> str:
     """Load a room, which adds to what this module can do. Return the name of it, or of one that it needs, if absent."""
     if __name__ == "__main__":  # rooms import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
-    if not (Path(__file__).resolve().parent / "findings_adapters" / f"{name}.py").exists():
+    place = Path(__file__).resolve().parent / "findings_adapters" / name
+    if not (place.with_suffix(".py").exists() or (place / "__init__.py").exists()):
         return name
     try:
         importlib.import_module(f"findings_adapters.{name}")
@@ -1240,7 +1301,7 @@ def load_rooms() -> Sequence[str]:
 def what_is_absent() -> str:
     """Return a sentence on rooms that are absent, to stand behind another one; nothing where all are there."""
     names = ", ".join(f"{name}.py" for name in load_rooms())
-    return f" {names} of findings_adapters, which may add to that, is not beside findings_service.py." if names else ""
+    return f" Of findings_adapters, which may add to that, there is no {names} here." if names else ""
 
 
 class ListedTask(Struct, frozen=True, gc=False):
@@ -1266,7 +1327,20 @@ class ListFormat(Struct, frozen=True, kw_only=True):
     whole: bool = False
 
 
+class BriefFormat(Struct, frozen=True, kw_only=True):
+    """A form in which a brief goes out besides JSON: its media type, and what writes it, with what the type is."""
+
+    media_type: str
+    write: Callable[[Brief, ProjectType], bytes]
+
+
 LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
+BRIEF_FORMATS: dict[str, BriefFormat] = {}
+
+
+def fence_for(text: str) -> str:
+    """Return a fence that nothing in a text closes (https://spec.commonmark.org/0.31.2/, 4.5)."""
+    return "`" * max(3, 1 + max(map(len, regex.findall("`+", text)), default=0))
 
 
 class PageFile(Struct, frozen=True, kw_only=True):
@@ -1281,6 +1355,17 @@ PAGE_FILES: dict[str, PageFile] = {}  # by path: "/", or a name in the folder; a
 PAGE_FOLDER = "/page/"
 
 
+class Listeners(Struct):
+    """Who is told of what an application does, before a caller can know of it: the log is, and a room that counts.
+
+    Of each request that is answered: its WSGI environment, the status, the bytes of the body, and the seconds that it
+    took. Of each group of writes that is committed: how many requests it has.
+    """
+
+    answered: list[Callable[[Mapping[str, Any], int, int, float], object]] = []
+    committed: list[Callable[[int], object]] = []
+
+
 # ---------------------------------------------------------------------------
 # Database: one file, a connection that reads, and one that writes
 # ---------------------------------------------------------------------------
@@ -1293,7 +1378,7 @@ PAGE_FOLDER = "/page/"
 # Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
 
 APPLICATION_ID = 0x46545356
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 # The number of a task's cell: what its line, status, severity and identity are together. Its sign stands for it.
 CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
@@ -1342,6 +1427,7 @@ MIGRATIONS: Mapping[int, tuple[str, str]] = {
             SELECT 1 FROM counters AS runs WHERE runs.client_id = counters.client_id AND runs.n > 0
                 AND runs.scope = 'runs' || substr(counters.scope, 8));""",
     ),
+    6: ("", ""),
 }
 # What later sections do to the rows of a database that is brought up to date, by the version that it leads to.
 BACKFILLS: dict[int, list[Callable[[Connection], None]]] = {}
@@ -1378,6 +1464,7 @@ def schema_path() -> Path:
 
 
 BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
+KNOWN = "known"  # begins the scope of a counter of the findings that a brief lists
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
 # How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
@@ -1443,6 +1530,12 @@ class Connection(sqlite3.Connection):
                DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.counted.items() if n],
         )
+        if fewer_known := [key for key, n in self.counted.items() if n < 0 and key[1].startswith(KNOWN)]:
+            self.executemany(
+                """DELETE FROM counters WHERE client_id = ? AND scope = ? AND status = ? AND severity = ?
+                   AND identified = ? AND n = 0""",
+                fewer_known,
+            )
         if self.deletes:
             fewer = {key[:2] for key, n in self.counted.items() if n < 0}
             self.executemany(
@@ -3223,6 +3316,16 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
     return rows
 
 
+def known_scope(project_type: str, target_url: str, branch: str) -> str:
+    """Name what counts the findings that a brief lists: those of the main line, or what a branch reported first."""
+    return scope(KNOWN, project_type, target_url) + (of_branch(branch) if branch else "")
+
+
+def last_seen_by(run_id: str, severity: int) -> str:
+    """Name those of them that have a severity and that a run reported last, so that names sort as a brief does."""
+    return f"{severity} {run_id}"
+
+
 CHANGES = "changes"
 
 
@@ -3932,14 +4035,19 @@ def find_branches(connection: Connection, client_id: str, names: Sequence[str], 
     return branches
 
 
-def select_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey:
-    """Return the branch that a run is of, which is not the main line."""
+def find_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> BranchKey | None:
+    """Return the branch of a name of a type and target, or None when there is none."""
     row = connection.execute(
         f"""SELECT {BRANCH_COLUMNS} FROM branches
             WHERE client_id = ? AND name = ? AND project_type = ? AND target_url = ?""",
-        (client_id, run.branch, *run.surface),
+        (client_id, name, *surface),
     ).fetchone()
-    return BranchKey(*row)
+    return BranchKey(*row) if row else None
+
+
+def select_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey:
+    """Return the branch that a run is of, which is not the main line."""
+    return typing.cast(BranchKey, find_branch(connection, client_id, run.branch, run.surface))
 
 
 def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
@@ -3982,8 +4090,13 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
 
 def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
+    return summary_of(select_reported_cells(connection, client_id, [run])[run.seq])
+
+
+def summary_of(cells: Mapping[tuple[Any, ...], int]) -> Summary:
+    """Add up how many tasks there are of some kinds, each of which begins with a status and the rank of a severity."""
     total, severities, statuses = 0, SeverityCounts(), StatusCounts()
-    for (status, severity, *_), n in select_reported_cells(connection, client_id, [run])[run.seq].items():
+    for (status, severity, *_), n in cells.items():
         name = SEVERITIES[-severity]
         total += n
         setattr(severities, name, getattr(severities, name) + n)
@@ -4059,8 +4172,11 @@ def cells_of(signs: str) -> ReportedCells:
     return {cell: n for cell, n in zip(CELLS, counts, strict=True) if n}
 
 
-def require_registered(connection: Connection, client_id: str, project_type: str) -> None:
-    """Check that a project type is there. :raises UnknownProjectType: if not, with the names that are."""
+def require_registered(connection: Connection, client_id: str, project_type: str, **place: str) -> None:
+    """Check that a project type is there. :raises UnknownProjectType: if not, with the names that are.
+
+    :param place: the pointer or the parameter that names it.
+    """
     statement = "SELECT name FROM project_types WHERE client_id = ?"
     if connection.execute(f"{statement} AND name = ?", (client_id, project_type)).fetchone():
         return
@@ -4068,7 +4184,7 @@ def require_registered(connection: Connection, client_id: str, project_type: str
     raise UnknownProjectType(
         f"Project type {cut(project_type)!r} is not registered. Registered: {cut(known) or 'none yet'}."
         " Register it first: POST /api/v1/project-types with its name.",
-        [Problem("is not registered", "/projectType", value=cut(project_type))],
+        [Problem("is not registered", **place, value=cut(project_type))],
     )
 
 
@@ -4081,7 +4197,7 @@ def insert_run(
     branch: str = MAIN_LINE,
 ) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
-    require_registered(connection, client_id, project_type)
+    require_registered(connection, client_id, project_type, pointer="/projectType")
     now, run_id = timestamp(), new_ids()[0]
     row = connection.execute(
         """INSERT INTO runs (client_id, id, project_type, target_url, branch, metadata, status,
@@ -4521,10 +4637,10 @@ def count_all(connection: Connection, client_id: str) -> int:
 
 # Tasks: reading
 
+SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
     NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
-    CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END,
-    tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
+    {SEVERITY_NAME}, tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
     tasks.times_seen"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
@@ -5245,6 +5361,194 @@ def select_days_of_branches(
     return events
 
 
+# The brief: what an agent should know before it scans
+
+# The worst come first, of those the ones that were seen last, and of those the newest. No index has that order, because
+# each report of a known finding would move it there, which makes a batch of them a fifth dearer. A thousand are sorted.
+# Where more have a severity, counters tell how many of them each run reported last, and the newest run's come first:
+# they are found among all that it reported, or among all of the severity, whatever is less. Where that would be to look
+# at more than all for runs that give few, all are sorted.
+
+Kinds = Counter[tuple[str, int, bool]]  # how many tasks have a status, the rank of a severity, an external id or none
+Place = tuple[int, str, int]  # of a finding in a brief: rank, when it was seen last, seq
+IN_BRIEF = frozenset({*UNFINISHED, "dismissed"})
+FEW_TASKS = 1000  # that are sorted sooner than found run by run
+
+
+def kinds_on_main_line(connection: Connection, client_id: str, surface: tuple[str, str]) -> Kinds:
+    """Count what the main line knows of a type and target."""
+    project_type, target_url = surface
+    wanted = Filter(types=frozenset({project_type}), target_url=target_url, main_line=True)
+    kinds = Kinds()
+    for identified in (False, True):
+        cells = select_cells(connection, client_id, "tasks", wanted, identified=(identified,))
+        kinds.update({(status, rank, identified): n for (_, _, status, rank), n in cells.items()})
+    return kinds
+
+
+def kinds_on_branch(connection: Connection, client_id: str, branch: BranchKey) -> Kinds:
+    """Count what a branch knows and the main line does not."""
+    kinds, reported = Kinds(), select_reported_cells(connection, client_id, [branch])[branch.seq]
+    for (status, rank, identified, main_line), n in reported.items():
+        kinds[status, rank, identified] += 0 if main_line else n
+    return kinds
+
+
+def ranks_in_brief(kinds: Kinds) -> Counter[int]:
+    """Return how many tasks of each rank a brief may list."""
+    ranks = Counter[int]()
+    for (status, rank, identified), n in kinds.items():
+        ranks[rank] += n if identified and status in IN_BRIEF else 0
+    return ranks
+
+
+def ranks_reported_first(connection: Connection, client_id: str, branch: BranchKey) -> Counter[int]:
+    """Return the same of what a branch reported first."""
+    rows = connection.execute(
+        "SELECT substr(status, 1, 1), SUM(n) FROM counters WHERE client_id = ? AND scope = ? GROUP BY 1",
+        (client_id, known_scope(*branch.surface, branch.name)),
+    )
+    return Counter({int(rank): n for rank, n in rows})
+
+
+def wanted_in_brief(surface: tuple[str, str], rank: int, main_line: bool) -> TaskFilter:
+    """Return the filter of what has a rank and a brief may list: of the main line, or of branches."""
+    return TaskFilter(
+        types=frozenset({surface[0]}),
+        target_url=surface[1],
+        main_line=main_line,
+        statuses=IN_BRIEF,
+        ranks=frozenset({rank}),
+    )
+
+
+class Line(Struct, frozen=True):
+    """The findings of a type and target that a brief lists: those of the main line, or what a branch reported first."""
+
+    client_id: str
+    surface: tuple[str, str]
+    branch: BranchKey | None = None
+
+    def reported(self, reporter: Reporter, rank: int) -> Listing:
+        """Return those of a rank that a run (or branch) reported."""
+        wanted = wanted_in_brief(self.surface, rank, self.branch is None)
+        return self.only(plan_sightings(self.client_id, wanted, [reporter], None))
+
+    def only(self, listing: Listing) -> Listing:
+        """Return those of some tasks."""
+        name = self.branch.name if self.branch else MAIN_LINE
+        return listing.where("(tasks.external_id IS NOT NULL AND tasks.branch = ?) IS TRUE", name)
+
+    def of_rank(self, connection: Connection, rank: int) -> tuple[Listing, int]:
+        """Return those of a rank, and how many tasks must be read to find them."""
+        if self.branch:
+            return self.reported(self.branch, rank), self.branch.reported
+        wanted = wanted_in_brief(self.surface, rank, main_line=True)
+        cells = select_cells(connection, self.client_id, "tasks", wanted)
+        ranges = select_ranges(connection, self.client_id, "tasks", wanted, cells)
+        return self.only(Listing(table="tasks", arms=ranges.arms, listed=ranges.listed)), ranges.size
+
+    def places(self, connection: Connection, limit: int) -> list[Place]:
+        """Return the first places."""
+        groups = connection.execute(
+            "SELECT status, n FROM counters WHERE client_id = ? AND scope = ? ORDER BY status DESC LIMIT ?",
+            (self.client_id, known_scope(*self.surface, self.branch.name if self.branch else MAIN_LINE), limit),
+        ).fetchall()
+        places = list[Place]()
+        for rank, members in itertools.groupby(groups, lambda group: int(group[0][0])):
+            if left := limit - len(places):
+                groups_of_rank = [(name[2:], n) for name, n in members]
+                places += self.places_of_rank(connection, rank, groups_of_rank, left)
+        return places
+
+    def places_of_rank(
+        self, connection: Connection, rank: int, groups: Iterable[tuple[str, int]], limit: int
+    ) -> list[Place]:
+        """Return the first places of a rank, run by run unless to look at all of them once is less.
+
+        :param groups: the runs that reported them last, the newest first, and how many each; some may have been pruned.
+        """
+        wanted, left = dict[str, int](), limit
+        for run_id, n in groups:
+            if left:
+                wanted[run_id] = min(n, left)
+                left -= wanted[run_id]
+        among, size = self.of_rank(connection, rank)
+        runs = {run.id: run for run in find_runs(connection, self.client_id, [*wanted]) if run.reported < size}
+        looks = [runs[run_id].reported if run_id in runs else size for run_id in wanted]
+        if size <= FEW_TASKS or sum(looks[:-1]) > size:  # for the last of them, no more than one look at all
+            return heapq.nlargest(limit, select_places(connection, among, size))
+        places = list[Place]()
+        for run_id, n in wanted.items():
+            sooner = self.reported(runs[run_id], rank) if run_id in runs else among
+            places += select_places(connection, sooner.where("tasks.last_run_id = ?", run_id), n)
+        return places
+
+
+def select_places(connection: Connection, listing: Listing, limit: int) -> Iterator[Place]:
+    """Give the places of some findings, each read when it is asked for."""
+    rows = listing.rows(connection, "tasks.severity, tasks.last_seen_at, tasks.seq", "", limit, 0)
+    return typing.cast(Iterator[Place], rows)
+
+
+def select_places_elsewhere(
+    connection: Connection, client_id: str, branch: BranchKey, ranks: Mapping[int, int], limit: int
+) -> list[Place]:
+    """Return the first places of what a branch knows and another one reported first. All of a rank is looked at.
+
+    :param ranks: how many of each rank there are.
+    """
+    places = list[Place]()
+    for rank in sorted(ranks, reverse=True):
+        if left := limit - len(places):
+            wanted = wanted_in_brief(branch.surface, rank, main_line=False)
+            found = plan_reported(connection, client_id, wanted, [branch])
+            others = found.where("(tasks.external_id IS NOT NULL AND tasks.branch <> ?) IS TRUE", branch.name)
+            places += heapq.nlargest(left, select_places(connection, others, branch.reported))
+    return places
+
+
+def select_known_findings(connection: Connection, client_id: str, seqs: Sequence[int]) -> list[KnownFinding]:
+    """Return findings as a brief lists them, and in its order."""
+    if not seqs:
+        return []
+    lot = rounded(seqs)
+    rows = connection.execute(
+        f"""SELECT tasks.external_id, tasks.title, {SEVERITY_NAME}, tasks.status, tasks.reason, (
+                SELECT comment FROM history WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq
+                    AND comment IS NOT NULL ORDER BY history.seq DESC LIMIT 1)
+            FROM tasks WHERE tasks.client_id = ? AND tasks.seq IN ({marks(lot)})
+            ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
+        (client_id, *lot),
+    )
+    return list(itertools.starmap(KnownFinding, rows))
+
+
+def select_brief(
+    connection: Connection, client_id: str, project_type: ProjectTypeWithSchema, query: BriefQuery
+) -> Brief:
+    """Return what is known of a type and target."""
+    surface = (query.project_type, query.target_url or NO_TARGET)
+    kinds = kinds_on_main_line(connection, client_id, surface)
+    places = Line(client_id, surface).places(connection, query.limit)
+    if branch := query.branch and find_branch(connection, client_id, query.branch, surface):
+        more = kinds_on_branch(connection, client_id, branch)
+        places += Line(client_id, surface, branch).places(connection, query.limit)
+        elsewhere = ranks_in_brief(more) - ranks_reported_first(connection, client_id, branch)
+        places += select_places_elsewhere(connection, client_id, branch, elsewhere, query.limit)
+        kinds += more
+    seqs = [seq for *_, seq in sorted(places, reverse=True)[: query.limit]]
+    return Brief(
+        project_type=query.project_type,
+        target_url=query.target_url,
+        branch=query.branch,
+        summary=summary_of(kinds),
+        extension_schema=project_type.extension_schema,
+        tasks=select_known_findings(connection, client_id, seqs),
+        omitted=ranks_in_brief(kinds).total() - len(seqs),
+    )
+
+
 # Lists in other forms
 
 
@@ -5337,11 +5641,17 @@ class State(Struct, frozen=True, gc=False):
     target_url: str
     branch: str
     identified: bool
+    last_run_id: str
 
     @property
     def cell(self) -> tuple[str, int, str]:
         """What can change of what the task is counted by."""
         return self.status, self.severity, self.branch
+
+    @property
+    def known_as(self) -> tuple[int, str] | None:
+        """What can change of its place in a brief, None where that does not list it."""
+        return (self.severity, self.branch) if self.identified and self.status != "resolved" else None
 
     def after(self, update: TaskUpdate) -> State:
         """Return what the task is after a decision; a move leaves behind why it was what it was."""
@@ -5390,7 +5700,7 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity, tasks.project_type,
-    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
+    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL, tasks.last_run_id"""
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
@@ -5441,8 +5751,8 @@ def select_findings(
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
         for row in rows:
-            state, external_id = State(*row[:10]), row[10]
-            findings[external_id] = StoredFinding(state, external_id, row[11], row[12:17], bool(row[17]))
+            state, external_id = State(*row[:11]), row[11]
+            findings[external_id] = StoredFinding(state, external_id, row[12], row[13:18], bool(row[18]))
     return findings
 
 
@@ -5456,6 +5766,25 @@ def set_cells(connection: Connection, seqs: Sequence[int]) -> None:
         )
 
 
+SEEN_AS = operator.attrgetter("status", "branch", "severity", "last_run_id")
+
+
+def count_known(connection: Connection, client_id: str, state: State, n: int) -> None:
+    """Count a task in the order of a brief, or (with -1) away from it, if that lists it."""
+    if state.known_as:
+        name = known_scope(state.project_type, state.target_url, state.branch)
+        count(connection, client_id, [name], last_seen_by(state.last_run_id, state.severity), 0, True, n)
+
+
+def count_seen_again(connection: Connection, client_id: str, run: RunKey, states: Iterable[State]) -> None:
+    """Count findings in the order of a brief as a run's, which another one reported last before."""
+    for (status, branch, severity, before), n in Counter(map(SEEN_AS, states)).items():
+        if status != "resolved":
+            names = [known_scope(*run.surface, branch)]
+            count(connection, client_id, names, last_seen_by(before, severity), 0, True, -n)
+            count(connection, client_id, names, last_seen_by(run.id, severity), 0, True, n)
+
+
 def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]], now: str) -> None:
     """Count tasks that have moved to another status, severity or line, each as it was and as it is.
 
@@ -5467,6 +5796,8 @@ def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[
         for state, n in ((old, -1), (new, 1)):
             names = scopes("tasks", state.project_type, state.target_url, state.branch)
             count(connection, client_id, names, state.status, state.severity, state.identified, n)
+            if old.known_as != new.known_as:
+                count_known(connection, client_id, state, n)
         count_changes(connection, client_id, new.project_type, new.target_url, 1)
         event = event_of_move(old.status, new.status)
         if event and new.branch == MAIN_LINE:
@@ -5588,6 +5919,9 @@ def insert_tasks(
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
         count(connection, who.client_id, scopes("tasks", *place), *kind, n)
+        status, severity, identified = kind
+        if identified and status != "resolved":
+            count(connection, who.client_id, [known_scope(*place)], last_seen_by(run.id, severity), 0, True, n)
     if run.branch == MAIN_LINE:
         count_day(connection, who.client_id, *run.surface, now, "created", len(added))
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
@@ -5637,7 +5971,7 @@ def update_tasks(
     write_words(connection, who.client_id, dict(sorted(renamed.items())))
     count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten], now)
     insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
-    see_again(connection, who.client_id, run, [item.finding for item in repeated], now)
+    see_again(connection, who.client_id, run, [item.state for item in repeated if not item.finding.seen_by_run], now)
     return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
 
 
@@ -5648,15 +5982,16 @@ def reported_entry(who: Principal, run: RunKey, item: RepeatedReport, now: str) 
     return (who.client_id, item.state.seq, now, "reported", who.name, run.id, *moved, None, None, None, changed)
 
 
-def see_again(connection: Connection, client_id: str, run: RunKey, findings: Iterable[StoredFinding], now: str) -> None:
-    """Store that a run reported findings, which counts for those that it had not reported before."""
-    seqs = [finding.state.seq for finding in findings if not finding.seen_by_run]
+def see_again(connection: Connection, client_id: str, run: RunKey, states: Sequence[State], now: str) -> None:
+    """Store that a run reported tasks that it had not reported before."""
+    seqs = [state.seq for state in states]
     for lot in in_lots(seqs):
         connection.execute(
             f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
                 WHERE seq IN ({marks(lot)})""",
             (run.id, now, *lot),
         )
+    count_seen_again(connection, client_id, run, states)
     insert_sightings(connection, client_id, run, seqs)
 
 
@@ -5866,6 +6201,8 @@ def recounted(connection: Connection) -> Counter[CounterKey]:
     for client, project_type, target_url, date, event, n in recounted_days(connection):
         for name in scopes(days(date), project_type, target_url):
             counts[client, name, event, 0, 0] += n
+    for client, *at, severity, run_id, n in recounted_known(connection):
+        counts[client, known_scope(*at), last_seen_by(run_id, severity), 0, 1] += n
     return counts
 
 
@@ -5886,6 +6223,25 @@ def count_all_days(connection: Connection) -> None:
 
 
 BACKFILLS.setdefault(5, []).append(count_all_days)
+
+
+def recounted_known(connection: Connection) -> list[tuple[Any, ...]]:
+    """Count the findings that briefs list: client, type, target, branch, severity, the run that saw them last, n."""
+    kind = "client_id, project_type, target_url, branch, severity, last_run_id"
+    return connection.execute(
+        f"""SELECT {kind}, COUNT(*) FROM tasks WHERE external_id IS NOT NULL AND status <> 'resolved'
+            GROUP BY {kind}"""
+    ).fetchall()
+
+
+def count_all_known(connection: Connection) -> None:
+    """Count the findings that briefs list in a database that did not count them yet."""
+    for client_id, *at, severity, run_id, n in recounted_known(connection):
+        count(connection, client_id, [known_scope(*at)], last_seen_by(run_id, severity), 0, True, n)
+    connection.write_counts()
+
+
+BACKFILLS.setdefault(6, []).append(count_all_known)
 
 
 # Each names the ids of what breaks a rule that the schema cannot hold. That changes are counted, only a test can tell.
@@ -6045,6 +6401,8 @@ def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State])
         names = scopes("tasks", project_type, target_url, branch)
         count(connection, client_id, names, status, severity, identified, -n)
         count_changes(connection, client_id, project_type, target_url, n)
+    for task in tasks:
+        count_known(connection, client_id, task, -1)
     seqs = [task.seq for task in tasks]
     count_past(connection, client_id, [task.seq for task in tasks if task.branch == MAIN_LINE], -1)
     uncount_reported(connection, client_id, RunKey, seqs)
@@ -6227,9 +6585,12 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
                     WHERE tasks.seq IN ({marks(lot)}))""",
             lot,
         )
+    states = select_states(connection, seqs)
+    for state, n in (*((state, -1) for state, _ in left), *((state, 1) for state in states)):
+        count_known(connection, client_id, state, n)
     if branch := find_branch_of_run(connection, client_id, run):
         forget_on_branch(connection, client_id, branch, seqs)
-    leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
+    leave_line(connection, client_id, {state.seq: state for state in states if state.branch == run.branch})
 
 
 def forget_on_branch(connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int]) -> None:
@@ -6275,6 +6636,21 @@ def check_health(connection: Connection) -> None:
         (timestamp(),),
     )
     connection.execute("SELECT checked_at FROM health").fetchone()
+
+
+def write_last_backup(connection: Connection, made_at: str) -> None:
+    """Note when the last good backup was begun."""
+    connection.execute(
+        """INSERT INTO backups (id, made_at) VALUES (1, ?)
+           ON CONFLICT (id) DO UPDATE SET made_at = excluded.made_at""",
+        (made_at,),
+    )
+
+
+def select_last_backup(connection: Connection) -> str | None:
+    """Return when the last good backup was begun, None for never."""
+    row = connection.execute("SELECT made_at FROM backups WHERE id = 1").fetchone()
+    return row[0] if row else None
 
 
 # ---------------------------------------------------------------------------
@@ -6851,8 +7227,9 @@ PARAMETERS = 5000  # of one request: repeated filters of a thousand values each
 
 def read_query(model: type[Checked], text: str) -> Checked:
     """Return the query parameters of a request as their model. :raises InvalidParameter: for the first bad one."""
-    if not text:
-        return model()
+    with suppress(TypeError):  # which it raises where a parameter is required
+        if not text:
+            return model()
     try:
         pairs = parse_qsl(
             text.encode("latin-1").decode(), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS
@@ -7034,12 +7411,22 @@ KEY_KNOWN = 0.005  # seconds
 IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 
 
+# What gives the figures of a service, its client's among them, in a form that an Accept header asks for: the text and
+# its media type.
+Exposition = Callable[[str, str], tuple[bytes, str]]
+
+
 class Service:
-    """What the routes of one blueprint share: the settings and the database."""
+    """What the routes of one blueprint share: the settings, the database, and who is told of what happens.
+
+    `exposition` is there where the service is to have figures.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.database = Database(settings)
+        self.listeners = Listeners()
+        self.exposition: Exposition | None = None
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
         self._met_until = 0.0
@@ -7101,7 +7488,8 @@ class Operation(Struct, frozen=True):
     body: Any
     formats: Mapping[str, BodyFormat]
     query: Any
-    export: Any
+    exports: Mapping[str, Any]
+    export_query: Any
     answers: Mapping[int, Any]
     refusals: tuple[type[ServiceError], ...]
     tagged: bool
@@ -7125,7 +7513,13 @@ class Noted(Struct):
 
 
 OPERATIONS: list[Operation] = []
+METRICS_OPERATIONS: list[Operation] = []  # of applications that have figures
 API = "/api/v1"
+
+
+def operations_of(service: Service) -> Sequence[Operation]:
+    """Return what a service can be asked for."""
+    return [*OPERATIONS, *METRICS_OPERATIONS] if service.settings.metrics else OPERATIONS
 
 
 def operation(
@@ -7138,22 +7532,26 @@ def operation(
     free: FreeForm | None = None,
     formats: Mapping[str, BodyFormat] | None = None,
     query: Any = NoQuery,
-    export: Any = None,
+    exports: Mapping[str, Any] = types.MappingProxyType({}),
+    export_query: Any = None,
     refusals: tuple[type[ServiceError], ...] = (),
     tagged: bool = False,
+    among: list[Operation] = OPERATIONS,
 ) -> Callable[[Callable[..., flask.Response]], Callable[..., flask.Response]]:
     """Declare a route. The handler is given a `Call` and the parts of the path.
 
     :param body: its model, with the member that is `free`; or several models, which some `formats` come to.
-    :param export: the query of the same list in another form, where there is one.
+    :param exports: other forms than JSON that the answer may have, by their media types.
+    :param export_query: the query of the same in such a form, where it is another one.
     :param tagged: whether the answer has an ETag, by which a change can be made to depend on it.
     """
     if formats is None:
         formats = {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))} if body else {}
+    asked = export_query or query
 
     def declare(handler: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
-        OPERATIONS.append(
-            Operation(method, path, handler, level, body, formats, query, export, answers, refusals, tagged)
+        among.append(
+            Operation(method, path, handler, level, body, formats, query, exports, asked, answers, refusals, tagged)
         )
         return handler
 
@@ -7173,11 +7571,11 @@ def methods_for(level: str, path: str) -> str:
     return listed_methods(each for each in OPERATIONS if each.path == path and each.level in reached)
 
 
-def refuse_path(path: str) -> NoReturn:
-    """Refuse a request that no route takes. :raises WrongMethod: when another method would do."""
+def refuse_path(path: str, operations: Sequence[Operation] = ()) -> NoReturn:
+    """Refuse a request that none of some routes takes. :raises WrongMethod: when another method would do."""
     if path in PAGE_FILES:
         raise WrongMethod("GET, HEAD")
-    there = [operation for operation in OPERATIONS if operation.matches(path)]
+    there = [operation for operation in operations if operation.matches(path)]
     if there:
         flask.request.environ[NOTED] = Noted(there[0].path)
         raise WrongMethod(listed_methods(there))
@@ -7189,7 +7587,7 @@ def refuse_path(path: str) -> NoReturn:
 # ---------------------------------------------------------------------------
 
 
-class JsonResponse(flask.Response):
+class WholeResponse(flask.Response):
     """A finished answer: its headers are as they stand, and need no working out for each request.
 
     But for its length where an embedding application has changed the body, to compress it, say.
@@ -7221,41 +7619,41 @@ class StreamedResponse(flask.Response):
             yield piece
 
 
-def json_response(
-    body: bytes | str, status: int, headers: Mapping[str, str] | None = None, kind: str = "json"
+def whole_response(
+    body: bytes | str, status: int, headers: Mapping[str, str] | None = None, content_type: str = JSON_TYPE
 ) -> flask.Response:
-    """Return an answer with a JSON text."""
+    """Return an answer with a text, of JSON unless it is said to be another."""
     text = body.encode() if isinstance(body, str) else body
-    listed = [("Content-Type", f"application/{kind}"), ("Content-Length", str(len(text))), *(headers or {}).items()]
-    return JsonResponse(text, status, Headers(listed))
+    listed = [("Content-Type", content_type), ("Content-Length", str(len(text))), *(headers or {}).items()]
+    return WholeResponse(text, status, Headers(listed))
 
 
 def answer(status: int, model: Any, location: str | None = None) -> flask.Response:
     """Return a JSON answer."""
-    return json_response(msgspec.json.encode(model), status, {"Location": location} if location else None)
+    return whole_response(msgspec.json.encode(model), status, {"Location": location} if location else None)
 
 
 def tagged_answer(model: Any) -> flask.Response:
     """Return a JSON answer with its ETag."""
     body = msgspec.json.encode(model)
-    return json_response(body, 200, {"ETag": entity_tag(body)})
+    return whole_response(body, 200, {"ETag": entity_tag(body)})
 
 
 def no_content() -> flask.Response:
     """Return the answer that has no body."""
-    response = JsonResponse(b"", 204, Headers())
+    response = WholeResponse(b"", 204, Headers())
     del response.headers["Content-Type"]  # Flask's own
     return response
 
 
 def kept_answer(kept: KeptAnswer) -> flask.Response:
     """Return an answer again."""
-    return json_response(kept.body, kept.status, {"Location": kept.location} if kept.location else None)
+    return whole_response(kept.body, kept.status, {"Location": kept.location} if kept.location else None)
 
 
 def problem_answer(error: ServiceError) -> flask.Response:
     """Return the answer that tells of an error."""
-    return json_response(msgspec.json.encode(problem_details(error)), error.status, error.headers, "problem+json")
+    return whole_response(msgspec.json.encode(problem_details(error)), error.status, error.headers, PROBLEM_TYPE)
 
 
 def known_error(error: Exception) -> ServiceError | None:
@@ -7318,13 +7716,13 @@ def as_word(value: Any) -> str:
     return text if regex.fullmatch(r"[\x21\x23-\x7e]+", text) else json.dumps(text)
 
 
-def preferred_export() -> ListFormat | None:
-    """Return the form that a request would rather have a list in than in JSON (RFC 9110, 12.5.1), if there is one.
+def preferred_export(exports: Mapping[str, Any]) -> Any:
+    """Return the form that a request would rather have than JSON (RFC 9110, 12.5.1), None where there is none.
 
     No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
     """
     accepted = MIMEAccept((value.partition(";")[0], q) for value, q in flask.request.accept_mimetypes)
-    return LIST_FORMATS.get(accepted.best_match([JSON_TYPE, *LIST_FORMATS]) or JSON_TYPE)
+    return exports.get(accepted.best_match([JSON_TYPE, *exports]) or JSON_TYPE)
 
 
 class Call:
@@ -7368,8 +7766,8 @@ class Call:
                 self._body = self.form.parse(text, service.settings)
             except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
                 self._problems, self._complete = error.problems, error.complete
-        self.export = preferred_export() if operation.export else None
-        query = operation.export if self.export else operation.query
+        self.export = preferred_export(operation.exports) if operation.exports else None
+        query = operation.export_query if self.export else operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
         self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged and operation.body else None
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
@@ -7442,7 +7840,7 @@ class Call:
 
 
 def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Response:
-    """Return what `work` answers, or the answer to whatever it raises. Behind another server, log it.
+    """Return what `work` answers, or the answer to whatever it raises. Behind another server, tell who listens.
 
     Nothing else catches: what an embedding application raises on our routes goes to its own error handlers.
     """
@@ -7454,16 +7852,17 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
     environ = flask.request.environ
     if BODY not in environ:
         service.erase_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
-    if service.settings.log and BODY not in environ:  # the front door knows when a group has been committed
+    if service.listeners.answered and BODY not in environ:  # the front door knows when a group has been committed
 
-        def log_it() -> None:
+        def tell() -> None:
             size = response.size if isinstance(response, StreamedResponse) else len(response.get_data())
-            log_request(service.settings.log, environ, response.status_code, size, time.perf_counter() - began)
+            for listener in service.listeners.answered:
+                listener(environ, response.status_code, size, time.perf_counter() - began)
 
         if isinstance(response, StreamedResponse):
-            response.call_on_close(log_it)
+            response.call_on_close(tell)
         else:
-            log_it()
+            tell()
     return response
 
 
@@ -7600,7 +7999,8 @@ def get_runs(call: Call) -> flask.Response:
         position = page_position(call, connection, "runs")
         runs, total = select_runs(connection, call.client_id, call.query, position)
         taken = take_weighed(runs, call.query.limit)
-    return answer(200, RunPage(*page_of(call, taken, total)))
+    body = msgspec.json.encode(RunPage(*page_of(call, taken, total)))
+    return whole_response(body, 200, {"Allow": methods_for(call.principal.level, call.operation.path)})
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
@@ -7757,7 +8157,15 @@ def export_tasks(call: Call, form: ListFormat) -> flask.Response:
     return StreamedResponse(itertools.chain([first], pieces), headers)
 
 
-@operation("GET", "/api/v1/tasks", "read", {200: (FullTaskPage, TaskPage)}, query=TaskQuery, export=ExportQuery)
+@operation(
+    "GET",
+    "/api/v1/tasks",
+    "read",
+    {200: (FullTaskPage, TaskPage)},
+    query=TaskQuery,
+    exports=LIST_FORMATS,
+    export_query=ExportQuery,
+)
 def get_tasks(call: Call) -> flask.Response:
     """List tasks, newest first or by severity."""
     if call.export:
@@ -7771,7 +8179,7 @@ def get_tasks(call: Call) -> flask.Response:
         total = whole.count(connection)
     page: Any = FullTaskPage if query.view == "full" else TaskPage
     body = msgspec.json.encode(page(*page_of(call, taken, total)))
-    return json_response(body, 200, {"Allow": methods_for(call.principal.level, call.operation.path)})
+    return whole_response(body, 200, {"Allow": methods_for(call.principal.level, call.operation.path)})
 
 
 @operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate)
@@ -7919,12 +8327,41 @@ def get_overview(call: Call) -> flask.Response:
         return answer(200, select_overview(connection, call.client_id, call.query))
 
 
+@operation(
+    "GET",
+    "/api/v1/brief",
+    "read",
+    {200: Brief},
+    query=BriefQuery,
+    exports=BRIEF_FORMATS,
+    refusals=(UnknownProjectType,),
+)
+def get_brief(call: Call) -> flask.Response:
+    """Get what an agent should know before it scans: what is known already, and what extensions must be like."""
+    with listing(call) as connection:
+        require_registered(connection, call.client_id, call.query.project_type, parameter="projectType")
+        project_type = select_project_type(connection, call.client_id, call.query.project_type)
+        brief = select_brief(connection, call.client_id, project_type, call.query)
+    if call.export is None:
+        return answer(200, brief)
+    text = call.export.write(brief, project_type)
+    return whole_response(text, 200, content_type=f"{call.export.media_type}; charset=utf-8")
+
+
 @operation("GET", "/healthz", None, {200: Health})
 def get_health(call: Call) -> flask.Response:
     """Tell whether the database can be read and written."""
     with call.database.transaction() as connection:
         check_health(connection)
     return answer(200, Health("ok", __version__, sqlite3.sqlite_version))
+
+
+@operation("GET", "/metrics", "read", {200: str}, among=METRICS_OPERATIONS)
+def get_metrics(call: Call) -> flask.Response:
+    """Get figures for Prometheus: of the service, and of the tasks and runs of the key's own client."""
+    expose = typing.cast(Exposition, call.service.exposition)
+    text, media_type = expose(call.client_id, flask.request.environ.get("HTTP_ACCEPT", ""))
+    return whole_response(text, 200, content_type=media_type)
 
 
 def get_page_file(path: str) -> flask.Response:
@@ -7993,21 +8430,24 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         if model is None:
             described[str(status)] = {"description": "Done. There is no body."}
             continue
-        schema = reference_to(model, references)
+        schema = {"type": "string"} if model is str else reference_to(model, references)
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
-            "content": {JSON_TYPE: {"schema": schema}},
+            "content": {"text/plain" if model is str else JSON_TYPE: {"schema": schema}},
         }
         if status == 201 and model is not Submission:
             described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
     if each.tagged:
         described["200"]["headers"] = {"ETag": {"description": TAG, "schema": {"type": "string"}, "required": True}}
-    if each.export is not None:
-        described["200"]["content"] |= {other: {"schema": {}} for other in LIST_FORMATS}
-        described["200"]["headers"] = {
-            "Allow": {"description": "The methods that the key has here.", "schema": {"type": "string"}},
-            "Link": {"description": "Where a list in another form goes on.", "schema": {"type": "string"}},
-        }
+    if each.exports:
+        described["200"]["content"] |= {other: {"schema": {}} for other in each.exports}
+    headers: dict[str, Any] = described.get("200", {}).get("headers", {})
+    if each.query in (RunQuery, TaskQuery):
+        headers["Allow"] = {"description": "The methods that the key has here.", "schema": {"type": "string"}}
+    if each.query is TaskQuery:
+        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": {"type": "string"}}
+    if headers:
+        described["200"]["headers"] = headers
     by_status: dict[int, list[type[ServiceError]]] = {}
     for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):
         by_status.setdefault(error.status, []).append(error)
@@ -8024,7 +8464,7 @@ def described_refusal(
     headers = {401: "WWW-Authenticate", 503: "Retry-After"}
     described: dict[str, Any] = {
         "description": meanings,
-        "content": {"application/problem+json": {"schema": references[ProblemDetails]}},
+        "content": {PROBLEM_TYPE: {"schema": references[ProblemDetails]}},
     }
     if status in headers:
         described["headers"] = {headers[status]: {"schema": {"type": "string"}, "required": True}}
@@ -8050,10 +8490,12 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
         tags = {"type": "string", "pattern": rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"}
         parameters.append({"name": "If-Match", "in": "header", "description": EXPECTED_TAG, "schema": tags})
     _, components = schemas_of([each.query])
-    for name, field_schema in in_ecma(components[each.query.__name__]["properties"]).items():
+    schema = components[each.query.__name__]
+    for name, field_schema in in_ecma(schema["properties"]).items():
         alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
         description = alternatives[0].pop("description")
         parameter = {"name": name, "in": "query", "description": description, "schema": alternatives[0]}
+        parameter |= {"required": True} if name in schema.get("required", ()) else {}
         if alternatives[0].get("type") == "array":
             alternatives[0]["minItems"] = 1
             parameter |= {"style": "form", "explode": True}  # commas do too, but some generators repeat in any case
@@ -8082,14 +8524,15 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
 
 
 @cache
-def openapi_document() -> dict[str, Any]:
-    """Return the description of the service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
+def openapi_document(*, metrics: bool = False) -> dict[str, Any]:
+    """Return the description of a service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
     load_rooms()
-    bodies = [body for each in OPERATIONS for body in (*each.answers.values(), each.body)]
+    operations = [*OPERATIONS, *(METRICS_OPERATIONS if metrics else ())]
+    bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
-    references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict}, key=str))
+    references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict, str}, key=str))
     paths: dict[str, dict[str, Any]] = {}
-    for each in OPERATIONS:
+    for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = described_operation(each, references)
     return {
         "openapi": "3.1.0",
@@ -8112,7 +8555,7 @@ def openapi_document() -> dict[str, Any]:
 @operation("GET", "/api/v1/openapi.json", None, {200: dict})
 def get_openapi(call: Call) -> flask.Response:
     """Get this description."""
-    document = openapi_document() | {
+    document = openapi_document(metrics=call.service.settings.metrics) | {
         "servers": [{"url": call.service.settings.base_url or flask.request.root_path or "/"}]
     }
     return answer(200, document)
@@ -8164,6 +8607,17 @@ def add_page(blueprint: FindingsBlueprint) -> None:
         )
 
 
+def load_metrics() -> Any:
+    """Return the room that has the figures. :raises ConfigurationError: where it, or what it needs, is not there."""
+    try:
+        absent = load_room("metrics") and "findings_adapters/metrics.py"
+    except ImportError as error:
+        absent = f"the package {(error.name or '').partition('.')[0]}"
+    if absent:
+        raise ConfigurationError(f"FINDINGS_METRICS needs {absent}: pip install 'findings-service[metrics]'")
+    return importlib.import_module("findings_adapters.metrics")
+
+
 def create_blueprint(
     settings: Settings | None = None, name: str = "findings", *, page: bool = False
 ) -> FindingsBlueprint:
@@ -8173,26 +8627,31 @@ def create_blueprint(
     of the environment hold.
 
     :param page: whether the page for people is there too, at the prefix itself.
-    :raises ConfigurationError: for a setting that makes no sense, and a jsonschema that is not known.
+    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
     require_known_jsonschema()
     load_rooms()
     service = Service(settings or Settings.read())
+    if service.settings.log:
+        service.listeners.answered.append(partial(log_request, service.settings.log))
+    if service.settings.metrics:
+        service.exposition = load_metrics().Metrics(service).exposition
     open_once(service)
-    blueprint = FindingsBlueprint(name, service)
+    blueprint, operations = FindingsBlueprint(name, service), operations_of(service)
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
         return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id")).perform(parts))
 
     def no_route(rest: str = "") -> flask.Response:
-        return respond(service, lambda: refuse_path(f"{API}/{rest}" if rest else "/healthz"))
+        path = f"{API}/{rest}" if rest else f"/{flask.request.path.rpartition('/')[2]}"
+        return respond(service, lambda: refuse_path(path, operations))
 
-    for each in OPERATIONS:
+    for each in operations:
         blueprint.add_url_rule(
             each.rule, each.handler.__name__, view_of(each), methods=[each.method], provide_automatic_options=False
         )
-    for rule in (f"{API}/<path:rest>", "/healthz"):
+    for rule in (f"{API}/<path:rest>", *(each.rule for each in operations if not each.path.startswith(API))):
         blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
     if page:
         add_page(blueprint)
@@ -8228,7 +8687,7 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     """Return the service as a WSGI application of its own.
 
     :param given: settings by name, such as `db="findings.db"`, before those of the environment.
-    :raises ConfigurationError: for a setting that makes no sense, and a jsonschema that is not known.
+    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
     if settings is not None and given:
@@ -8240,8 +8699,9 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     app.extensions["findings"] = blueprint.service
 
     def refuse_unrouted(error: Exception) -> flask.Response:
-        unrouted = isinstance(error, (NotFound, MethodNotAllowed))
-        return respond(blueprint.service, lambda: refuse_path(flask.request.path) if unrouted else refuse(error))
+        if not isinstance(error, (NotFound, MethodNotAllowed)):
+            return respond(blueprint.service, lambda: refuse(error))
+        return respond(blueprint.service, lambda: refuse_path(flask.request.path, operations_of(blueprint.service)))
 
     app.register_error_handler(Exception, refuse_unrouted)
     return app
@@ -8441,7 +8901,7 @@ def refused(error: Exception) -> Answer:
     if known is None:
         log.error("a transaction failed", exc_info=error)
         known = InternalError("The service has a bug.")
-    headers = [("Content-Type", "application/problem+json"), *known.headers.items()]
+    headers = [("Content-Type", PROBLEM_TYPE), *known.headers.items()]
     return Answer(known.status, headers, msgspec.json.encode(problem_details(known)))
 
 
@@ -8471,9 +8931,10 @@ class WriteQueue:
     group gathers meanwhile.
     """
 
-    def __init__(self, app: Any, database: Database) -> None:
+    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
         self.app = app
         self.database = database
+        self._listeners = listeners or Listeners()
         self._waiting: deque[Write] = deque()
         self._bell = threading.Event()
         self._thread = threading.Thread(target=self._work, name="findings-writer", daemon=True)
@@ -8537,6 +8998,9 @@ class WriteQueue:
                 return
             for write in group:
                 write.answer = refused(error)
+        else:
+            for listener in self._listeners.committed if group else ():
+                listener(len(group))
         self._settle(group)
         self._expected = len(group) + len(self._waiting)
         patience = min(GROUP_TIME, max(GATHERING, GATHERING_SHARE * self.database.commit_seconds))
@@ -8642,10 +9106,13 @@ class FrontDoor:
     is done again in a thread, one request at a time for each key.
     """
 
-    def __init__(self, app: Any, settings: Settings, database: Database | None = None) -> None:
+    def __init__(
+        self, app: Any, settings: Settings, database: Database | None = None, listeners: Listeners | None = None
+    ) -> None:
         self.app = app
         self.settings = settings
-        self.writes = WriteQueue(app, database) if database else None
+        self.writes = WriteQueue(app, database, listeners) if database else None
+        self._listeners = listeners or Listeners()
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
         limits = {settings.max_body, *(form.limit(settings) for form in SUBMISSION_FORMATS.values())}
@@ -8682,18 +9149,16 @@ class FrontDoor:
             answer = environ.get(REFUSED) or await self._answer(environ)
         else:
             answer = await self._answer_large(environ, length, protocol)
-        size = len(answer.body)
+        size = len(answer.body) if answer.pieces is None else await self._send_pieces(answer, protocol)
+        for listener in self._listeners.answered:
+            listener(environ, answer.status, size, time.perf_counter() - began)
         if scope.method == "HEAD":
             protocol.response_empty(answer.status, answer.headers)
-        elif answer.pieces is not None:
-            size = await self._send_pieces(answer, protocol)
-        else:  # granian counts the body itself
+        elif answer.pieces is None:  # granian counts the body itself
             headers = [(name, value) for name, value in answer.headers if name != "Content-Length"]
             if environ.get(AWAITED) or environ.get(TOO_LARGE):  # the rest of the body is still on its way
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
-        if self.settings.log:
-            log_request(self.settings.log, environ, answer.status, size, time.perf_counter() - began)
 
     async def _send_pieces(self, answer: Answer, protocol: Any) -> int:
         """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between.
@@ -8847,7 +9312,10 @@ def free_port(host: str, port: int) -> int:
 
 def address_of(host: str) -> str:
     """Return the IP address that a host is called by: granian takes no names. :raises OSError: when there is none."""
-    found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host or "127.0.0.1", None, type=socket.SOCK_STREAM)
+    except UnicodeError:  # an empty label, or one that is too long
+        raise OSError(errno.EINVAL, "it is no name of a host") from None
     return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
@@ -8878,26 +9346,34 @@ def most_connections() -> int:
 def call_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     """Have an event loop call `stop` on SIGTERM and SIGINT, however much it has to do.
 
-    The loop's own handler wakes it through a pipe, which may be full of others' wake-ups; then the signal's would be
-    lost. So the interpreter's handler calls too: it needs no pipe, but does not wake a loop that sleeps.
+    The signals have a pipe of their own to wake the loop with. The loop's is full when others have much to wake it for,
+    and taking its handlers away leaves a signal to its default for a moment, in which a second one would kill.
     """
+    listened, written = os.pipe()
+    os.set_blocking(written, False)
+
+    def hear() -> None:
+        loop.remove_reader(listened)
+        stop()
+
+    loop.add_reader(listened, hear)
     for name in STOPPING:
-        loop.add_signal_handler(name, stop)
-        signal.signal(name, lambda *_: loop.call_soon_threadsafe(stop))
-    signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
+        signal.signal(name, lambda *_: None)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
 
 
-def ignore_signals(loop: asyncio.AbstractEventLoop | None = None) -> None:
-    """Let no further signal end a process that is ending. A loop would give its handlers back when it closes."""
+def ignore_signals() -> None:
+    """Let no further signal end a process that is ending."""
     for name in STOPPING:
-        if loop is not None:
-            loop.remove_signal_handler(name)
         signal.signal(name, signal.SIG_IGN)
 
 
-async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str, parent: int | None = None) -> None:
+async def serve_until_stopped(
+    app: Any, host: str, port: int, message: str, parent: int | None = None, interface: str = "rsgi"
+) -> None:
     """Serve until SIGTERM or SIGINT, and finish what is under way, but for answers that nobody takes.
 
+    :param app: a `FrontDoor`, or what has its `hurry` and `close` and speaks another interface of granian's.
     :param parent: a pipe that ends when the process that watches over this one wants it to stop, or is gone.
     """
     from granian.constants import HTTPModes, Interfaces
@@ -8909,7 +9385,7 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
         app,
         host,
         port,
-        interface=Interfaces.RSGI,
+        interface=Interfaces(interface),
         http=HTTPModes.http1,  # an idle HTTP/2 connection would keep the server from stopping for ever
         websockets=False,
         backlog=MOST_CONNECTIONS,
@@ -8933,7 +9409,7 @@ async def serve_until_stopped(app: FrontDoor, host: str, port: int, message: str
     saying = loop.create_task(announce(reachable(host), port, message)) if message else None
     with suppress(asyncio.CancelledError):
         await serving
-    ignore_signals(loop)
+    ignore_signals()
     app.close()
     if saying is not None:
         saying.cancel()
@@ -8951,14 +9427,15 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def run_worker(settings: Settings, host: str, port: int, message: str, parent: int | None = None) -> None:
     """Serve with one process."""
     app = create_app(settings)
-    database: Database = app.extensions["findings"].database
+    service: Service = app.extensions["findings"]
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
     gc.set_threshold(10_000, 10, 10)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(serve_until_stopped(FrontDoor(app, settings, database), host, port, message, parent))
-    database.close()
+        door = FrontDoor(app, settings, service.database, service.listeners)
+        runner.run(serve_until_stopped(door, host, port, message, parent))
+    service.database.close()
 
 
 def run_workers(settings: Settings, host: str, port: int, message: str, count: int) -> None:
@@ -9179,10 +9656,11 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         message = f"Findings Task Service {__version__} on {url_of(host, port)}, data in {Path(db).resolve()}"
         if key:
             message += first_steps(key, url_of(host, port))
-        if workers == 1:
-            run_worker(settings, host, port, message)
-        else:
-            run_workers(settings, host, port, message, workers)
+        with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
+            if workers == 1:
+                run_worker(settings, host, port, message)
+            else:
+                run_workers(settings, host, port, message, workers)
 
 
 def first_key(settings: Settings) -> str | None:
@@ -9304,6 +9782,15 @@ def check(db: str) -> None:
     click.echo(f"{db} is sound: schema version {SCHEMA_VERSION}, SQLite {sqlite3.sqlite_version}.", err=True)
 
 
+def note_backup(database: Database, at: str) -> None:
+    """Note when a good backup was begun, for the metrics. What hinders that takes nothing away from the backup."""
+    try:
+        with database.transaction() as connection:
+            write_last_backup(connection, at)
+    except (sqlite3.Error, ServiceError, DatabaseUnusable) as error:
+        click.echo(f"The metrics do not know of it: {database.settings.db} could not be written ({error}).", err=True)
+
+
 @main.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--replace", is_flag=True, help="Replace FILE once the new backup is verified.")
@@ -9319,6 +9806,7 @@ def backup(file: str, replace: bool, db: str) -> None:
             raise click.ClickException(f"{file} is there already; name another file, or say --replace")
         Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         discard_database(partial_file)
+        begun = timestamp()
         try:
             with Progress() as progress:
                 wrong = copy_database(source, partial_file, progress.show_copied)
@@ -9328,7 +9816,8 @@ def backup(file: str, replace: bool, db: str) -> None:
             Path(partial_file).replace(file)
         finally:
             discard_database(partial_file)
-    click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
+        click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
+        note_backup(database, begun)
 
 
 @main.command()

@@ -11,7 +11,7 @@
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 5;
+PRAGMA user_version = 6;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -201,6 +201,7 @@ CREATE TABLE IF NOT EXISTS history (
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);
+CREATE INDEX IF NOT EXISTS comments_by_task ON history (client_id, task_seq) WHERE comment IS NOT NULL;
 CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_id)
     WHERE event = 'status' AND run_id IS NOT NULL;
 
@@ -210,7 +211,9 @@ CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_i
 -- count what happened to the main line's tasks on a day: the status is 'created', 'reopened', 'resolved' or 'dismissed'.
 -- 'changes type:T target:U' only rises, with each change to what runs of the type and target have reported: a stamp; when
 -- the last of those runs goes, 'changes' takes it over. 'changes words' rises with each change to what tasks are searched
--- by.
+-- by. 'known type:T target:U', with ' branch:NAME' at its end for what that branch reported first, counts the findings of a
+-- brief: the status is the rank of their severity and the id of the run that reported them last, so that the key has the
+-- order of a brief.
 CREATE TABLE IF NOT EXISTS counters (
     client_id   TEXT NOT NULL,
     scope       TEXT NOT NULL,
@@ -243,6 +246,12 @@ CREATE TABLE IF NOT EXISTS erasures (
     id     INTEGER PRIMARY KEY CHECK (id = 1),
     asked  INTEGER NOT NULL,
     done   INTEGER NOT NULL
+) STRICT;
+
+-- One row that says when the last good backup was begun; a backup has that of the one before it.
+CREATE TABLE IF NOT EXISTS backups (
+    id       INTEGER PRIMARY KEY CHECK (id = 1),
+    made_at  TEXT NOT NULL
 ) STRICT;
 
 -- One row that the health check writes, to know that writing works.

@@ -8,6 +8,7 @@ pytest.register_assert_rewrite("test_findings_service")
 
 from test_findings_service import (  # noqa: E402
     _no_settings,
+    _url_builders,
     app,
     client,
     make_app,
@@ -17,4 +18,4 @@ from test_findings_service import (  # noqa: E402
     server,
 )
 
-__all__ = ["_no_settings", "app", "client", "make_app", "new_database", "run", "serve", "server"]
+__all__ = ["_no_settings", "_url_builders", "app", "client", "make_app", "new_database", "run", "serve", "server"]
