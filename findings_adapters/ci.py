@@ -15,17 +15,15 @@ import codecs
 import itertools
 import os
 import shutil
-import signal
 import sqlite3
 import sys
 import unicodedata
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
-from urllib.parse import parse_qsl, quote, urlencode
+from typing import IO, Any
+from urllib.parse import parse_qsl, urlencode
 
 import click
 import msgspec
@@ -33,7 +31,18 @@ import regex
 from msgspec import Raw, Struct
 
 import findings_service as heart
-from findings_adapters.client import Answer, Local, Refused, Remote, Service, Unavailable
+from findings_adapters.client import (
+    Answer,
+    Refused,
+    RunSession,
+    Service,
+    Stopped,
+    Unavailable,
+    quoted,
+    service_at,
+    service_options,
+    stoppable,
+)
 
 SARIF = "application/sarif+json"
 CSV = "text/csv"
@@ -79,32 +88,6 @@ class Failed(Ended):
     """What a command could not do, though it was asked well."""
 
     exit_code = 3
-
-
-class Stopped(BaseException):
-    """A signal ends the command."""
-
-
-STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has two
-
-
-def stop(number: int, _: object) -> NoReturn:
-    """End the command as an error does, so that its run ends too."""
-    raise Stopped(f"stopped by {signal.Signals(number).name}")
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Turn the signals that end a process into an exception, but for those that it was started to ignore."""
-    before = {each: signal.getsignal(each) for each in STOPS}
-    heeded = [each for each, handler in before.items() if handler is not signal.SIG_IGN]
-    try:
-        for each in heeded:
-            signal.signal(each, stop)
-        yield
-    finally:
-        for each in heeded:
-            signal.signal(each, before[each])
 
 
 @contextmanager
@@ -439,7 +422,7 @@ class Report(Struct):
 
 def report_of(service: Service, run_id: str, fail_on: str, only: str, baseline: str | None) -> Report:
     """Return what is to be told of a run."""
-    path = f"runs/{quote(run_id, safe='')}"
+    path = f"runs/{quoted(run_id)}"
     against = {"baseline": baseline} if baseline else {}
     gate = service.request("GET", f"{path}/gate?{urlencode({'failOn': fail_on, 'only': only, **against})}")
     unbarred = service.request("GET", f"{path}/gate?{urlencode({'failOn': 'info', 'only': 'new', **against})}")
@@ -459,7 +442,7 @@ def findings_of(service: Service, run: Seen, new: set[str], *, new_first: bool) 
     listed = service.request("GET", f"tasks?{urlencode(query)}").read(Listed)
     found = [Finding.read(each) for each in listed.tasks]
     absent = new - {each.id for each in found} if new_first else set()
-    found += [Finding.read(Raw(service.request("GET", f"tasks/{each}").body)) for each in sorted(absent)]
+    found += [Finding.read(Raw(service.request("GET", f"tasks/{quoted(each)}").body)) for each in sorted(absent)]
     for each in found:
         each.new = each.id in new
     fresh = [each for each in found if each.new]
@@ -703,9 +686,6 @@ EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]]
 # What goes in
 # ---------------------------------------------------------------------------
 
-REASON = 1000  # characters of a run's statusReason
-LAST_TRIES = 5.0  # seconds to say that a run has failed
-
 
 class Head(Struct):
     """What must be there for a document to be SARIF that tells of anything. The runs are large, and left unread."""
@@ -765,7 +745,7 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
 def register(service: Service, name: str) -> None:
     """Register a project type, unless it is there."""
     try:
-        service.request("GET", f"project-types/{quote(name, safe='')}")
+        service.request("GET", f"project-types/{quoted(name)}")
     except Refused as error:
         if error.status != 404:
             raise
@@ -776,41 +756,19 @@ def report_in_run(
     service: Service, start: Mapping[str, Any], documents: Iterable[tuple[str, bytes]], *, resolve_missing: bool
 ) -> str:
     """Report documents in one run and return its id. Whatever goes wrong, the run is left failed, with the reason."""
-    begin = partial(service.request, "POST", "runs", start, same=str(uuid.uuid4()))
-    run_id = ""
-    try:
-        run_id = begin().read(Seen).id
-        with heart.Progress() as progress, progress.watching():
-            for name, document in documents:
-                submit(service, run_id, name, document)
-            finish = {"status": "completed", "resolveMissing": resolve_missing}
-            service.request("PATCH", f"runs/{run_id}", finish)
-    except BaseException as error:
-        refused = isinstance(error, Refused) and not run_id
-        if not refused:
-            fail(service, lambda: run_id or begin().read(Seen).id, visible(str(error)))
-        raise
-    return run_id
+    run = RunSession(service, start, resolve_missing=resolve_missing)
+    with heart.Progress() as progress, progress.watching(), run:
+        for name, document in documents:
+            submit(service, run.id, name, document)
+    return run.id
 
 
 def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
     """Submit one document."""
     try:
-        service.request("POST", f"runs/{run_id}/tasks", document, kind=SARIF)
+        service.request("POST", f"runs/{quoted(run_id)}/tasks", document, kind=SARIF)
     except Refused as error:
         raise error.about(name) from None
-
-
-def fail(service: Service, run_id: Callable[[], str], reason: str) -> None:
-    """Leave a run failed, as far as that can be done now.
-
-    :param run_id: finds the id; where no answer told it, the run may have been started all the same.
-    """
-    for each in STOPS:
-        signal.signal(each, signal.SIG_IGN)
-    service.hurry(LAST_TRIES)
-    with suppress(Exception):
-        service.request("PATCH", f"runs/{run_id()}", {"status": "failed", "statusReason": reason[:REASON]})
 
 
 # ---------------------------------------------------------------------------
@@ -832,23 +790,6 @@ def several(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-service_options = several(
-    click.option(
-        "--url",
-        cls=heart.Option,
-        envvar="FINDINGS_URL",
-        default="",
-        show_default=False,
-        help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
-    ),
-    click.option(
-        "--db",
-        cls=heart.Option,
-        envvar="FINDINGS_DB",
-        default="findings.db",
-        help="The database file, without a server.",
-    ),
-)
 gate_options = several(
     click.option(
         "--fail-on", type=click.Choice(BARS), default="high", show_default=True, help="The least severity that fails."
@@ -896,27 +837,6 @@ def given_filters(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     listed = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
     pairs = ((name, each) for name, several_values in listed.items() for each in several_values if each is not None)
     return [(name, str(each).lower() if isinstance(each, bool) else each) for name, each in pairs]
-
-
-def service_at(url: str, db: str, *, new: bool = False) -> Service:
-    """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
-
-    :raises BadInput: when there is no key, or no file, or both are given.
-    """
-    context = click.get_current_context()
-    typed = {
-        name for name in ("url", "db") if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    }
-    if typed == {"url", "db"}:
-        raise BadInput("say --url or --db, not both")
-    if url and typed != {"db"}:
-        key = os.environ.get("FINDINGS_KEY", "").strip()
-        if not key:
-            raise BadInput("FINDINGS_KEY is not set: a service at a URL wants a key, of `findings-service keys create`")
-        return Service(Remote(url, key))
-    if not new and not Path(db).exists():
-        raise BadInput(f"there is no file {db}")
-    return Service(Local(db, new=new))
 
 
 def judged(service: Service, run_id: str, fail_on: str, only: str, form: str, baseline: str | None = None) -> int:

@@ -3,38 +3,73 @@
 Over HTTP a request is tried again while the service is away or busy: a POST under an `Idempotency-Key`, so that it is
 done once, after growing waits and not before a `Retry-After` (RFC 9110, 10.2.3) of up to half a minute. In this
 process the same requests go to the same application, without a server and without a key.
+
+`Findings` is what an agent needs of it: runs that end as failed when their block raises, findings that go out in
+batches, and a `fingerprint` by which a finding is known again.
 """
 
 from __future__ import annotations
 
 import base64
 import email.utils
+import hashlib
 import http.client
 import itertools
+import json
+import os
 import random
+import re
+import signal
 import socket
 import sqlite3
 import ssl
+import threading
 import time
+import unicodedata
 import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
+from types import FrameType, TracebackType
+from typing import Any, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
+import click
 import msgspec
 from msgspec import Struct
 from werkzeug.test import create_environ, run_wsgi_app
 
 import findings_service as heart
 
-__all__ = ["Answer", "Local", "Refused", "Remote", "Service", "Unavailable"]
+__all__ = [
+    "Answer",
+    "Findings",
+    "FindingsRefused",
+    "Local",
+    "Refused",
+    "RefusedFinding",
+    "Remote",
+    "RunSession",
+    "Service",
+    "Stopped",
+    "TaskFilters",
+    "ToldProblem",
+    "Unavailable",
+    "fingerprint",
+    "quoted",
+    "service_at",
+    "service_options",
+    "stoppable",
+    "typed_options",
+]
 
 PATIENCE = 60.0  # seconds in which a request is tried again
+FIRST_PATIENCE = 3.0  # the same for an agent, before anything has answered: it is more often a wrong URL than a restart
+LAST_TRIES = 5.0  # the same, to say that a run has failed
 FIRST_WAIT = 0.5  # seconds; each one after that is twice as long
 LONGEST_WAIT = 30.0
 PASSING = (429, 502, 503, 504)
@@ -51,16 +86,29 @@ class Unavailable(Exception):
     """The service cannot be reached or does not answer as one; the message is a line that says so."""
 
 
-class Refused(Exception):
-    """The service answered with an error; the message is a line that says which."""
+class ToldProblem(Struct):
+    """One thing that is wrong with a request: a member of its body, by its pointer, or else a parameter."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    detail: str = ""
+    pointer: str = ""
+    parameter: str = ""
+
+
+class Refused(Exception):
+    """The service answered with an error; the message is a line that says which.
+
+    `detail` is its own sentence on that, without the `problems`, which are all that it told.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, problems: Sequence[ToldProblem] = (), detail: str = ""
+    ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.problems, self.detail = status, code, problems, detail or message
 
     def about(self, what: str) -> Refused:
         """Return the same error, told of what it was that the service refused."""
-        return Refused(self.status, self.code, f"{what}: {self}")
+        return Refused(self.status, self.code, f"{what}: {self}", self.problems, self.detail)
 
 
 class Answer(Struct):
@@ -88,6 +136,7 @@ class Remote:
         try:
             self._url = urlsplit(heart.parse_base_url(url))
             self._port = self._url.port
+            (self._url.hostname or "").encode("idna")  # a connection does, and its error is none of a connection
         except ValueError as error:
             raise heart.ConfigurationError(f"the service's URL: {error}") from None
         if self._url.username is not None:
@@ -97,7 +146,10 @@ class Remote:
         if not key.isascii() or not key.isprintable():
             raise heart.ConfigurationError("the key has letters, digits and signs of ASCII only")
         self._headers = {"Authorization": f"Bearer {key}", "User-Agent": f"findings-service/{heart.__version__}"}
-        self.where, self.patience = self._url.geturl(), PATIENCE
+        self.where, self.patience, self.timeout = self._url.geturl(), PATIENCE, TIMEOUT
+        self.first_patience = PATIENCE
+        self.hurries: list[float] = []  # of what is under way, seconds each
+        self._was_there = False
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         """Return the answer to a request, tried again while the reason against one may pass.
@@ -106,17 +158,19 @@ class Remote:
         """
         once = {"Idempotency-Key": str(uuid.uuid4())} if method == "POST" else {}
         headers = {**self._headers, **once, **headers}
-        deadline = time.monotonic() + self.patience
+        began = time.monotonic()
         for turn in itertools.count():
             answer, cause = None, None
             try:
                 answer = self._exchange(method, path, body, headers)
             except (OSError, http.client.HTTPException) as error:
                 cause = error
+            self._was_there = self._was_there or answer is not None
             if answer is not None and answer.status not in PASSING:
                 return answer
-            wait = wait_before_next(turn, answer)
-            if isinstance(cause, NEVER_BETTER) or time.monotonic() + wait > deadline:
+            patience = min([self.patience, *self.hurries, *([] if self._was_there else [self.first_patience])])
+            wait = wait_before_next(turn, answer, patience)
+            if isinstance(cause, NEVER_BETTER) or time.monotonic() + wait > began + patience:
                 break
             time.sleep(wait)
         if answer is not None:
@@ -127,7 +181,7 @@ class Remote:
         """Nothing is held from one request to the next."""
 
     def _exchange(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        timeout = TIMEOUT + len(body or b"") / SLOWEST_UPLOAD
+        timeout = min([self.timeout, *(max(each, 1.0) for each in self.hurries)]) + len(body or b"") / SLOWEST_UPLOAD
         prefixed = path.startswith(f"{self._url.path}{heart.API}")  # links may have the prefix already
         target = path if prefixed else f"{self._url.path}{path}"
         proxy = proxy_for(self._url)
@@ -179,10 +233,14 @@ def reason_of(error: BaseException | None) -> str:
     return str(error) or type(error).__name__
 
 
-def wait_before_next(turn: int, answer: Answer | None) -> float:
-    """Return for how many seconds to leave a service alone: longer each time, and not the same for every client."""
+def wait_before_next(turn: int, answer: Answer | None, patience: float) -> float:
+    """Return for how many seconds to leave a service alone: longer each time, and not the same for every client.
+
+    :param patience: seconds for all tries, in which there are always several.
+    """
     asked = retry_after(answer.headers.get("retry-after", "")) if answer else 0.0
-    return max(min(FIRST_WAIT * 2.0**turn, LONGEST_WAIT) * random.uniform(0.5, 1), asked)  # noqa: S311
+    longest = min(max(patience / 5, FIRST_WAIT), LONGEST_WAIT)
+    return max(min(FIRST_WAIT * 2.0**turn, longest) * random.uniform(0.5, 1), asked)  # noqa: S311
 
 
 def retry_after(text: str) -> float:
@@ -200,14 +258,15 @@ def retry_after(text: str) -> float:
 class Local:
     """The service in this process over a database file, as client "default" and with every right.
 
+    :param by: who the histories say did what is done here.
     :raises heart.ConfigurationError: for a setting that makes no sense.
     :raises heart.DatabaseUnusable: when the file cannot be opened; without `new`, when there is none.
     """
 
-    def __init__(self, db: str, *, new: bool = False) -> None:
+    def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
         if not new and not Path(db).exists():
             raise heart.DatabaseUnusable(f"there is no file {db}")
-        self._app = heart.create_app(db=db, base_url="", api_key="", log="")
+        self._app = heart.create_app(db=db, base_url="", api_key="", log="", metrics=False)
         self._database: heart.Database = self._app.extensions["findings"].database
         try:
             with self._database.transaction() as connection:
@@ -216,8 +275,9 @@ class Local:
             raise heart.unusable(db, error) from None
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)
-        self._given = {heart.PRINCIPAL: heart.Principal("local", "default", "scan", "full")}
-        self.where, self.patience = db, 0.0
+        self._given = {heart.PRINCIPAL: heart.Principal("local", "default", by, "full")}
+        self.where = db
+        self.hurries: list[float] = []  # nothing is waited for here
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         """Return the answer to a request."""
@@ -245,7 +305,16 @@ class Service:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is held for requests, if anything is."""
         self._transport.close()
+
+    @property
+    def where(self) -> str:
+        """The URL, or the path of the file."""
+        return self._transport.where
 
     def request(
         self, method: str, path: str, body: Any = None, *, kind: str = JSON, accept: str = JSON, same: str = ""
@@ -255,10 +324,11 @@ class Service:
         :param path: below /api/v1, or a link of an answer's. :param body: bytes of that kind, or what JSON can tell.
         :param same: an Idempotency-Key, to ask again for what was asked for under it.
         :raises Refused: when the answer is an error. :raises Unavailable: when there is none.
+        :raises ValueError: for a body that JSON cannot tell.
         """
         headers = {"Accept": accept}
         if body is not None:
-            body = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            body = body if isinstance(body, bytes) else in_json(body)
             headers["Content-Type"] = kind
         if same:
             headers["Idempotency-Key"] = same
@@ -267,16 +337,30 @@ class Service:
             return answer
         raise refusal_of(answer, self._transport.where)
 
-    def hurry(self, seconds: float) -> None:
-        """Try what comes from now on again for so long at most."""
-        self._transport.patience = min(self._transport.patience, seconds)
+    @contextmanager
+    def hurried(self, seconds: float) -> Iterator[None]:
+        """Try what comes in a block again for so long at most, and wait no longer for an answer."""
+        self._transport.hurries.append(seconds)
+        try:
+            yield
+        finally:
+            self._transport.hurries.remove(seconds)
 
 
-class ToldProblem(Struct):
-    """One thing that is wrong with a request; what is wrong with a parameter, the error's detail tells."""
+def in_json(value: Any, what: str = "a request") -> bytes:
+    """Return a value as JSON. :raises ValueError: for what it has no word for, such as NaN and lone surrogates."""
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=built_in)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} cannot be told in JSON: {error}") from error
 
-    detail: str = ""
-    pointer: str = ""
+
+def built_in(value: Any) -> Any:
+    """Return a typed value in the types that JSON has. :raises TypeError: for one that is no data."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes are no text; decode them")
+    return msgspec.to_builtins(value)
 
 
 class ToldError(Struct):
@@ -301,4 +385,633 @@ def refusal_of(answer: Answer, where: str) -> Refused:
         return Refused(answer.status, "", f"{where} answers {words}, and not as a Findings Task Service does")
     problems = [f"{each.pointer} {each.detail}" for each in told.errors if each.pointer]
     listed = "; ".join(problems[:LISTED_PROBLEMS]) + (" …" if len(problems) > LISTED_PROBLEMS else "")
-    return Refused(answer.status, told.code, f"{told.detail} {listed}".strip())
+    return Refused(answer.status, told.code, f"{told.detail} {listed}".strip(), told.errors, told.detail)
+
+
+# ---------------------------------------------------------------------------
+# Signals
+# ---------------------------------------------------------------------------
+
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has two
+
+
+Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | signal.Handlers
+
+
+class Stopped(SystemExit):
+    """A signal ends the program: uncaught, with exit code 1 and a line that names the signal."""
+
+
+def stop(number: int, _: object) -> NoReturn:
+    """End the program as an error does, so that its run ends too. One signal is enough for that."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise Stopped(f"stopped by {signal.Signals(number).name}")
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn the signals that end a process into `Stopped`, but for those that it was started to ignore.
+
+    For the main thread, which alone may say what signals do.
+    """
+    with handled_by(stop):
+        yield
+
+
+@contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """Give another handler to the signals that end a process, but for those that are ignored, or not Python's."""
+    before = {each: signal.getsignal(each) for each in STOPS}
+    heeded = {each: known for each, known in before.items() if known not in (signal.SIG_IGN, None)}
+    try:
+        for each in heeded:
+            signal.signal(each, handler)
+        yield
+    finally:
+        for each, known in heeded.items():
+            signal.signal(each, known)
+
+
+def undisturbed() -> AbstractContextManager[None]:
+    """Ignore the signals that end a process while it does what is left, in bounded time. In other threads, nothing."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return handled_by(signal.SIG_IGN) if is_main else nullcontext()
+
+
+# ---------------------------------------------------------------------------
+# What a finding is known by
+# ---------------------------------------------------------------------------
+
+READABLE = 64  # characters of a rule in an externalId
+NOT_READABLE = re.compile(r"[^A-Za-z0-9._]+")
+
+
+def folded(text: str) -> str:
+    """Return text in Unicode's form C, with every run of white space as one space and none around it."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def plain_path(path: str) -> str:
+    """Return a path with `/` between its parts, without `.`, and without `..` where that can be."""
+    path = unicodedata.normalize("NFC", path).replace("\\", "/")
+    root = "/" if path.startswith("/") else ""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == ".." and (parts or root) and parts[-1:] != [".."]:
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return root + "/".join(parts)
+
+
+def fingerprint(
+    rule: str,
+    path: str | os.PathLike[str] = "",
+    snippet: str = "",
+    *,
+    occurrence: int = 1,
+    root: str | os.PathLike[str] = "",
+) -> str:
+    """Return an externalId for a finding: the same as long as its rule, its file and the offending text are.
+
+    Moved lines, other indentation, a reworded message, a new severity and another machine do not change it.
+
+    :param rule: the rule, or the class of problem in an agent's own vocabulary.
+    :param path: where it is, by name: a file, or a page, a function, a CSS selector.
+    :param snippet: the offending text, without line numbers.
+    :param occurrence: 1 for the first of several that are the same in all that, 2 for the second.
+    :param root: the checkout; it and a path below it count as relative to it.
+    :returns: the rule and a hash, 97 characters of ASCII at most, and the occurrence from the second on.
+    """
+    if occurrence < 1:
+        raise ValueError(f"occurrence is {occurrence}; the first one is 1")
+    place, top = plain_path(os.fspath(path)), plain_path(os.fspath(root)).rstrip("/")
+    place = f"{place}/".removeprefix(f"{top}/").removesuffix("/") if top else place
+    known_by = json.dumps((folded(rule), place, folded(snippet)))  # so that no two lists come to one text
+    name = NOT_READABLE.sub("-", folded(rule)).strip("-")[:READABLE]
+    return numbered("-".join(filter(None, (name, hashlib.sha256(known_by.encode()).hexdigest()[:32]))), occurrence)
+
+
+def numbered(identity: str, occurrence: int) -> str:
+    """Return the externalId of the first, second … finding of an identity."""
+    return identity if occurrence == 1 else f"{identity}-{occurrence}"
+
+
+# ---------------------------------------------------------------------------
+# A run, and what it reports
+# ---------------------------------------------------------------------------
+
+BATCH = 200  # findings that go out together
+BATCH_BYTES = 1024 * heart.KIB
+BATCH_AGE = 10.0  # seconds since findings last went out, so that those of a slow agent show before its end
+REASON = 1000  # characters of a run's statusReason
+IN_A_BATCH = re.compile(r"/tasks/([0-9]+)(/.*)?", re.DOTALL)
+TOGETHER = heart.ExtensionCheckTimeout.code  # names the finding at which the time of all was over
+LISTED_FINDINGS = 3
+LISTED_TITLE = 60
+
+Part = TypeVar("Part", bound=Struct)
+# Several, or one; a text is one, too.
+Parts: TypeAlias = Iterable[Part | Mapping[str, Any] | str] | Part | Mapping[str, Any]
+
+
+class RefusedFinding(Struct):
+    """A finding that the service did not take: what was sent, and what is wrong with it, with pointers into that."""
+
+    finding: dict[str, Any]
+    problems: list[ToldProblem]
+
+    def __str__(self) -> str:
+        title, known_as = str(self.finding.get("title"))[:LISTED_TITLE], self.finding.get("externalId")
+        told = "; ".join(f"{each.pointer} {each.detail}".strip() for each in self.problems[:LISTED_PROBLEMS])
+        return f"{title!r}{f' ({known_as})' if known_as else ''}: {told}"
+
+
+class FindingsRefused(Refused):
+    """The service did not take some findings of a run; it has all others that were sent until now."""
+
+    def __init__(self, status: int, code: str, findings: Sequence[RefusedFinding]) -> None:
+        several = f"{len(findings)} findings were" if len(findings) > 1 else "a finding was"
+        listed = ", and ".join(map(str, findings[:LISTED_FINDINGS])) + (" …" if len(findings) > LISTED_FINDINGS else "")
+        super().__init__(status, code, f"{several} refused: {listed}", [p for each in findings for p in each.problems])
+        self.findings = findings
+
+
+class Batch(Struct):
+    """Findings, as JSON, that go out together, under one Idempotency-Key however often."""
+
+    findings: list[bytes]
+    key: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
+
+    @property
+    def body(self) -> bytes:
+        """The findings as a request has them."""
+        return b'{"tasks":[' + b",".join(self.findings) + b"]}"
+
+
+def batches_of(findings: Iterable[bytes]) -> Iterator[Batch]:
+    """Give findings in batches that are bounded in number and in bytes; one finding always fits."""
+    batch, size = Batch([]), 0
+    for each in findings:
+        if batch.findings and (len(batch.findings) == BATCH or size + len(each) > BATCH_BYTES):
+            yield batch
+            batch, size = Batch([]), 0
+        batch.findings.append(each)
+        size += len(each)
+    if batch.findings:
+        yield batch
+
+
+def is_about_findings(refusal: Refused) -> bool:
+    """Whether it is some findings of a batch that a service refused, and not all that would ever come."""
+    return refusal.status == 413 or (refusal.status in (400, 422) and bool(refusal.code))
+
+
+def parted(batch: Batch, refusal: Refused) -> tuple[list[RefusedFinding], list[Batch]]:
+    """Return the findings of a batch that a refusal is about, and the batches that the others come to.
+
+    A refusal that may be about all of them together (a body that is too large, extensions that took too long to check,
+    whichever was the last) halves the batch, down to one.
+    """
+    problems: dict[int, list[ToldProblem]] = {}
+    for each in refusal.problems:
+        found = IN_A_BATCH.fullmatch(each.pointer)
+        if found and int(found[1]) < len(batch.findings):
+            problems.setdefault(int(found[1]), []).append(msgspec.structs.replace(each, pointer=found[2] or ""))
+    if (not problems or refusal.code == TOGETHER) and len(batch.findings) > 1:
+        middle = len(batch.findings) // 2
+        return [], [Batch(batch.findings[:middle]), Batch(batch.findings[middle:])]
+    problems = problems or {0: [ToldProblem(str(refusal))]}
+    refused = [RefusedFinding(msgspec.json.decode(batch.findings[n]), told) for n, told in sorted(problems.items())]
+    rest = [each for number, each in enumerate(batch.findings) if number not in problems]
+    return refused, [Batch(rest)] if rest else []
+
+
+def as_sent(**given: Any) -> dict[str, Any]:
+    """Return what was given under the names of the API; None means left out."""
+    return {in_camel_case(name): value for name, value in given.items() if value is not None}
+
+
+def in_camel_case(name: str) -> str:
+    """Return a name of Python's as the API has it."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def quoted(id: str) -> str:
+    """Return an id as one part of a path. Of a slash nothing is found: servers take one for a slash, however quoted."""
+    return quote(id.replace("/", "%2F"), safe="", errors="replace")
+
+
+def query_of(**given: Any) -> str:
+    """Return query parameters of the API; a list repeats one."""
+    return urlencode({name: in_words(value) for name, value in as_sent(**given).items()}, doseq=True)
+
+
+def in_words(value: Any) -> Any:
+    """Return a value as a query has it."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def items_of(given: Parts[Part], text: str) -> list[Any] | None:
+    """Return the items of a part of a finding, None where there are none; one that is a text has it in that field."""
+    several = [given] if isinstance(given, (str, Mapping, Struct)) else given
+    return [{text: each} if isinstance(each, str) else each for each in several] or None
+
+
+def status_reason(error: BaseException) -> str:
+    """Return what a failed run tells of the exception that ended it, as the service takes it."""
+    try:
+        told = str(error)
+    except Exception:  # it is somebody else's, and must not hide itself
+        told = ""
+    name = type(error).__name__
+    if not told or not isinstance(error, (Refused, Unavailable, SystemExit)):
+        told = f"{name}: {told}" if told else name
+    return told.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:REASON]
+
+
+class RunSession:
+    """A run, for the length of a `with` block: completed when that ends, failed with the reason when it raises.
+
+    What is submitted is gathered, and goes out in batches. Several threads may submit.
+    """
+
+    def __init__(self, service: Service, start: Mapping[str, Any], *, resolve_missing: bool = False) -> None:
+        self._service, self._resolve_missing = service, resolve_missing
+        self._begin = partial(service.request, "POST", "runs", in_json(start), same=str(uuid.uuid4()))
+        self._told: heart.Run | None = None
+        self._is_over = False
+        self._lock = threading.RLock()
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._batches: list[Batch] = []
+        self._refused: list[RefusedFinding] = []
+        self._refusal: Refused | None = None
+        self._last_sent = 0.0
+        self._occurrences: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        if self._told is not None or self._is_over:
+            raise RuntimeError("a run has one block; findings.run(…) gives the next run")
+        try:
+            self._start()
+        except BaseException as error:
+            if not isinstance(error, Refused) or error.status in PASSING:  # it may have been started all the same
+                self._fail(error)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._is_over = True  # what another thread submits from now on would not go out any more
+        if error is not None:
+            self._fail(error)
+            return
+        try:
+            self.flush()
+            resolving = self._resolve_missing and self._refusal is None  # what was refused is not gone
+            self._finish(status="completed", resolve_missing=resolving)
+        except BaseException as late:
+            self._fail(late)
+            raise
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self._started.id
+
+    @property
+    def submitted(self) -> heart.Submitted:
+        """What became of the findings that were sent so far."""
+        return self._started.submitted
+
+    @property
+    def summary(self) -> heart.Summary:
+        """The tasks of the run, by severity and status, when it ended. :raises RuntimeError: before that."""
+        if not isinstance(self._told, heart.RunWithSummary):
+            raise RuntimeError("a run has its summary when its block has ended")
+        return self._told.summary
+
+    def submit(
+        self,
+        title: str,
+        severity: heart.Severity,
+        *,
+        external_id: str | None = None,
+        status: heart.TaskStatus | None = None,
+        description: str | None = None,
+        evidence: Parts[heart.Evidence] = (),
+        remediation: Parts[heart.RemediationStep] = (),
+        success_criteria: Parts[heart.SuccessCriterion] = (),
+        extensions: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Report a finding. It is sent with others: when there are enough, after some seconds, or when the block ends.
+
+        :param external_id: what it is known by from run to run, see `fingerprint`; without it, it is always new.
+        :param evidence: what shows it; a text is the content. :param remediation: steps in their order.
+        :param success_criteria: what must be true after the fix.
+        :raises FindingsRefused: for findings, this one or earlier ones, that the service does not take.
+        :raises Refused: when it takes none. :raises Unavailable: when it cannot be reached. Both: they are kept, and
+            sent again with the next ones. :raises ValueError: for a finding that JSON cannot tell.
+        """
+        finding = as_sent(
+            title=title,
+            severity=severity,
+            external_id=external_id,
+            status=status,
+            description=description,
+            evidence=items_of(evidence, "content"),
+            remediation=items_of(remediation, "instruction"),
+            success_criteria=items_of(success_criteria, "description"),
+            extensions=None if extensions is None else dict(extensions),
+        )
+        try:
+            encoded = in_json(finding, f"the finding {title!r}")
+        except ValueError:
+            self._resolve_missing = False  # what could not be told is not gone
+            raise
+        with self._lock:
+            if self._is_over or self._told is None:
+                raise RuntimeError("a finding is submitted inside the run's block")
+            self._waiting.append(encoded)
+            self._size += len(encoded)
+            late = time.monotonic() - self._last_sent >= BATCH_AGE
+            if len(self._waiting) >= BATCH or self._size >= BATCH_BYTES or late:
+                self.flush()
+
+    def fingerprint(
+        self,
+        rule: str,
+        path: str | os.PathLike[str] = "",
+        snippet: str = "",
+        *,
+        root: str | os.PathLike[str] = "",
+    ) -> str:
+        """Return a `fingerprint`, with the number of its occurrence in this run."""
+        identity = fingerprint(rule, path, snippet, root=root)
+        with self._lock:
+            self._occurrences[identity] += 1
+            return numbered(identity, self._occurrences[identity])
+
+    def flush(self) -> None:
+        """Send what is gathered. What is wrong with some findings does not keep the others back.
+
+        :raises FindingsRefused: for those that the service does not take. :raises Refused: when it takes none.
+        :raises Unavailable: when it cannot be reached.
+        """
+        with self._lock:
+            # In one step as far as a signal can see: what is in a batch keeps its Idempotency-Key from then on.
+            self._batches, self._waiting = [*self._batches, *batches_of(self._waiting)], []
+            self._size = 0
+            while self._batches:
+                self._send(self._batches[0])
+            self._last_sent = time.monotonic()
+            refused, self._refused = self._refused, []
+            if refused and self._refusal:
+                raise FindingsRefused(self._refusal.status, self._refusal.code, refused)
+
+    def gate(self, *, fail_on: heart.FailOn = "high", only: Literal["new", "all"] = "new") -> heart.Gate:
+        """Return whether the run may pass: whether nothing so severe is new beside the main line, or at all."""
+        query = query_of(fail_on=fail_on, only=only)
+        return self._service.request("GET", f"runs/{quoted(self.id)}/gate?{query}").read(heart.Gate)
+
+    @property
+    def _started(self) -> heart.Run:
+        if self._told is None:
+            raise RuntimeError("a run starts with its block: with findings.run(…) as run")
+        return self._told
+
+    def _start(self) -> None:
+        if self._told is None:
+            self._told = self._begin().read(heart.Run)
+            self._last_sent = time.monotonic()
+
+    def _send(self, batch: Batch) -> None:
+        try:
+            answer = self._service.request("POST", f"runs/{quoted(self.id)}/tasks", batch.body, same=batch.key)
+        except Refused as error:
+            if not is_about_findings(error):
+                raise
+            refused, self._batches[:1] = parted(batch, error)
+            self._refused += refused
+            self._refusal = error
+            return
+        self._count(answer.read(heart.Submission))
+        del self._batches[0]
+
+    def _count(self, done: heart.Submission) -> None:
+        counts = self.submitted
+        for name in ("created", "updated", "reopened", "unchanged"):
+            setattr(counts, name, getattr(counts, name) + getattr(done, name))
+
+    def _finish(self, **how: Any) -> None:
+        answer = self._service.request("PATCH", f"runs/{quoted(self.id)}", as_sent(**how))
+        self._told = answer.read(heart.RunWithSummary)
+
+    def _fail(self, error: BaseException) -> None:
+        """Send what is gathered and leave the run failed, as far as that can be done now; the error tells the rest."""
+        self._is_over = True
+        finish = partial(self._finish, status="failed", status_reason=status_reason(error))
+        steps: Sequence[tuple[str, Callable[[], None]]] = (
+            ("whether the run was started is not known", self._start),
+            ("findings of the run were not stored", self.flush),
+            ("the run was not finished as failed", finish),
+        )
+        with undisturbed(), self._service.hurried(LAST_TRIES):
+            for otherwise, step in steps:
+                try:
+                    step()
+                except Exception as problem:
+                    error.add_note(f"{otherwise}: {problem}")
+                if self._told is None:
+                    break
+
+
+# ---------------------------------------------------------------------------
+# All that an agent needs
+# ---------------------------------------------------------------------------
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+LISTED = 200  # items on a page
+MARKDOWN = "text/markdown"
+
+
+class TaskFilters(TypedDict, total=False):
+    """The filters and orders of the list of tasks, as the API has them (`findings_service.TaskFilters`)."""
+
+    status: heart.TaskStatus | Sequence[heart.TaskStatus] | None
+    severity: heart.Severity | Sequence[heart.Severity] | None
+    run_id: str | Sequence[str] | None
+    project_type: str | Sequence[str] | None
+    target_url: str | None
+    main_line: bool | None
+    branch: str | Sequence[str] | None
+    external_id: str | None
+    missing_from: str | None
+    assignee: str | None
+    assigned: bool | None
+    created_since: str | None
+    created_before: str | None
+    q: str | None
+    sort: Literal["-createdAt", "createdAt", "severity"]
+
+
+class Findings(Service):
+    """The service for an agent: `with Findings() as findings, findings.run("bandit") as run: run.submit(…)`.
+
+    :param url: where it is; else FINDINGS_URL, else http://127.0.0.1:8000. :param key: else FINDINGS_KEY.
+    :param db: a database file to use in this process, without a server and a key; it is made when it is not there.
+    :raises heart.ConfigurationError: for a URL or key that cannot be one. :raises heart.DatabaseUnusable: for a file.
+
+    Every method raises `Refused` for what the service does not grant, and `Unavailable` when it cannot be reached.
+    """
+
+    def __init__(self, url: str = "", key: str = "", *, db: str = "") -> None:
+        if db and (url or key):
+            raise heart.ConfigurationError("say a url and its key, or a db, not both")
+        super().__init__(Local(db, new=True, by="agent") if db else remote_of(url, key))
+
+    def register(
+        self,
+        name: str,
+        *,
+        label: str | None = None,
+        description: str | None = None,
+        extension_schema: Mapping[str, Any] | None = None,
+    ) -> heart.ProjectTypeWithSchema:
+        """Register a project type. The same definition again is good; another one under its name is refused (409)."""
+        body = as_sent(name=name, label=label, description=description, extension_schema=extension_schema)
+        return self.request("POST", "project-types", body).read(heart.ProjectTypeWithSchema)
+
+    def run(
+        self,
+        project_type: str,
+        *,
+        target_url: str | None = None,
+        branch: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        resolve_missing: bool = False,
+    ) -> RunSession:
+        """Return a run, which starts when its `with` block does, and ends with it.
+
+        :param target_url: what is examined, a part of every finding's identity. :param branch: None is the main line.
+        :param resolve_missing: resolve what the run did not report any more when it completes, unless findings of it
+            were refused.
+        """
+        start = as_sent(project_type=project_type, target_url=target_url, branch=branch, metadata=metadata)
+        return RunSession(self, start, resolve_missing=resolve_missing)
+
+    def brief(
+        self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50
+    ) -> heart.Brief:
+        """Return what to know before a scan: the findings that are known, and what was decided about them."""
+        query = query_of(project_type=project_type, target_url=target_url, branch=branch, limit=limit)
+        return self.request("GET", f"brief?{query}").read(heart.Brief)
+
+    def brief_text(
+        self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50
+    ) -> str:
+        """Return the same as a text for a prompt: what others wrote stands fenced in it, as data."""
+        query = query_of(project_type=project_type, target_url=target_url, branch=branch, limit=limit)
+        answer = self.request("GET", f"brief?{query}", accept=MARKDOWN)
+        if not answer.headers.get("content-type", "").startswith(MARKDOWN):
+            raise Unavailable(f"{self.where} does not write {MARKDOWN}: markdown.py of findings_adapters is not there")
+        return answer.body.decode()
+
+    def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[heart.TaskHead]:
+        """Give the tasks that the filters leave, all of them, page by page; a list is any of its values."""
+        link: str | None = f"tasks?{query_of(**filters, limit=LISTED)}"
+        while link:
+            page = self.request("GET", link).read(heart.TaskPage)
+            yield from page.tasks
+            link = page.next
+
+    def task(self, id: str) -> heart.Task:
+        """Return a whole task."""
+        return self.request("GET", f"tasks/{quoted(id)}").read(heart.Task)
+
+    def history(self, id: str) -> Iterator[heart.HistoryEntry]:
+        """Give what happened to a task, oldest first."""
+        link: str | None = f"tasks/{quoted(id)}/history?limit={LISTED}"
+        while link:
+            page = self.request("GET", link).read(heart.History)
+            yield from page.history
+            link = page.next
+
+    def triage(
+        self,
+        id: str,
+        *,
+        status: heart.TaskStatus | None = None,
+        reason: heart.Reason | None = None,
+        comment: str | None = None,
+        assignee: str | None = None,
+    ) -> heart.Task:
+        """Decide about a task, with a key of level full; assignee "" is nobody.
+
+        Where the answer is lost on the way it is done again, and a comment stands in the history twice.
+        """
+        body = as_sent(status=status, reason=reason, comment=comment, assignee=assignee)
+        return self.request("PATCH", f"tasks/{quoted(id)}", body).read(heart.Task)
+
+
+def remote_of(url: str, key: str) -> Remote:
+    """Return the service at a URL, or where the environment says; what is not there is told within seconds."""
+    url = url or os.environ.get("FINDINGS_URL", "").strip() or DEFAULT_URL
+    remote = Remote(url, key or key_of_environment())
+    remote.first_patience = FIRST_PATIENCE
+    return remote
+
+
+def key_of_environment() -> str:
+    """Return the key that the environment has. :raises heart.ConfigurationError: when it has none."""
+    if key := os.environ.get("FINDINGS_KEY", "").strip():
+        return key
+    raise heart.ConfigurationError(
+        "FINDINGS_KEY is not set: a service wants a key, its first one or one of `findings-service keys create`"
+    )
+
+
+# ---------------------------------------------------------------------------
+# Which service a command speaks to
+# ---------------------------------------------------------------------------
+
+url_option = click.option(
+    "--url",
+    cls=heart.Option,
+    envvar="FINDINGS_URL",
+    default="",
+    show_default=False,
+    help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
+)
+db_option = click.option(
+    "--db", cls=heart.Option, envvar="FINDINGS_DB", default="findings.db", help="The database file, without a server."
+)
+
+
+def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Put the options that say which service a command speaks to on it."""
+    return url_option(db_option(command))
+
+
+def typed_options(*names: str) -> set[str]:
+    """Return which of these options of the command that runs stand on its line, and not in the environment alone."""
+    source = click.get_current_context().get_parameter_source
+    return {name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE}
+
+
+def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Service:
+    """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
+
+    :param new: whether to make a file that is not there. :param by: who the histories say did what is done to a file.
+    :raises heart.ConfigurationError: when there is no key, or no file, or both are given.
+    """
+    typed = typed_options("url", "db")
+    if typed == {"url", "db"}:
+        raise heart.ConfigurationError("say --url or --db, not both")
+    if url and typed != {"db"}:
+        return Service(Remote(url, key_of_environment()))
+    if not new and not Path(db).exists():
+        raise heart.ConfigurationError(f"there is no file {db}")
+    return Service(Local(db, new=new, by=by))

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import email.utils
 import http.client
+import itertools
 import json
+import os
+import re
+import signal
 import sqlite3
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import findings_service
 from findings_adapters import client as client_module
-from findings_adapters.client import Local, Refused, Remote, Service, Unavailable
-from test_findings_service import Server, cases, task
+from findings_adapters.client import (
+    Findings,
+    FindingsRefused,
+    Local,
+    Refused,
+    Remote,
+    RunSession,
+    Service,
+    Stopped,
+    TaskFilters,
+    Unavailable,
+    fingerprint,
+    stoppable,
+)
+from test_findings_service import LISTENING, PROGRAM, Server, cases, start_process, task
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -131,6 +152,7 @@ def test_a_request_has_its_key_and_its_body(server: Server) -> None:
         service.request("POST", "runs", {"projectType": "wbe", "colour": 1})
     assert (caught.value.status, caught.value.code) == (422, "validation_failed")
     assert "/colour" in str(caught.value)
+    assert [problem.pointer for problem in caught.value.problems] == ["/colour"]
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
@@ -313,6 +335,7 @@ URLS = cases(
     scheme=("ftp://findings.example", "is no URL"),
     port=("http://findings.example:port", "Port"),
     user=("https://me:secret@findings.example", "user name"),
+    host=("http://findings..example", "label empty"),
 )
 
 
@@ -378,3 +401,738 @@ def test_settings_of_a_server_do_not_change_the_requests(
         page = service.request("GET", "tasks?limit=1").read(dict)
         assert service.request("GET", page["next"]).read(dict)["tasks"]
     assert capfd.readouterr().err == ""
+
+
+# ---------------------------------------------------------------------------
+# Agents: runs and what they report
+# ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for many tests, each of which has a project type of its own."""
+    db = tmp_path_factory.mktemp("client") / "served.db"
+    server = start_process([*PROGRAM, "serve", "--port", "0", "--db", str(db)], db, r"curl .*\n")
+    yield server
+    server.stop()
+
+
+TYPES = (f"type{number}" for number in itertools.count())
+
+
+class Agent(Findings):
+    """An agent with a project type of its own, and what it has stored there."""
+
+    def __init__(self, *where: str, **db: str) -> None:
+        super().__init__(*where, **db)
+        self.name = next(TYPES)
+        self.register(self.name)
+
+    def start(self, **options: Any) -> RunSession:
+        return self.run(self.name, **options)
+
+    @contextmanager
+    def failing(self, error: type[BaseException], match: str | None = None, **options: Any) -> Iterator[RunSession]:
+        """Start a run whose block must raise such an error, which is in `caught` then."""
+        with pytest.raises(error, match=match) as caught, self.start(**options) as run:
+            yield run
+        self.caught = caught.value
+
+    def runs(self) -> list[tuple[str, str | None]]:
+        """Return how the runs stand, newest first."""
+        listed = self.request("GET", f"runs?projectType={self.name}").read(findings_service.RunPage).runs
+        return [(run.status, run.status_reason) for run in listed]
+
+    def titles(self) -> list[str]:
+        """Return the titles of what is stored, oldest first."""
+        return [each.title for each in self.tasks(project_type=self.name, sort="createdAt")]
+
+
+@pytest.fixture
+def agent(there: Server) -> Agent:
+    return Agent(f"http://127.0.0.1:{there.port}", there.key)
+
+
+@pytest.fixture
+def remote(there: Server, fake: Callable[..., Fake]) -> tuple[Agent, Fake]:
+    """An agent, and a server between it and the service, on which anything can happen."""
+    between = fake(there)
+    agent = Agent(between.url, there.key)
+    between.heard.clear()
+    return agent, between
+
+
+def batches(between: Fake) -> list[int]:
+    """Return how many findings went out in each request."""
+    return [len(json.loads(body)["tasks"]) for _, path, _, body in between.heard if path.endswith("/tasks")]
+
+
+def test_a_run_is_completed_with_its_block(agent: Agent) -> None:
+    with agent.start(target_url="https://shop.example/", branch="b", metadata={"build": [7]}) as run:
+        run.submit("One", "high", external_id="1")
+        run.submit("Two", "low", external_id="1")
+        run.flush()
+        assert run.submitted.created == 1
+    assert (run.submitted.created, run.summary.total, run.summary.by_severity.low) == (1, 1, 1)
+    stored = agent.request("GET", f"runs/{run.id}").read(findings_service.RunWithSummary)
+    assert (stored.status, stored.target_url, stored.branch) == ("completed", "https://shop.example/", "b")
+    assert bytes(stored.metadata) == b'{"build":[7]}'
+
+
+def test_a_finding_is_stored_as_it_was_submitted(agent: Agent) -> None:
+    shown = findings_service.Evidence(type="code", label="a.py:3", content="eval(x)")
+    with agent.start() as run:
+        run.submit("Texts", "high", remediation="Mend it.", success_criteria=["It is mended."], evidence="eval(x)")
+        run.submit(
+            "Parts",
+            "info",
+            external_id="it",
+            status="in_progress",
+            description="All of it.",
+            evidence=[shown, {"type": "log", "content": "…"}],
+            remediation=["Read.", {"instruction": "Write.", "step": 7}],
+            success_criteria=findings_service.SuccessCriterion(description="Good.", automatable=True),
+            extensions={"a": {"b": [None, 1.5, "é"]}},
+        )
+    texts, parts = [agent.task(each.id) for each in agent.tasks(run_id=run.id, sort="createdAt")]
+    assert (texts.remediation[0].instruction, texts.evidence[0].content) == ("Mend it.", "eval(x)")
+    assert [each.description for each in texts.success_criteria] == ["It is mended."]
+    assert (parts.external_id, parts.status, parts.description) == ("it", "in_progress", "All of it.")
+    assert (parts.evidence[0], parts.evidence[1].type) == (shown, "log")
+    assert [(each.step, each.instruction) for each in parts.remediation] == [(1, "Read."), (7, "Write.")]
+    assert (parts.success_criteria[0].automatable, json.loads(bytes(parts.extensions))) == (
+        True,
+        {"a": {"b": [None, 1.5, "é"]}},
+    )
+
+
+def test_findings_go_out_in_batches_by_number_by_size_and_by_age(
+    remote: tuple[Agent, Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, between = remote
+    monkeypatch.setattr(client_module, "BATCH", 3)
+    monkeypatch.setattr(client_module, "BATCH_BYTES", 1000)
+    with agent.start() as run:
+        for size, sent in ((0, 0), (0, 0), (0, 3), (0, 3), (400, 3), (700, 6), (3000, 7), (0, 7)):
+            run.submit("A finding", "low", description="x" * size)
+            assert run.submitted.created == sent
+        monkeypatch.setattr(client_module, "BATCH_AGE", 0.0)
+        run.submit("A finding", "low")
+        assert run.submitted.created == 9
+    assert batches(between) == [3, 2, 1, 1, 2]
+
+
+def test_answers_that_are_lost_double_nothing(remote: tuple[Agent, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, between = remote
+    monkeypatch.setattr(client_module, "BATCH", 2)
+    monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
+    between.loses_first = True
+    with agent.start() as run:
+        for title in "abc":
+            run.submit(title, "low")
+    assert (run.submitted.created, agent.titles(), agent.runs()) == (3, ["a", "b", "c"], [("completed", None)])
+    assert batches(between) == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_batch_waits_for_as_long_as_the_service_asks(
+    remote: tuple[Agent, Fake], waits: list[float], status: int
+) -> None:
+    agent, between = remote
+    with agent.start() as run:
+        run.submit("A finding", "low")
+        between.replies = [(status, {"Retry-After": "7"}, b""), (status, {"Retry-After": "9"}, b"")]
+    assert (waits, agent.titles()) == ([7.0, 9.0], ["A finding"])
+    assert len({heads["Idempotency-Key"] for _, path, heads, _ in between.heard if path.endswith("/tasks")}) == 1
+
+
+def test_a_run_goes_on_when_a_service_that_was_killed_is_back(
+    server: Server, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "LONGEST_WAIT", 0.1)
+    agent = Agent(f"http://127.0.0.1:{server.port}", server.key)
+    with ThreadPoolExecutor(1) as pool, agent.start() as run:
+        run.submit("Before", "low")
+        run.flush()
+        server.stop(signal.SIGKILL)
+        run.submit("After", "low")
+        back = pool.submit(serve, "--port", str(server.port), until=LISTENING)
+        run.flush()
+        assert back.result().process.poll() is None
+    assert (agent.titles(), agent.runs()) == (["Before", "After"], [("completed", None)])
+
+
+def test_what_never_answered_is_given_up_early(
+    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    monkeypatch.setattr(client_module, "FIRST_PATIENCE", 0.0)
+    monkeypatch.setattr(client_module, "PATIENCE", 1.0)
+    nowhere = fake()
+    nowhere.stop()
+    with pytest.raises(Unavailable, match="Connection refused"):
+        Findings(nowhere.url, "x" * 20).register("web")
+    assert waits == []
+
+
+def test_little_time_is_for_several_tries_too() -> None:
+    assert max(client_module.wait_before_next(turn, None, 5.0) for turn in range(10)) <= 1
+
+
+def test_a_service_that_has_answered_is_given_time(remote: tuple[Agent, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, between = remote
+    monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
+    agent._transport.first_patience = 0.0
+    between.replies = [None, None]
+    assert list(agent.tasks(project_type=agent.name)) == []
+    assert len(between.heard) == 3
+
+
+def test_several_threads_may_submit(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "BATCH", 7)
+    with agent.start() as run, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: run.submit(str(number), "low"), range(100)))
+    assert (sorted(agent.titles(), key=int), run.submitted.created) == ([str(number) for number in range(100)], 100)
+
+
+def test_what_another_thread_submits_meanwhile_is_not_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut, others = client_module.batches_of, []
+
+    def cut_while_another_submits(findings: Any) -> Any:
+        batches = list(cut(findings))
+        if not others:
+            others.append(threading.Thread(target=run.submit, args=("Meanwhile", "low")))
+            others[0].start()
+            others[0].join(0.1)
+        return batches
+
+    monkeypatch.setattr(client_module, "batches_of", cut_while_another_submits)
+    with agent.start() as run:
+        run.submit("First", "low")
+        run.flush()
+        others[0].join()
+    assert agent.titles() == ["First", "Meanwhile"]
+
+
+def test_what_another_thread_submits_as_the_run_ends_is_told(remote: tuple[Agent, Fake]) -> None:
+    agent, between = remote
+    told = []
+
+    def submit() -> None:
+        with pytest.raises(RuntimeError, match="inside the run's block") as caught:
+            run.submit("Too late", "low")
+        told.append(caught.value)
+
+    with agent.start() as run:
+        between.before[run.id] = submit
+    assert (len(told), agent.runs()) == (1, [("completed", None)])
+
+
+def test_a_run_has_one_block(agent: Agent) -> None:
+    with agent.start() as run:
+        pass
+    with pytest.raises(RuntimeError, match="a run has one block"), run:
+        pytest.fail("it must not begin")
+    with agent.failing(RuntimeError, "a run has one block") as nested, nested:
+        pytest.fail("it must not begin")
+    assert [status for status, _ in agent.runs()] == ["failed", "completed"]
+
+
+def test_what_a_run_has_only_inside_its_block_or_behind_it_is_told(agent: Agent) -> None:
+    run = agent.start()
+    for early in (lambda: run.id, lambda: run.submit("A finding", "low")):
+        with pytest.raises(RuntimeError, match="block"):
+            early()
+    with run, pytest.raises(RuntimeError, match="when its block has ended"):
+        assert run.summary
+    with pytest.raises(RuntimeError, match="inside the run's block"):
+        run.submit("A finding", "low")
+
+
+# ---------------------------------------------------------------------------
+# Agents: runs that fail
+# ---------------------------------------------------------------------------
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+ENDINGS = cases(
+    error=(ValueError("bad page"), "ValueError: bad page"),
+    key=(KeyError("a"), "KeyError: 'a'"),
+    silent=(ZeroDivisionError(), "ZeroDivisionError"),
+    interrupt=(KeyboardInterrupt(), "KeyboardInterrupt"),
+    exit=(SystemExit("bandit failed"), "bandit failed"),
+    closed=(GeneratorExit(), "GeneratorExit"),
+    unavailable=(Unavailable("no answer"), "no answer"),
+    nul=(OSError("a\0b"), "OSError: a\N{REPLACEMENT CHARACTER}b"),
+    surrogate=(OSError("caf\udce9"), "OSError: caf?"),
+    long=(OSError("é" * 2000), "OSError: " + "é" * 991),
+    odd=(Odd(), "Odd"),
+)
+
+
+@pytest.mark.parametrize(("error", "reason"), ENDINGS)
+def test_a_run_whose_block_raises_keeps_its_findings_and_is_failed(
+    agent: Agent, error: BaseException, reason: str
+) -> None:
+    with agent.failing(type(error)) as run:
+        run.submit("Gathered", "low")
+        raise error
+    assert agent.caught is error
+    assert not hasattr(error, "__notes__")
+    assert (agent.runs(), agent.titles()) == ([("failed", reason)], ["Gathered"])
+    assert run.summary.total == 1
+
+
+def test_the_blocks_own_error_goes_on_though_the_run_cannot_be_ended(
+    remote: tuple[Agent, Fake], monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    agent, between = remote
+    monkeypatch.setattr(client_module, "LAST_TRIES", 0.0)
+    with agent.failing(ValueError, "its own") as run:
+        run.submit("A finding", "low")
+        between.stop()
+        raise ValueError("its own")
+    assert [note.partition(":")[0] for note in agent.caught.__notes__] == [
+        "findings of the run were not stored",
+        "the run was not finished as failed",
+    ]
+    assert (waits, agent._transport.hurries) == ([], [])
+
+
+def test_the_end_of_a_run_waits_for_no_answer_for_long(
+    remote: tuple[Agent, Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, between = remote
+    monkeypatch.setattr(client_module, "LAST_TRIES", 0.1)
+    released = threading.Event()
+    with agent.failing(ValueError, "its own") as run:
+        between.before[run.id] = lambda: released.wait(30)
+        raise ValueError("its own")
+    assert not released.is_set()
+    released.set()
+    assert agent.caught.__notes__[0].endswith("it took too long")
+
+
+def test_a_run_ends_as_failed_though_the_service_was_away(
+    server: Server, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "LAST_TRIES", 60.0)  # however slow the machine is
+    monkeypatch.setattr(client_module, "LONGEST_WAIT", 0.1)
+    agent = Agent(f"http://127.0.0.1:{server.port}", server.key)
+    with ThreadPoolExecutor(1) as pool:
+        with agent.failing(KeyboardInterrupt):
+            server.stop()
+            back = pool.submit(serve, "--port", str(server.port), until=LISTENING)
+            raise KeyboardInterrupt
+        back.result()
+    assert agent.runs() == [("failed", "KeyboardInterrupt")]
+
+
+def interrupt_once(between: Fake, path: str) -> None:
+    """Send this process a signal while it waits for the answer to the first request for a path."""
+    left = [signal.SIGTERM]
+    between.before[path] = lambda: left and os.kill(os.getpid(), left.pop())
+
+
+def report_one(agent: Agent) -> None:
+    with agent.start() as run:
+        run.submit("A finding", "low")
+
+
+@pytest.mark.parametrize("moment", ["/runs", "/tasks"])
+def test_what_an_interrupt_breaks_off_is_done_once(remote: tuple[Agent, Fake], moment: str) -> None:
+    agent, between = remote
+    interrupt_once(between, moment)
+    with stoppable(), pytest.raises(Stopped, match="stopped by SIGTERM"):
+        report_one(agent)
+    assert agent.runs() == [("failed", "stopped by SIGTERM")]
+    assert agent.titles() == (["A finding"] if moment == "/tasks" else [])
+    assert [method for method, *_ in between.heard].count("PATCH") == 1
+
+
+def test_a_run_that_started_before_a_gateway_gave_up_is_failed(
+    remote: tuple[Agent, Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, between = remote
+    between.replies = [None, (504, {}, b"")]
+    monkeypatch.setattr(client_module, "wait_before_next", lambda turn, *_: turn * 2 * client_module.PATIENCE)
+    with pytest.raises(Refused, match="504"):
+        report_one(agent)
+    assert [status for status, _ in agent.runs()] == ["failed"]
+
+
+def test_signals_that_were_ignored_before_still_are(agent: Agent) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stoppable(), agent.start():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert (agent.runs(), signal.getsignal(signal.SIGHUP)) == ([("completed", None)], signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_signal_does_not_disturb_the_end_of_a_run(remote: tuple[Agent, Fake]) -> None:
+    agent, between = remote
+    with stoppable(), agent.failing(Stopped) as run:
+        between.before[run.id] = lambda: os.kill(os.getpid(), signal.SIGINT)
+        run.submit("A finding", "low")
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+    assert (agent.runs(), agent.titles()) == ([("failed", "stopped by SIGTERM")], ["A finding"])
+
+
+def test_the_end_of_a_run_heeds_no_signal_without_stoppable_either(remote: tuple[Agent, Fake]) -> None:
+    agent, between = remote
+    before = signal.getsignal(signal.SIGINT)
+    with agent.failing(ValueError, "its own") as run:
+        between.before[run.id] = lambda: os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("its own")
+    assert agent.runs() == [("failed", "ValueError: its own")]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_in_another_thread_ends_too(agent: Agent) -> None:
+    def work() -> None:
+        with suppress(ValueError), agent.start():
+            raise ValueError("its own")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert agent.runs() == [("failed", "ValueError: its own")]
+
+
+# ---------------------------------------------------------------------------
+# Agents: findings that are refused
+# ---------------------------------------------------------------------------
+
+
+def test_findings_that_are_refused_are_told_and_the_others_stored(agent: Agent) -> None:
+    with agent.failing(FindingsRefused) as run:
+        run.submit("One", "low")
+        run.submit("Two", "hgh", external_id="two")
+        run.submit("Three", "low", evidence=[{"colour": 1}])
+        run.submit("Four", "low")
+    assert str(agent.caught).startswith("2 findings were refused: 'Two' (two): /severity must be one of: critical")
+    assert (agent.caught.status, agent.caught.code) == (422, "validation_failed")
+    assert [each.finding["title"] for each in agent.caught.findings] == ["Two", "Three"]
+    assert {problem.pointer for problem in agent.caught.findings[1].problems} == {"/evidence/0", "/evidence/0/colour"}
+    assert agent.titles() == ["One", "Four"]
+    [(status, reason)] = agent.runs()
+    assert (status, reason) == ("failed", str(agent.caught)[:1000])
+
+
+def test_a_refusal_that_the_block_catches_does_not_fail_the_run_and_resolves_nothing(agent: Agent) -> None:
+    with agent.start() as run:
+        run.submit("Known", "low", external_id="known")
+    with agent.start(resolve_missing=True) as run:
+        run.submit("Known", "lo", external_id="known")
+        with pytest.raises(FindingsRefused):
+            run.flush()
+        run.submit("Next", "low")
+    assert agent.runs()[0] == ("completed", None)
+    assert {each.title: each.status for each in agent.tasks(project_type=agent.name)} == {
+        "Known": "open",
+        "Next": "open",
+    }
+
+
+def test_a_run_may_resolve_what_it_did_not_report(agent: Agent) -> None:
+    for title in ("One", "Two"):
+        with agent.start(resolve_missing=True) as run:
+            run.submit(title, "low", external_id=title)
+    assert run.submitted.resolved == 1
+
+
+UNTOLD = cases(
+    nan=({"extensions": {"score": [float("nan")]}}, "float"),
+    surrogate=({"description": "caf\udce9"}, "surrogates not allowed"),
+    object=({"extensions": {"file": Path("a.py")}}, "PosixPath"),
+    bytes=({"evidence": [{"type": "log", "content": b"ok"}]}, "decode"),
+    endless=({"extensions": (lambda it: it.update(it=it) or it)({})}, "."),
+)
+
+
+@pytest.mark.parametrize(("given", "said"), UNTOLD)
+def test_what_json_cannot_tell_is_not_made_into_something_else(agent: Agent, given: dict[str, Any], said: str) -> None:
+    with agent.start() as run:
+        run.submit("Known", "low", external_id="it")
+    with agent.start(resolve_missing=True) as run:
+        with pytest.raises(ValueError, match=f"'Known' cannot be told in JSON: .*{said}"):
+            run.submit("Known", "low", external_id="it", **given)
+        run.submit("Next", "low")
+    assert {each.status for each in agent.tasks(project_type=agent.name)} == {"open"}
+    with pytest.raises(ValueError, match="a request cannot be told in JSON"):
+        agent.start(metadata=given)
+
+
+def test_more_findings_are_refused_than_an_answer_tells(agent: Agent) -> None:
+    with agent.failing(FindingsRefused, "150 findings were refused") as run:
+        for number in range(160):
+            run.submit(str(number) if number % 16 == 0 else " ", "low")
+    assert len(agent.caught.findings) == 150
+    assert agent.titles() == [str(number) for number in range(0, 160, 16)]
+
+
+TOO_MUCH = cases(
+    number=({"FINDINGS_MAX_BATCH": "2"}, 0),
+    bytes=({"FINDINGS_MAX_BODY": "1000"}, 1),
+)
+
+
+@pytest.mark.parametrize(("limit", "refused"), TOO_MUCH)
+def test_a_batch_that_is_too_much_for_a_service_is_sent_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, str], refused: int
+) -> None:
+    for name, value in limit.items():
+        monkeypatch.setenv(name, value)
+    with Agent(db=str(tmp_path / "findings.db")) as agent:
+        with suppress(FindingsRefused) if refused else nullcontext(), agent.start() as run:
+            for number in range(9):
+                run.submit(str(number), "low", description="x" * (2000 if number == 5 else 200))
+        assert agent.titles() == [str(number) for number in range(9) if not (refused and number == 5)]
+        assert agent.runs()[0][0] == ("failed" if refused else "completed")
+
+
+ABOUT_ALL = cases(
+    none=("validation_failed", "/tasks/2"),
+    time=("extension_check_timeout", "/tasks/1/extensions"),
+)
+
+
+@pytest.mark.parametrize(("code", "pointer"), ABOUT_ALL)
+def test_a_refusal_that_is_about_no_finding_of_the_batch_halves_it(
+    remote: tuple[Agent, Fake], code: str, pointer: str
+) -> None:
+    agent, between = remote
+    told = {"code": code, "detail": "Bad.", "errors": [{"pointer": pointer, "detail": "is bad"}]}
+    with agent.start() as run:
+        run.submit("One", "low")
+        run.submit("Two", "low")
+        between.replies = [(422, {}, json.dumps(told).encode())]
+    assert (batches(between), agent.titles()) == ([2, 1, 1], ["One", "Two"])
+
+
+def test_a_refusal_by_a_stranger_is_not_about_the_findings(remote: tuple[Agent, Fake]) -> None:
+    agent, between = remote
+    with agent.start() as run:
+        run.submit("One", "low")
+        run.submit("Two", "low")
+        between.replies = [(400, {}, b"<html>")]
+        with pytest.raises(Refused, match="answers 400 Bad Request, and not as a Findings Task Service does"):
+            run.flush()
+    assert (batches(between), agent.titles()) == ([2, 2], ["One", "Two"])
+
+
+def test_a_run_that_somebody_else_ended_is_told(agent: Agent) -> None:
+    with agent.failing(Refused) as run:
+        agent.request("PATCH", f"runs/{run.id}", {"status": "failed", "statusReason": "timeout"})
+        run.submit("A finding", "low")
+    assert (agent.caught.code, agent.runs()) == ("run_finished", [("failed", "timeout")])
+    assert agent.caught.__notes__[0].startswith("findings of the run were not stored: ")
+
+
+def test_a_run_of_a_type_that_is_not_there_is_refused(agent: Agent) -> None:
+    with pytest.raises(Refused) as caught, agent.run("wbe"):
+        pytest.fail("it must not begin")
+    assert (caught.value.code, agent.runs()) == ("unknown_project_type", [])
+
+
+# ---------------------------------------------------------------------------
+# Agents: what they read and decide
+# ---------------------------------------------------------------------------
+
+
+def test_a_list_is_walked_to_its_end(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LISTED", 2)
+    with agent.start() as run:
+        for number in range(5):
+            run.submit(f"{number}, and more", "low" if number % 2 else "high", external_id=f"&{number}")
+    listed = list(
+        agent.tasks(run_id=run.id, severity=["high", "info"], status="open", main_line=True, sort="createdAt")
+    )
+    assert [each.external_id for each in listed] == ["&0", "&2", "&4"]
+    assert [each.title for each in agent.tasks(external_id="&3", project_type=[agent.name, "x"])] == ["3, and more"]
+
+
+def test_the_filters_of_a_list_are_the_services(agent: Agent) -> None:
+    theirs = set(findings_service.TaskFilters.__struct_fields__) - {"after"}
+    assert set(TaskFilters.__annotations__) == theirs
+    with pytest.raises(Refused, match="sevrity"):
+        list(agent.tasks(sevrity="high"))
+
+
+def test_a_decision_is_in_the_history_and_in_the_brief(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = "https://shop.example/"
+    with agent.start(target_url=target) as run:
+        run.submit("A finding", "high", external_id="it")
+    (found,) = agent.tasks(run_id=run.id)
+    decided = agent.triage(found.id, status="dismissed", reason="wont_fix", comment="Decoration.", assignee="anna")
+    assert (decided.status, decided.reason, decided.assignee) == ("dismissed", "wont_fix", "anna")
+    assert agent.triage(found.id, assignee="").assignee is None
+    monkeypatch.setattr(client_module, "LISTED", 1)
+    assert [entry.event for entry in agent.history(found.id)] == ["created", "status", "assigned", "assigned"]
+    brief = agent.brief(agent.name, target_url=target, limit=1)
+    assert [(each.external_id, each.status, each.last_comment) for each in brief.tasks] == [
+        ("it", "dismissed", "Decoration.")
+    ]
+    assert (brief.summary.total, agent.brief(agent.name).tasks) == (1, [])
+    assert "Decoration." in agent.brief_text(agent.name, target_url=target)
+
+
+def test_the_gate_judges_a_run(agent: Agent) -> None:
+    with agent.start() as run:
+        run.submit("A finding", "medium", external_id="it")
+    assert (run.gate().pass_, run.gate(fail_on="medium").offenders_total) == (True, 1)
+    with agent.start() as again:
+        again.submit("A finding", "medium", external_id="it")
+    assert (again.gate(fail_on="medium").pass_, again.gate(fail_on="low", only="all").pass_) == (True, False)
+
+
+@pytest.mark.parametrize("id", ["../runs", "TASK/history", "TASK?limit=1", "TASK#", "%2e", "é"])
+def test_an_id_is_one_part_of_a_path(agent: Agent, id: str) -> None:
+    report_one(agent)
+    known = next(agent.tasks(project_type=agent.name)).id
+    for ask in (agent.task, lambda given: next(agent.history(given)), lambda given: agent.triage(given, assignee="")):
+        with pytest.raises(Refused) as caught:
+            ask(id.replace("TASK", known))
+        assert caught.value.status == 404
+
+
+def test_a_definition_is_registered_again_unless_it_differs(agent: Agent) -> None:
+    schema = {"required": ["owner"], "type": "object"}
+    for _ in range(2):
+        kind = agent.register(f"{agent.name}-2", label="Two", description="…", extension_schema=schema)
+    assert (kind.label, kind.description, json.loads(bytes(kind.extension_schema))) == ("Two", "…", schema)
+    with pytest.raises(Refused, match=f"{agent.name}-2") as caught:
+        agent.register(f"{agent.name}-2")
+    assert caught.value.code == "project_type_exists"
+
+
+def test_the_environment_says_where_the_service_is(there: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FINDINGS_URL", f"http://127.0.0.1:{there.port}/")
+    monkeypatch.setenv("FINDINGS_KEY", f" {there.key}\n")
+    assert Findings().register("of-the-environment").name == "of-the-environment"
+    with pytest.raises(Refused, match="API key"):
+        Findings(key="fts_another").register("web")
+    monkeypatch.delenv("FINDINGS_URL")
+    assert Findings().where == "http://127.0.0.1:8000"
+
+
+WRONG_PLACES = cases(
+    key=({}, "FINDINGS_KEY is not set"),
+    url=({"url": "nowhere", "key": "x" * 20}, "is no URL"),
+    both=({"url": "http://127.0.0.1:8000", "db": "findings.db"}, "not both"),
+)
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG_PLACES)
+def test_a_place_that_cannot_be_one_is_told(given: dict[str, str], said: str) -> None:
+    with pytest.raises(findings_service.ConfigurationError, match=said):
+        Findings(**given)
+
+
+def test_an_agent_needs_no_server(tmp_path: Path) -> None:
+    with Agent(db=str(tmp_path / "findings.db")) as agent:
+        with agent.failing(ValueError, "its own") as run:
+            run.submit("A finding", "low")
+            raise ValueError("its own")
+        (found,) = agent.tasks()
+        assert next(agent.history(found.id)).by == "agent"
+        assert agent.runs() == [("failed", "ValueError: its own")]
+
+
+# ---------------------------------------------------------------------------
+# Agents: what a finding is known by
+# ---------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_the_same_for_ever() -> None:
+    """Findings that are stored are known by it: another hash would report all of them anew."""
+    assert fingerprint("B105", "src/app.py", 'password = "secret"') == "B105-b7695f930511ecef2811a3dedca47bae"
+    assert (
+        fingerprint("no label", "/checkout", "<input>", occurrence=2) == "no-label-60ad8f118d8d53dba22e8fb13619a6c9-2"
+    )
+    odd = ("Règle", "src\\é/../ü.py", "x =\N{NO-BREAK SPACE}'caf\udce9'\N{LINE SEPARATOR}")
+    assert fingerprint(*odd) == "R-gle-aa9a453fff12ab19fce9fd65bdfc39f1"
+
+
+@pytest.mark.parametrize("root", ["", ".", "/", "/else", "/etc/pass"])
+def test_an_absolute_path_outside_of_the_root_stays_what_it_is(root: str) -> None:
+    assert (
+        fingerprint("R", "/etc/passwd", root=root) == fingerprint("R", "/etc/passwd") != fingerprint("R", "etc/passwd")
+    )
+
+
+@pytest.mark.parametrize("root", ["/builds/17", "/builds/17/", "C:\\builds\\17"])
+def test_the_checkout_itself_is_the_same_on_every_machine(root: str) -> None:
+    assert fingerprint("R", root, root=root) == fingerprint("R", ".") == fingerprint("R")
+    assert fingerprint("R", f"{root}/../178", root=root) != fingerprint("R", "8")
+
+
+SAME = cases(
+    indentation=("src/app.py", "\tif  x:\n    y()\r\n"),
+    dot=("./src/app.py", "if x: y()"),
+    parts=("src//lib/../app.py", "if x: y()"),
+    backslashes=("src\\app.py", "if x: y()"),
+    root=("/home/me/shop/src/app.py", "if x: y()"),
+    path=(Path("src/app.py"), "if x: y()"),
+)
+
+
+@pytest.mark.parametrize(("path", "snippet"), SAME)
+def test_a_fingerprint_survives(path: str | Path, snippet: str) -> None:
+    assert fingerprint("R", path, snippet, root="/home/me/shop/") == fingerprint("R", "src/app.py", "if x: y()")
+
+
+def test_a_fingerprint_is_the_same_in_both_of_unicodes_forms() -> None:
+    composed = ("Régle", "é.py", "é = 1")
+    assert fingerprint(*composed) == fingerprint(*(unicodedata.normalize("NFD", each) for each in composed))
+
+
+ANY_TEXT = st.text(max_size=20) | st.text("ab/. \\-1", max_size=6) | st.text("\udce9\0é", max_size=3)
+KNOWN_BY = st.tuples(ANY_TEXT, ANY_TEXT, ANY_TEXT, st.integers(1, 10**9))
+
+
+def meant(rule: str, path: str, snippet: str, occurrence: int) -> tuple[Any, ...]:
+    """Return what distinguishes findings, worked out in another way."""
+
+    def fold(text: str) -> str:
+        return re.sub(r"\s+", " ", unicodedata.normalize("NFC", text)).strip()
+
+    plain = os.path.normpath(unicodedata.normalize("NFC", path).replace("\\", "/") or ".")
+    return fold(rule), re.sub("^/+", "/", plain), fold(snippet), occurrence
+
+
+@settings(max_examples=100, deadline=None)
+@given(KNOWN_BY, KNOWN_BY)
+def test_fingerprints_are_the_same_where_the_findings_are_and_nowhere_else(one: Any, other: Any) -> None:
+    first, second = (fingerprint(*each[:3], occurrence=each[3]) for each in (one, other))
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,97}(-[0-9]+)?", first)
+    assert (first == second) == (meant(*one) == meant(*other))
+
+
+def test_no_two_fields_run_into_each_other() -> None:
+    assert (
+        len({fingerprint(*each) for each in (("a", "bc"), ("ab", "c"), ("a", "b", "c"), ("a b", "c"), ("", "", "abc"))})
+        == 5
+    )
+
+
+def test_the_same_line_twice_is_two_findings_in_every_run(agent: Agent) -> None:
+    for _ in range(2):
+        with agent.start() as run:
+            for code in ("assert x", "assert y", "  assert x"):
+                run.submit("Assert", "low", external_id=run.fingerprint("B101", "a.py", code))
+    assert (run.submitted.unchanged, len(agent.titles())) == (3, 3)
+    assert run.fingerprint("B101", "a.py", "assert x").endswith("-3")
+
+
+def test_the_first_occurrence_is_number_one() -> None:
+    with pytest.raises(ValueError, match="the first one is 1"):
+        fingerprint("R", occurrence=0)
