@@ -1,0 +1,89 @@
+"""The service as tools for agents, over the Model Context Protocol: the command `mcp`.
+
+Over standard input and output it serves the agent that started it, with a database file or a service at a URL behind
+it. With `--http` it is a process of its own before a service, for many agents: it holds no key, and passes each
+caller's on. The protocol is spoken by the official SDK (https://modelcontextprotocol.io/specification/2026-07-28, and
+older versions), which takes so long to import that only the command does, in `server.py` beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+import findings_service as heart
+from findings_adapters.client import Remote, service_at, service_options, typed_options
+
+INSTALL = "pip install 'findings-service[mcp]'"
+
+
+class WrongUsage(click.ClickException):
+    """What the command cannot be told, or lacks."""
+
+    exit_code = 2
+
+
+def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str, int] | None:
+    """Return the address of `HOST:PORT`, None where none is given."""
+    if not text:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
+    try:
+        return heart.address_of(host.removeprefix("[").removesuffix("]")), int(port)
+    except OSError as error:
+        raise click.BadParameter(f"{host!r} is no address of this machine: {error.strerror}") from None
+
+
+@heart.main.command()
+@click.option(
+    "--http",
+    "address",
+    metavar="HOST:PORT",
+    default="",
+    callback=http_address,
+    help="Serve many agents over HTTP instead, each with its own key, before the service at --url.",
+)
+@service_options
+def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
+    """Give agents the service as tools, over the Model Context Protocol."""
+    try:
+        import findings_adapters.mcp.server as server
+    except ModuleNotFoundError as missing:
+        refuse_without(missing)
+    with heart.readable_errors(db):
+        try:
+            if address is not None:
+                check_http(url)
+                server.serve_http(*address, url)
+            else:
+                server.serve_stdio(service_at(url, str(Path(db).resolve()), new=True, by="mcp"))
+        except heart.ConfigurationError as error:
+            raise WrongUsage(str(error)) from None
+
+
+def refuse_without(missing: ModuleNotFoundError) -> NoReturn:
+    """Say what to install. :raises ModuleNotFoundError: when it is our own part that is not there."""
+    if (missing.name or "").startswith("findings_adapters"):
+        raise click.UsageError("`mcp` needs findings_adapters/mcp/server.py, which is not there") from None
+    raise WrongUsage(f"`mcp` needs the package {missing.name}, which is not installed: {INSTALL}") from None
+
+
+def check_http(url: str) -> None:
+    """Check what is served over HTTP.
+
+    :raises heart.ConfigurationError: for a file, which has no keys to tell its callers by, and without a URL.
+    """
+    if typed_options("db"):
+        raise heart.ConfigurationError("--http goes with --url, not with --db: each caller is known by its key")
+    if not url:
+        raise heart.ConfigurationError("--http needs --url URL, the service that callers' keys are of")
+    Remote(url, "")
+    if os.name == "nt":
+        raise heart.ConfigurationError("`mcp --http` runs on Linux and macOS")
+    if os.environ.get("FINDINGS_KEY"):
+        click.echo("Note: FINDINGS_KEY is not used: every caller brings a key of its own.", err=True)
