@@ -1,0 +1,728 @@
+"""What Prometheus gets of a service: figures that are right, whoever serves and however many do."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+import yaml
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+
+import findings_service
+from findings_adapters import metrics
+from findings_service import ConfigurationError, Settings, create_app, create_blueprint
+from test_findings_service import (
+    API,
+    HERE,
+    LISTENING,
+    PROGRAM,
+    Server,
+    assert_problem,
+    blocks_of,
+    cases,
+    client_of,
+    crashing,
+    environment,
+    invoke,
+    locked,
+    make_key,
+    start_process,
+    table_rows,
+    task,
+)
+
+Figures = dict[tuple[Any, ...], float]
+TASKS = f"{API}/tasks"
+
+
+def figures_of(text: str) -> Figures:
+    """Return the figures of an exposition, by name and the values of the labels in the order of their names."""
+    families = text_string_to_metric_families(text)
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def scraped(server: Server, key: str = "") -> Figures:
+    """Return the figures that a server tells."""
+    answer = server.request("GET", "/metrics", key=key)  # on a connection of its own, to any of the workers
+    assert (answer.status_code, answer.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    return figures_of(answer.data.decode())
+
+
+def gained(before: Figures, after: Figures, name: str) -> Figures:
+    """Return by how much the figures of a name have risen, without the name."""
+    risen = {key[1:]: n - before.get(key, 0) for key, n in after.items() if key[0] == name}
+    return {key: n for key, n in risen.items() if n}
+
+
+def requests_between(before: Figures, after: Figures) -> Figures:
+    """Return the requests between two scrapes but for these, by method, route and status."""
+    found = gained(before, after, "findings_http_requests_total")
+    return {key: n for key, n in found.items() if key[1] != "/metrics"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics")
+
+
+@pytest.fixture(scope="module")
+def counting(folder: Path) -> Iterator[Server]:
+    """One server with metrics, for all tests that only look at what it gains."""
+    db = folder / "served.db"
+    settings = {"FINDINGS_METRICS": "1", "PROMETHEUS_MULTIPROC_DIR": "/nowhere"}  # which one worker has no need of
+    server = start_process([*PROGRAM, "serve", "--port", "0", "--db", str(db)], db, r"curl .*\n", **settings)
+    yield server
+    assert server.stop() == 0
+
+
+@pytest.fixture
+def off(make_app: Callable[..., flask.Flask]) -> flask.Flask:
+    return make_app()
+
+
+@pytest.fixture
+def on(make_app: Callable[..., flask.Flask]) -> flask.Flask:
+    return make_app(metrics="1")
+
+
+# ---------------------------------------------------------------------------
+# Figures
+# ---------------------------------------------------------------------------
+
+
+def test_requests_are_counted_by_route_method_and_status(counting: Server) -> None:
+    before = scraped(counting)
+    run = counting.start_run()
+    path = f"{API}/runs/{run}/tasks"
+    for sent, status in ((task(), 201), ({"tasks": [task(), task()]}, 201), (task(severity="hgh"), 422)):
+        assert counting.request("POST", path, sent).status_code == status
+    for _ in range(3):
+        counting.request("GET", f"{TASKS}?limit=1")
+    counting.request("HEAD", TASKS)
+    counting.request("GET", TASKS, key="fts_nobody's")
+    assert requests_between(before, scraped(counting)) == {
+        ("POST", f"{API}/project-types", "201"): 1,
+        ("POST", f"{API}/runs", "201"): 1,
+        ("POST", f"{API}/runs/{{run_id}}/tasks", "201"): 2,
+        ("POST", f"{API}/runs/{{run_id}}/tasks", "422"): 1,
+        ("GET", TASKS, "200"): 3,
+        ("HEAD", TASKS, "200"): 1,
+        ("GET", TASKS, "401"): 1,
+    }
+
+
+def test_durations_are_counted_whatever_came_of_a_request(counting: Server) -> None:
+    before, began = scraped(counting), time.monotonic()
+    for path in (f"{TASKS}/x", f"{TASKS}/y?z=1", TASKS):
+        counting.request("GET", path)
+    after, took = scraped(counting), time.monotonic() - began
+    counts = gained(before, after, "findings_http_request_duration_seconds_count")
+    assert counts.items() >= {("GET", f"{TASKS}/{{task_id}}"): 2, ("GET", TASKS): 1}.items()
+    assert 0 < gained(before, after, "findings_http_request_duration_seconds_sum")["GET", TASKS] < took
+    buckets = [n for key, n in after.items() if key[0].endswith("seconds_bucket") and key[2:] == ("GET", TASKS)]
+    assert len(buckets) == len(metrics.SECONDS) + 1
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == after["findings_http_request_duration_seconds_count", "GET", TASKS]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bound"),
+    cases(least=(0.0, "0.001"), on_it=(0.001, "0.001"), above=(0.0011, "0.0025"), most=(11, "+Inf")),
+)
+def test_a_duration_is_in_the_first_bucket_that_it_fits(on: flask.Flask, seconds: float, bound: str) -> None:
+    client = client_of(on)
+    tell = on.extensions["findings"].listeners.answered[-1]
+    tell({"REQUEST_METHOD": "GET", findings_service.NOTED: findings_service.Noted("/x")}, 200, 0, seconds)
+    figures = figures_of(client.get("/metrics").text)
+    found = [key[1] for key, n in figures.items() if key[0].endswith("seconds_bucket") and key[3] == "/x" and n]
+    assert found[0] == bound
+
+
+def test_made_up_methods_and_paths_add_no_labels(counting: Server) -> None:
+    before = scraped(counting)
+    for number in range(20):
+        for path in (f"/{number}", f"{API}/x{number}", TASKS, f"{TASKS}/{number}", f"/page/{number}.js"):
+            counting.request(f"FROB{number}", path)
+        counting.request("GET", f"/{number}", **{"X-HTTP-Method-Override": f"FROB{number}"})
+    assert requests_between(before, scraped(counting)) == {
+        ("other", "-", "404"): 60,
+        ("other", TASKS, "405"): 20,
+        ("other", f"{TASKS}/{{task_id}}", "405"): 20,
+        ("GET", "-", "404"): 20,
+    }
+
+
+def test_what_is_made_up_takes_no_memory(on: flask.Flask) -> None:
+    client = client_of(on)
+    for number in range(3):
+        client.open(f"/{number}", method=f"FROB{number}")
+    assert len(on.extensions["findings"].listeners.answered) == 1
+    counter = on.extensions["findings"].listeners.answered[0].__self__
+    assert [each for each in counter._book.rows if "FROB" in str(each)] == []
+
+
+def test_more_kinds_of_requests_than_there_is_room_for_are_left_out(
+    on: flask.Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(on)
+    client.get(TASKS)
+    monkeypatch.setattr(metrics, "MOST_ROWS", 3)
+    for path in (TASKS, f"{API}/runs", f"{API}/project-types", f"{API}/runs"):
+        assert client.get(path).status_code == 200
+    figures = figures_of(client.get("/metrics").text)
+    assert figures["findings_http_requests_total", "GET", TASKS, "200"] == 2
+    assert ("findings_http_requests_total", "GET", f"{API}/runs", "200") not in figures
+
+
+def test_groups_of_writes_are_counted(counting: Server) -> None:
+    before = scraped(counting)
+    path = f"{API}/runs/{counting.start_run()}/tasks"
+    writers = [threading.Thread(target=counting.request, args=("POST", path, task())) for _ in range(5)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    after = scraped(counting)
+    assert gained(before, after, "findings_commit_group_size_sum") == {(): 7}
+    assert 3 <= gained(before, after, "findings_commit_group_size_count")[()] <= 7
+
+
+def test_a_group_is_told_once_it_is_committed_and_not_when_that_fails(
+    on: flask.Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    service, told = on.extensions["findings"], list[int]()
+    service.listeners.committed.append(told.append)
+    writes = findings_service.WriteQueue(crashing, service.database, service.listeners)
+    writes._settle = lambda group: told.append(-len(group))
+
+    def commit() -> None:
+        writes._waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(3))
+        writes._commit_group()
+
+    commit()
+    with monkeypatch.context() as patched:
+        patched.setattr(service.database, "_commit", failing)
+        commit()
+    assert told == [3, -3, -3]
+    assert figures_of(client_of(on).get("/metrics").text)["findings_commit_group_size_bucket", "4.0"] == 1
+
+
+def test_tasks_and_runs_are_those_of_the_keys_own_client(counting: Server) -> None:
+    key = invoke("keys", "create", "shop", "--client", "shop", "--db", str(counting.db)).stdout.strip()
+    before, own = scraped(counting, key), scraped(counting)
+    counting.request("POST", f"{API}/project-types", {"name": "web"}, key)
+    for branch in (None, "topic"):
+        body = {"projectType": "web", "branch": branch}
+        run = counting.request("POST", f"{API}/runs", body, key).json["id"]
+        reports = [task(severity="high"), task(severity="low", status="dismissed")]
+        counting.request("POST", f"{API}/runs/{run}/tasks", {"tasks": reports}, key)
+    counting.request("PATCH", f"{API}/runs/{run}", {"status": "failed"}, key)
+    after = scraped(counting, key)
+    assert gained(before, after, "findings_tasks") == {("high", "open"): 2, ("low", "dismissed"): 2}
+    assert gained(before, after, "findings_runs") == {("running",): 1, ("failed",): 1}
+    for name in ("findings_tasks", "findings_runs"):
+        assert gained(own, scraped(counting), name) == {}
+    assert len([key for key in after if key[0] == "findings_tasks"]) == 20  # also those of which there are none
+
+
+def test_the_files_and_the_disk_are_told(counting: Server) -> None:
+    figures, db = scraped(counting), counting.db
+    assert figures["findings_database_bytes",] == db.stat().st_size
+    assert figures["findings_wal_bytes",] == db.with_name(f"{db.name}-wal").stat().st_size
+    assert 0 < figures["findings_disk_free_bytes",] <= shutil.disk_usage(db.parent).total
+    assert figures["findings_build_info", sqlite3.sqlite_version, findings_service.__version__] == 1
+
+
+def test_what_cannot_be_read_is_left_out(on: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    client = client_of(on)
+    monkeypatch.setattr(metrics.shutil, "disk_usage", failing)
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert ("findings_database_bytes",) in (figures := figures_of(answer.text))
+    assert ("findings_disk_free_bytes",) not in figures
+
+
+def test_a_scrape_costs_the_same_whatever_is_stored(on: flask.Flask) -> None:
+    client = client_of(on)
+    statements: list[str] = []
+    client.get("/metrics")
+    with on.extensions["findings"].database.reading() as connection:
+        connection.set_trace_callback(statements.append)
+        client.get("/metrics")
+        connection.set_trace_callback(None)
+        plans = [
+            row[3]
+            for statement in statements
+            if statement.startswith("SELECT")
+            for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")
+        ]
+    assert len(statements) <= 4
+    assert not [plan for plan in plans if "SCAN" in plan or plan.endswith(("tasks", "runs"))], plans
+
+
+# ---------------------------------------------------------------------------
+# Backups
+# ---------------------------------------------------------------------------
+
+LAST_BACKUP = ("findings_last_backup_timestamp_seconds",)
+
+
+def test_the_last_good_backup_is_told_and_none_is_long_ago(counting: Server, tmp_path: Path) -> None:
+    assert scraped(counting)[LAST_BACKUP] == 0
+    began = time.time()
+    for name in ("one.db", "two.db"):
+        done = invoke("backup", str(tmp_path / name), "--db", str(counting.db))
+        assert (done.exit_code, len(done.stderr.splitlines())) == (0, 1), done.stderr
+        told, ended = scraped(counting)[LAST_BACKUP], time.time()
+        assert began - 0.001 <= told <= ended
+        assert invoke("backup", str(tmp_path / name), "--db", str(counting.db)).exit_code == 1  # it is there already
+        assert scraped(counting)[LAST_BACKUP] == told
+        began = ended
+    noted = "SELECT COUNT(*) FROM backups"
+    with closing(sqlite3.connect(tmp_path / "one.db")) as one, closing(sqlite3.connect(tmp_path / "two.db")) as two:
+        assert [one.execute(noted).fetchone(), two.execute(noted).fetchone()] == [(0,), (1,)]  # each as of its moment
+
+
+def test_a_backup_of_a_locked_database_is_good_but_not_noted(
+    counting: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FINDINGS_BUSY_TIMEOUT", "0.1")
+    before = scraped(counting)[LAST_BACKUP]
+    with locked(counting.db):
+        done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(counting.db))
+    assert done.exit_code == 0
+    assert "verified" in (lines := done.stderr.splitlines())[0]
+    assert lines[1:] == [f"The metrics do not know of it: {counting.db} could not be written (database is locked)."]
+    assert scraped(counting)[LAST_BACKUP] == before
+
+
+# ---------------------------------------------------------------------------
+# Who may ask, and how
+# ---------------------------------------------------------------------------
+
+
+def test_a_key_of_level_read_is_enough_and_none_is_not(on: flask.Flask) -> None:
+    assert client_of(on, level="read").get("/metrics").status_code == 200
+    assert_problem(on.test_client().get("/metrics"), 401, "unauthorized")
+    assert_problem(client_of(on, name="other").get("/metrics?name=x"), 400, "invalid_parameter")
+    refused = client_of(on, name="third").post("/metrics")
+    assert_problem(refused, 405, "method_not_allowed")
+    assert refused.headers["Allow"] == "GET, HEAD"
+
+
+def test_a_head_has_the_length_and_no_body(counting: Server) -> None:
+    answer = counting.request("HEAD", "/metrics")
+    assert (answer.status_code, answer.data, int(answer.headers["Content-Length"]) > 1000) == (200, b"", True)
+
+
+PLAIN, OPEN = "text/plain; version=0.0.4; charset=utf-8", "application/openmetrics-text; version=1.0.0; charset=utf-8"
+ACCEPTED = cases(
+    nothing=("", PLAIN),
+    anything=("*/*", PLAIN),
+    openmetrics=("application/openmetrics-text", OPEN),
+    prometheus_2=("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", OPEN),
+    letters=("application/openmetrics-text;version=abc", PLAIN),
+    halves=("application/openmetrics-text;version=1..0", PLAIN),
+    quotes=('application/openmetrics-text;version="1.0.0"', PLAIN),
+    digits=(f"text/plain;version={'9' * 5000}", PLAIN),
+    no_text=("application/openmetrics-text;version=2.<b>", PLAIN),
+    no_ascii=("application/openmetrics-text;version=é", PLAIN),
+    only_json=("application/json", PLAIN),
+)
+
+
+@pytest.mark.parametrize(("accept", "kind"), ACCEPTED)
+def test_the_format_is_the_one_that_is_asked_for(on: flask.Flask, accept: str, kind: str) -> None:
+    answer = client_of(on).get("/metrics", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.content_type.startswith(kind)
+    parse = openmetrics_families if kind == OPEN else text_string_to_metric_families
+    assert {family.name for family in parse(answer.text)} >= {"findings_tasks", "findings_commit_group_size"}
+
+
+# ---------------------------------------------------------------------------
+# On and off
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "FROB"])
+def test_without_the_setting_there_is_nothing_as_at_any_unknown_path(off: flask.Flask, method: str) -> None:
+    client = client_of(off)
+    metrics_answer, other = (client.open(path, method=method) for path in ("/metrics", "/metrix"))
+    assert metrics_answer.status_code == 404
+    assert (metrics_answer.data, [*metrics_answer.headers]) == (other.data, [*other.headers])
+    assert off.extensions["findings"].listeners == findings_service.Listeners()
+    assert "/metrics" not in client.get(f"{API}/openapi.json").json["paths"]
+
+
+def test_applications_with_and_without_it_live_in_one_process(on: flask.Flask, off: flask.Flask) -> None:
+    for app, status in ((on, 200), (off, 404), (on, 200)):
+        assert client_of(app, name=f"key-{time.monotonic_ns()}").get("/metrics").status_code == status
+    described = on.test_client().get(f"{API}/openapi.json").json["paths"]["/metrics"]["get"]
+    assert [*described["responses"]["200"]["content"]] == ["text/plain"]
+    assert "level `read`" in described["description"]
+    assert "/metrics" not in findings_service.openapi_document()["paths"]
+
+
+@pytest.mark.parametrize("given", ["2", "yes", "on", "-1", "1 1"])
+def test_a_setting_that_is_neither_on_nor_off_is_refused(given: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"FINDINGS_METRICS: .* is neither 1 nor 0"):
+        Settings.read(metrics=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "on"), cases(one=("1", True), no=(False, False), zero=("0", False), yes=("True", True))
+)
+def test_a_setting_is_on_or_off(given: Any, on: bool) -> None:
+    assert Settings.read(metrics=given).metrics is on
+
+
+NO_PACKAGE = "import sys; sys.modules['prometheus_client'] = None"
+NO_ROOM = """
+import pathlib
+there = pathlib.Path.exists
+pathlib.Path.exists = lambda path: path.name != "metrics.py" and there(path)
+"""
+LACKING = cases(
+    package=(NO_PACKAGE, "the package prometheus_client", "2"),
+    room=(NO_ROOM, "findings_adapters/metrics.py", "1"),
+)
+
+
+@pytest.mark.parametrize(("program", "lacking", "workers"), LACKING)
+def test_a_start_without_what_it_needs_is_one_line(tmp_path: Path, program: str, lacking: str, workers: str) -> None:
+    line = [sys.executable, "-c", f"{program}\nimport findings_service; findings_service.main()"]
+    options = ["serve", "--port", "0", "--db", str(tmp_path / "x.db"), "--workers", workers]
+    env = environment(FINDINGS_METRICS="1", PYTHONPATH=str(HERE))
+    done = subprocess.run([*line, *options], capture_output=True, text=True, env=env, timeout=30, check=False)
+    said = f"Error: FINDINGS_METRICS needs {lacking}: pip install 'findings-service[metrics]'\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+# ---------------------------------------------------------------------------
+# Whoever serves
+# ---------------------------------------------------------------------------
+
+
+def key_of(db: Path) -> str:
+    """Return a key of a new database."""
+    return invoke("keys", "create", "tests", "--level", "full", "--new", "--db", str(db)).stdout.strip()
+
+
+def assert_every_answer_is_counted(server: Server, key: str = "") -> None:
+    """Ask again and again, on new connections, and find each answer counted by whoever tells the figures."""
+    before = scraped(server, key)
+    for number in range(1, 13):
+        server.request("GET", f"{TASKS}?limit={number}", key=key)
+        assert requests_between(before, scraped(server, key)) == {("GET", TASKS, "200"): number}
+
+
+def test_two_workers_tell_their_sums_at_once_and_begin_anew_with_each_start(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    options = {"FINDINGS_METRICS": "1", "TMPDIR": str(tmp_path / "tmp"), "PROMETHEUS_MULTIPROC_DIR": "/nowhere"}
+    server = serve("--workers", "2", **options)
+    assert_every_answer_is_counted(server)
+    (shared,) = (tmp_path / "tmp").iterdir()
+    assert len([*shared.iterdir()]) == 2
+    server.stop(signal.SIGKILL)  # nobody is left to remove the folder
+    again = serve("--workers", "2", until=LISTENING, **options)
+    assert requests_between({}, scraped(again, server.key)) == {("GET", "/healthz", "200"): 1}
+    assert again.stop() == 0
+    assert [*(tmp_path / "tmp").iterdir()] == [shared]
+
+
+def test_a_worker_that_is_killed_leaves_no_folder_behind(serve: Callable[..., Server], tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    server = serve("--workers", "2", FINDINGS_METRICS="1", TMPDIR=str(tmp_path / "tmp"))
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not tell a process's children")
+    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    assert server.process.wait(30) == 1
+    assert [*(tmp_path / "tmp").iterdir()] == []
+
+
+def gunicorn(folder: Path) -> Server:
+    """Start two workers of gunicorn on a free port, as the handbook says."""
+    if not shutil.which("gunicorn", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"):
+        pytest.skip("gunicorn is not installed here")
+    (folder / "figures").mkdir()
+    port, db = findings_service.free_port("127.0.0.1", 0), folder / "findings.db"
+    line = [sys.executable, "-m", "gunicorn", "--workers", "2", "--threads", "2", "--bind", f"127.0.0.1:{port}"]
+    env = {"FINDINGS_DB": str(db), "FINDINGS_METRICS": "1", "PROMETHEUS_MULTIPROC_DIR": str(folder / "figures")}
+    started = r"(?s)http://127\.0\.0\.1:\d+.*Booting worker.*Booting worker"
+    return start_process([*line, "findings_service:create_app()"], db, started, **env)
+
+
+def test_two_workers_of_gunicorn_tell_their_sums_at_once(tmp_path: Path) -> None:
+    key = key_of(tmp_path / "findings.db")
+    server = gunicorn(tmp_path)
+    try:
+        assert_every_answer_is_counted(server, key)
+    finally:
+        assert server.stop() == 0
+
+
+def test_threads_of_another_server_lose_no_request(on: flask.Flask) -> None:
+    waitress = pytest.importorskip("waitress.server")
+    key = make_key(on)
+    serving = waitress.create_server(on, host="127.0.0.1", port=0, threads=4)
+    runner = threading.Thread(target=serving.run)
+    runner.start()
+
+    def ask() -> None:
+        with closing(http.client.HTTPConnection("127.0.0.1", serving.effective_port, timeout=20)) as connection:
+            for _ in range(25):
+                connection.request("GET", TASKS, headers={"Authorization": f"Bearer {key}"})
+                connection.getresponse().read()
+
+    try:
+        callers = [threading.Thread(target=ask) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    finally:
+        serving.trigger.pull_trigger(serving.close)
+        runner.join(20)
+        serving.task_dispatcher.shutdown()
+    figures = figures_of(client_of(on, name="scraper").get("/metrics").text)
+    assert requests_between({}, figures) == {("GET", TASKS, "200"): 100}
+
+
+def test_a_list_that_is_streamed_is_counted_once_it_is_sent(counting: Server, on: flask.Flask) -> None:
+    before = scraped(counting)
+    assert counting.request("GET", TASKS, Accept="text/csv").status_code == 200
+    while not (found := requests_between(before, scraped(counting))):
+        pass
+    assert found == {("GET", TASKS, "200"): 1}
+    client = client_of(on)
+    answer = client.get(TASKS, headers={"Accept": "text/csv"})
+    assert answer.text.startswith("id,")
+    answer.close()
+    assert requests_between({}, figures_of(client.get("/metrics").text)) == {("GET", TASKS, "200"): 1}
+
+
+def test_a_prefix_has_its_metrics_and_leaves_the_applications_own_alone(tmp_path: Path) -> None:
+    app = flask.Flask(__name__)
+    app.add_url_rule("/metrics", "own", lambda: "the application's own")
+    for name, on in (("one", "1"), ("two", "0"), ("three", "1")):
+        settings = Settings.read(db=str(tmp_path / f"{name}.db"), metrics=on)
+        app.register_blueprint(create_blueprint(settings, name), url_prefix=f"/{name}")
+    services = {name: app.blueprints[name].service for name in ("one", "two", "three")}
+    keys = {}
+    for name, service in services.items():
+        with service.database.transaction() as connection:
+            keys[name] = {"Authorization": f"Bearer {findings_service.insert_key(connection, 'x', 'default', 'read')}"}
+    client = app.test_client()
+    assert client.get("/metrics").text == "the application's own"
+    client.get("/one/api/v1/tasks", headers=keys["one"])
+    answers = {name: client.get(f"/{name}/metrics", headers=headers) for name, headers in keys.items()}
+    assert [answer.status_code for answer in answers.values()] == [200, 404, 200]
+    assert requests_between({}, figures_of(answers["one"].text)) == {("GET", TASKS, "200"): 1}
+    assert requests_between({}, figures_of(answers["three"].text)) == {}
+    assert_problem(client.post("/one/metrics"), 405, "method_not_allowed")
+    for service in services.values():
+        service.database.close()
+
+
+def test_a_folder_that_is_not_there_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigurationError, match=r"PROMETHEUS_MULTIPROC_DIR: .*nowhere is no folder"):
+        create_app(db=str(tmp_path / "x.db"), metrics="1")
+
+
+WITHOUT_ROOM = """
+import resource, sys
+from findings_service import create_app
+def allow(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+create_app(db=sys.argv[1]).extensions["findings"].database.close()
+allow(70_000)  # less than the file for figures has
+client = create_app(db=sys.argv[1], metrics="1", api_key="k" * 20).test_client()
+allow(resource.RLIM_INFINITY)
+client.get("/api/v1/tasks")
+print(client.get("/metrics", headers={"Authorization": "Bearer " + "k" * 20}).text)
+"""
+
+
+def test_a_worker_that_finds_no_room_for_its_figures_serves_and_tells_its_own(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", WITHOUT_ROOM, str(tmp_path / "x.db")]
+    env = environment(PYTHONPATH=str(HERE), PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+    done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("are its own alone: [Errno 27]")) == (0, 1)
+    assert requests_between({}, figures_of(done.stdout)) == {("GET", TASKS, "401"): 1}
+    assert [*tmp_path.glob("*.figures")] == []
+
+
+def test_what_lies_in_the_folder_else_is_left_alone(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    client = client_of(make_app(metrics="1"))
+    (mine,) = tmp_path.glob("*.figures")
+    prefix = mine.name.partition("-")[0]
+    (tmp_path / f"{prefix}-half.figures").write_bytes(bytes(1000))  # of a worker that is just starting
+    (tmp_path / f"{prefix}-folder.figures").mkdir()
+    (tmp_path / "histogram_1.db").write_bytes(b"of another program")
+    client.get(TASKS)
+    for _ in range(2):
+        answer = client.get("/metrics")
+        assert requests_between({}, figures_of(answer.text)) == {("GET", TASKS, "200"): 1}
+        mine.unlink(missing_ok=True)  # what cleans up temporary files may take it
+
+
+FORKING = """
+import os, signal, sys, threading, time
+from findings_adapters import metrics
+from findings_service import create_app
+client = create_app(db=sys.argv[1], metrics="1", api_key="k" * 20).test_client()
+client.get("/api/v1/runs")  # so that all is imported: Python's own lock for that hangs a child, too
+done = threading.Event()
+def count():
+    while not done.is_set():
+        with metrics.COUNTING:
+            time.sleep(0.005)
+        client.get("/api/v1/x")
+counting = threading.Thread(target=count, daemon=True)
+counting.start()
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # should it hang
+        client.get("/api/v1/tasks")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "it hung"
+done.set()
+counting.join()
+print(client.get("/metrics", headers={"Authorization": "Bearer " + "k" * 20}).text)
+"""
+
+
+def test_forks_while_others_count_hang_nobody_and_lose_nothing(tmp_path: Path) -> None:
+    quiet = ["-W", "ignore:This process:DeprecationWarning"]  # newer Pythons warn of just this
+    line = [sys.executable, *quiet, "-c", FORKING, str(tmp_path / "x.db")]
+    env = environment(PYTHONPATH=str(HERE), PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+    done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert requests_between({}, figures_of(done.stdout))["GET", TASKS, "401"] == 8
+
+
+# ---------------------------------------------------------------------------
+# The handbook
+# ---------------------------------------------------------------------------
+
+
+def handbook_files() -> dict[str, str]:
+    """Return the files of the handbook for Prometheus by their names."""
+    return {
+        text.split()[1].rpartition("/")[2]: text
+        for _, kind, text in blocks_of(HERE / "docs" / "operations.md")
+        if kind == "yaml"
+    }
+
+
+def test_the_handbooks_table_has_what_is_told_and_nothing_else(counting: Server) -> None:
+    families = [*text_string_to_metric_families(counting.request("GET", "/metrics").data.decode())]
+    told = {}
+    for family in families:
+        name = family.name + {"counter": "_total"}.get(family.type, "")
+        labels = sorted({label for sample in family.samples for label in sample.labels if label != "le"})
+        told[name] = (family.type, ", ".join(f"`{label}`" for label in labels), family.documentation)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table_rows("docs/operations.md")]
+    assert told == {row[0].strip("`"): tuple(row[1:]) for row in rows if row[0].startswith("`findings_")}
+
+
+def test_the_handbooks_alerts_ask_for_what_is_told(counting: Server) -> None:
+    told = {key[0] for key in scraped(counting)}
+    rules = [
+        rule for group in yaml.safe_load(handbook_files()["findings.rules.yml"])["groups"] for rule in group["rules"]
+    ]
+    assert len(rules) == 3
+    for rule in rules:
+        named = set(re.findall(r"findings_\w+", rule["expr"]))
+        assert named
+        assert named <= told, rule["alert"]
+
+
+ALERTED = """
+rule_files: [findings.rules.yml]
+evaluation_interval: 5m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'up{job="findings", instance="well"}', values: 1x240}
+      - {series: 'up{job="findings", instance="away"}', values: 0+0x240}
+      - {series: 'findings_http_requests_total{instance="well", status="200"}', values: 0+100x240}
+      - {series: 'findings_http_requests_total{instance="well", status="503"}', values: 0+1x240}
+      - {series: 'findings_http_requests_total{instance="failing", status="200"}', values: 0+100x240}
+      - {series: 'findings_http_requests_total{instance="failing", status="503"}', values: 0+5x240}
+      - {series: 'findings_disk_free_bytes{instance="well"}', values: 5e10x240}
+      - {series: 'findings_disk_free_bytes{instance="filling"}', values: 5e10-1e8x240}
+      - {series: 'findings_last_backup_timestamp_seconds{instance="well"}', values: 2e5x240}
+      - {series: 'findings_last_backup_timestamp_seconds{instance="never"}', values: 0+0x4320}
+    alert_rule_test:
+      - {eval_time: 4h, alertname: FindingsFailing, exp_alerts: [away, failing]}
+      - {eval_time: 4h, alertname: FindingsDiskFills, exp_alerts: [filling]}
+      - {eval_time: 3d, alertname: FindingsBackupTooOld, exp_alerts: [never]}
+"""
+
+
+def promtool(folder: Path, *arguments: str) -> None:
+    """Have Prometheus's tool judge files of the handbook, which lie in a folder."""
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is not installed here")
+    for name, text in handbook_files().items():
+        (folder / name).write_text(text.replace("/etc/prometheus/", ""), "utf-8")
+    line = ["promtool", *arguments]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_takes_the_handbooks_configuration(tmp_path: Path) -> None:
+    (tmp_path / "findings.key").write_text("fts_x", "utf-8")
+    promtool(tmp_path, "check", "config", "prometheus.yml")
+
+
+def test_the_handbooks_alerts_fire_when_they_should_and_not_else(tmp_path: Path) -> None:
+    rules = yaml.safe_load(handbook_files()["findings.rules.yml"])["groups"][0]["rules"]
+    expected = yaml.safe_load(ALERTED)
+    for each in expected["tests"][0]["alert_rule_test"]:
+        (rule,) = [rule for rule in rules if rule["alert"] == each["alertname"]]
+        each["exp_alerts"] = [alert(rule, instance) for instance in each["exp_alerts"]]
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(expected), "utf-8")
+    promtool(tmp_path, "test", "rules", "alerts.yml")
+
+
+def alert(rule: dict[str, Any], instance: str) -> dict[str, Any]:
+    """Return an alert as Prometheus tells it."""
+    labels = {"instance": instance} | ({"job": "findings"} if instance == "away" else {})
+    summary = rule["annotations"]["summary"].replace("{{ $labels.instance }}", instance)
+    return {"exp_labels": labels, "exp_annotations": {"summary": summary}}
