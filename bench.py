@@ -719,6 +719,78 @@ def measure_reads(bench: Bench) -> Iterator[Row]:
             yield row_of("reads", name, "/s", pairs, to_reach, True)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A request as the front door gets it from granian, and what takes its answer."""
+
+    path: str
+    headers: Mapping[str, str]
+    method: str = "GET"
+    query_string: str = ""
+    scheme: str = "http"
+    server: str = f"{HOST}:80"
+    client: str = f"{HOST}:80"
+
+    def response_bytes(self, status: int, _headers: Any, _body: bytes) -> None:
+        """Take an answer. :raises ValueError: for one of another status."""
+        if status != 200:
+            raise ValueError(f"status {status} instead of 200")
+
+
+def counting_doors(app: flask.Flask, settings: fs.Settings, folder: Path) -> Iterator[fs.FrontDoor]:
+    """Give front doors of an application: one that counts nothing, one in memory, and one where other workers look."""
+    yield fs.FrontDoor(app, settings)
+    for place in ("", str(folder)):
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = place
+        counting = fs.Service(settings)
+        fs.load_metrics().Metrics(counting)
+        yield fs.FrontDoor(app, settings, None, counting.listeners)
+    del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+
+
+async def in_turns(doors: Sequence[fs.FrontDoor], calls: Sequence[Call]) -> list[float]:
+    """Return the microseconds that each door takes for a request, which all answer in turns: the medians."""
+    took: list[list[int]] = [[] for _ in doors]
+    for call in calls:
+        for number in random.sample(range(len(doors)), len(doors)):
+            begun = time.perf_counter_ns()
+            await doors[number].__rsgi__(call, call)
+            took[number].append(time.perf_counter_ns() - begun)
+    return [statistics.median(each) / 1000 for each in took]
+
+
+def measure_metrics(bench: Bench) -> Iterator[Row]:
+    """Compare what counting takes of a read with a fiftieth of it, and see how long telling all takes.
+
+    A difference of two rates would tell nothing: from one round to the next they differ by more. So the same requests
+    go through front doors with and without, in this process and one by one, and how much longer that takes is compared.
+    """
+    if importlib.util.find_spec("prometheus_client") is None:
+        print("metrics is left out: it takes the extra of that name", file=sys.stderr)
+        return
+    plan, stored = bench.plan, bench.small.copy("metrics.db")
+    reading = [request(stored.key, "GET", path) for path in stored.task_paths(1000)]
+    with service(stored.path, FINDINGS_METRICS="1", FINDINGS_WORKERS="2") as server:
+        plan.timed(bench.load, server, reading)
+        scrapes = [request(stored.key, "GET", "/metrics")] * 10 * plan.rounds
+        told = bench.load.run(Job(server.port, scrapes, 200, connections=1))
+    with service(stored.path) as server:
+        plan.timed(bench.load, server, reading)
+        rate = statistics.median(plan.timed(bench.load, server, reading) for _ in range(plan.rounds))
+    settings = fs.Settings(db=str(stored.path))
+    app = fs.create_app(settings)
+    doors = [*counting_doors(app, settings, bench.folder)]
+    calls = [Call(path, {"authorization": f"Bearer {stored.key}"}) for path in stored.task_paths(1000)]
+    with asyncio.Runner() as runner:
+        rounds = [runner.run(in_turns(doors, calls)) for _ in range(plan.rounds + 1)][1:]
+    for place, workers in enumerate(("1 worker", "2 workers"), start=1):
+        pairs = [(0.02 * 1e6 / rate, took[place] - took[0]) for took in rounds]
+        yield row_of("metrics", f"counting a GET of one task, {workers}, against 2 % of it", " µs", pairs, 1.0, False)
+    app.extensions["findings"].database.close()
+    took = statistics.median(told.waits) * 1000
+    yield limit_row("metrics", "GET /metrics, 2 workers", " ms", took, 20)
+
+
 class Triage:
     """PATCH requests for ever, each giving a task another status than the one it has."""
 
@@ -997,6 +1069,10 @@ def flat_reads(stored: Stored) -> Mapping[str, list[bytes]]:
         "list, one branch and status": [f"/api/v1/tasks?branch={BRANCH}&status=open"],
         "list, next links behind 9 tenths": [f"/api/v1/tasks?limit=50&after={row[0]}" for row in deep],
         "a run with its summary": [f"/api/v1/runs/{run_id}"],
+        "a brief": [f"/api/v1/brief?projectType={PROJECT_TYPE}&targetUrl={target_of(0)}"],
+        "a brief of a branch": [
+            f"/api/v1/brief?projectType={PROJECT_TYPE}&targetUrl={target_of(stored.rows // BATCH // 2)}&branch={BRANCH}"
+        ],
         "one task": stored.task_paths(1000),
     }
     return {name: [request(stored.key, "GET", path) for path in group] for name, group in paths.items()}
@@ -1142,6 +1218,7 @@ def measure_old(bench: Bench) -> Iterator[Row]:
             yield row_of("old", f"seen by {plan.runs:,} runs against one: {name}", " ms", pairs[1:], 1.25, False)
         for rows in (plan.small, plan.rows):
             yield from large_run_rows(bench, server, stored, rows, runs[site_of(rows)])
+        yield large_brief_row(bench, server, stored)
 
 
 def large_run_rows(bench: Bench, server: Server, stored: Stored, rows: int, run_id: str) -> Iterator[Row]:
@@ -1158,6 +1235,20 @@ def large_run_rows(bench: Bench, server: Server, stored: Stored, rows: int, run_
             time.sleep(waits[-1])  # for so long the key of a costly read rests
         seconds = statistics.median(waits)
         yield limit_row("old", f"a run of {rows:,}, changed: {name}", " ms", seconds * 1000, limit)
+
+
+def large_brief_row(bench: Bench, server: Server, stored: Stored) -> Row:
+    """Compare a brief of a target that has many findings with one of a target that has few."""
+    plan = bench.plan
+    few, many = (
+        [request(stored.key, "GET", f"/api/v1/brief?projectType={PROJECT_TYPE}&targetUrl={site_of(rows)}")]
+        for rows in (plan.small, plan.rows)
+    )
+    pairs = [
+        (1000 / plan.timed(bench.load, server, few), 1000 / plan.timed(bench.load, server, many))
+        for _ in range(plan.rounds + 1)
+    ]
+    return row_of("old", f"one target's {plan.rows:,} against {plan.small:,}: a brief", " ms", pairs[1:], 1.5, False)
 
 
 PAGE_LIMIT, TOTAL_LIMIT = 50.0, 150.0  # ms
@@ -1224,6 +1315,7 @@ def stored_rate(database: fs.Database, number: int) -> float:
 
 PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "reads": measure_reads,
+    "metrics": measure_metrics,
     "writes": measure_writes,
     "batches": measure_batches,
     "sarif": measure_sarif,
