@@ -1422,11 +1422,11 @@ def settle(person: Person, place: str) -> None:
     playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(0)
 
 
-def violations(person: Person, theme: str) -> list[str]:
-    """Return what axe-core finds."""
+def violations(person: Person, theme: str, *, busy: int = 0) -> list[str]:
+    """Return what axe-core finds while so many lists are being loaded."""
     if not AXE.exists():
         pytest.skip("node_modules/axe-core is not installed")
-    playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(0)
+    playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(busy)
     if not person.page.evaluate("'axe' in window"):
         person.page.evaluate(AXE.read_text("utf-8"))
     options: dict[str, Any] = {"iframes": False, "resultTypes": ["violations"]}
@@ -1446,6 +1446,20 @@ def test_no_view_has_a_fault_that_axe_finds(make_person: Callable[..., Person], 
     for place in places:
         settle(person, place)
         assert violations(person, theme) == [], place
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_list_can_be_read_while_it_is_loaded_again(
+    make_person: Callable[..., Person], findings: Findings, theme: str
+) -> None:
+    findings.report(*numbered(3))
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"})
+    person = make_person(color_scheme=theme, reduced_motion="reduce")
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    hold(person, "**/api/v1/tasks?*")
+    person.page.get_by_role("button", name="Open", exact=True).click()
+    assert violations(person, theme, busy=1) == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
