@@ -593,7 +593,7 @@ def test_what_is_typed_after_a_slash_is_searched_for(person: Person, findings: F
     person.press("j", "Enter")
     person.sees("Finding 11", "h1")
     person.press("/")
-    person.page.wait_for_function("document.activeElement.matches('.search')")
+    playwright.expect(person.page.locator(".search")).to_be_focused()
     person.type("3des")
     person.sees("No finding is like that")
     assert person.place == "#/findings?q=3des"
