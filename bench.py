@@ -462,7 +462,7 @@ def new_database(path: Path) -> tuple[fs.Database, str]:
 
     Only the durability of the filling is less than the service's.
     """
-    database = fs.Database(fs.Settings(db=str(path), synchronous="NORMAL"))
+    database = fs.SQLiteDatabase(fs.Settings(db=str(path), synchronous="NORMAL"))
     with database.transaction() as connection:
         key = fs.insert_key(connection, "bench", CLIENT, "full")
         schema = json.dumps(EXTENSION_SCHEMA)

@@ -49,19 +49,21 @@ import signal
 import socket
 import sqlite3
 import string
+import tempfile
 import threading
 import time
 import types
 import typing
 import unicodedata
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 
 try:
@@ -111,6 +113,8 @@ log = logging.getLogger("findings_service")
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SHORTEST_KEY = 16  # characters
 SHORTEST_KEEP = 3600.0  # seconds
+# The rooms for other engines than SQLite, by the scheme of a database's URL.
+ENGINE_ROOMS: Mapping[str, str] = {"postgresql": "postgres", "postgres": "postgres"}
 
 
 class ConfigurationError(Exception):
@@ -142,10 +146,26 @@ def parse_synchronous(text: str) -> str:
     return text.upper()
 
 
+def scheme_of(db: str) -> str:
+    """Return the scheme of a database's URL in small letters, "" for the path of a file."""
+    scheme, colon, _ = db.partition("://")
+    return scheme.lower() if colon and regex.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) else ""
+
+
+def without_password(db: str) -> str:
+    """Return what messages may call a database by: its path, or its URL without the password that may be in it."""
+    if not scheme_of(db):
+        return db
+    shown = regex.sub(r"^([^:/?#]+://[^:/?#@]*):[^/?#]*@", r"\1@", db)
+    return regex.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
+
+
 def parse_path(text: str) -> str:
-    """Return the path of a database file. :raises ValueError: for what SQLite takes for no file."""
+    """Return the path of a database file, or a URL. :raises ValueError: for what no engine takes for either."""
     if text == ":memory:":
         raise ValueError("the data needs a file; :memory: would be another database for every connection")
+    if (scheme := scheme_of(text)) and scheme not in ENGINE_ROOMS:
+        raise ValueError(f"{scheme}:// is unknown here; give a path, or a URL that begins with postgresql://")
     return text
 
 
@@ -194,7 +214,9 @@ def parse_switch(text: str) -> bool:
 class Settings(Struct, frozen=True, kw_only=True):
     """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes."""
 
-    db: Annotated[str, Meta(description="The database file. It is made with mode 0600.")] = "findings.db"
+    db: Annotated[str, Meta(description="The database file, which is made with mode 0600, or a postgresql:// URL.")] = (
+        "findings.db"
+    )
     api_key: Annotated[
         str, Meta(description="A key accepted as a full one of client default, for CI jobs; 16 characters or more.")
     ] = ""
@@ -456,13 +478,23 @@ class Busy(ServiceError):
         super().__init__(f"{cause}; nothing was stored. Try again.", headers={"Retry-After": "1"})
 
 
+class TryAgain(Busy):
+    """An engine with several writers undid what one of them did, through no fault of that: it may be done again.
+
+    Whoever began the transaction does so; nobody else gets to see this.
+    """
+
+    def __init__(self, cause: str = "Others kept the database from storing this") -> None:
+        super().__init__(cause)
+
+
 class StorageFull(ServiceError):
-    """The database file cannot be read or written now."""
+    """The database cannot be read or written now."""
 
     status, code = 503, "storage_full"
 
     def __init__(self, cause: str) -> None:
-        detail = f"The database file cannot be used now ({cause}); nothing was stored. Try again later."
+        detail = f"The database cannot be used now ({cause}); nothing was stored. Try again later."
         super().__init__(detail, headers={"Retry-After": "10"})
 
 
@@ -998,7 +1030,8 @@ class Health(Model):
 
     status: Literal["ok"]
     version: str
-    sqlite: str
+    sqlite: str | msgspec.UnsetType = msgspec.UNSET
+    postgresql: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class NoQuery(Request):
@@ -1265,8 +1298,8 @@ def in_ecma(schema: Any) -> Any:
 # ---------------------------------------------------------------------------
 
 # What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
-# first application. The service works without them, and says what is absent. Two more, the page and the metrics, are
-# loaded by applications that have them.
+# first application. The service works without them, and says what is absent. Three more, the page, the metrics and
+# PostgreSQL (`ENGINE_ROOMS`), are loaded by applications that have them.
 ROOMS: Mapping[str, Sequence[str]] = {
     "sarif": (),
     "markdown": (),
@@ -1351,6 +1384,7 @@ class PageFile(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str]
 
 
+ENGINES: dict[str, Callable[[Settings], Database]] = {}  # by the scheme of a URL; a room adds its own
 PAGE_FILES: dict[str, PageFile] = {}  # by path: "/", or a name in the folder; a room adds them
 PAGE_FOLDER = "/page/"
 
@@ -1367,15 +1401,12 @@ class Listeners(Struct):
 
 
 # ---------------------------------------------------------------------------
-# Database: one file, a connection that reads, and one that writes
+# Database: what the service asks of an engine, and SQLite, its own
 # ---------------------------------------------------------------------------
 #
-# Who owns what. A process has two connections to its file. The *writer* alone writes and checkpoints, which keeps
-# SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write, and
-# sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its fsync, or
-# for another process's lock. Under `serve` the event loop's thread reads; the front door's other thread writes and
-# keeps house, and reads for that; a request with a long check has a thread of its own, which takes its turn at both.
-# Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
+# An engine gives connections to readers and writers. What stands behind this section knows no more of it than
+# `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
+# room's, and may have many connections at once.
 
 APPLICATION_ID = 0x46545356
 SCHEMA_VERSION = 6
@@ -1446,11 +1477,10 @@ WIPED_AT_ONCE = 256  # pages
 MOST_PAGES = 1 << 25  # 128 GiB of 4 KiB each
 FILE_HEADER = 100  # bytes before the first page's own header
 BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
+REPORTERS_KNOWN = 1_000  # runs and branches whose cells are kept: as many as a filter names
+TASK_SETS_KEPT = 16
+ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
-
-
-class DatabaseUnusable(Exception):
-    """The file cannot be opened as this service's database; the message says why and what would help."""
 
 
 def schema_path() -> Path:
@@ -1470,6 +1500,9 @@ CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, sc
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
+Found_ = TypeVar("Found_")
+
+
 class TaskSet(Struct, frozen=True, gc=False):
     """Some tasks: a bit for each seq from 0 on, and how many bits there are. A million take 125 KB."""
 
@@ -1486,35 +1519,110 @@ class TaskSet(Struct, frozen=True, gc=False):
         return f"{self.bits:0{self.size}b}".encode()[::-1].translate(BITS_OF_DIGITS)
 
 
-class Connection(sqlite3.Connection):
-    """A connection that writes counters once for a whole transaction, however many requests share it.
+class Stamped(Generic[Found_]):
+    """What was found last, of each key, with a stamp that tells whether it still holds. Threads may share it.
 
-    `counted` is what the requests of the transaction have come to, `counting` what the one under way has, and
-    `next_seq` is the first seq that no task has, once the transaction has asked for it. `cells` are the runs and
-    branches that were counted last, with what tells whether they are still the same, and `task_sets` what was searched
-    for and in. Only a `read_only` connection keeps them: what the other one reads may yet be undone. `is_late`
-    tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for good: then
-    the counters that have come to nothing go too, because their scopes name what is gone.
+    :param most: how many keys are remembered: those that were asked for last.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: dict[tuple[Any, ...], tuple[Any, Found_]] = {}
+        self._changing = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def recall(self, key: tuple[Any, ...], stamp: object, find: Callable[[], Found_]) -> Found_:
+        """Return what was found under the same stamp, or else what `find` finds now."""
+        with self._changing:
+            before, found = self._found.get(key, (None, None))
+        if found is None or before != stamp:
+            found = find()
+        with self._changing:
+            self._found.pop(key, None)
+            self._found[key] = (stamp, found)  # the last one used, as a dict keeps its order
+            if len(self._found) > self._most:
+                del self._found[next(iter(self._found))]
+        return found
+
+
+class Cursor(Protocol):
+    """What a statement has come to: its rows, each a tuple of texts, whole numbers and None."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows were changed."""
+
+    def fetchone(self) -> Any:
+        """Return the next row, None behind the last."""
+
+    def fetchall(self) -> list[Any]:
+        """Return the rows that are left."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the rows that are left."""
+
+
+class Connection(ABC):
+    """A connection to a database, which writes counters once for a whole transaction, however many requests share it.
+
+    Statements are SQL that SQLite and PostgreSQL both read, with a `?` for each parameter. Each names the client of
+    every row that it touches.
+
+    `counted` is what the requests of the transaction have come to, `counting` what the one under way has. `cells` are
+    the runs and branches that were counted last, and `task_sets` what was searched for and in: only a `read_only`
+    connection keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list
+    is over. `deletes` is whether the transaction takes anything away for good: then the counters that have come to
+    nothing go too, because their scopes name what is gone.
     """
 
     read_only = False
+    cells: Stamped[ReportedCells] = Stamped(0)
+    task_sets: Stamped[TaskSet] = Stamped(0)
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def begin_counting(self) -> None:
+        """Make what a transaction counts by; whoever makes a connection does this once."""
         self.counted: Counter[CounterKey] = Counter()
         self.counting: Counter[CounterKey] = Counter()
-        self.next_seq = 0
         self.deletes = False
-        self.cells: dict[tuple[str, ...], tuple[tuple[int, ...], ReportedCells]] = {}
-        self.task_sets: dict[tuple[Any, ...], tuple[int, TaskSet]] = {}
         self.is_late: Callable[[], bool] = bool
 
-    def take_seqs(self, count: int) -> range:
-        """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
-        if not self.next_seq:
-            self.next_seq = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
-        self.next_seq += count
-        return range(self.next_seq - count, self.next_seq)
+    @property
+    @abstractmethod
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open. An engine may have ended one by itself, as on a full disk."""
+
+    @abstractmethod
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
+        """Run a statement."""
+
+    @abstractmethod
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor:
+        """Run a statement that gives no rows once for each of some lots of parameters."""
+
+    @abstractmethod
+    def take_seqs(self, client_id: str, count: int) -> range:
+        """Return seqs for new tasks of a client. Nobody else gives any of its away while the transaction lasts."""
+
+    @abstractmethod
+    def limited(self, seconds: float) -> AbstractContextManager[None]:
+        """Let what is done within have no more than so many seconds.
+
+        :raises TimeoutError: when they are over.
+        """
+
+    @abstractmethod
+    def stamp(self) -> object:
+        """Return something that is another thing once somebody has committed something."""
+
+    @abstractmethod
+    def ask_to_erase(self) -> None:
+        """Have what the transaction deletes erased from where the engine may still have it, and set `deletes`."""
+
+    @abstractmethod
+    def faults(self) -> Iterator[str]:
+        """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
 
     def settle_counts(self) -> None:
         """Add what the request under way counted to the transaction's."""
@@ -1548,21 +1656,276 @@ class Connection(sqlite3.Connection):
         """Drop what belongs to a transaction, because it ends."""
         self.counted.clear()
         self.counting.clear()
-        self.next_seq = 0
         self.deletes = False
 
 
-def user_version(connection: Connection) -> int:
+class DatabaseUnusable(Exception):
+    """There is no database of this service, or it cannot be opened; the message says why and what would help."""
+
+
+class Database(ABC):
+    """Where an application keeps its data: what gives connections to readers and writers.
+
+    `version` counts the commits of this process, and `commit_seconds` is how long the last one took. Everything raises
+    a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable` where the database cannot
+    be used. A database may be used by all threads, and is closed while the process forks.
+
+    `concurrent` tells whether many threads may read and write at once, each over a connection of its own, so that a
+    statement may be waited for; where it is not, there is one reader and one writer, which are soon done.
+    `advice` is what to do instead of a command that an engine has a tool of its own for.
+    """
+
+    concurrent: ClassVar[bool] = False
+    advice: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.version = 0
+        self.commit_seconds = 0.0
+        self.last_uses: dict[tuple[str, str | int], str] = {}
+        self._noting = threading.Lock()  # for `last_uses`
+        self._refusing: int | None = None  # the thread that gets no transaction
+        DATABASES.add(self)
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What messages call the database: its path as it was given, or its URL without a password."""
+
+    @property
+    def place(self) -> str:
+        """Where the data is, from wherever one looks."""
+        return self.name
+
+    @property
+    @abstractmethod
+    def engine(self) -> tuple[str, str]:
+        """The name and version of the engine."""
+
+    @property
+    def folder(self) -> Path:
+        """A folder that this process may write in."""
+        return Path(tempfile.gettempdir())
+
+    @property
+    @abstractmethod
+    def transacting(self) -> bool:
+        """Whether this thread has a transaction."""
+
+    @abstractmethod
+    def absence(self) -> str:
+        """Say that there is no database, without making one; "" where there is."""
+
+    @abstractmethod
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Give a connection to a reader: within a transaction of its own thread the one that sees its changes."""
+
+    @abstractmethod
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """Give a connection to a reader whose statements must all see the same moment."""
+
+    @abstractmethod
+    def transaction(
+        self, client_id: str | None = None, patience: float | None = None
+    ) -> AbstractContextManager[Connection]:
+        """Give a connection that writes: all of its statements are durable when this ends, or none is stored.
+
+        Within a transaction of the same thread, it is a savepoint in that.
+
+        :param client_id: whose rows are written; other writers of the client wait. None for what is no client's.
+        :param patience: seconds to wait for others who keep the database, or the client, locked; None for what is set.
+        """
+
+    def use_later(self, table: str, key: str | int, at: str) -> None:
+        """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
+        with self._noting:
+            self.last_uses[table, key] = at
+
+    @abstractmethod
+    def write_uses(self, patience: float | None = None) -> None:
+        """Write what `use_later` remembers, unless there is nothing."""
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Refuse every transaction of this thread, as while another process has the database."""
+        self._refusing = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._refusing = None
+
+    @abstractmethod
+    def keeps_house(self) -> bool:
+        """Tell whether it is this process's turn to keep house, of those that have the database open."""
+
+    @abstractmethod
+    def keep_house(self) -> None:
+        """Do what the engine wants done now and then."""
+
+    @abstractmethod
+    def erasing_slices(self) -> Iterator[bool]:
+        """Erase what was asked for, where it is this process's turn to, a part with each step.
+
+        Each tells whether there is more to do.
+        """
+
+    def cautions(self) -> Iterator[str]:
+        """Give what whoever audits the database should know, without anything being wrong with its data."""
+        yield from ()
+
+    @abstractmethod
+    def figures(self) -> Mapping[str, Callable[[], float]]:
+        """Return what gives sizes in bytes, by the name of the figure; it raises OSError where there is none now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left to write, and close the connections; the next use opens others."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Close the connections, if there are any; the next use opens others."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Wait until nobody uses the connections, and let nobody."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Let the connections be used again."""
+
+
+# Neither a connection nor a lock that a thread holds survives a fork, nor what SQLite knows of both in its own
+# memory (https://www.sqlite.org/howtocorrupt.html, 2.6). So no database is open while a process forks, nobody is
+# inside an engine, and parent and child each open their own when they need it.
+
+DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+class Forking(threading.local):
+    """The databases that a thread holds while it forks."""
+
+    held: Sequence[Database] = ()
+
+
+FORKING = Forking()
+
+
+def close_for_fork() -> None:
+    """Wait until nobody uses a database, and close it."""
+    FORKING.held = list(DATABASES)
+    for database in FORKING.held:
+        database.hold()
+        database.disconnect()
+
+
+def reopen_after_fork() -> None:
+    """Let the databases be used again, in the parent and in the child."""
+    for database in FORKING.held:
+        database.let_go()
+    FORKING.held = ()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=close_for_fork, after_in_parent=reopen_after_fork, after_in_child=reopen_after_fork)
+
+
+def erase_at_once(database: Database) -> None:
+    """Erase what was asked for, where nobody keeps house who would; what takes too long is left to the next time."""
+    end = time.monotonic() + ERASED_WITHIN
+    try:
+        for _ in database.erasing_slices():
+            if time.monotonic() > end:
+                return
+            time.sleep(BUSY_SLICE / 4)
+    except (sqlite3.Error, OSError, DatabaseUnusable) as error:
+        log.warning("erasing what was deleted failed, and is tried again: %s", error)
+
+
+# SQLite. Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which
+# keeps SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write,
+# and sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its
+# fsync, or for another process's lock. Under `serve` the event loop's thread reads; the front door's other thread
+# writes and keeps house, and reads for that; a request with a long check has a thread of its own, which takes its turn
+# at both. Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
+
+
+class SQLiteConnection(sqlite3.Connection, Connection):
+    """A connection to a file. `next_seq` is the first seq that no task has, once a transaction has asked for it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.begin_counting()
+        self.next_seq = 0
+
+    def take_seqs(self, client_id: str, count: int) -> range:  # noqa: ARG002 - seqs are the file's
+        """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
+        if not self.next_seq:
+            self.next_seq = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
+        self.next_seq += count
+        return range(self.next_seq - count, self.next_seq)
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Interrupt the statement that is at work when it has had the processor for some seconds.
+
+        Waiting counts only where it is ten times as long: a machine that has much else to do makes no list too long.
+        What reads little is never interrupted, however slow the disk is
+        (https://www.sqlite.org/c3ref/progress_handler.html).
+
+        :raises TimeoutError: then.
+        """
+        worked, waited = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
+        self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
+        self.set_progress_handler(self.is_late, CLOCK_STEPS)
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
+                raise
+            raise TimeoutError from None
+        finally:
+            self.set_progress_handler(None, 0)
+            self.is_late = bool
+
+    def stamp(self) -> object:
+        """Return a number that is another one once another connection has committed something."""
+        return self.execute("PRAGMA data_version").fetchone()[0]
+
+    def ask_to_erase(self) -> None:
+        """Ask the process that may checkpoint to erase what the transaction removes: `erasing_slices` does it."""
+        self.deletes = True
+        self.execute(
+            """INSERT INTO erasures (id, asked, done) VALUES (1, 1, 0)
+               ON CONFLICT (id) DO UPDATE SET asked = erasures.asked + 1"""
+        )
+
+    def faults(self) -> Iterator[str]:
+        """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
+        for (fault,) in self.execute("PRAGMA integrity_check"):
+            if fault != "ok":
+                yield f"integrity: {fault}"
+        for table, row, parent, _ in self.execute("PRAGMA foreign_key_check"):
+            yield f"foreign key: row {row} of {table} has no parent in {parent}"
+        with closing(sqlite3.connect(":memory:")) as fresh:
+            fresh.executescript(schema_path().read_text("utf-8"))
+            names = "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+            present = set(self.execute(names))
+            yield from (f"schema: {name} is missing" for (name,) in fresh.execute(names) if (name,) not in present)
+        if user_version(self) != SCHEMA_VERSION:
+            yield f"schema version {user_version(self)}, not {SCHEMA_VERSION}"
+
+    def forget(self) -> None:
+        """Drop what belongs to a transaction, because it ends."""
+        super().forget()
+        self.next_seq = 0
+
+
+def user_version(connection: SQLiteConnection) -> int:
     """Return the schema version of the file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def data_version(connection: Connection) -> int:
-    """Return a number that is another one once another connection has committed something."""
-    return int(connection.execute("PRAGMA data_version").fetchone()[0])
-
-
-def require_ours(connection: Connection, path: str) -> None:
+def require_ours(connection: SQLiteConnection, path: str) -> None:
     """Refuse a file that is not ours, or newer than we are. :raises DatabaseUnusable: then."""
     ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
     if not ours and connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
@@ -1584,7 +1947,7 @@ def statements_of(script: str) -> Iterator[str]:
 
 
 @contextmanager
-def saying_that_it_takes_long(connection: Connection, path: str, version: int) -> Iterator[None]:
+def saying_that_it_takes_long(connection: SQLiteConnection, path: str, version: int) -> Iterator[None]:
     """Say now and then in the log that a database is being brought up to date, which takes a minute for millions."""
     began = said = time.monotonic()
 
@@ -1604,7 +1967,7 @@ def saying_that_it_takes_long(connection: Connection, path: str, version: int) -
         log.warning("%r is up to date after %.0f s", path, time.monotonic() - began)
 
 
-def prepare_schema(connection: Connection, path: str) -> None:
+def prepare_schema(connection: SQLiteConnection, path: str) -> None:
     """Create the schema in a new file, and bring an older one up to date, all of it or nothing."""
     if user_version(connection) == SCHEMA_VERSION:
         return
@@ -1622,7 +1985,7 @@ def prepare_schema(connection: Connection, path: str) -> None:
         connection.execute("COMMIT")
 
 
-def connect(settings: Settings, *, read_only: bool = False) -> Connection:
+def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     """Open the file with the pragmas that the promises need. It does not checkpoint by itself.
 
     Only a connection that writes makes a file where there is none, or a schema.
@@ -1635,7 +1998,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
         timeout=BUSY_SLICE,
         isolation_level=None,
         check_same_thread=False,
-        factory=Connection,
+        factory=SQLiteConnection,
         cached_statements=CACHED_STATEMENTS,
     )
     try:
@@ -1643,6 +2006,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
+            connection.cells, connection.task_sets = Stamped(REPORTERS_KNOWN), Stamped(TASK_SETS_KEPT)
         else:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
@@ -1662,8 +2026,8 @@ def connect(settings: Settings, *, read_only: bool = False) -> Connection:
 
 
 def is_busy(error: BaseException) -> bool:
-    """Tell whether `error` is SQLite's word for a lock that somebody else holds."""
-    return isinstance(error, sqlite3.OperationalError) and isinstance(storage_error(error), Busy)
+    """Tell whether `error` is an engine's word for a lock that somebody else holds."""
+    return isinstance(storage_error(error) if isinstance(error, sqlite3.Error) else error, Busy)
 
 
 def patiently(work: Callable[[], Any], patience: float) -> Any:
@@ -1701,7 +2065,7 @@ def missing_right(path: str) -> str | None:
     return None
 
 
-def unusable(path: str, error: OSError | sqlite3.Error) -> DatabaseUnusable:
+def unusable(path: str, error: Exception) -> DatabaseUnusable:
     """Return the error that says why a database cannot be used."""
     cause = missing_right(path) or getattr(error, "strerror", None) or error
     return DatabaseUnusable(f"{path} cannot be used: {cause}")
@@ -1713,7 +2077,7 @@ def claim_file(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def open_database(settings: Settings, *, read_only: bool = False) -> Connection:
+def open_database(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     """Return a connection to the settings' database, which is created when it is missing.
 
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
@@ -1724,7 +2088,7 @@ def open_database(settings: Settings, *, read_only: bool = False) -> Connection:
         if not read_only:
             claim_file(settings.db)
         opening = partial(connect, settings, read_only=read_only)
-        return typing.cast(Connection, patiently(opening, settings.busy_timeout))
+        return typing.cast(SQLiteConnection, patiently(opening, settings.busy_timeout))
     except (OSError, sqlite3.Error) as error:
         raise unusable(settings.db, error) from error
 
@@ -1788,30 +2152,43 @@ class Checkpointer:
 AWAY = "it was moved, replaced or deleted while the service runs"
 
 
-class Database:
+def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
+    """Tell whether SQLite can corrupt a file that two connections write and checkpoint at the same instant.
+
+    It could from 3.7.0 on, and was mended in 3.51.3, 3.50.7 and 3.44.6 (https://www.sqlite.org/wal.html#walresetbug).
+    """
+    mended = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
+    return version >= (3, 7, 0) and not mended
+
+
+def processes_using(path: str) -> int:
+    """Return how many other processes have a file open; 0 where the system does not tell (/proc is Linux's)."""
+    wanted, found = Path(path).resolve(), set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if link.readlink() == wanted:
+                found.add(link.parts[2])
+    return len(found - {str(os.getpid())})
+
+
+class SQLiteDatabase(Database):
     """A process's two connections to its file, and the one way to write through them.
 
-    `version` counts the commits, and `commit_seconds` is how long the last one took. `checkpointer` is held by one
-    process of those that have the file open.
+    `checkpointer` is held by one process of those that have the file open.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = msgspec.structs.replace(settings, db=str(Path(settings.db).absolute()))  # wherever we go
+        super().__init__(msgspec.structs.replace(settings, db=str(Path(settings.db).absolute())))  # wherever we go
+        self._given = settings.db
         self.checkpointer = Checkpointer(settings.db)
-        self.version = 0
-        self.commit_seconds = 0.0
-        self.last_uses: dict[tuple[str, str | int], str] = {}
         self._written_uses = self.last_uses
-        self._noting = threading.Lock()  # for `last_uses`
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
-        self._reader: Connection | None = None
-        self._writer: Connection | None = None  # is there whenever the reader is
+        self._reader: SQLiteConnection | None = None
+        self._writer: SQLiteConnection | None = None  # is there whenever the reader is
         self._transacting: int | None = None  # the thread that has a transaction
-        self._refusing: int | None = None  # the thread that gets none
         self._file: tuple[int, int] | None = None
         self._away = self._left = False  # whether the file is, and whether the connections have left it
         self._looked = self._asked = -LOOK_EVERY
-        DATABASES.add(self)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Let another application in this process checkpoint, when the one that had this database is gone.
@@ -1821,15 +2198,44 @@ class Database:
         if hasattr(self, "_asked") and not is_finalizing():
             self.disconnect()
 
+    @property
+    def name(self) -> str:
+        """The path of the file, as it was given."""
+        return self._given
+
+    @property
+    def place(self) -> str:
+        """The path of the file, from the root."""
+        return str(Path(self.settings.db).resolve())
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """SQLite, and the version that Python has."""
+        return "SQLite", sqlite3.sqlite_version
+
+    @property
+    def folder(self) -> Path:
+        """Where the file is: SQLite makes others beside it."""
+        return Path(self.settings.db).parent
+
+    def absence(self) -> str:
+        """Say that there is no file; "" where there is."""
+        return "" if Path(self.settings.db).exists() else f"there is no file {self.name}"
+
+    @property
+    def transacting(self) -> bool:
+        """Whether this thread has the transaction."""
+        return self._transacting == threading.get_ident()
+
     # Reading
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[SQLiteConnection]:
         """Give a connection to a reader: within a transaction of its own thread the one that sees its changes.
 
         :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
-        if self._writer and self._transacting == threading.get_ident():
+        if self._writer and self.transacting:
             yield self._writer
             return
         self._look()
@@ -1838,7 +2244,7 @@ class Database:
             yield self._reader or self._open_reader()
 
     @contextmanager
-    def snapshot(self) -> Iterator[Connection]:
+    def snapshot(self) -> Iterator[SQLiteConnection]:
         """Give a connection to a reader whose statements must all see the same moment."""
         with self.reading() as connection:
             if connection.in_transaction:
@@ -1851,21 +2257,20 @@ class Database:
                 if connection.in_transaction:  # an error of the disk has ended it
                     connection.execute("ROLLBACK")
 
-    def use_later(self, table: str, key: str | int, at: str) -> None:
-        """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
-        with self._noting:
-            self.last_uses[table, key] = at
-
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
         if self.last_uses:
-            with self.transaction(patience):
+            with self.transaction(patience=patience):
                 pass
 
     # Writing
 
     @contextmanager
-    def transaction(self, patience: float | None = None) -> Iterator[Connection]:
+    def transaction(
+        self,
+        client_id: str | None = None,  # noqa: ARG002 - there is one writer for all
+        patience: float | None = None,
+    ) -> Iterator[SQLiteConnection]:
         """Give the connection that writes: all of its statements are stored, or none.
 
         Within a transaction of the same thread, it is a savepoint in that. BEGIN IMMEDIATE, because a deferred
@@ -1879,7 +2284,7 @@ class Database:
         thread = threading.get_ident()
         if self._refusing == thread:
             raise Busy
-        if self._transacting == thread:
+        if self.transacting:
             with self._savepoint() as connection:
                 yield connection
             return
@@ -1891,7 +2296,7 @@ class Database:
             self._roll_back()
             raise
 
-    def _begin(self) -> Connection:
+    def _begin(self) -> SQLiteConnection:
         """Take the lock and open a transaction."""
         self._look()
         self._writing.acquire()
@@ -1909,7 +2314,7 @@ class Database:
             raise
         return connection
 
-    def _commit(self, connection: Connection) -> None:
+    def _commit(self, connection: SQLiteConnection) -> None:
         """Make the transaction durable and give the lock back. After an error, `_roll_back` must follow."""
         connection.write_counts()
         began = time.perf_counter()
@@ -1934,8 +2339,8 @@ class Database:
             self._writing.release()
 
     @contextmanager
-    def _savepoint(self) -> Iterator[Connection]:
-        connection = typing.cast(Connection, self._writer)
+    def _savepoint(self) -> Iterator[SQLiteConnection]:
+        connection = typing.cast(SQLiteConnection, self._writer)
         connection.execute("SAVEPOINT request")
         try:
             yield connection
@@ -1948,19 +2353,10 @@ class Database:
                 connection.execute("RELEASE request")
             raise
 
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Refuse every transaction of this thread, as while another process has the database."""
-        self._refusing = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._refusing = None
-
     # Keeping house
 
     @contextmanager
-    def maintaining(self) -> Iterator[Connection]:
+    def maintaining(self) -> Iterator[SQLiteConnection]:
         """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
         self._look()
         with self._writing:
@@ -1969,11 +2365,27 @@ class Database:
             self._share_checkpoints(connection)
             yield connection
 
+    def keeps_house(self) -> bool:
+        """Tell whether this process is the one that checkpoints."""
+        return self.checkpointer.held
+
     def keep_house(self) -> None:
         """Fold the WAL into the file when it is large, or the file is longer than what is in it."""
         with suppress(sqlite3.Error, OSError, DatabaseUnusable), self.maintaining() as connection:
             if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def erasing_slices(self) -> Iterator[bool]:
+        """Erase what was asked for from the file and the WAL, where it is this process's turn, a part with each step.
+
+        Each tells whether there is more to do, and is in vain while somebody reads what is in the WAL.
+        """
+        with self.reading() as connection:
+            asked, done = select_erasures(connection)
+        page: int | None = 0
+        while asked > done and page is not None:
+            page = self.erase(asked, page)
+            yield page is not None
 
     def erase(self, asked: int, page: int) -> int | None:
         """Erase what was asked for so many times, from a page on. Return from where to go on, None for nowhere.
@@ -2007,12 +2419,31 @@ class Database:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
         return Path(f"{Path(self.settings.db).resolve()}-wal").stat().st_size
 
-    def excess(self, connection: Connection) -> int:
+    def figures(self) -> Mapping[str, Callable[[], float]]:
+        """Return what gives the bytes of the file, of the WAL, and what is free on their disk."""
+        path = Path(self.settings.db).resolve()
+        return {
+            "findings_database_bytes": lambda: path.stat().st_size,
+            "findings_wal_bytes": self.wal_size,
+            "findings_disk_free_bytes": lambda: shutil.disk_usage(path.parent).free,
+        }
+
+    def cautions(self) -> Iterator[str]:
+        """Warn of another program that has the file open, where SQLite has its bug."""
+        users, ours = processes_using(self.settings.db), processes_using(self.checkpointer.path)
+        if has_wal_reset_bug() and users > max(ours, 1):
+            yield (
+                f"SQLite {sqlite3.sqlite_version} can corrupt a file that two connections write and checkpoint at once,"
+                f" and {users} processes have this one open. Those of this service agree on one that checkpoints;"
+                " another program does not. Stop that, or update SQLite to 3.51.3."
+            )
+
+    def excess(self, connection: SQLiteConnection) -> int:
         """Return how many bytes longer the file is than the database in it and the WAL."""
         pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return max(0, Path(self.settings.db).stat().st_size - int(pages) * int(size))
 
-    def _share_checkpoints(self, connection: Connection) -> None:
+    def _share_checkpoints(self, connection: SQLiteConnection) -> None:
         """See, once a second, whether it is this process's turn to checkpoint."""
         if not self.checkpointer.held and time.monotonic() >= self._asked + LOOK_EVERY:
             self._asked = time.monotonic()
@@ -2021,12 +2452,12 @@ class Database:
 
     # Opening and closing
 
-    def _open_writer(self) -> Connection:
+    def _open_writer(self) -> SQLiteConnection:
         self._writer = open_database(self.settings)
         self._file, self._away, self._left = identity(self.settings.db), False, False
         return self._writer
 
-    def _open_reader(self) -> Connection:
+    def _open_reader(self) -> SQLiteConnection:
         """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file.
 
         It is opened by its path, where another file might be by now, or none.
@@ -2135,68 +2566,8 @@ class Database:
         self._reading.release()
 
 
-# Neither a connection nor a lock that a thread holds survives a fork, nor what SQLite knows of both in its own
-# memory (https://www.sqlite.org/howtocorrupt.html, 2.6). So no database is open while a process forks, nobody is
-# inside SQLite, and parent and child each open their own when they need it.
-
-DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
-
-
-class Forking(threading.local):
-    """The databases that a thread holds while it forks."""
-
-    held: Sequence[Database] = ()
-
-
-FORKING = Forking()
-
-
-def close_for_fork() -> None:
-    """Wait until nobody uses a database, and close it."""
-    FORKING.held = list(DATABASES)
-    for database in FORKING.held:
-        database.hold()
-        database.disconnect()
-
-
-def reopen_after_fork() -> None:
-    """Let the databases be used again, in the parent and in the child."""
-    for database in FORKING.held:
-        database.let_go()
-    FORKING.held = ()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=close_for_fork, after_in_parent=reopen_after_fork, after_in_child=reopen_after_fork)
-
-
-def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
-    """Tell whether SQLite can corrupt a file that two connections write and checkpoint at the same instant.
-
-    It could from 3.7.0 on, and was mended in 3.51.3, 3.50.7 and 3.44.6 (https://www.sqlite.org/wal.html#walresetbug).
-    """
-    mended = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
-    return version >= (3, 7, 0) and not mended
-
-
-def file_faults(connection: Connection) -> Iterator[str]:
-    """Tell what SQLite itself finds wrong with the file."""
-    for (fault,) in connection.execute("PRAGMA integrity_check"):
-        if fault != "ok":
-            yield f"integrity: {fault}"
-    for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
-        yield f"foreign key: row {row} of {table} has no parent in {parent}"
-    with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(schema_path().read_text("utf-8"))
-        names = "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
-        present = set(connection.execute(names))
-        yield from (f"schema: {name} is missing" for (name,) in fresh.execute(names) if (name,) not in present)
-    if user_version(connection) != SCHEMA_VERSION:
-        yield f"schema version {user_version(connection)}, not {SCHEMA_VERSION}"
-
-
 def copy_database(
-    source: Connection, path: str, progress: Callable[[int, int, int], object] | None = None
+    source: SQLiteConnection, path: str, progress: Callable[[int, int, int], object] | None = None
 ) -> list[str]:
     """Copy a database that is in use into a new file as it is at one moment, and return what is wrong with the copy.
 
@@ -2204,12 +2575,12 @@ def copy_database(
     process (https://www.sqlite.org/backup.html).
     """
     claim_file(path)
-    copy = sqlite3.connect(path, isolation_level=None, factory=Connection)
+    copy = sqlite3.connect(path, isolation_level=None, factory=SQLiteConnection)
     source.execute("BEGIN")
     try:
         source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         source.backup(copy, pages=1000, progress=progress)
-        return list(file_faults(copy))
+        return list(copy.faults())
     finally:
         if source.in_transaction:
             source.execute("ROLLBACK")
@@ -2242,7 +2613,7 @@ def make_way(path: str) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-def require_room(connection: Connection, path: str) -> None:
+def require_room(connection: SQLiteConnection, path: str) -> None:
     """Refuse to compact where the disk has no room for it: a copy, and what is copied back from that.
 
     :raises DatabaseUnusable: then.
@@ -2257,7 +2628,7 @@ def require_room(connection: Connection, path: str) -> None:
         raise DatabaseUnusable(f"compacting {path} needs {needed:,} bytes of room in {folder}; there are {room:,}")
 
 
-def copy_beside(connection: Connection, path: str) -> None:
+def copy_beside(connection: SQLiteConnection, path: str) -> None:
     """Have SQLite make its copies beside a database, and not where temporary files are, which may be small."""
     with suppress(sqlite3.Error):
         quoted = str(Path(path).resolve().parent).replace("'", "''")
@@ -2265,7 +2636,7 @@ def copy_beside(connection: Connection, path: str) -> None:
 
 
 @contextmanager
-def alone(connection: Connection, path: str) -> Iterator[None]:
+def alone(connection: SQLiteConnection, path: str) -> Iterator[None]:
     """Have the file for this connection alone, without a WAL. :raises DatabaseUnusable: when others have it open."""
     try:
         connection.execute("PRAGMA journal_mode = DELETE")
@@ -2287,16 +2658,7 @@ def alone(connection: Connection, path: str) -> Iterator[None]:
 # (https://www.sqlite.org/fileformat.html#b_tree_pages), so that whoever reads meanwhile, or a crash, does no harm.
 
 
-def ask_to_erase(connection: Connection) -> None:
-    """Ask the process that may checkpoint to erase what the transaction removes: `erasing_slices` does it."""
-    connection.deletes = True
-    connection.execute(
-        """INSERT INTO erasures (id, asked, done) VALUES (1, 1, 0)
-           ON CONFLICT (id) DO UPDATE SET asked = erasures.asked + 1"""
-    )
-
-
-def select_erasures(connection: Connection) -> tuple[int, int]:
+def select_erasures(connection: SQLiteConnection) -> tuple[int, int]:
     """Return how many times was asked to erase, and how many of those are done."""
     row = connection.execute("SELECT asked, done FROM erasures WHERE id = 1").fetchone()
     return (row[0], row[1]) if row else (0, 0)
@@ -2364,53 +2726,17 @@ def wipe_gaps(path: str, page_size: int, first: int, seconds: float) -> int:
     return first if first < pages < MOST_PAGES else 0
 
 
-def erasing_slices(database: Database) -> Iterator[bool]:
-    """Erase what was asked for from the file and the WAL, where it is this process's turn to, a part with each step.
+def database_for(settings: Settings) -> Database:
+    """Return the database that settings name, of the engine that their URL names. Nothing is opened yet.
 
-    Each tells whether there is more to do, and is in vain while somebody reads what is in the WAL.
+    :raises ConfigurationError: when what that engine needs is not there.
     """
-    with database.reading() as connection:
-        asked, done = select_erasures(connection)
-    page: int | None = 0
-    while asked > done and page is not None:
-        page = database.erase(asked, page)
-        yield page is not None
-
-
-def erase_at_once(database: Database) -> None:
-    """Erase what was asked for, where nobody keeps house who would; what takes too long is left to the next time."""
-    end = time.monotonic() + ERASED_WITHIN
-    try:
-        for _ in erasing_slices(database):
-            if time.monotonic() > end:
-                return
-            time.sleep(BUSY_SLICE / 4)
-    except (sqlite3.Error, OSError, DatabaseUnusable) as error:
-        log.warning("erasing what was deleted failed, and is tried again: %s", error)
-
-
-@contextmanager
-def statement_limit(connection: Connection, seconds: float) -> Iterator[None]:
-    """Interrupt the statement that is at work when it has had the processor for some seconds.
-
-    Waiting counts only where it is ten times as long: a machine that has much else to do makes no list too long.
-    What reads little is never interrupted, however slow the disk is (https://www.sqlite.org/c3ref/progress_handler.html).
-    Where another engine keeps the data, this is its statement time-out.
-
-    :raises TimeoutError: then.
-    """
-    worked, waited = time.thread_time() + seconds, time.monotonic() + WAITING * seconds
-    connection.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
-    connection.set_progress_handler(connection.is_late, CLOCK_STEPS)
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
-            raise
-        raise TimeoutError from None
-    finally:
-        connection.set_progress_handler(None, 0)
-        connection.is_late = bool
+    scheme = scheme_of(settings.db)
+    if not scheme:
+        return SQLiteDatabase(settings)
+    if absent := load_room(ENGINE_ROOMS[scheme]):
+        raise ConfigurationError(f"a database of {scheme}:// needs findings_adapters/{absent}, which is not there")
+    return ENGINES[scheme](settings)
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
@@ -3563,7 +3889,7 @@ class Listing(Struct, frozen=True, kw_only=True):
             arm = self.cut(self.arms[0])
             statement = f"""SELECT {columns} FROM {self.source(arm, whole=True)} {joined}
                 WHERE {" AND ".join(arm.conditions)} ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
-            return self._execute(connection, statement, (*arm.values, limit, offset))
+            return iter(self._execute(connection, statement, (*arm.values, limit, offset)))
         if 1 < len(self.arms) <= MOST_ARMS:
             seqs, values = self._merged(self.arms, limit, offset)
         elif found := self.seqs(connection, limit, offset):
@@ -3573,7 +3899,7 @@ class Listing(Struct, frozen=True, kw_only=True):
             return iter(())
         statement = f"""SELECT {columns} FROM {self.table} {joined}
             WHERE {self.table}.seq IN ({seqs}) ORDER BY {self.table}.seq {self.order}"""
-        return self._execute(connection, statement, values)
+        return iter(self._execute(connection, statement, values))
 
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:
         """Return the seqs of some rows."""
@@ -3638,7 +3964,7 @@ class Listing(Struct, frozen=True, kw_only=True):
             counted += int(self._execute(connection, statement, arm.values).fetchone()[0])
         return counted
 
-    def _execute(self, connection: Connection, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
+    def _execute(self, connection: Connection, statement: str, values: Sequence[Any]) -> Cursor:
         if not self.listed:
             return connection.execute(statement, values)
         listed = {name: rounded(each) for name, each in self.listed.items()}
@@ -4110,7 +4436,6 @@ CELLS = tuple(  # by CELL_NUMBER
         (True, False), TASK_STATUSES, sorted(RANKS.values()), (False, True)
     )
 )
-REPORTERS_KNOWN = 1_000  # whose cells a connection keeps: as many as a filter names
 
 
 def select_reported_cells(
@@ -4126,28 +4451,13 @@ def select_reported_cells(
         changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
     dropped = changes.get(CHANGES, 0)
     return {
-        each.seq: keep_cells(
-            connection,
+        each.seq: connection.cells.recall(
             (client_id, *each.identity),
             (each.reported, changes.get(each.changes, 0) + dropped),
             partial(count_cells, connection, client_id, each),
         )
         for each in reporters
     }
-
-
-def keep_cells(
-    connection: Connection, whose: tuple[str, ...], stamp: tuple[int, ...], recount: Callable[[], ReportedCells]
-) -> ReportedCells:
-    """Return cells as they were counted under the same stamp, or else count them again, and keep them."""
-    if not connection.read_only:
-        return recount()
-    before, cells = connection.cells.pop(whose, (None, {}))
-    cells = cells if before == stamp else recount()
-    connection.cells[whose] = (stamp, cells)  # the last one used, as a dict keeps its order
-    if len(connection.cells) > REPORTERS_KNOWN:
-        del connection.cells[next(iter(connection.cells))]
-    return cells
 
 
 def count_cells(connection: Connection, client_id: str, reporter: Reporter) -> ReportedCells:
@@ -4266,7 +4576,7 @@ def idle_slices(
         with database.reading() as connection:
             if not select_idle_runs(connection, idle_seconds, 1):
                 return
-        with database.transaction(patience) as connection:
+        with database.transaction(patience=patience) as connection:
             failed = fail_idle_runs(connection, idle_seconds, size)
         yield failed
 
@@ -4334,7 +4644,6 @@ SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
 NEXT_CODE = re.compile("[A-P]+")
 ALL_PLACES = (1 << BLOCK_SIZE) - 1
 COMPARED_WORDS = 200
-TASK_SETS_KEPT = 16
 LOOKUPS = 25_000  # of single tasks in index ranges, which take no longer than the rest of a search
 LOOKUP_COST = 5  # rows of a list that are read in the time of one
 
@@ -4551,23 +4860,10 @@ def forget_text(connection: Connection, client_id: str, seqs: Collection[int]) -
     write_words(connection, client_id, dict.fromkeys(sorted(seqs), ""))
 
 
-def keep_task_set(connection: Connection, key: tuple[Any, ...], stamp: int, find: Callable[[], TaskSet]) -> TaskSet:
-    """Return the tasks that were found under the same stamp, or else find them again, and keep them."""
-    if not connection.read_only:
-        return find()
-    before, found = connection.task_sets.pop(key, (None, None))
-    if found is None or before != stamp:
-        found = find()
-    connection.task_sets[key] = (stamp, found)  # the last one used, as a dict keeps its order
-    if len(connection.task_sets) > TASK_SETS_KEPT:
-        del connection.task_sets[next(iter(connection.task_sets))]
-    return found
-
-
 def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) -> TaskSet:
     """Return which tasks have all of some words. What was found before is still right while no task's words change."""
     stamp = sum(n for *_, n in select_counts(connection, client_id, [WORDS_CHANGED]))
-    return keep_task_set(connection, (client_id, *words), stamp, partial(find_words, connection, client_id, words))
+    return connection.task_sets.recall((client_id, *words), stamp, partial(find_words, connection, client_id, words))
 
 
 def in_time(connection: Connection, words: Iterable[str]) -> Iterator[str]:
@@ -4622,11 +4918,11 @@ def plan_found(connection: Connection, client_id: str, listing: Listing, words: 
         return listing
     if listing.total == everything or not total:
         return Marked.of(hits.signs())
-    version = data_version(connection)
+    stamp = connection.stamp()
     if total * len(listing.arms) <= max(LOOKUPS, (listing.total or 0) // LOOKUP_COST):
         find = partial(look_up, connection, listing, hits)
-        return Marked.of(keep_task_set(connection, (words, *listing.key), version, find).signs())
-    within = keep_task_set(connection, listing.key, version, partial(read_listing, connection, listing))
+        return Marked.of(connection.task_sets.recall((words, *listing.key), stamp, find).signs())
+    within = connection.task_sets.recall(listing.key, stamp, partial(read_listing, connection, listing))
     return Marked.of(TaskSet(hits.bits & within.bits, hits.size).signs())
 
 
@@ -5137,7 +5433,7 @@ def select_common_cells(connection: Connection, client_id: str, run: RunKey, bas
     changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes]))
     stamp = (run.reported, baseline.reported, changes)
     recount = partial(count_common_cells, connection, client_id, run, baseline)
-    return keep_cells(connection, (client_id, run.id, baseline.id), stamp, recount)
+    return connection.cells.recall((client_id, run.id, baseline.id), stamp, recount)
 
 
 def count_common_cells(connection: Connection, client_id: str, *runs: RunKey) -> ReportedCells:
@@ -5885,7 +6181,7 @@ def insert_tasks(
     connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report], now: str
 ) -> list[TaskResult]:
     """Store new findings, and return what became of each report."""
-    seqs = connection.take_seqs(len(reports))
+    seqs = connection.take_seqs(who.client_id, len(reports))
     added: list[tuple[int, str, TaskStatus, Report]] = [
         (seq, task_id, report.status or "open", report)
         for seq, task_id, report in zip(seqs, new_ids(len(reports)), reports, strict=True)
@@ -6332,7 +6628,7 @@ AUDITS = {
 
 def faults(connection: Connection) -> Iterator[str]:
     """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
-    yield from file_faults(connection)
+    yield from connection.faults()
     expected = recounted(connection)
     for client, name, status, severity, identified, n in connection.execute(
         "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope NOT LIKE 'changes%'"
@@ -6486,7 +6782,7 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
         for finished_at, client_id, *key in rows:
             gone = finished_at is None or finished_at >= before
             while not gone:
-                with database.transaction(patience) as connection:
+                with database.transaction(patience=patience) as connection:
                     tasks, gone = prune_slice(connection, client_id, RunKey(*key))
                 yield int(gone), tasks
         last = rows[-1][2]
@@ -6512,7 +6808,7 @@ def remove_task(connection: Connection, client_id: str, task: State) -> None:
     """Delete a task with its history, and what else tells of it."""
     drop_answers_of_task(connection, client_id, task)
     remove_tasks(connection, client_id, [task])
-    ask_to_erase(connection)
+    connection.ask_to_erase()
 
 
 def remove_run(connection: Connection, client_id: str, run: RunKey) -> None:
@@ -6526,7 +6822,7 @@ def remove_run(connection: Connection, client_id: str, run: RunKey) -> None:
         "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
     )
     remove_empty_run(connection, client_id, run)
-    ask_to_erase(connection)
+    connection.ask_to_erase()
 
 
 def remove_project_type(connection: Connection, client_id: str, name: str) -> None:
@@ -6541,7 +6837,7 @@ def remove_project_type(connection: Connection, client_id: str, name: str) -> No
         raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
     drop_answers_of_project_type(connection, client_id, name)
     connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
-    ask_to_erase(connection)
+    connection.ask_to_erase()
 
 
 def replace_project_type(
@@ -6553,7 +6849,7 @@ def replace_project_type(
     """
     if update_project_type(connection, client_id, name, label, description, schema):
         drop_answers_of_project_type(connection, client_id, name)
-        ask_to_erase(connection)
+        connection.ask_to_erase()
 
 
 def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Sequence[tuple[State, bool]]) -> None:
@@ -7424,7 +7720,7 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.database = Database(settings)
+        self.database = database_for(settings)
         self.listeners = Listeners()
         self.exposition: Exposition | None = None
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
@@ -7802,6 +8098,10 @@ class Call:
         """Where the data is."""
         return self.service.database
 
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """Give the connection that writes what is the client's."""
+        return self.database.transaction(self.client_id)
+
     def perform(self, parts: Mapping[str, str]) -> flask.Response:
         """Return the answer to the request: the one it got before, if it is a repeated one."""
         if self.request_key is not None:
@@ -7812,7 +8112,7 @@ class Call:
 
     def write_once(self, write: Callable[[Connection], flask.Response]) -> flask.Response:
         """Return what `write` answers, in one transaction with keeping the answer for the request's key."""
-        with self.database.transaction() as connection:
+        with self.transaction() as connection:
             if self.request_key is None:
                 return write(connection)
             if kept := select_answer(connection, self.request_key, self.body_hash):
@@ -7905,7 +8205,7 @@ def next_link(call: Call, after: str) -> str:
 def listing(call: Call) -> Iterator[Connection]:
     """Give the connection to a list: one moment, and a bounded time. :raises InvalidParameter: when that is over."""
     try:
-        with call.database.snapshot() as connection, statement_limit(connection, LIST_TIME):
+        with call.database.snapshot() as connection, connection.limited(LIST_TIME):
             yield connection
     except TimeoutError:
         detail = (
@@ -8016,7 +8316,7 @@ def get_run(call: Call, run_id: str) -> flask.Response:
 @operation("PATCH", "/api/v1/runs/{run_id}", "agent", {200: RunWithSummary}, body=RunUpdate, refusals=(RunFinished,))
 def patch_run(call: Call, run_id: str) -> flask.Response:
     """Finish a run, and resolve what it did not report any more if asked to."""
-    with call.database.transaction() as connection:
+    with call.transaction() as connection:
         run = select_run_key(connection, call.client_id, run_id)
         body: RunUpdate = call.body
         if body.resolve_missing and body.status != "completed":
@@ -8028,7 +8328,7 @@ def patch_run(call: Call, run_id: str) -> flask.Response:
 @operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
 def delete_run(call: Call, run_id: str) -> flask.Response:
     """Delete a run, also a running one, and the tasks that only it reports."""
-    with call.database.transaction() as connection:
+    with call.transaction() as connection:
         remove_run(connection, call.client_id, select_run_key(connection, call.client_id, run_id))
     return no_content()
 
@@ -8188,7 +8488,7 @@ def patch_tasks(call: Call) -> flask.Response:
     if "HTTP_IF_MATCH" in flask.request.environ:
         raise InvalidParameter("If-Match", "goes with the update of one task; several have no ETag")
     update: TasksUpdate = call.body
-    with call.database.transaction() as connection:
+    with call.transaction() as connection:
         states = select_states_by_id(connection, call.client_id, update.ids)
         if problems := [*decision_problems(update), *id_problems(update, states)]:
             raise ValidationFailed(problems)
@@ -8216,7 +8516,7 @@ def get_task(call: Call, task_id: str) -> flask.Response:
 )
 def patch_task(call: Call, task_id: str) -> flask.Response:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
-    with call.database.transaction() as connection:
+    with call.transaction() as connection:
         state = select_state(connection, call.client_id, task_id)
         update: TaskUpdate = call.body
         if problems := decision_problems(update):
@@ -8231,7 +8531,7 @@ def patch_task(call: Call, task_id: str) -> flask.Response:
 @operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
 def delete_task(call: Call, task_id: str) -> flask.Response:
     """Delete a task with its history."""
-    with call.database.transaction() as connection:
+    with call.transaction() as connection:
         remove_task(connection, call.client_id, select_state(connection, call.client_id, task_id))
     return no_content()
 
@@ -8307,7 +8607,7 @@ def put_project_type(call: Call, name: str) -> flask.Response:
     if body.name not in (None, name):
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
     definition = read_definition(call, name)
-    with call.database.transaction() as connection:
+    with call.transaction() as connection:
         replace_project_type(connection, call.client_id, name, *definition)
         return answer(200, select_project_type(connection, call.client_id, name))
 
@@ -8315,7 +8615,7 @@ def put_project_type(call: Call, name: str) -> flask.Response:
 @operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
 def delete_project_type(call: Call, name: str) -> flask.Response:
     """Delete a project type that there is no run of."""
-    with call.database.transaction() as connection:
+    with call.transaction() as connection:
         remove_project_type(connection, call.client_id, name)
     return no_content()
 
@@ -8353,7 +8653,8 @@ def get_health(call: Call) -> flask.Response:
     """Tell whether the database can be read and written."""
     with call.database.transaction() as connection:
         check_health(connection)
-    return answer(200, Health("ok", __version__, sqlite3.sqlite_version))
+    name, version = call.database.engine
+    return answer(200, Health("ok", __version__, **{name.lower(): version}))
 
 
 @operation("GET", "/metrics", "read", {200: str}, among=METRICS_OPERATIONS)
@@ -8588,8 +8889,8 @@ def open_once(service: Service) -> None:
         for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
             pass
         erase_at_once(service.database)
-    except sqlite3.Error as error:
-        raise unusable(service.settings.db, error) from error
+    except ENGINE_ERRORS as error:
+        raise unusable(service.database.name, error) from error
     finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
         service.database.close()
 
@@ -9082,12 +9383,12 @@ class WriteQueue:
         erasing: Iterator[object] | None = None
         while True:
             again = time.monotonic() + HOUSEKEEPING
-            erasing = erasing or erasing_slices(database)
+            erasing = erasing or database.erasing_slices()
             database.write_uses(patience=0)
             for _ in idle_slices(database, settings.run_timeout, patience=0):
                 yield SLICE_PAUSE
             database.keep_house()
-            if settings.keep and database.checkpointer.held and time.monotonic() >= self._next_search:
+            if settings.keep and database.keeps_house() and time.monotonic() >= self._next_search:
                 self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience=0)
             while (erasing or self._old) and time.monotonic() < again:
                 if erasing and next(erasing, None) is None:
@@ -9112,6 +9413,7 @@ class FrontDoor:
         self.app = app
         self.settings = settings
         self.writes = WriteQueue(app, database, listeners) if database else None
+        self._folder = database.folder if database else Path(tempfile.gettempdir())
         self._listeners = listeners or Listeners()
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
@@ -9168,7 +9470,7 @@ class FrontDoor:
         """
         size, respond = 0, partial(protocol.response_file, answer.status, answer.headers)
         try:
-            async with pipe_read_by(respond, Path(self.settings.db).parent) as pipe:
+            async with pipe_read_by(respond, self._folder) as pipe:
                 for piece in answer.pieces:
                     await write_to(pipe, piece)
                     size += len(piece)
@@ -9587,8 +9889,8 @@ def readable_errors(db: str) -> Iterator[None]:
         raise click.ClickException(f"{user_name()} may not use {error.filename}: {error.strerror}") from None
     except (ConfigurationError, DatabaseUnusable, ChildProcessError, OSError) as error:
         raise click.ClickException(str(error)) from None
-    except sqlite3.Error as error:
-        raise click.ClickException(str(unusable(db, error))) from None
+    except ENGINE_ERRORS as error:
+        raise click.ClickException(str(unusable(without_password(db), error))) from None
 
 
 @contextmanager
@@ -9598,13 +9900,22 @@ def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
     :param hint: what to do where there is none.
     """
     with readable_errors(db):
-        if not new and not Path(db).exists():
-            raise DatabaseUnusable(f"there is no file {db}{hint}")
-        database = Database(Settings.read(db=db))
+        database = database_for(Settings.read(db=db))
         try:
+            if not new and (absence := database.absence()):
+                raise DatabaseUnusable(f"{absence}{hint}")
             yield database
         finally:
             database.close()
+
+
+@contextmanager
+def opened_file(db: str, command: str) -> Iterator[SQLiteDatabase]:
+    """Give a command a database file, and say what to do instead where the database is another engine's."""
+    with opened(db) as database:
+        if not isinstance(database, SQLiteDatabase):
+            raise click.ClickException(f"`{command}` is for database files; {database.advice[command]}")
+        yield database
 
 
 @click.group(cls=MainGroup)
@@ -9653,7 +9964,7 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
         key = first_key(settings)
         warn_of_exposure(host)
-        message = f"Findings Task Service {__version__} on {url_of(host, port)}, data in {Path(db).resolve()}"
+        message = f"Findings Task Service {__version__} on {url_of(host, port)}, data in {database_for(settings).place}"
         if key:
             message += first_steps(key, url_of(host, port))
         with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
@@ -9665,7 +9976,7 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
 
 def first_key(settings: Settings) -> str | None:
     """Make the first key of a new database and return it; None where there is a key already."""
-    database = Database(settings)
+    database = database_for(settings)
     try:
         with database.transaction() as connection:
             insert_client(connection, "default")
@@ -9745,16 +10056,6 @@ class Progress:
             watcher.join()
 
 
-def processes_using(path: str) -> int:
-    """Return how many other processes have a file open; 0 where the system does not tell (/proc is Linux's)."""
-    wanted, found = Path(path).resolve(), set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if link.readlink() == wanted:
-                found.add(link.parts[2])
-    return len(found - {str(os.getpid())})
-
-
 def audit(connection: Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
     with Progress() as progress, progress.watching():
@@ -9770,16 +10071,11 @@ def audit(connection: Connection, db: str) -> None:
 def check(db: str) -> None:
     """Audit a database, also one in use: exit code 1 and one line for each fault."""
     with opened(db) as database, database.snapshot() as connection:
-        users, ours = processes_using(db), processes_using(database.checkpointer.path)
-        if has_wal_reset_bug() and users > max(ours, 1):
-            click.echo(
-                f"Warning: SQLite {sqlite3.sqlite_version} can corrupt a file that two connections write and checkpoint"
-                f" at once, and {users} processes have this one open. Those of this service agree on one that"
-                " checkpoints; another program does not. Stop that, or update SQLite to 3.51.3.",
-                err=True,
-            )
-        audit(connection, db)
-    click.echo(f"{db} is sound: schema version {SCHEMA_VERSION}, SQLite {sqlite3.sqlite_version}.", err=True)
+        for caution in database.cautions():
+            click.echo(f"Warning: {caution}", err=True)
+        audit(connection, database.name)
+    engine = " ".join(database.engine)
+    click.echo(f"{database.name} is sound: schema version {SCHEMA_VERSION}, {engine}.", err=True)
 
 
 def note_backup(database: Database, at: str) -> None:
@@ -9787,7 +10083,7 @@ def note_backup(database: Database, at: str) -> None:
     try:
         with database.transaction() as connection:
             write_last_backup(connection, at)
-    except (sqlite3.Error, ServiceError, DatabaseUnusable) as error:
+    except (*ENGINE_ERRORS, DatabaseUnusable) as error:
         click.echo(f"The metrics do not know of it: {database.settings.db} could not be written ({error}).", err=True)
 
 
@@ -9798,10 +10094,10 @@ def note_backup(database: Database, at: str) -> None:
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
     partial_file = f"{file}.partial"
-    belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
-    if belongs & {os.path.realpath(name) for name in (file, partial_file)}:
-        raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
-    with opened(db) as database, database.reading() as source:
+    with opened_file(db, "backup") as database, database.reading() as source:
+        belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
+        if belongs & {os.path.realpath(name) for name in (file, partial_file)}:
+            raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
         if Path(file).exists() and (not replace or Path(file).samefile(db)):
             raise click.ClickException(f"{file} is there already; name another file, or say --replace")
         Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -9850,7 +10146,7 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
 @database_option
 def compact(while_serving: bool, db: str) -> None:
     """Give the space of what was removed back to the disk, and audit the database."""
-    with opened(db) as database, database.maintaining() as connection:
+    with opened_file(db, "compact") as database, database.maintaining() as connection:
         before = Path(db).stat().st_size
         require_room(connection, db)
         copy_beside(connection, db)
@@ -9908,7 +10204,7 @@ def create_key(name: str, client: str, level: str, expires: float | None, new: b
     if is_new:
         click.echo(f"Client {client!r} is new.", err=True)
     until = f" until {expires_at}" if expires_at else ""
-    click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {Path(db).resolve()}.", err=True)
+    click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {database.place}.", err=True)
     click.echo("It is shown this once:", err=True)
     click.echo(key)
 

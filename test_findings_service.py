@@ -1769,11 +1769,11 @@ def submit_surfaces(client: Client, count: int) -> list[str]:
 
 def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client, app: flask.Flask) -> None:
     runs, traced, dice = submit_surfaces(client, 60), set[str](), random.Random(5)
-    execute = findings_service.Connection.execute
+    execute = findings_service.SQLiteConnection.execute
     client.read("tasks")  # opens the connection
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            findings_service.Connection,
+            findings_service.SQLiteConnection,
             "execute",
             lambda self, statement, *values: traced.add(statement) or execute(self, statement, *values),
         )
@@ -1908,7 +1908,7 @@ def test_a_list_that_takes_too_long_is_refused_and_tells_what_would_help(client:
 
 def test_time_that_a_list_only_waits_counts_a_tenth(app: flask.Flask) -> None:
     connection = reader_of(app)
-    with findings_service.statement_limit(connection, 0.02):
+    with connection.limited(0.02):
         time.sleep(0.03)
         assert not connection.is_late()
         time.sleep(0.2)
@@ -3252,7 +3252,7 @@ def test_house_is_kept_while_a_long_read_holds_up_erasing(
         reader.execute("BEGIN")
         reader.execute("SELECT COUNT(*) FROM runs").fetchone()
         with database_of(app).transaction() as connection:
-            findings_service.ask_to_erase(connection)
+            connection.ask_to_erase()
         writes = findings_service.WriteQueue(app, database_of(app))
         for _ in range(9):
             time.sleep(0.03)
@@ -5022,7 +5022,9 @@ def test_a_brief_costs_no_more_of_many_findings_than_of_few(
     client: Client, app: flask.Flask, most: dict[str, Any], runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(findings_service, "FEW_TASKS", 4)
-    monkeypatch.setattr(findings_service, "statement_limit", lambda *_: nullcontext())  # it counts steps itself
+    monkeypatch.setattr(
+        findings_service.SQLiteConnection, "limited", lambda *_: nullcontext()
+    )  # it counts steps itself
     client.register("web")
     steps, connection = Counter[int](), reader_of(app)
     for size in (200, 2000):
@@ -5047,7 +5049,9 @@ def test_a_brief_does_not_look_at_everything_for_each_run(
     client: Client, app: flask.Flask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(findings_service, "FEW_TASKS", 4)
-    monkeypatch.setattr(findings_service, "statement_limit", lambda *_: nullcontext())  # it counts steps itself
+    monkeypatch.setattr(
+        findings_service.SQLiteConnection, "limited", lambda *_: nullcontext()
+    )  # it counts steps itself
     client.register("web")
     runs, steps = [client.start() for _ in range(20)], Counter[int]()
     for number, run in enumerate(reversed(runs)):  # so that each has seen one last, and reported nearly all
@@ -7964,7 +7968,7 @@ SECRET = "a-key-of-the-environment"
 
 def faults_of(db: Path) -> list[str]:
     """Return what an audit finds wrong with a database, also with one in use."""
-    with closing(sqlite3.connect(db, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(db, isolation_level=None, factory=findings_service.SQLiteConnection)) as connection:
         return list(findings_service.faults(connection))
 
 
@@ -8406,7 +8410,7 @@ def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(findings_service.Database, "_commit", failing)
+        patched.setattr(findings_service.SQLiteDatabase, "_commit", failing)
         assert_problem(post(client, f"runs/{run}/tasks", task()), 503, "storage_full")
     assert (totals(client), kept_answers(app)) == ([1, 0, 1], 0)
     connection = writer_of(app)
@@ -8921,8 +8925,8 @@ def test_the_connection_that_reads_cannot_write_and_never_checkpoints(app: flask
 def test_the_connection_that_reads_closes_before_the_one_that_writes(
     app: flask.Flask, client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, closed, close = [reader_of(app), writer_of(app)], [], findings_service.Connection.close
-    monkeypatch.setattr(findings_service.Connection, "close", lambda self: closed.append(self) or close(self))
+    opened, closed, close = [reader_of(app), writer_of(app)], [], findings_service.SQLiteConnection.close
+    monkeypatch.setattr(findings_service.SQLiteConnection, "close", lambda self: closed.append(self) or close(self))
     client.add(run)
     database_of(app).close()
     assert closed == opened
@@ -9202,9 +9206,9 @@ def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable
 
 WRITING = """
 import itertools, sys, time
-from findings_service import Database, Settings
+from findings_service import Settings, SQLiteDatabase
 
-database = Database(Settings(db=sys.argv[1], synchronous="NORMAL"))
+database = SQLiteDatabase(Settings(db=sys.argv[1], synchronous="NORMAL"))
 for number in itertools.count():
     with database.transaction() as connection:
         connection.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (f"{number % 100}", "x" * 60_000))
@@ -9248,7 +9252,7 @@ def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
 def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules.update(fcntl=None, pwd=None, resource=None); import findings_service as fs;"
-        "databases = [fs.Database(fs.Settings(db=sys.argv[1])) for _ in range(2)];"
+        "databases = [fs.SQLiteDatabase(fs.Settings(db=sys.argv[1])) for _ in range(2)];"
         "ask = lambda connection: connection.execute('PRAGMA wal_autocheckpoint').fetchone()[0];"
         "print([ask(each.maintaining().__enter__()) for each in databases])"
     )
@@ -11444,7 +11448,7 @@ def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Calla
 def test_an_application_erases_at_its_start_what_was_left_to_erase(make_app: Callable[..., flask.Flask]) -> None:
     database = database_of(make_app())
     with database.transaction() as connection:
-        findings_service.ask_to_erase(connection)
+        connection.ask_to_erase()
     database.close()
     assert findings_service.select_erasures(reader_of(make_app())) == (1, 1)
 

@@ -15,7 +15,6 @@ import codecs
 import itertools
 import os
 import shutil
-import sqlite3
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -102,7 +101,7 @@ def exit_codes() -> Iterator[None]:
         raise BadInput(str(error)) from None
     except Refused as error:
         raise (BadInput if error.status in BAD_INPUT else Failed)(str(error)) from None
-    except (Unavailable, heart.DatabaseUnusable, Stopped, OSError, sqlite3.Error) as error:
+    except (Unavailable, heart.DatabaseUnusable, Stopped, OSError, *heart.ENGINE_ERRORS) as error:
         raise Failed(str(error)) from None
     except Exception as error:  # a bug, which must not look as if the gate had spoken
         raise Failed(f"{type(error).__name__}: {error}") from error

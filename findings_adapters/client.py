@@ -21,7 +21,6 @@ import random
 import re
 import signal
 import socket
-import sqlite3
 import ssl
 import threading
 import time
@@ -33,7 +32,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
@@ -264,19 +262,19 @@ class Local:
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
-        if not new and not Path(db).exists():
-            raise heart.DatabaseUnusable(f"there is no file {db}")
+        if not new and (absence := heart.database_for(heart.Settings.read(db=db)).absence()):
+            raise heart.DatabaseUnusable(absence)
         self._app = heart.create_app(db=db, base_url="", api_key="", log="", metrics=False)
         self._database: heart.Database = self._app.extensions["findings"].database
         try:
             with self._database.transaction() as connection:
                 heart.insert_client(connection, "default")
-        except sqlite3.Error as error:
-            raise heart.unusable(db, error) from None
+        except heart.ENGINE_ERRORS as error:
+            raise heart.unusable(self._database.name, error) from None
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)
         self._given = {heart.PRINCIPAL: heart.Principal("local", "default", by, "full")}
-        self.where = db
+        self.where = self._database.name
         self.hurries: list[float] = []  # nothing is waited for here
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
@@ -1012,6 +1010,6 @@ def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Ser
         raise heart.ConfigurationError("say --url or --db, not both")
     if url and typed != {"db"}:
         return Service(Remote(url, key_of_environment()))
-    if not new and not Path(db).exists():
-        raise heart.ConfigurationError(f"there is no file {db}")
+    if not new and (absence := heart.database_for(heart.Settings.read(db=db)).absence()):
+        raise heart.ConfigurationError(absence)
     return Service(Local(db, new=new, by=by))

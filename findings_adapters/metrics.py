@@ -16,8 +16,6 @@ import hashlib
 import math
 import mmap
 import os
-import shutil
-import sqlite3
 import struct
 import tempfile
 import threading
@@ -218,7 +216,7 @@ class Metrics:
         encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
         with self._database.reading() as connection:
             stored = [*stored_figures(connection, client_id)]
-        return encode(Collected([*self._counted(), *stored, *self._of_files(), build()])), media_type
+        return encode(Collected([*self._counted(), *stored, *self._of_files(), build(self._database)])), media_type
 
     def _counted(self) -> Iterator[Metric]:
         """Give what was counted: how many requests by status, and how long they took whatever came of them."""
@@ -234,10 +232,8 @@ class Metrics:
         yield histogram(GROUPS, (), SIZES, {(): groups})
 
     def _of_files(self) -> Iterator[Metric]:
-        path = Path(self._database.settings.db).resolve()
-        yield from gauge("findings_database_bytes", lambda: path.stat().st_size)
-        yield from gauge("findings_wal_bytes", self._database.wal_size)
-        yield from gauge("findings_disk_free_bytes", lambda: shutil.disk_usage(path.parent).free)
+        for name, read in self._database.figures().items():
+            yield from gauge(name, read)
 
 
 def histogram(
@@ -275,9 +271,10 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     yield from gauge("findings_last_backup_timestamp_seconds", lambda: seconds)
 
 
-def build() -> Metric:
+def build(database: heart.Database) -> Metric:
     """Return what runs."""
-    versions = {"version": heart.__version__, "sqlite": sqlite3.sqlite_version}
+    engine, version = database.engine
+    versions = {"version": heart.__version__, engine.lower(): version}
     return InfoMetricFamily("findings_build", HELP["findings_build"], value=versions)
 
 

@@ -260,7 +260,7 @@ def test_what_cannot_be_read_is_left_out(on: flask.Flask, monkeypatch: pytest.Mo
         raise OSError(5, "Input/output error")
 
     client = client_of(on)
-    monkeypatch.setattr(metrics.shutil, "disk_usage", failing)
+    monkeypatch.setattr(findings_service.shutil, "disk_usage", failing)
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert ("findings_database_bytes",) in (figures := figures_of(answer.text))
