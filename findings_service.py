@@ -42,6 +42,7 @@ import logging
 import math
 import operator
 import os
+import random
 import re
 import secrets
 import shutil
@@ -59,6 +60,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
@@ -3437,6 +3439,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 # ---------------------------------------------------------------------------
 
 Item = TypeVar("Item")
+Done = TypeVar("Done")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
 MAIN_LINE = ""  # where the name of a branch would stand
@@ -6962,6 +6965,7 @@ TOO_LARGE = "findings_service.too_large"
 CUT_SHORT = "findings_service.cut_short"
 # ... and of the request.
 POSTPONED = "findings_service.postponed"
+UNDONE = "findings_service.undone"  # the database has, with all of the transaction that this was a part of
 NOTED = "findings_service.noted"
 PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this process: no header comes by that name
 STREAMED = "findings_service.streamed"  # the answer is to be sent piece by piece
@@ -7883,6 +7887,9 @@ def refuse_path(path: str, operations: Sequence[Operation] = ()) -> NoReturn:
 # ---------------------------------------------------------------------------
 
 
+PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
+
+
 class WholeResponse(flask.Response):
     """A finished answer: its headers are as they stand, and need no working out for each request.
 
@@ -7975,8 +7982,8 @@ def as_service_error(error: Exception) -> ServiceError:
 
 
 def refuse(error: Exception) -> flask.Response:
-    """Answer any exception of a route. Two of them only the front door gets to see: it goes on from there."""
-    for kind, flag in ((Postponed, POSTPONED), (BodyAwaited, WANTED)):
+    """Answer any exception of a route. Some of them only the front door gets to see: it goes on from there."""
+    for kind, flag in ((Postponed, POSTPONED), (BodyAwaited, WANTED), (TryAgain, UNDONE)):
         if isinstance(error, kind):
             flask.request.environ[flag] = True
             return problem_answer(Busy())
@@ -8139,6 +8146,21 @@ class Call:
         return "/".join([urlsplit(base_url).path, *own])
 
 
+def done_again(database: Database, work: Callable[[], flask.Response]) -> flask.Response:
+    """Return what `work` answers; what the database undoes is done again, unless it is a part of a transaction.
+
+    :raises TryAgain: when that was in vain, too; whoever began the transaction may do all of it again.
+    """
+    for pause in PAUSES:
+        try:
+            return work()
+        except TryAgain:
+            if database.transacting:
+                raise
+        time.sleep(random.uniform(0, pause))  # noqa: S311 - so that who was in another's way is there at another time
+    return work()
+
+
 def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Response:
     """Return what `work` answers, or the answer to whatever it raises. Behind another server, tell who listens.
 
@@ -8146,7 +8168,7 @@ def respond(service: Service, work: Callable[[], flask.Response]) -> flask.Respo
     """
     began = time.perf_counter()
     try:
-        response = work()
+        response = done_again(service.database, work)
     except Exception as error:
         response = refuse(error)
     environ = flask.request.environ
@@ -9026,6 +9048,10 @@ PIPE_PAUSE = 0.001  # seconds between two looks whether a pipe is read
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 LEAVING = 60.0  # seconds that clients have to take their answers then
 HEADER_TIMEOUT = 5  # seconds
+WRITERS = 16  # threads that write to a database with many connections,
+READERS = 20  # that read there,
+READERS_OF_KEY = 16  # and that read for one key at once
+MOST_LANES = 10_000  # keys and clients that are remembered
 GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
@@ -9225,153 +9251,40 @@ class Write(Struct):
     answer: Answer | None = None
 
 
-class WriteQueue:
-    """The thread that writes: it runs the writes that wait in one transaction, each in a savepoint, and keeps house.
+class Lane(Struct):
+    """Writes that share transactions, one after the other: those of a client, or of all where one thread writes.
 
-    They share one fsync, and are answered when the COMMIT is through; when it fails, all of them have failed. The next
-    group gathers meanwhile.
+    `expected` is how many of them come soon, until a time of the monotonic clock.
     """
 
-    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
-        self.app = app
+    client_id: str | None = None
+    waiting: deque[Write] = msgspec.field(default_factory=deque)
+    expected: int = 0
+    gathered_by: float = 0.0
+    is_at_work: bool = False
+
+
+class Housekeeper:
+    """Keeps house in a database for as long as it is asked to, one step at a time; `next_step` is when."""
+
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self._listeners = listeners or Listeners()
-        self._waiting: deque[Write] = deque()
-        self._bell = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="findings-writer", daemon=True)
-        self._stopping = False
-        self._began = math.inf
-        self._expected = 0
-        self._gathered_by = 0.0
-        self._chores = self._keep_house()
-        self._next_chore = time.monotonic() + HOUSEKEEPING
+        self._steps = self._keep_house()
+        self.next_step = time.monotonic() + HOUSEKEEPING
         self._old: Iterator[object] | None = None  # the search for old runs that is under way
         self._next_search = 0.0
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread, whose answers go to an event loop."""
-        self._loop = loop
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Finish what waits, and end the thread."""
-        self._stopping = True
-        self._bell.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def is_long_at_work(self) -> bool:
-        """Tell whether the write under way is a long one: a batch, or `resolveMissing`."""
-        return time.monotonic() - self._began > LONG_WRITE
-
-    async def run(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a write once it is durable, or refused."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self._waiting.append(Write(environ, future, time.monotonic() + self.database.settings.busy_timeout))
-        self._bell.set()
-        return await future
-
-    def _work(self) -> None:
-        while self._waiting or not self._stopping:
-            if not self._waiting:
-                self._bell.wait(max(0.0, self._next_chore - time.monotonic()))
-                self._bell.clear()
-            if self._waiting:
-                self._commit_group()
-            if time.monotonic() >= self._next_chore:
-                self._do_chore()
-
-    def _commit_group(self) -> None:
-        """Run writes until they are all done or their time is over, commit, and have them answered."""
-        group: list[Write] = []
+    def step(self) -> None:
+        """Do what is next."""
         try:
-            with self.database.transaction(patience=0) as connection:
-                end = time.monotonic() + GROUP_TIME
-                while connection.in_transaction and time.monotonic() < end and self._has_next(len(group)):
-                    write = self._waiting.popleft()
-                    group.append(write)
-                    write.answer = self._run(write)
-                if not connection.in_transaction:
-                    raise StorageFull("writing failed, or the disk is full")
-        except Exception as error:
-            if not group:
-                self._refuse_waiting(error)
-                return
-            for write in group:
-                write.answer = refused(error)
-        else:
-            for listener in self._listeners.committed if group else ():
-                listener(len(group))
-        self._settle(group)
-        self._expected = len(group) + len(self._waiting)
-        patience = min(GROUP_TIME, max(GATHERING, GATHERING_SHARE * self.database.commit_seconds))
-        self._gathered_by = time.monotonic() + patience
-
-    def _run(self, write: Write) -> Answer:
-        """Return what the application answers; an exception out of it is no reason to leave anybody waiting."""
-        self._began = time.monotonic()
-        try:
-            return run_held_up(self.app, write.environ)
-        except Exception as error:
-            return refused(error)
-        finally:
-            self._began = math.inf
-
-    def _has_next(self, size: int) -> bool:
-        """Tell whether a group goes on, and give the clients of the last one, who have had their answers, time to come.
-
-        Sleeping leaves the interpreter to the threads that receive requests; who writes alone never waits.
-        """
-        while not self._waiting and size < self._expected and time.monotonic() < self._gathered_by:
-            time.sleep(GATHERING / 3)
-        return bool(self._waiting)
-
-    def _settle(self, writes: Sequence[Write]) -> None:
-        """Have the event loop give requests their answers, unless their clients have gone."""
-
-        def settle() -> None:
-            for write in writes:
-                if not write.future.done():
-                    write.future.set_result(typing.cast(Answer, write.answer))
-
-        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-            self._loop.call_soon_threadsafe(settle)
-
-    def _refuse_waiting(self, error: Exception) -> None:
-        """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
-        settled = []
-        for _ in range(len(self._waiting)):
-            write = self._waiting.popleft()
-            if not is_busy(error) or time.monotonic() > write.until:
-                write.answer = refused(error)
-            elif not write.tried:
-                write.answer = self._refusal(write)
-            if write.answer is None:
-                self._waiting.append(write)
-            else:
-                settled.append(write)
-        self._settle(settled)
-        if self._waiting:
-            time.sleep(BUSY_SLICE)
-
-    def _refusal(self, write: Write) -> Answer | None:
-        """Return the answer to a request that is refused without a transaction: a wrong key waits for no lock."""
-        write.tried = True
-        with self.database.refusing():
-            answer = self._run(write)
-        waits = answer.status == Busy.status or write.environ.pop(POSTPONED, False)
-        return None if waits else answer
-
-    def _do_chore(self) -> None:
-        try:
-            pause = next(self._chores)
+            pause = next(self._steps)
         except Exception as error:
             if known_error(error) is None:
                 log.error("keeping house failed", exc_info=error)
             if not is_busy(error):
                 self._next_search = time.monotonic() + FORGETTING
-            self._chores, self._old, pause = self._keep_house(), None, HOUSEKEEPING
-        self._next_chore = time.monotonic() + pause
+            self._steps, self._old, pause = self._keep_house(), None, HOUSEKEEPING
+        self.next_step = time.monotonic() + pause
 
     def _keep_house(self) -> Iterator[float]:
         """Keep house for ever, one step at a time; each gives the seconds until the next.
@@ -9385,8 +9298,9 @@ class WriteQueue:
             again = time.monotonic() + HOUSEKEEPING
             erasing = erasing or database.erasing_slices()
             database.write_uses(patience=0)
-            for _ in idle_slices(database, settings.run_timeout, patience=0):
-                yield SLICE_PAUSE
+            if not database.concurrent or database.keeps_house():
+                for _ in idle_slices(database, settings.run_timeout, patience=0):
+                    yield SLICE_PAUSE
             database.keep_house()
             if settings.keep and database.keeps_house() and time.monotonic() >= self._next_search:
                 self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience=0)
@@ -9397,6 +9311,243 @@ class WriteQueue:
                     self._old, self._next_search = None, time.monotonic() + FORGETTING
                 yield SLICE_PAUSE
             yield max(0.0, again - time.monotonic())
+
+
+class Writing(ABC):
+    """Runs the writes that wait in a lane in one transaction, each in a savepoint.
+
+    They share one fsync, and are answered when the COMMIT is through; when it fails, all of them have failed. The next
+    group gathers meanwhile.
+    """
+
+    patience: ClassVar[float | None] = None  # seconds that a group waits for the database's lock; None for what is set
+
+    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
+        self.app = app
+        self.database = database
+        self._listeners = listeners or Listeners()
+        self._house = Housekeeper(database)
+        self._began = math.inf
+        self._stopping = threading.Event()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start to write and to keep house. The answers go to an event loop."""
+        self._loop = loop
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Finish what waits, and end the threads."""
+
+    def is_long_at_work(self) -> bool:
+        """Tell whether the write under way is a long one, which those who read should leave the processor to."""
+        return False
+
+    @abstractmethod
+    async def run(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a write once it is durable, or refused."""
+
+    async def _wait(self, lane: Lane, environ: dict[str, Any], wake: Callable[[], object]) -> Answer:
+        """Return the answer to a write that is put into a lane, which is woken for it."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        lane.waiting.append(Write(environ, future, time.monotonic() + self.database.settings.busy_timeout))
+        wake()
+        return await future
+
+    def _commit_group(self, lane: Lane) -> None:
+        """Run writes until they are all done or their time is over, commit, and have them answered."""
+        group: list[Write] = []
+        try:
+            with self.database.transaction(lane.client_id, self.patience) as connection:
+                end = time.monotonic() + GROUP_TIME
+                while connection.in_transaction and time.monotonic() < end and self._has_next(lane, len(group)):
+                    write = lane.waiting.popleft()
+                    group.append(write)
+                    write.answer = self._run(write)
+                if not connection.in_transaction:
+                    raise StorageFull("writing failed, or the disk is full")
+        except Exception as error:
+            if not group:
+                self._refuse_waiting(lane, error)
+                return
+            for write in group:  # what is undone is done again one by one, each with its own luck
+                write.answer = self._run(write) if isinstance(error, TryAgain) else refused(error)
+        else:
+            for listener in self._listeners.committed if group else ():
+                listener(len(group))
+        self._settle(group)
+        lane.expected = len(group) + len(lane.waiting)
+        patience = min(GROUP_TIME, max(GATHERING, GATHERING_SHARE * self.database.commit_seconds))
+        lane.gathered_by = time.monotonic() + patience
+
+    def _run(self, write: Write) -> Answer:
+        """Return what the application answers; an exception out of it is no reason to leave anybody waiting.
+
+        :raises TryAgain: when the database has undone the transaction that this is a part of.
+        """
+        self._began = time.monotonic()
+        try:
+            answer = run_held_up(self.app, write.environ)
+        except Exception as error:
+            answer = refused(error)
+        finally:
+            self._began = math.inf
+        if write.environ.pop(UNDONE, False) and self.database.transacting:
+            raise TryAgain
+        return answer
+
+    def _has_next(self, lane: Lane, size: int) -> bool:
+        """Tell whether a group goes on, and give the clients of the last one, who have had their answers, time to come.
+
+        Sleeping leaves the interpreter to the threads that receive requests; who writes alone never waits.
+        """
+        while not lane.waiting and size < lane.expected and time.monotonic() < lane.gathered_by:
+            time.sleep(GATHERING / 3)
+        return bool(lane.waiting)
+
+    def _settle(self, writes: Sequence[Write]) -> None:
+        """Have the event loop give requests their answers, unless their clients have gone."""
+
+        def settle() -> None:
+            for write in writes:
+                if not write.future.done():
+                    write.future.set_result(typing.cast(Answer, write.answer))
+
+        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            self._loop.call_soon_threadsafe(settle)
+
+    def _refuse_waiting(self, lane: Lane, error: Exception) -> None:
+        """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
+        settled = []
+        for _ in range(len(lane.waiting)):
+            write = lane.waiting.popleft()
+            if not is_busy(error) or time.monotonic() > write.until:
+                write.answer = refused(error)
+            elif not write.tried:
+                write.answer = self._refusal(write)
+            if write.answer is None:
+                lane.waiting.append(write)
+            else:
+                settled.append(write)
+        self._settle(settled)
+        if lane.waiting:
+            time.sleep(BUSY_SLICE)
+
+    def _refusal(self, write: Write) -> Answer | None:
+        """Return the answer to a request that is refused without a transaction: a wrong key waits for no lock."""
+        write.tried = True
+        with self.database.refusing():
+            answer = self._run(write)
+        waits = answer.status == Busy.status or write.environ.pop(POSTPONED, False)
+        return None if waits else answer
+
+
+class WriteQueue(Writing):
+    """The one thread that writes, and keeps house, where a database has one writer."""
+
+    patience = 0
+
+    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
+        super().__init__(app, database, listeners)
+        self._lane = Lane()
+        self._bell = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="findings-writer", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread."""
+        super().start(loop)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what waits, and end the thread."""
+        self._stopping.set()
+        self._bell.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def is_long_at_work(self) -> bool:
+        """Tell whether the write under way is a long one: a batch, or `resolveMissing`."""
+        return time.monotonic() - self._began > LONG_WRITE
+
+    async def run(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a write once it is durable, or refused."""
+        return await self._wait(self._lane, environ, self._bell.set)
+
+    def _work(self) -> None:
+        while self._lane.waiting or not self._stopping.is_set():
+            if not self._lane.waiting:
+                self._bell.wait(max(0.0, self._house.next_step - time.monotonic()))
+                self._bell.clear()
+            if self._lane.waiting:
+                self._commit_group(self._lane)
+            if time.monotonic() >= self._house.next_step:
+                self._house.step()
+
+
+class WriteLanes(Writing):
+    """The threads that write where a database has many writers: a client's writes wait for no other client's.
+
+    Whose a request is, is known once its key has been here; the first one has a transaction of its own.
+    """
+
+    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
+        super().__init__(app, database, listeners)
+        self._lanes: dict[str, Lane] = {}
+        self._clients: dict[str, str] = {}  # by the Authorization header
+        self._threads = ThreadPoolExecutor(WRITERS, "findings-writer")
+        self._keeper = threading.Thread(target=self._keep_house, name="findings-housekeeper", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let writes come, and start to keep house."""
+        super().start(loop)
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """Finish what waits, and end the threads."""
+        self._stopping.set()
+        self._threads.shutdown()
+        if self._keeper.is_alive():
+            self._keeper.join()
+
+    async def run(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a write once it is durable, or refused."""
+        header = environ.get("HTTP_AUTHORIZATION", "")
+        client_id = self._clients.get(header)
+        if client_id is None:
+            answer = await self._loop.run_in_executor(self._threads, run_held_up, self.app, environ)
+            if (noted := environ.get(NOTED)) and noted.principal:
+                keep_some(self._clients, MOST_LANES)[header] = noted.principal.client_id
+            return answer
+        lane = self._lanes.get(client_id)
+        if lane is None:
+            lane = keep_some(self._lanes, MOST_LANES)[client_id] = Lane(client_id)
+        return await self._wait(lane, environ, partial(self._wake, lane))
+
+    def _wake(self, lane: Lane) -> None:
+        """Have a thread commit a group of a lane, and then another one; only the event loop's thread does this."""
+        if lane.waiting and not lane.is_at_work:
+            lane.is_at_work = True
+            self._threads.submit(self._work, lane)
+
+    def _work(self, lane: Lane) -> None:
+        self._commit_group(lane)
+
+        def go_on() -> None:
+            lane.is_at_work = False
+            self._wake(lane)
+
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(go_on)
+
+    def _keep_house(self) -> None:
+        while not self._stopping.wait(max(0.0, self._house.next_step - time.monotonic())):
+            self._house.step()
+
+
+def keep_some(known: dict[str, Item], most: int) -> dict[str, Item]:
+    """Return what is known, without the oldest of it where it is full."""
+    if len(known) >= most:
+        del known[next(iter(known))]
+    return known
 
 
 class FrontDoor:
@@ -9412,11 +9563,17 @@ class FrontDoor:
     ) -> None:
         self.app = app
         self.settings = settings
-        self.writes = WriteQueue(app, database, listeners) if database else None
+        self.writes: Writing | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        if database:
+            self.writes = (WriteLanes if database.concurrent else WriteQueue)(app, database, listeners)
+            self._readers = ThreadPoolExecutor(READERS, "findings-reader") if database.concurrent else None
         self._folder = database.folder if database else Path(tempfile.gettempdir())
         self._listeners = listeners or Listeners()
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
         self._arriving: set[asyncio.Timeout] = set()
+        self._judging: set[asyncio.Task[None]] = set()
         limits = {settings.max_body, *(form.limit(settings) for form in SUBMISSION_FORMATS.values())}
         self._rooms = {limit: Room(2 * limit) for limit in limits}
         self._medium_room = Room(4 * MEDIUM_BODY)
@@ -9438,6 +9595,8 @@ class FrontDoor:
         """Finish what is to be written, once no more requests come."""
         if self.writes is not None:
             self.writes.stop()
+        if self._readers is not None:
+            self._readers.shutdown()
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
@@ -9471,7 +9630,7 @@ class FrontDoor:
         size, respond = 0, partial(protocol.response_file, answer.status, answer.headers)
         try:
             async with pipe_read_by(respond, self._folder) as pipe:
-                for piece in answer.pieces:
+                while (piece := await self._do(next, answer.pieces, None)) is not None:
                     await write_to(pipe, piece)
                     size += len(piece)
                     await asyncio.sleep(0)
@@ -9487,12 +9646,35 @@ class FrontDoor:
         answer = await self.writes.run(environ) if self.writes and not reads else await self._read(environ)
         return await self._run_aside(environ) if environ.get(POSTPONED) else answer
 
+    async def _do(self, work: Callable[..., Done], *given: Any) -> Done:
+        """Return what `work` returns: here, or in a thread where it may wait for a database.
+
+        Where the request is cancelled meanwhile, the thread has ended before this does.
+        """
+        if self._readers is None:
+            return work(*given)
+        doing = asyncio.get_running_loop().run_in_executor(self._readers, work, *given)
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            await asyncio.wait([doing])
+            raise
+
+    async def _run(self, environ: dict[str, Any]) -> Answer:
+        """Return what the application answers to a request that writes nothing."""
+        return await self._do(run_held_up, self.app, environ)
+
     async def _read(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a read. Behind a costly one others get their turn before its key gets another.
 
         Beside a long write a read waits a little: each time Python's lock changes hands the write loses more than the
-        read takes, and a client that reads without pause would cost it nearly half of its speed.
+        read takes, and a client that reads without pause would cost it nearly half of its speed. Where threads read,
+        no key has all of them.
         """
+        if self._readers is not None:
+            key = environ.get("HTTP_AUTHORIZATION", "")
+            async with self._shares.setdefault(key, asyncio.Semaphore(READERS_OF_KEY)):
+                return await self._run(environ)
         if self.writes is not None and self.writes.is_long_at_work():
             await asyncio.sleep(GIVING_WAY)
         key = environ.get("HTTP_AUTHORIZATION", "").partition(" ")[2]
@@ -9517,7 +9699,7 @@ class FrontDoor:
         environ.update({AWAITED: True, "CONTENT_LENGTH": length or ""})
         if environ["REQUEST_METHOD"] not in BODIED:  # nobody wants this body
             return await self._answer(environ)
-        answer = run_held_up(self.app, environ)
+        answer = await self._run(environ)
         if not environ.pop(WANTED, False):
             return answer
         size = int(length or environ[LIMIT])
@@ -9537,7 +9719,7 @@ class FrontDoor:
         try:
             async with asyncio.timeout(self._body_timeout(length or environ.get(LIMIT, 0))) as timeout:
                 self._arriving.add(timeout)
-                judging = loop.call_later(UNJUDGED, self._judge_early, environ, timeout)
+                judging = loop.call_later(UNJUDGED, self._judge_soon, environ, timeout)
                 await self._fill(body, length, environ.get(LIMIT, SMALL_BODY), protocol, timeout)
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             environ[CUT_SHORT] = True
@@ -9551,12 +9733,17 @@ class FrontDoor:
             environ[CUT_SHORT] = True
         put_body(environ, bytes(body))
 
-    def _judge_early(self, environ: dict[str, Any], timeout: asyncio.Timeout) -> None:
+    def _judge_soon(self, environ: dict[str, Any], timeout: asyncio.Timeout) -> None:
+        judging = asyncio.get_running_loop().create_task(self._judge_early(environ, timeout))
+        self._judging.add(judging)
+        judging.add_done_callback(self._judging.discard)
+
+    async def _judge_early(self, environ: dict[str, Any], timeout: asyncio.Timeout) -> None:
         """Wait no longer for a small body that does not come if its request is refused without it."""
         if environ["REQUEST_METHOD"] in BODIED and ANNOUNCED in environ:
             judged = {**environ, AWAITED: True, "CONTENT_LENGTH": environ[ANNOUNCED]}
-            answer = run_held_up(self.app, judged)
-            if not judged.get(WANTED):
+            answer = await self._run(judged)
+            if timeout in self._arriving and not judged.get(WANTED):
                 environ.update({AWAITED: True, REFUSED: answer, NOTED: judged.get(NOTED)})
                 timeout.reschedule(asyncio.get_running_loop().time())
 

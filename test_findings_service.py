@@ -3233,9 +3233,9 @@ def test_house_is_kept_again_after_a_lock_was_in_the_way(
     writes = findings_service.WriteQueue(app, database_of(app))
     time.sleep(0.15)
     with locked(tmp_path / "findings.db"):
-        writes._do_chore()
+        writes._house.step()
         assert client.read("runs")["runs"][0]["status"] == "running"
-    writes._do_chore()
+    writes._house.step()
     assert_timed_out(client.read("runs")["runs"][0])
     assert caplog.records == []
 
@@ -3256,11 +3256,11 @@ def test_house_is_kept_while_a_long_read_holds_up_erasing(
         writes = findings_service.WriteQueue(app, database_of(app))
         for _ in range(9):
             time.sleep(0.03)
-            writes._do_chore()
+            writes._house.step()
         assert findings_service.select_erasures(reader_of(app)) == (1, 0)
         assert reader_of(app).execute("SELECT status FROM runs").fetchone() == ("failed",)
     for _ in range(3):
-        writes._do_chore()
+        writes._house.step()
     assert findings_service.select_erasures(reader_of(app)) == (1, 1)
 
 
@@ -3278,9 +3278,10 @@ def test_house_is_kept_between_two_groups_however_many_writes_wait(
     writes = findings_service.WriteQueue(application, database_of(app))
     monkeypatch.setattr(findings_service, "GROUP_TIME", 0.001)
     monkeypatch.setattr(writes, "_settle", lambda _: None)
-    monkeypatch.setattr(writes, "_do_chore", lambda: done.append("chore"))
-    writes._waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(3))
-    writes._next_chore, writes._stopping = 0.0, True
+    monkeypatch.setattr(writes._house, "step", lambda: done.append("chore"))
+    writes._lane.waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(3))
+    writes._house.next_step = 0.0
+    writes._stopping.set()
     writes._work()
     assert done == ["write", "chore"] * 3
 
@@ -9093,14 +9094,14 @@ def test_a_group_waits_for_the_clients_of_the_last_one_but_not_for_long(
     writes._settle = lambda group: sizes.append(len(group))
 
     def commit(count: int) -> float:
-        writes._waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(count))
+        writes._lane.waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(count))
         began = time.monotonic()
-        writes._commit_group()
+        writes._commit_group(writes._lane)
         return time.monotonic() - began
 
     commit(2)
-    writes._gathered_by = time.monotonic() + 5
-    late = threading.Timer(0.05, writes._waiting.append, [findings_service.Write({}, None, 0.0)])
+    writes._lane.gathered_by = time.monotonic() + 5
+    late = threading.Timer(0.05, writes._lane.waiting.append, [findings_service.Write({}, None, 0.0)])
     late.start()
     assert commit(1) >= 0.04  # both were there again
     late.join()
@@ -9140,7 +9141,7 @@ def test_a_search_for_old_runs_that_fails_is_not_tried_again_soon(
     monkeypatch.setattr(findings_service, "prune_slices", failing)
     writes = findings_service.WriteQueue(app, database_of(app))
     for _ in range(4):
-        writes._do_chore()
+        writes._house.step()
     assert len(tried) == 1
 
 

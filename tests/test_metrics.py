@@ -218,8 +218,8 @@ def test_a_group_is_told_once_it_is_committed_and_not_when_that_fails(
     writes._settle = lambda group: told.append(-len(group))
 
     def commit() -> None:
-        writes._waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(3))
-        writes._commit_group()
+        writes._lane.waiting.extend(findings_service.Write({}, None, 0.0) for _ in range(3))
+        writes._commit_group(writes._lane)
 
     commit()
     with monkeypatch.context() as patched:
