@@ -1498,6 +1498,7 @@ def schema_path() -> Path:
 BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
 KNOWN = "known"  # begins the scope of a counter of the findings that a brief lists
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
+UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
 # How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
@@ -1684,7 +1685,7 @@ class Database(ABC):
         self.settings = settings
         self.version = 0
         self.commit_seconds = 0.0
-        self.last_uses: dict[tuple[str, str | int], str] = {}
+        self.last_uses: dict[UseKey, str] = {}
         self._noting = threading.Lock()  # for `last_uses`
         self._refusing: int | None = None  # the thread that gets no transaction
         DATABASES.add(self)
@@ -1738,10 +1739,10 @@ class Database(ABC):
         :param patience: seconds to wait for others who keep the database, or the client, locked; None for what is set.
         """
 
-    def use_later(self, table: str, key: str | int, at: str) -> None:
+    def use_later(self, client_id: str, table: str, key: str | int, at: str) -> None:
         """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
         with self._noting:
-            self.last_uses[table, key] = at
+            self.last_uses[client_id, table, key] = at
 
     @abstractmethod
     def write_uses(self, patience: float | None = None) -> None:
@@ -2741,13 +2742,12 @@ def database_for(settings: Settings) -> Database:
     return ENGINES[scheme](settings)
 
 
-def write_last_uses(connection: Connection, last_uses: Mapping[tuple[str, str | int], str]) -> None:
+def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> None:
     """Store when keys and runs were last used."""
-    for (table, key), at in last_uses.items():
-        if table == "api_keys":
-            connection.execute("UPDATE api_keys SET last_used_at = ? WHERE id = ?", (at, key))
-        else:
-            connection.execute("UPDATE runs SET last_used_at = ? WHERE seq = ?", (at, key))
+    for table, column in (("api_keys", "id"), ("runs", "seq")):
+        uses = [(at, client_id, key) for (client_id, used, key), at in last_uses.items() if used == table]
+        if uses:
+            connection.executemany(f"UPDATE {table} SET last_used_at = ? WHERE client_id = ? AND {column} = ?", uses)
 
 
 # ---------------------------------------------------------------------------
@@ -3514,6 +3514,15 @@ def marks(values: Collection[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
+def by_seq(table: str, seqs: str) -> str:
+    """Return the condition of a client's rows with some seqs, which are placeholders or a statement.
+
+    Without `IS TRUE`, which PostgreSQL must not see, SQLite would take the index that begins with the client: it takes
+    half as long again, and what it gives has to be sorted.
+    """
+    return f"({table}.client_id = ?) IS TRUE AND {table}.seq IN ({seqs})"
+
+
 # Keys and clients
 
 
@@ -3542,6 +3551,11 @@ def insert_client(connection: Connection, client_id: str) -> bool:
             "INSERT INTO clients (id, created_at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", (client_id, timestamp())
         ).rowcount
     )
+
+
+def select_clients(connection: Connection) -> list[str]:
+    """Return the ids of all clients: where something is done for each of them, it is done for one after the other."""
+    return [client_id for (client_id,) in connection.execute("SELECT id FROM clients ORDER BY id").fetchall()]
 
 
 def insert_key(connection: Connection, name: str, client_id: str, level: str, expires_at: str | None = None) -> str:
@@ -3713,9 +3727,9 @@ def count_past(connection: Connection, client_id: str, task_seqs: Sequence[int],
     for lot in in_lots(task_seqs):
         rows = connection.execute(
             f"""SELECT {DAY_COLUMNS}, COUNT(*) FROM tasks {HISTORY}
-                WHERE tasks.seq IN ({marks(lot)}) AND {EVENT_OF_ENTRY} IS NOT NULL
+                WHERE tasks.client_id = ? AND tasks.seq IN ({marks(lot)}) AND {EVENT_OF_ENTRY} IS NOT NULL
                 GROUP BY tasks.project_type, tasks.target_url, day, what""",
-            lot,
+            (client_id, *lot),
         )
         for project_type, target_url, date, event, n in rows.fetchall():
             count_day(connection, client_id, project_type, target_url, date, event, sign * n)
@@ -3827,7 +3841,7 @@ class Position(Struct, frozen=True, gc=False):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """Rows in the order of creation: a merge of index ranges. A list by severity is one of these for each.
+    """Rows of a client in the order of creation: a merge of index ranges. A list by severity is one of these for each.
 
     Only what has a seq from `first` on and before `end` is listed. What the conditions call by a name of `listed` is
     bound once for all ranges. `total` is how many rows there are, where counters tell; `sums` are other lists that,
@@ -3835,6 +3849,7 @@ class Listing(Struct, frozen=True, kw_only=True):
     all of them as one.
     """
 
+    client_id: str
     table: str
     arms: tuple[Arm, ...] = ()
     listed: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
@@ -3855,12 +3870,17 @@ class Listing(Struct, frozen=True, kw_only=True):
         """The direction of the order."""
         return "DESC" if self.newest_first else "ASC"
 
-    def source(self, arm: Arm, *, whole: bool = False) -> str:
-        """Return the tables that hold a range, also (or only where a condition needs it) with the rows themselves."""
-        if not arm.sightings:
-            return self.table
-        joins = whole or any("tasks." in condition for condition in arm.conditions)
-        return f"{arm.sightings} JOIN tasks ON tasks.seq = {arm.sightings}.task_seq" if joins else arm.sightings
+    def source(self, arm: Arm, joined: str = "", *, whole: bool = False) -> str:
+        """Return what stands behind FROM: the tables that hold a range, and its conditions.
+
+        The rows themselves are there if they are asked for with the `whole` range, or if a condition needs them. CROSS
+        JOIN makes SQLite look each of them up: otherwise it might go through all that a client has.
+        """
+        tables, conditions = arm.sightings or self.table, arm.conditions
+        if arm.sightings and (whole or any("tasks." in condition for condition in conditions)):
+            same = (f"tasks.client_id = {tables}.client_id", f"tasks.seq = {tables}.task_seq")
+            tables, conditions = f"{tables} CROSS JOIN tasks", (*same, *conditions)
+        return f"{tables} {joined} WHERE {' AND '.join(conditions)}"
 
     def where(self, condition: str, *values: Any) -> Listing:
         """Return the rows of which one more condition is true."""
@@ -3890,8 +3910,8 @@ class Listing(Struct, frozen=True, kw_only=True):
         values: tuple[Any, ...]
         if len(self.arms) == 1:
             arm = self.cut(self.arms[0])
-            statement = f"""SELECT {columns} FROM {self.source(arm, whole=True)} {joined}
-                WHERE {" AND ".join(arm.conditions)} ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
+            statement = f"""SELECT {columns} FROM {self.source(arm, joined, whole=True)}
+                ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
             return iter(self._execute(connection, statement, (*arm.values, limit, offset)))
         if 1 < len(self.arms) <= MOST_ARMS:
             seqs, values = self._merged(self.arms, limit, offset)
@@ -3901,8 +3921,8 @@ class Listing(Struct, frozen=True, kw_only=True):
         else:
             return iter(())
         statement = f"""SELECT {columns} FROM {self.table} {joined}
-            WHERE {self.table}.seq IN ({seqs}) ORDER BY {self.table}.seq {self.order}"""
-        return iter(self._execute(connection, statement, values))
+            WHERE {by_seq(self.table, seqs)} ORDER BY {self.table}.seq {self.order}"""
+        return iter(self._execute(connection, statement, (self.client_id, *values)))
 
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:
         """Return the seqs of some rows."""
@@ -3925,7 +3945,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         for arm in self.arms:
             statement = f"""SELECT GROUP_CONCAT(seq), MAX(seq) FROM (
                 SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}
-                WHERE {" AND ".join(arm.conditions)} AND {self.seq(arm)} > ? ORDER BY {self.seq(arm)} LIMIT ?) AS lot"""
+                AND {self.seq(arm)} > ? ORDER BY {self.seq(arm)} LIMIT ?) AS lot"""
             seqs, last = [0] * WALK_SIZE, 0
             while len(seqs) == WALK_SIZE:
                 text, last = self._execute(connection, statement, (*arm.values, last, WALK_SIZE)).fetchone()
@@ -3937,7 +3957,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         for lot in in_lots(others.seqs(connection, others.total or 0, 0)):
             for arm in self.arms:
                 found = arm.where(f"{self.seq(arm)} IN ({marks(lot)})", *lot)
-                statement = f"SELECT {self.seq(arm)} FROM {self.source(arm)} WHERE {' AND '.join(found.conditions)}"
+                statement = f"SELECT {self.seq(arm)} FROM {self.source(found)}"
                 yield from (seq for (seq,) in self._execute(connection, statement, found.values))
 
     def _merged(self, arms: Sequence[Arm], limit: int, offset: int) -> tuple[str, tuple[Any, ...]]:
@@ -3947,10 +3967,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
         arms = [*map(self.cut, arms if len(arms) <= FEW_ARMS else rounded(arms))]
-        ranges = [
-            f"SELECT {self.seq(arm)} AS seq FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
-            for arm in arms
-        ]
+        ranges = [f"SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}" for arm in arms]
         values = (*(value for arm in arms for value in arm.values), limit, offset)
         return f"{' UNION '.join(ranges)} ORDER BY seq {self.order} LIMIT ? OFFSET ?", values
 
@@ -3963,7 +3980,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         counted = 0
         for arm in map(self.cut, (self.tally,) if self.tally else self.arms):
             number = f"COUNT(DISTINCT {self.seq(arm)})" if self.tally else "COUNT(*)"
-            statement = f"SELECT {number} FROM {self.source(arm)} WHERE {' AND '.join(arm.conditions)}"
+            statement = f"SELECT {number} FROM {self.source(arm)}"
             counted += int(self._execute(connection, statement, arm.values).fetchone()[0])
         return counted
 
@@ -4006,9 +4023,9 @@ class Marked(Listing, frozen=True, kw_only=True):
     signs: bytes
 
     @classmethod
-    def of(cls, signs: bytes) -> Marked:
-        """Return the list of the tasks that signs tell."""
-        return cls(table="tasks", signs=signs, total=signs.count(1))
+    def of(cls, client_id: str, signs: bytes) -> Marked:
+        """Return the list of the tasks of a client that signs tell."""
+        return cls(client_id=client_id, table="tasks", signs=signs, total=signs.count(1))
 
     def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
         """Return the rows from a seq on and before another."""
@@ -4097,7 +4114,8 @@ def plan_cells(connection: Connection, client_id: str, table: str, wanted: Filte
     """Plan the list of what counters count."""
     cells = select_cells(connection, client_id, table, wanted)
     ranges = select_ranges(connection, client_id, table, wanted, cells)
-    return Listing(table=table, arms=ranges.arms, listed=ranges.listed, total=sum(cells.values()))
+    total = sum(cells.values())
+    return Listing(client_id=client_id, table=table, arms=ranges.arms, listed=ranges.listed, total=total)
 
 
 def first_row(query: Paged) -> int:
@@ -4406,14 +4424,18 @@ def select_schema_of_run(connection: Connection, client_id: str, run_id: str) ->
     return typing.cast("str | None", row[0])
 
 
-def select_run(connection: Connection, run: RunKey) -> Run:
+def select_run(connection: Connection, client_id: str, run: RunKey) -> Run:
     """Return a run."""
-    return run_model(connection.execute(f"SELECT {RUN_COLUMNS} FROM runs WHERE seq = ?", (run.seq,)).fetchone())
+    row = connection.execute(
+        f"SELECT {RUN_COLUMNS} FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq)
+    ).fetchone()
+    return run_model(row)
 
 
 def select_run_with_summary(connection: Connection, client_id: str, run: RunKey) -> RunWithSummary:
     """Return a run with the state of the tasks that it reported."""
-    fields = (*msgspec.structs.astuple(select_run(connection, run)), select_summary(connection, client_id, run))
+    found, summary = select_run(connection, client_id, run), select_summary(connection, client_id, run)
+    fields = (*msgspec.structs.astuple(found), summary)
     return RunWithSummary(*fields)
 
 
@@ -4537,31 +4559,29 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
     """Give a running run its final status."""
     now = timestamp()
     connection.execute(
-        "UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ? WHERE seq = ?",
-        (status, reason, now, now, run.seq),
+        """UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ?
+           WHERE client_id = ? AND seq = ?""",
+        (status, reason, now, now, client_id, run.seq),
     )
     names = scopes("runs", *run.surface, run.branch)
     count(connection, client_id, names, "running", 0, False, -1)
     count(connection, client_id, names, status, 0, False, 1)
 
 
-def select_idle_runs(connection: Connection, idle_seconds: float, limit: int) -> list[tuple[str, RunKey]]:
-    """Return some of the running runs that nobody has used for so long, with their clients.
-
-    CROSS JOIN makes SQLite look into the index once for each client, instead of reading all of it.
-    """
+def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int) -> list[RunKey]:
+    """Return some of a client's running runs that nobody has used for so long."""
     rows = connection.execute(
-        f"""SELECT runs.client_id, {KEY_COLUMNS} FROM clients CROSS JOIN runs
-            WHERE runs.client_id = clients.id AND runs.status = 'running' AND runs.last_used_at < ? LIMIT ?""",
-        (timestamp(ago=idle_seconds), limit),
+        f"""SELECT {KEY_COLUMNS} FROM runs
+            WHERE client_id = ? AND status = 'running' AND last_used_at < ? LIMIT ?""",
+        (client_id, timestamp(ago=idle_seconds), limit),
     )
-    return [(client_id, RunKey(*key)) for client_id, *key in rows]
+    return [RunKey(*row) for row in rows]
 
 
-def fail_idle_runs(connection: Connection, idle_seconds: float, limit: int = RUNS_AT_ONCE) -> int:
-    """Fail runs that nobody has used for so long. Return how many those were."""
-    idle = select_idle_runs(connection, idle_seconds, limit)
-    for client_id, run in idle:
+def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int = RUNS_AT_ONCE) -> int:
+    """Fail runs of a client that nobody has used for so long. Return how many those were."""
+    idle = select_idle_runs(connection, client_id, idle_seconds, limit)
+    for run in idle:
         close_run(connection, client_id, run, "failed", "timeout")
     return len(idle)
 
@@ -4571,17 +4591,20 @@ def idle_slices(
 ) -> Iterator[int]:
     """Fail the runs that nobody has used for so long, some with each step, which gives how many it failed.
 
-    Each step is a transaction, so that others come between; where no run is idle there is none.
+    Each step is a transaction of one client, so that others come between; where no run is idle there is none.
 
     :param patience: seconds to wait for another process's lock; None for the settings'.
     """
-    while True:
-        with database.reading() as connection:
-            if not select_idle_runs(connection, idle_seconds, 1):
-                return
-        with database.transaction(patience=patience) as connection:
-            failed = fail_idle_runs(connection, idle_seconds, size)
-        yield failed
+    with database.reading() as connection:
+        clients = select_clients(connection)
+    for client_id in clients:
+        while True:
+            with database.reading() as connection:
+                if not select_idle_runs(connection, client_id, idle_seconds, 1):
+                    break
+            with database.transaction(client_id, patience) as connection:
+                failed = fail_idle_runs(connection, client_id, idle_seconds, size)
+            yield failed
 
 
 def finish_run(
@@ -4607,9 +4630,12 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     """
     wanted = TaskFilter(main_line=run.branch == MAIN_LINE)
     missing = plan_missing(connection, who.client_id, wanted, run).seqs(connection, sys.maxsize, 0)
-    tasks = [state for state in select_states(connection, missing) if state.branch == run.branch]
+    tasks = [state for state in select_states(connection, who.client_id, missing) if state.branch == run.branch]
     triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run_id=run.id)
-    connection.execute("UPDATE runs SET resolved = resolved + ? WHERE seq = ?", (len(tasks), run.seq))
+    connection.execute(
+        "UPDATE runs SET resolved = resolved + ? WHERE client_id = ? AND seq = ?",
+        (len(tasks), who.client_id, run.seq),
+    )
 
 
 def select_runs(
@@ -4814,7 +4840,7 @@ def select_words(connection: Connection, client_id: str) -> Iterator[tuple[int, 
 
 def fill_words(connection: Connection) -> None:
     """Store what all tasks are found by, in a database that has had no search."""
-    for (client_id,) in connection.execute("SELECT id FROM clients").fetchall():
+    for client_id in select_clients(connection):
         for block, tasks in select_words(connection, client_id):
             words = {block * BLOCK_SIZE + place: each for place, (_, each) in tasks.items()}
             write_words(connection, client_id, words, new=True)
@@ -4826,7 +4852,7 @@ BACKFILLS.setdefault(5, []).append(fill_words)
 
 def word_faults(connection: Connection) -> Iterator[str]:
     """Tell the tasks that are searched by other words than they have, and the words of tasks that are not there."""
-    for (client_id,) in connection.execute("SELECT id FROM clients").fetchall():
+    for client_id in select_clients(connection):
         stored = dict(
             connection.execute("SELECT block, words FROM search_blocks WHERE client_id = ?", (client_id,)).fetchall()
         )
@@ -4902,7 +4928,7 @@ def read_listing(connection: Connection, listing: Listing) -> TaskSet:
 def look_up(connection: Connection, listing: Listing, hits: TaskSet) -> TaskSet:
     """Return which of some tasks are in a list: each is looked up in it."""
     signs = bytearray(hits.size)
-    for seq in listing.among(connection, Marked.of(hits.signs())):
+    for seq in listing.among(connection, Marked.of(listing.client_id, hits.signs())):
         signs[seq] = 1
     return TaskSet.of(signs)
 
@@ -4920,13 +4946,14 @@ def plan_found(connection: Connection, client_id: str, listing: Listing, words: 
     if total == everything:
         return listing
     if listing.total == everything or not total:
-        return Marked.of(hits.signs())
+        return Marked.of(client_id, hits.signs())
     stamp = connection.stamp()
     if total * len(listing.arms) <= max(LOOKUPS, (listing.total or 0) // LOOKUP_COST):
         find = partial(look_up, connection, listing, hits)
-        return Marked.of(connection.task_sets.recall((words, *listing.key), stamp, find).signs())
-    within = connection.task_sets.recall(listing.key, stamp, partial(read_listing, connection, listing))
-    return Marked.of(TaskSet(hits.bits & within.bits, hits.size).signs())
+        return Marked.of(client_id, connection.task_sets.recall((client_id, words, *listing.key), stamp, find).signs())
+    read = partial(read_listing, connection, listing)
+    within = connection.task_sets.recall((client_id, *listing.key), stamp, read)
+    return Marked.of(client_id, TaskSet(hits.bits & within.bits, hits.size).signs())
 
 
 def count_all(connection: Connection, client_id: str) -> int:
@@ -5035,7 +5062,8 @@ def select_span(connection: Connection, client_id: str, since: str | None, befor
     """Return which of a client's tasks were created between two times, None where all were."""
     if since is None and before is None:
         return None
-    above = int(connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0])
+    row = connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?", (client_id,)).fetchone()
+    above = int(row[0])
     first = select_first_seq(connection, client_id, since, above) if since else 0
     end = select_first_seq(connection, client_id, before, above) if before else above
     return Span(first, end, 2 * (end - first) > above) if first or end < above else None
@@ -5081,7 +5109,7 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     if wanted.reporters:
         return where_missing(connection, client_id, plan_reported_by_all(connection, client_id, wanted), run)
     if not wanted.types:
-        return Listing(table="tasks", total=0)
+        return Listing(client_id=client_id, table="tasks", total=0)
     branch = find_branch_of_run(connection, client_id, run)
     reported = select_reported_cells(connection, client_id, [run])[run.seq]
     parts = []
@@ -5090,6 +5118,7 @@ def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run
     if wanted.main_line is not True and branch is not None:
         parts.append(plan_rest_of_branch(connection, client_id, wanted, branch, reported))
     found = Listing(
+        client_id=client_id,
         table="tasks",
         arms=tuple(arm for part in parts for arm in part.arms),
         listed={name: values for part in parts for name, values in part.listed.items()},
@@ -5120,7 +5149,8 @@ def plan_rest_of_main_line(
             cells[cell] = cells.get(cell, 0) - n
     cells = {cell: n for cell, n in cells.items() if n}  # where something is missing
     ranges = select_ranges(connection, client_id, "tasks", wanted, cells)
-    return Listing(table="tasks", arms=ranges.arms, listed=ranges.listed, total=sum(cells.values()))
+    total = sum(cells.values())
+    return Listing(client_id=client_id, table="tasks", arms=ranges.arms, listed=ranges.listed, total=total)
 
 
 def plan_rest_of_branch(
@@ -5136,7 +5166,7 @@ def plan_rest_of_branch(
         if identified and wanted.accepts(main_line, status, severity)
     )
     if not total:
-        return Listing(table="tasks", total=0)
+        return Listing(client_id=client_id, table="tasks", total=0)
     return msgspec.structs.replace(plan_reported(connection, client_id, wanted, [branch]), total=total)
 
 
@@ -5162,7 +5192,7 @@ def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, re
     if size > accepted.total():
         among = surface_ranges(connection, client_id, wanted, surfaces)
         if among.size + len(among.arms) * len(kept) < size:  # each range makes a table of the runs for itself
-            found = Listing(table="tasks", arms=among.arms, listed=among.listed)
+            found = Listing(client_id=client_id, table="tasks", arms=among.arms, listed=among.listed)
             return msgspec.structs.replace(where_reported(found, client_id, kept), total=total)
     return plan_sightings(client_id, wanted if size > accepted.total() else Filter(), kept, total)
 
@@ -5195,7 +5225,7 @@ def surface_ranges(
 def where_reported(listing: Listing, client_id: str, reporters: Sequence[Reporter]) -> Listing:
     """Return those of some tasks that one of some runs (or branches) reported."""
     if not reporters:
-        return Listing(table=listing.table, total=0)
+        return Listing(client_id=client_id, table=listing.table, total=0)
     table, column = reporters[0].sightings, reporters[0].column
     if len(reporters) == 1:
         return listing.where(REPORTED.format(table, column), client_id, reporters[0].seq)
@@ -5208,7 +5238,7 @@ def where_reported(listing: Listing, client_id: str, reporters: Sequence[Reporte
 def plan_sightings(client_id: str, wanted: Filter, reporters: Sequence[Reporter], total: int | None) -> Listing:
     """Plan the list of the tasks that a filter accepts and runs (or branches) reported, from their sightings."""
     if not reporters:
-        return Listing(table="tasks", total=0)
+        return Listing(client_id=client_id, table="tasks", total=0)
     table, column = reporters[0].sightings, f"{reporters[0].sightings}.{reporters[0].column}"
 
     def of(condition: str, *seqs: int) -> Arm:
@@ -5222,6 +5252,7 @@ def plan_sightings(client_id: str, wanted: Filter, reporters: Sequence[Reporter]
 
     seqs = rounded([each.seq for each in reporters])
     return Listing(
+        client_id=client_id,
         table="tasks",
         arms=tuple(of(f"{column} = ?", each.seq) for each in reporters),
         total=total,
@@ -5247,7 +5278,7 @@ def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, 
         kept -= select_reported(connection, client_id, [run], found)
         branch = find_branch_of_run(connection, client_id, run)
         kept &= on_main_line | (select_reported(connection, client_id, [branch], found) if branch else set())
-    return Found(table="tasks", found=tuple(kept), total=len(kept))
+    return Found(client_id=client_id, table="tasks", found=tuple(kept), total=len(kept))
 
 
 def select_reported(
@@ -5313,7 +5344,8 @@ def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) ->
         arm = arm.where("tasks.assignee IS NOT NULL")
     else:
         arm = arm.where("tasks.assignee = ?", wanted.assignee)
-    found = Listing(table="tasks", arms=(where_accepted(arm, wanted.missing(run) if run else wanted),))
+    arms = (where_accepted(arm, wanted.missing(run) if run else wanted),)
+    found = Listing(client_id=client_id, table="tasks", arms=arms)
     for reporters in wanted.reporters:
         found = where_reported(found, client_id, reporters)
     return where_missing(connection, client_id, found, run) if run else found
@@ -5334,8 +5366,8 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Li
     elif wanted.external_id is not None:
         found = plan_identified(connection, client_id, wanted, wanted.external_id)
     elif wanted.assigned is False:
-        nobody = wanted.assignee is None
-        found = plan_unassigned(connection, client_id, wanted) if nobody else Listing(table="tasks", total=0)
+        nobody, nothing = wanted.assignee is None, Listing(client_id=client_id, table="tasks", total=0)
+        found = plan_unassigned(connection, client_id, wanted) if nobody else nothing
     elif wanted.assigned or wanted.assignee is not None:
         found = plan_assigned(connection, client_id, wanted)
     else:
@@ -5745,7 +5777,8 @@ class Line(Struct, frozen=True):
         wanted = wanted_in_brief(self.surface, rank, main_line=True)
         cells = select_cells(connection, self.client_id, "tasks", wanted)
         ranges = select_ranges(connection, self.client_id, "tasks", wanted, cells)
-        return self.only(Listing(table="tasks", arms=ranges.arms, listed=ranges.listed)), ranges.size
+        found = Listing(client_id=self.client_id, table="tasks", arms=ranges.arms, listed=ranges.listed)
+        return self.only(found), ranges.size
 
     def places(self, connection: Connection, limit: int) -> list[Place]:
         """Return the first places."""
@@ -6023,11 +6056,13 @@ def select_states_by_id(connection: Connection, client_id: str, task_ids: Sequen
     return states
 
 
-def select_states(connection: Connection, seqs: Sequence[int]) -> list[State]:
-    """Return the states of tasks, in the order of creation."""
+def select_states(connection: Connection, client_id: str, seqs: Sequence[int]) -> list[State]:
+    """Return the states of a client's tasks, in the order of creation."""
     states = []
     for lot in in_lots(seqs):
-        rows = connection.execute(f"SELECT {STATE_COLUMNS} FROM tasks WHERE seq IN ({marks(lot)})", lot)
+        rows = connection.execute(
+            f"SELECT {STATE_COLUMNS} FROM tasks WHERE {by_seq('tasks', marks(lot))}", (client_id, *lot)
+        )
         states += [State(*row) for row in rows]
     return sorted(states, key=lambda state: state.seq)
 
@@ -6124,8 +6159,8 @@ def triage_tasks(
     now = timestamp()
     changes = [(state, state.after(update)) for state in states]
     connection.executemany(
-        "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE seq = ?",
-        [(new.status, new.reason, new.assignee, now, new.seq) for old, new in changes if new is not old],
+        "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
+        [(new.status, new.reason, new.assignee, now, who.client_id, new.seq) for old, new in changes if new is not old],
     )
     count_moves(connection, who.client_id, changes, now)
     entries = [triage_entries(old, new, update.comment) for old, new in changes]
@@ -6177,7 +6212,9 @@ def insert_branch_sightings(
            ON CONFLICT (client_id, branch_seq, task_seq) DO NOTHING""",
         [(client_id, branch.seq, task_seq) for task_seq in task_seqs],
     ).rowcount
-    connection.execute("UPDATE branches SET reported = reported + ? WHERE seq = ?", (new, branch.seq))
+    connection.execute(
+        "UPDATE branches SET reported = reported + ? WHERE client_id = ? AND seq = ?", (new, client_id, branch.seq)
+    )
 
 
 def insert_tasks(
@@ -6254,9 +6291,10 @@ def update_tasks(
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
         """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?, updated_at = ?
-           WHERE seq = ?""",
+           WHERE client_id = ? AND seq = ?""",
         [
-            (item.report.title, state.severity, state.status, state.reason, state.branch, now, state.seq)
+            (item.report.title, state.severity, state.status, state.reason, state.branch, now)  # noqa: RUF005
+            + (who.client_id, state.seq)
             for item in rewritten
             for state in (item.state,)
         ],
@@ -6287,8 +6325,8 @@ def see_again(connection: Connection, client_id: str, run: RunKey, states: Seque
     for lot in in_lots(seqs):
         connection.execute(
             f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
-                WHERE seq IN ({marks(lot)})""",
-            (run.id, now, *lot),
+                WHERE {by_seq("tasks", marks(lot))}""",
+            (run.id, now, client_id, *lot),
         )
     count_seen_again(connection, client_id, run, states)
     insert_sightings(connection, client_id, run, seqs)
@@ -6305,23 +6343,25 @@ def see_on_branch(
     ]
 
 
-def rising_timestamp(connection: Connection) -> str:
-    """Return the time for new tasks: that of the newest one where the clock has been set back.
+def rising_timestamp(connection: Connection, client_id: str) -> str:
+    """Return the time for new tasks of a client: that of its newest one where the clock has been set back.
 
-    So tasks are in the order of `created_at` as they are in that of `seq`, and a list by date is a range of either.
+    So its tasks are in the order of `created_at` as they are in that of `seq`, and a list by date is a range of either.
     """
-    row = connection.execute("SELECT created_at FROM tasks ORDER BY seq DESC LIMIT 1").fetchone()
+    row = connection.execute(
+        "SELECT created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (client_id,)
+    ).fetchone()
     return max(timestamp(), row[0]) if row else timestamp()
 
 
 def raise_timestamps(connection: Connection) -> None:
     """Have the tasks of older versions in that order, too."""
-    newest, late = "", []
-    for seq, created_at in connection.execute("SELECT seq, created_at FROM tasks ORDER BY seq"):
-        newest = max(newest, created_at)
-        if created_at < newest:
-            late.append((newest, seq))
-    connection.executemany("UPDATE tasks SET created_at = ? WHERE seq = ?", late)
+    newest, late = dict[str, str](), []
+    for client_id, seq, created_at in connection.execute("SELECT client_id, seq, created_at FROM tasks ORDER BY seq"):
+        newest[client_id] = max(newest.get(client_id, ""), created_at)
+        if created_at < newest[client_id]:
+            late.append((newest[client_id], client_id, seq))
+    connection.executemany("UPDATE tasks SET created_at = ? WHERE client_id = ? AND seq = ?", late)
 
 
 BACKFILLS.setdefault(5, []).append(raise_timestamps)
@@ -6365,7 +6405,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     """
     if run.status != "running":
         raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
-    now = rising_timestamp(connection)
+    now = rising_timestamp(connection, who.client_id)
     # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = iter(dict(zip(keys, reports, strict=True)).items())
@@ -6379,8 +6419,9 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
-               unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ? WHERE seq = ?""",
-        (*done, sightings, now, now, run.seq),
+               unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ?
+           WHERE client_id = ? AND seq = ?""",
+        (*done, sightings, now, now, who.client_id, run.seq),
     )
     return Submission(*done, [results[key] for key in keys])
 
@@ -6459,7 +6500,8 @@ def drop_answers_of_run(connection: Connection, client_id: str, run_id: str) -> 
 
 def drop_answers_of_task(connection: Connection, client_id: str, task: State) -> None:
     """Drop the answers to submissions that name a task, of the runs that report it."""
-    reporters = """SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+    reporters = """SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
         WHERE sightings.client_id = ? AND sightings.task_seq = ?"""
     run_of_path = f"substr(path, length(path) - {len('/tasks') + 35}, 36)"  # a path ends with runs/:id/tasks
     condition = f"path LIKE '%/tasks' AND {run_of_path} IN ({reporters}) AND body LIKE ?"
@@ -6545,11 +6587,11 @@ BACKFILLS.setdefault(6, []).append(count_all_known)
 
 # Each names the ids of what breaks a rule that the schema cannot hold. That changes are counted, only a test can tell.
 AUDITS = {
-    "task {} is reported by a run of another client, project type or target": """
+    "task {} is reported by a run of another project type or target": """
         SELECT DISTINCT tasks.id FROM sightings
-        JOIN tasks ON tasks.seq = sightings.task_seq JOIN runs ON runs.seq = sightings.run_seq
-        WHERE tasks.client_id <> runs.client_id OR tasks.project_type <> runs.project_type
-            OR tasks.target_url <> runs.target_url""",
+        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        WHERE tasks.project_type <> runs.project_type OR tasks.target_url <> runs.target_url""",
     "task {} is reported by no run": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (
             SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
@@ -6576,30 +6618,34 @@ AUDITS = {
         SELECT name FROM branches WHERE reported = 0 AND NOT EXISTS (
             SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = name AND runs.branch <> ''
                 AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
-    "task {} is known to a branch of another client, project type or target": """
+    "task {} is known to a branch of another project type or target": """
         SELECT DISTINCT tasks.id FROM branch_sightings
-        JOIN tasks ON tasks.seq = branch_sightings.task_seq JOIN branches ON branches.seq = branch_seq
-        WHERE tasks.client_id <> branches.client_id OR tasks.project_type <> branches.project_type
-            OR tasks.target_url <> branches.target_url""",
+        JOIN tasks ON tasks.client_id = branch_sightings.client_id AND tasks.seq = branch_sightings.task_seq
+        JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_sightings.branch_seq
+        WHERE tasks.project_type <> branches.project_type OR tasks.target_url <> branches.target_url""",
     "task {} is reported by a run of a branch that does not know it": """
         SELECT DISTINCT tasks.id FROM sightings
-        JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = sightings.task_seq
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
         WHERE runs.branch <> '' AND NOT EXISTS (
-            SELECT 1 FROM branch_sightings JOIN branches ON branches.seq = branch_seq
+            SELECT 1 FROM branch_sightings
+            JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
             WHERE branch_sightings.client_id = tasks.client_id AND branch_sightings.task_seq = tasks.seq
                 AND name = runs.branch)""",
     "task {} is of a branch that does not know it": """
         SELECT tasks.id FROM tasks WHERE branch <> '' AND NOT EXISTS (
-            SELECT 1 FROM branch_sightings JOIN branches ON branches.seq = branch_seq
+            SELECT 1 FROM branch_sightings
+            JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
             WHERE branch_sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND name = branch)""",
     "task {} is of a branch, though the main line knows it": """
         SELECT DISTINCT tasks.id FROM tasks
         JOIN sightings ON sightings.client_id = tasks.client_id AND task_seq = tasks.seq
-        JOIN runs ON runs.seq = run_seq
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
         WHERE tasks.branch <> '' AND runs.branch = ''""",
     "task {} has a report of the main line that does not count": """
         SELECT DISTINCT tasks.id FROM sightings
-        JOIN runs ON runs.seq = run_seq JOIN tasks ON tasks.seq = task_seq
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
         WHERE counted = 0 AND runs.branch = ''""",
     "task {} was reported first by a run whose report does not count": """
         SELECT tasks.id FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
@@ -6609,8 +6655,9 @@ AUDITS = {
     "task {} has no details": """
         SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM task_details WHERE task_seq = tasks.seq)""",
     "task {} was created before one that came earlier": """
-        SELECT id FROM (SELECT id, created_at < LAG(created_at) OVER (ORDER BY seq) AS fell FROM tasks) AS pairs
-        WHERE fell""",
+        SELECT id FROM (
+            SELECT id, created_at < LAG(created_at) OVER (PARTITION BY client_id ORDER BY seq) AS fell FROM tasks
+        ) AS pairs WHERE fell""",
     "task {} has another status than its history": """
         SELECT tasks.id FROM tasks WHERE status <> COALESCE((
             SELECT to_status FROM history
@@ -6646,25 +6693,25 @@ def faults(connection: Connection) -> Iterator[str]:
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 
 
-ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other JOIN runs ON runs.seq = other.run_seq
+ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
+    JOIN runs ON runs.client_id = other.client_id AND runs.seq = other.run_seq
     WHERE other.client_id = sightings.client_id AND other.task_seq = sightings.task_seq AND {})"""
 
 
 def count_old_runs(connection: Connection, before: str) -> int:
     """Return how many runs finished before a time."""
-    return int(connection.execute("SELECT COUNT(*) FROM runs WHERE finished_at < ?", (before,)).fetchone()[0])
+    statement = "SELECT COUNT(*) FROM runs WHERE client_id = ? AND finished_at < ?"
+    return sum(connection.execute(statement, (each, before)).fetchone()[0] for each in select_clients(connection))
 
 
 def count_orphans(connection: Connection, before: str) -> int:
     """Return how many tasks only runs report that finished before a time."""
     kept = ONLY_SIGHTING.format("(runs.finished_at IS NULL OR runs.finished_at >= ?)")
-    row = connection.execute(
-        f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
-            JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
-            WHERE old.finished_at < ? AND {kept}""",
-        (before, before),
-    ).fetchone()
-    return int(row[0])
+    statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
+        JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
+        WHERE old.client_id = ? AND old.finished_at < ? AND {kept}"""
+    rows = (connection.execute(statement, (each, before, before)) for each in select_clients(connection))
+    return sum(row.fetchone()[0] for row in rows)
 
 
 def take_back(
@@ -6676,7 +6723,7 @@ def take_back(
     """
     rows = connection.execute(
         f"""SELECT {STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
-            FROM sightings JOIN tasks ON tasks.seq = sightings.task_seq
+            FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
             WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
         (run.seq, client_id, run.seq, size),
     ).fetchall()
@@ -6687,7 +6734,9 @@ def take_back(
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
         [(client_id, run.seq, state.seq) for state, _ in left],
     )
-    connection.execute("UPDATE runs SET reported = reported - ? WHERE seq = ?", (len(left), run.seq))
+    connection.execute(
+        "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
+    )
     count_changes(connection, client_id, *run.surface, len(left))
     return gone, left
 
@@ -6707,8 +6756,8 @@ def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State])
     uncount_reported(connection, client_id, RunKey, seqs)
     branches = uncount_reported(connection, client_id, BranchKey, seqs)
     forget_text(connection, client_id, seqs)
-    connection.executemany("DELETE FROM tasks WHERE seq = ?", [(seq,) for seq in seqs])
-    delete_empty_branches(connection, sorted(branches))
+    connection.executemany("DELETE FROM tasks WHERE client_id = ? AND seq = ?", [(client_id, seq) for seq in seqs])
+    delete_empty_branches(connection, client_id, sorted(branches))
 
 
 def uncount_reported(
@@ -6723,7 +6772,8 @@ def uncount_reported(
         )
         reporters.update(seq for (seq,) in rows)
     connection.executemany(
-        f"UPDATE {kind.table} SET reported = reported - ? WHERE seq = ?", [(n, seq) for seq, n in reporters.items()]
+        f"UPDATE {kind.table} SET reported = reported - ? WHERE client_id = ? AND seq = ?",
+        [(n, client_id, seq) for seq, n in reporters.items()],
     )
     return set(reporters)
 
@@ -6735,18 +6785,18 @@ def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> Non
     count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
     drop_changes(connection, client_id, *run.surface)
     drop_answers_of_run(connection, client_id, run.id)
-    connection.execute("DELETE FROM runs WHERE seq = ?", (run.seq,))
-    delete_empty_branches(connection, [branch.seq] if branch else [])
+    connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
+    delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
 
 
-def delete_empty_branches(connection: Connection, seqs: Iterable[int]) -> None:
+def delete_empty_branches(connection: Connection, client_id: str, seqs: Iterable[int]) -> None:
     """Remove those of some branches that have no run any more and know no task."""
     connection.executemany(
-        """DELETE FROM branches WHERE seq = ? AND reported = 0 AND NOT EXISTS (
+        """DELETE FROM branches WHERE client_id = ? AND seq = ? AND reported = 0 AND NOT EXISTS (
                SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
                    AND runs.branch <> '' AND runs.project_type = branches.project_type
                    AND runs.target_url = branches.target_url)""",
-        [(seq,) for seq in seqs],
+        [(client_id, seq) for seq in seqs],
     )
 
 
@@ -6772,24 +6822,28 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
 
     :param patience: seconds to wait for another process's lock; None for the settings'.
     """
-    last = 0
-    while True:
-        with database.reading() as connection:
-            rows = connection.execute(
-                f"""SELECT finished_at, client_id, {KEY_COLUMNS} FROM runs
-                    WHERE seq > ? ORDER BY seq LIMIT ?""",
-                (last, RUNS_AT_ONCE),
-            ).fetchall()
-        if not rows:
-            return
-        for finished_at, client_id, *key in rows:
-            gone = finished_at is None or finished_at >= before
-            while not gone:
-                with database.transaction(patience=patience) as connection:
-                    tasks, gone = prune_slice(connection, client_id, RunKey(*key))
-                yield int(gone), tasks
-        last = rows[-1][2]
-        yield 0, 0
+    with database.reading() as connection:
+        clients = select_clients(connection)
+    for client_id in clients:
+        last = 0
+        while rows := select_runs_behind(database, client_id, last):
+            for finished_at, *key in rows:
+                gone = finished_at is None or finished_at >= before
+                while not gone:
+                    with database.transaction(client_id, patience) as connection:
+                        tasks, gone = prune_slice(connection, client_id, RunKey(*key))
+                    yield int(gone), tasks
+            last = rows[-1][1]
+            yield 0, 0
+
+
+def select_runs_behind(database: Database, client_id: str, seq: int) -> list[tuple[Any, ...]]:
+    """Return some of a client's runs behind one, in the order of creation: when each finished, and its key."""
+    with database.reading() as connection:
+        return connection.execute(
+            f"SELECT finished_at, {KEY_COLUMNS} FROM runs WHERE client_id = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (client_id, seq, RUNS_AT_ONCE),
+        ).fetchall()
 
 
 # Deleting: from every answer at once, and soon from the file
@@ -6797,12 +6851,14 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
 # Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
 # `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
 REPORTED_BY = """COALESCE(
-    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+    (SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
         JOIN sightings AS same ON same.client_id = sightings.client_id
             AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
         WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1
         ORDER BY sightings.run_seq {order} LIMIT 1),
-    (SELECT runs.id FROM sightings JOIN runs ON runs.seq = sightings.run_seq
+    (SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
         WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq
         ORDER BY sightings.run_seq {order} LIMIT 1))"""
 
@@ -6862,8 +6918,8 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
     """
     seqs = [state.seq for state, _ in left]
     connection.executemany(
-        "UPDATE tasks SET times_seen = times_seen - 1 WHERE seq = ? AND times_seen > 1",
-        [(state.seq,) for state, counted in left if counted],
+        "UPDATE tasks SET times_seen = times_seen - 1 WHERE client_id = ? AND seq = ? AND times_seen > 1",
+        [(client_id, state.seq) for state, counted in left if counted],
     )
     for lot in in_lots(seqs):
         connection.execute(
@@ -6873,18 +6929,18 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
         for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
             connection.execute(
                 f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
-                    WHERE seq IN ({marks(lot)}) AND ({column} = ? OR NOT EXISTS (
+                    WHERE {by_seq("tasks", marks(lot))} AND ({column} = ? OR NOT EXISTS (
                         SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
-                (*lot, run.id),
+                (client_id, *lot, run.id),
             )
         connection.execute(  # the first reporter's counts from now on, and no other one that did not
-            f"""UPDATE sightings SET counted = 1 WHERE counted = 0 AND (client_id, run_seq, task_seq) IN (
-                    SELECT tasks.client_id, runs.seq, tasks.seq FROM tasks
+            f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
+                    SELECT runs.seq, tasks.seq FROM tasks
                     JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                    WHERE tasks.seq IN ({marks(lot)}))""",
-            lot,
+                    WHERE {by_seq("tasks", marks(lot))})""",
+            (client_id, client_id, *lot),
         )
-    states = select_states(connection, seqs)
+    states = select_states(connection, client_id, seqs)
     for state, n in (*((state, -1) for state, _ in left), *((state, 1) for state in states)):
         count_known(connection, client_id, state, n)
     if branch := find_branch_of_run(connection, client_id, run):
@@ -6897,12 +6953,16 @@ def forget_on_branch(connection: Connection, client_id: str, branch: BranchKey, 
     for lot in in_lots(task_seqs):
         forgotten = connection.execute(
             f"""DELETE FROM branch_sightings WHERE client_id = ? AND branch_seq = ? AND task_seq IN ({marks(lot)})
-                AND NOT EXISTS (SELECT 1 FROM sightings JOIN runs ON runs.seq = run_seq
+                AND NOT EXISTS (SELECT 1 FROM sightings
+                    JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
                     WHERE sightings.client_id = branch_sightings.client_id
                         AND sightings.task_seq = branch_sightings.task_seq AND runs.branch = ?)""",
             (client_id, branch.seq, *lot, branch.name),
         ).rowcount
-        connection.execute("UPDATE branches SET reported = reported - ? WHERE seq = ?", (forgotten, branch.seq))
+        connection.execute(
+            "UPDATE branches SET reported = reported - ? WHERE client_id = ? AND seq = ?",
+            (forgotten, client_id, branch.seq),
+        )
 
 
 def leave_line(connection: Connection, client_id: str, states: Mapping[int, State]) -> None:
@@ -6915,13 +6975,16 @@ def leave_line(connection: Connection, client_id: str, states: Mapping[int, Stat
         rows = connection.execute(
             f"""SELECT tasks.seq, runs.branch FROM tasks
                 JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                WHERE tasks.seq IN ({marks(lot)}) AND runs.branch <> tasks.branch AND NOT EXISTS (
-                    SELECT 1 FROM sightings JOIN runs AS others ON others.seq = run_seq
-                    WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND others.branch = '')""",
-            lot,
+                WHERE {by_seq("tasks", marks(lot))} AND runs.branch <> tasks.branch
+                    AND NOT EXISTS (SELECT 1 FROM sightings
+                        JOIN runs AS others ON others.client_id = sightings.client_id AND others.seq = run_seq
+                        WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq
+                            AND others.branch = '')""",
+            (client_id, *lot),
         ).fetchall()
         connection.executemany(
-            "UPDATE tasks SET branch = ?, updated_at = ? WHERE seq = ?", [(name, now, seq) for seq, name in rows]
+            "UPDATE tasks SET branch = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
+            [(name, now, client_id, seq) for seq, name in rows],
         )
         moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
         count_moves(connection, client_id, moved, now)
@@ -7731,7 +7794,7 @@ class Service:
         self._met: dict[str, Principal] = {}
         self._met_until = 0.0
         self._met_version = 0
-        self._idle_until = 0.0
+        self._idle_until: dict[str, float] = {}
         self._erased_until = 0.0
 
     def erase_now_and_then(self, *, deleted: bool) -> None:
@@ -7740,11 +7803,11 @@ class Service:
             self._erased_until = time.monotonic() + LOOK_EVERY
             erase_at_once(self.database)
 
-    def fail_idle_runs(self, connection: Connection) -> None:
-        """Fail the runs that nobody uses any more, unless that was done within the last second."""
-        if time.monotonic() >= self._idle_until:
-            self._idle_until = time.monotonic() + IDLE_SEARCH
-            fail_idle_runs(connection, self.settings.run_timeout)
+    def fail_idle_runs(self, connection: Connection, client_id: str) -> None:
+        """Fail the runs of a client that nobody uses any more, unless that was done within the last second."""
+        if time.monotonic() >= self._idle_until.get(client_id, 0.0):
+            self._idle_until[client_id] = time.monotonic() + IDLE_SEARCH
+            fail_idle_runs(connection, client_id, self.settings.run_timeout)
 
     def authenticate(self, header: str) -> Principal:
         """Return who sends an Authorization header. :raises Unauthorized: when it is nobody.
@@ -7774,7 +7837,7 @@ class Service:
             raise Unauthorized("This API key is unknown, expired or revoked.")
         principal, last_used_at = found
         if (last_used_at or "")[:16] != now[:16]:
-            self.database.use_later("api_keys", principal.key_id, now)
+            self.database.use_later(principal.client_id, "api_keys", principal.key_id, now)
         return principal
 
 
@@ -8305,11 +8368,11 @@ def post_runs(call: Call) -> flask.Response:
     metadata = read_metadata(body.metadata, call.service.settings)
 
     def start(connection: Connection) -> flask.Response:
-        call.service.fail_idle_runs(connection)
+        call.service.fail_idle_runs(connection, call.client_id)
         place = (body.project_type, body.target_url or NO_TARGET)
         run = insert_run(connection, call.client_id, *place, metadata, body.branch or MAIN_LINE)
         call.noted.run_id = run.id
-        return answer(201, select_run(connection, run), f"{call.address}/{run.id}")
+        return answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
 
     return call.write_once(start)
 
@@ -8331,7 +8394,7 @@ def get_run(call: Call, run_id: str) -> flask.Response:
     with call.database.snapshot() as connection:
         run = select_run_key(connection, call.client_id, run_id)
         if run.status == "running":
-            call.database.use_later("runs", run.seq, timestamp())
+            call.database.use_later(call.client_id, "runs", run.seq, timestamp())
         return answer(200, select_run_with_summary(connection, call.client_id, run))
 
 
@@ -8361,7 +8424,7 @@ def get_run_gate(call: Call, run_id: str) -> flask.Response:
     with call.database.snapshot() as connection:
         run = select_run_key(connection, call.client_id, run_id)
         if run.status == "running":
-            call.database.use_later("runs", run.seq, timestamp())
+            call.database.use_later(call.client_id, "runs", run.seq, timestamp())
         return answer(200, select_gate(connection, call.client_id, run, call.query))
 
 

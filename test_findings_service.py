@@ -1859,7 +1859,9 @@ def resolve_both(connection: Any) -> None:
 
 def dismiss_both(connection: Any) -> None:
     update = findings_service.TaskUpdate(status="dismissed")
-    findings_service.triage_tasks(connection, TESTER, findings_service.select_states(connection, [1, 2]), update)
+    findings_service.triage_tasks(
+        connection, TESTER, findings_service.select_states(connection, "default", [1, 2]), update
+    )
 
 
 @pytest.mark.parametrize(
@@ -3306,7 +3308,7 @@ def test_idle_runs_fail_in_slices_and_where_none_is_nothing_is_written(
         assert list(findings_service.idle_slices(database, 60)) == []
     time.sleep(0.01)
     with database.transaction() as connection:
-        assert findings_service.fail_idle_runs(connection, 0.005, limit=2) == 2
+        assert findings_service.fail_idle_runs(connection, "default", 0.005, limit=2) == 2
     assert client.read("runs", status="failed")["total"] == 2
     assert list(findings_service.idle_slices(database, 0.005, size=2)) == [2, 1]
     assert faults_of(tmp_path / "findings.db") == []
@@ -3319,7 +3321,7 @@ def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: 
         with database_of(app).transaction() as connection:
             for _ in range(times):
                 findings_service.insert_run(connection, "default", "web", "", "{}")
-            work.append(work_of(connection, lambda: findings_service.fail_idle_runs(connection, 60)))
+            work.append(work_of(connection, lambda: findings_service.fail_idle_runs(connection, "default", 60)))
     assert work[0] == work[1]
 
 
@@ -8085,9 +8087,9 @@ PLANTED = cases(
     ),
     other_target=(
         f"UPDATE tasks SET target_url = '' WHERE seq = {LAST}",
-        "reported by a run of another client, project",
+        "reported by a run of another project",
     ),
-    other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another client, project"),
+    other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another project"),
     no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
     sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
     no_branch=("DELETE FROM branches", "is of a branch that is not there"),
@@ -8096,7 +8098,7 @@ PLANTED = cases(
         "INSERT INTO branches VALUES (9, 'default', 'old', 'web', '', 0)",
         "branch old has no run and knows no task",
     ),
-    branch_elsewhere=("UPDATE branches SET target_url = ''", "is known to a branch of another client, project"),
+    branch_elsewhere=("UPDATE branches SET target_url = ''", "is known to a branch of another project"),
     forgotten=(
         "DELETE FROM branch_sightings WHERE task_seq = 3",
         "is reported by a run of a branch that does not know it",
