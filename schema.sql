@@ -5,13 +5,16 @@
 -- of their own, so that a list of either is as quick as one of both, and a row stands in no more of them. Only this file and the
 -- function that connects speak SQLite's own dialect (pragmas, STRICT, WITHOUT ROWID).
 --
+-- Every key and foreign key has the client. Where it does not lead, as in a key that is the rowid, that is SQLite's way:
+-- there a seq is the only one of its kind among all clients.
+--
 -- Times are ISO 8601 UTC text with milliseconds. `seq` is the order of creation and the internal key;
 -- `id` is the UUIDv7 that clients see. A severity is its rank, 5 critical … 1 info, so that an index sorts
 -- it. A missing target URL is '', because it counts as a value of a finding's identity, and so is the branch of
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 6;
+PRAGMA user_version = 7;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -21,27 +24,30 @@ CREATE TABLE IF NOT EXISTS clients (
 
 -- API keys. Only the SHA-256 of a key is kept.
 CREATE TABLE IF NOT EXISTS api_keys (
-    id            TEXT PRIMARY KEY,
     client_id     TEXT NOT NULL REFERENCES clients (id),
+    id            TEXT NOT NULL,
     name          TEXT NOT NULL,
     level         TEXT NOT NULL CHECK (level IN ('read', 'agent', 'full')),
-    hash          TEXT NOT NULL UNIQUE,
+    hash          TEXT NOT NULL,
     created_at    TEXT NOT NULL,
     expires_at    TEXT,
     revoked_at    TEXT,
-    last_used_at  TEXT
+    last_used_at  TEXT,
+    PRIMARY KEY (client_id, id),
+    UNIQUE (hash, client_id)
 ) STRICT, WITHOUT ROWID;
 
 -- Project types, with the JSON Schema of their tasks' extensions exactly as it was sent.
 CREATE TABLE IF NOT EXISTS project_types (
     client_id         TEXT NOT NULL REFERENCES clients (id),
     name              TEXT NOT NULL,
-    id                TEXT NOT NULL UNIQUE,
+    id                TEXT NOT NULL,
     label             TEXT NOT NULL,
     description       TEXT NOT NULL,
     extension_schema  TEXT,
     created_at        TEXT NOT NULL,
-    PRIMARY KEY (client_id, name)
+    PRIMARY KEY (client_id, name),
+    UNIQUE (client_id, id)
 ) STRICT, WITHOUT ROWID;
 
 -- Runs. `created` … `resolved` count what the run's submissions did, `reported` the tasks that it reports.
@@ -119,20 +125,24 @@ CREATE INDEX IF NOT EXISTS assigned_tasks ON tasks (client_id) WHERE assignee IS
 
 -- The bulk of a task. Arrays and extensions are JSON text; NULL is an empty one.
 CREATE TABLE IF NOT EXISTS task_details (
-    task_seq          INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
+    task_seq          INTEGER PRIMARY KEY,
+    client_id         TEXT NOT NULL,
     description       TEXT,
     evidence          TEXT,
     remediation       TEXT,
     success_criteria  TEXT,
-    extensions        TEXT
+    extensions        TEXT,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 
 -- What a run's tasks are counted by: a sign for each status, severity, whether there is an external id, and whether the
 -- main line knows the task. Beside the tasks, because a million signs lie on a fortieth of the pages, and are read in
 -- half the time.
 CREATE TABLE IF NOT EXISTS task_cells (
-    task_seq  INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
-    cell      TEXT NOT NULL
+    task_seq   INTEGER PRIMARY KEY,
+    cell       TEXT NOT NULL,
+    client_id  TEXT NOT NULL,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 
 -- The words that tasks are searched by, of those together whose seqs divided by 128 come to the same `block`: titles,

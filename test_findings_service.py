@@ -10561,7 +10561,65 @@ PRAGMA user_version = 4;
 """
 
 
-TO_FIFTH_SCHEMA_FROM_SIXTH = """
+TO_SIXTH_SCHEMA_FROM_SEVENTH = """
+CREATE TABLE api_keys_of_version_7 AS SELECT * FROM api_keys;
+DROP TABLE api_keys;
+CREATE TABLE api_keys (
+    id            TEXT PRIMARY KEY,
+    client_id     TEXT NOT NULL REFERENCES clients (id),
+    name          TEXT NOT NULL,
+    level         TEXT NOT NULL CHECK (level IN ('read', 'agent', 'full')),
+    hash          TEXT NOT NULL UNIQUE,
+    created_at    TEXT NOT NULL,
+    expires_at    TEXT,
+    revoked_at    TEXT,
+    last_used_at  TEXT
+) STRICT, WITHOUT ROWID;
+INSERT INTO api_keys
+    SELECT id, client_id, name, level, hash, created_at, expires_at, revoked_at, last_used_at
+    FROM api_keys_of_version_7;
+DROP TABLE api_keys_of_version_7;
+CREATE TABLE project_types_of_version_7 AS SELECT * FROM project_types;
+DROP TABLE project_types;
+CREATE TABLE project_types (
+    client_id         TEXT NOT NULL REFERENCES clients (id),
+    name              TEXT NOT NULL,
+    id                TEXT NOT NULL UNIQUE,
+    label             TEXT NOT NULL,
+    description       TEXT NOT NULL,
+    extension_schema  TEXT,
+    created_at        TEXT NOT NULL,
+    PRIMARY KEY (client_id, name)
+) STRICT, WITHOUT ROWID;
+INSERT INTO project_types SELECT * FROM project_types_of_version_7;
+DROP TABLE project_types_of_version_7;
+CREATE TABLE task_details_of_version_7 AS SELECT * FROM task_details;
+DROP TABLE task_details;
+CREATE TABLE task_details (
+    task_seq          INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
+    description       TEXT,
+    evidence          TEXT,
+    remediation       TEXT,
+    success_criteria  TEXT,
+    extensions        TEXT
+) STRICT;
+INSERT INTO task_details
+    SELECT task_seq, description, evidence, remediation, success_criteria, extensions FROM task_details_of_version_7;
+DROP TABLE task_details_of_version_7;
+CREATE TABLE task_cells_of_version_7 AS SELECT * FROM task_cells;
+DROP TABLE task_cells;
+CREATE TABLE task_cells (
+    task_seq  INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
+    cell      TEXT NOT NULL
+) STRICT;
+INSERT INTO task_cells SELECT task_seq, cell FROM task_cells_of_version_7;
+DROP TABLE task_cells_of_version_7;
+PRAGMA user_version = 6;
+"""
+
+
+TO_FIFTH_SCHEMA_FROM_SEVENTH = f"""
+{TO_SIXTH_SCHEMA_FROM_SEVENTH}
 DROP INDEX comments_by_task;
 DROP TABLE backups;
 DELETE FROM counters WHERE scope LIKE 'known %';
@@ -10598,6 +10656,7 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     before = content_of(old)
     before[2] = [(*run[:17], 3, "") for run in before[2]]  # tasks that it reports, and no branch
     before[3] = [(*each[:15], "", None, None) for each in before[3]]
+    before[4] = [(seq, "default", *bulk) for seq, *bulk in before[4]]
     before[5] = [(*sighting[:3], 1) for sighting in before[5]]
     before[6] = [(*entry, None, None) for entry in before[6]]
     before[-1] = [each for each in before[-1] if each[-1] and not each[1].startswith("tasks run:")]
@@ -10635,11 +10694,51 @@ def test_a_database_of_the_fifth_schema_is_counted_for_briefs(app: flask.Flask, 
     database_of(app).close()
     made, stored = schema_of(path), content_of(path)
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TO_FIFTH_SCHEMA_FROM_SIXTH)
+        connection.executescript(TO_FIFTH_SCHEMA_FROM_SEVENTH)
     assert briefed(client, targetUrl="https://example.com/", branch="x") == ["c", "a"]
     database_of(app).close()
     assert (schema_of(path), content_of(path)) == (made, stored)
     assert faults_of(path) == []
+
+
+def test_a_database_of_the_sixth_schema_has_the_client_in_every_key(app: flask.Flask, client: Client, run: str) -> None:
+    other = client_of(app, name="other")
+    other.register("web")
+    for each, its_run in ((client, run), (other, other.start())):
+        image = {"type": "image", "label": "Seen", "content": "aW1hZ2U=" * 1000}
+        each.submit(its_run, task(externalId="a", evidence=[image]), task(status="dismissed"))
+        each.add(start_on(each, "x"), externalId="c")
+    path = Path(database_of(app).settings.db)
+    database_of(app).close()
+
+    def everything() -> list[Any]:
+        with closing(sqlite3.connect(path)) as connection:
+            tables = ("api_keys", "task_cells", "search_blocks", "branch_sightings")
+            return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
+
+    made, stored = schema_of(path), (content_of(path), everything())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(TO_SIXTH_SCHEMA_FROM_SEVENTH)
+    assert other.read("tasks", view="full")["tasks"][-1]["evidence"][0]["label"] == "Seen"
+    database_of(app).close()
+    assert (schema_of(path), (content_of(path), everything())) == (made, stored)
+    assert faults_of(path) == []
+
+
+def test_every_unique_index_and_reference_has_the_client(app: flask.Flask) -> None:
+    with database_of(app).reading() as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        unique, references = dict[Any, set[str]](), dict[Any, set[str]]()
+        for table in tables:
+            for name, column in connection.execute(
+                f"""SELECT list.name, info.name FROM pragma_index_list('{table}') AS list
+                    JOIN pragma_index_info(list.name) AS info WHERE list."unique" """
+            ):
+                unique.setdefault((table, name), set()).add(column)
+            for number, column in connection.execute(f"""SELECT id, "from" FROM pragma_foreign_key_list('{table}')"""):
+                references.setdefault((table, number), set()).add(column)
+    assert [table for (table, _), columns in unique.items() if "client_id" not in columns] == ["clients"]
+    assert [table for (table, _), columns in references.items() if "client_id" not in columns] == []
 
 
 def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[..., flask.Flask]) -> None:
