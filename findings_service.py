@@ -1418,7 +1418,7 @@ CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
     + 10 * CASE status WHEN 'open' THEN 0 WHEN 'in_progress' THEN 1 WHEN 'resolved' THEN 2 ELSE 3 END
     + 2 * (severity - 1) + CASE WHEN external_id IS NULL THEN 0 ELSE 1 END"""
 CELL_SIGNS = string.ascii_letters + string.digits + "!#$&()*+,-./:;<=>@"
-CELL_SIGN = f"substr('{CELL_SIGNS}', 1 + {CELL_NUMBER}, 1)"
+CELL_SIGN = f"substr('{CELL_SIGNS}', CAST(1 + {CELL_NUMBER} AS INTEGER), 1)"
 # What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: what is done before
 # it to tables that are there, and after it to their rows, by the version that it leads to.
 MIGRATIONS: Mapping[int, tuple[str, str]] = {
@@ -1640,6 +1640,21 @@ class Connection(ABC):
     @abstractmethod
     def stamp(self) -> object:
         """Return something that is another thing once somebody has committed something."""
+
+    @abstractmethod
+    def merged(self, ranges: Sequence[str], order: str) -> str:
+        """Return the statement that merges index ranges, without doubles, and ends with marks for LIMIT and OFFSET.
+
+        :param ranges: statements, each of which gives one column `seq` in the order of an index.
+        """
+
+    @abstractmethod
+    def join_cells(self, sightings: str) -> str:
+        """Return what joins `task_cells` to a table of sightings by task."""
+
+    @abstractmethod
+    def words_holding(self, client_id: str, word: str) -> Iterable[tuple[int, str]]:
+        """Give the blocks of words that have a word in them, and maybe others, by block: its number and its text."""
 
     @abstractmethod
     def ask_to_erase(self) -> None:
@@ -1915,6 +1930,18 @@ class SQLiteConnection(sqlite3.Connection, Connection):
     def stamp(self) -> object:
         """Return a number that is another one once another connection has committed something."""
         return self.execute("PRAGMA data_version").fetchone()[0]
+
+    def merged(self, ranges: Sequence[str], order: str) -> str:
+        """Return the statement that merges index ranges; SQLite reads them side by side, and none to its end."""
+        return f"{' UNION '.join(ranges)} ORDER BY seq {order} LIMIT ? OFFSET ?"
+
+    def join_cells(self, sightings: str) -> str:
+        """Join by the seq alone, which is a rowid: to compare the clients, too, would make counting a fifth slower."""
+        return f"JOIN task_cells ON task_cells.task_seq = {sightings}.task_seq"
+
+    def words_holding(self, client_id: str, word: str) -> Iterable[tuple[int, str]]:  # noqa: ARG002
+        """Give all blocks: Python finds the word in them sooner than SQLite does."""
+        return self.execute("SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,))
 
     def ask_to_erase(self) -> None:
         """Ask the process that may checkpoint to erase what the transaction removes: `erasing_slices` does it."""
@@ -3937,7 +3964,7 @@ class Listing(Struct, frozen=True, kw_only=True):
                 ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
             return iter(self._execute(connection, statement, (*arm.values, limit, offset)))
         if 1 < len(self.arms) <= MOST_ARMS:
-            seqs, values = self._merged(self.arms, limit, offset)
+            seqs, values = self._merged(connection, self.arms, limit, offset)
         elif found := self.seqs(connection, limit, offset):
             values = rounded(found)
             seqs = marks(values)
@@ -3951,7 +3978,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         """Return the seqs of some rows."""
         found: list[int] = []
         for lot in in_lots(self.arms, MOST_ARMS):
-            merged = self._execute(connection, *self._merged(lot, limit + offset, 0))
+            merged = self._execute(connection, *self._merged(connection, lot, limit + offset, 0))
             found = sorted({*found, *(seq for (seq,) in merged)}, reverse=self.newest_first)[: limit + offset]
         return found[offset:]
 
@@ -3966,7 +3993,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         One text of them is read in a third of the time that as many rows take.
         """
         for arm in self.arms:
-            statement = f"""SELECT GROUP_CONCAT(seq), MAX(seq) FROM (
+            statement = f"""SELECT GROUP_CONCAT(CAST(seq AS TEXT), ','), MAX(seq) FROM (
                 SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}
                 AND {self.seq(arm)} > ? ORDER BY {self.seq(arm)} LIMIT ?) AS lot"""
             seqs, last = [0] * WALK_SIZE, 0
@@ -3983,7 +4010,9 @@ class Listing(Struct, frozen=True, kw_only=True):
                 statement = f"SELECT {self.seq(arm)} FROM {self.source(found)}"
                 yield from (seq for (seq,) in self._execute(connection, statement, found.values))
 
-    def _merged(self, arms: Sequence[Arm], limit: int, offset: int) -> tuple[str, tuple[Any, ...]]:
+    def _merged(
+        self, connection: Connection, arms: Sequence[Arm], limit: int, offset: int
+    ) -> tuple[str, tuple[Any, ...]]:
         """Return what selects the seqs of some rows.
 
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
@@ -3992,7 +4021,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         arms = [*map(self.cut, arms if len(arms) <= FEW_ARMS else rounded(arms))]
         ranges = [f"SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}" for arm in arms]
         values = (*(value for arm in arms for value in arm.values), limit, offset)
-        return f"{' UNION '.join(ranges)} ORDER BY seq {self.order} LIMIT ? OFFSET ?", values
+        return connection.merged(ranges, self.order), values
 
     def count(self, connection: Connection) -> int:
         """Return how many rows there are, counted one by one where no counter covers the filters."""
@@ -4509,14 +4538,6 @@ def select_reported_cells(
     }
 
 
-def join_cells(sightings: str) -> str:
-    """Return what joins the signs of tasks to sightings of them.
-
-    In SQLite a task's seq is enough; to compare the clients too makes it a fifth slower. Elsewhere both count.
-    """
-    return f"JOIN task_cells ON task_cells.task_seq = {sightings}.task_seq"
-
-
 def count_cells(connection: Connection, client_id: str, reporter: Reporter) -> ReportedCells:
     """Count the tasks that a run (or branch) reported.
 
@@ -4526,7 +4547,7 @@ def count_cells(connection: Connection, client_id: str, reporter: Reporter) -> R
     table = reporter.sightings
     row = connection.execute(
         f"""SELECT GROUP_CONCAT(task_cells.cell, '')
-            FROM {table} {join_cells(table)}
+            FROM {table} {connection.join_cells(table)}
             WHERE {table}.client_id = ? AND {table}.{reporter.column} = ?""",
         (client_id, reporter.seq),
     ).fetchone()
@@ -4940,9 +4961,7 @@ def in_time(connection: Connection, words: Iterable[str]) -> Iterator[str]:
 def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> TaskSet:
     """Look through all texts. :raises TimeoutError: when the connection's time is over."""
     found, blocks = bytearray(), 0
-    for block, text in connection.execute(
-        "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,)
-    ):
+    for block, text in connection.words_holding(client_id, words[0]):
         blocks = block + 1
         if words[0] in text and (mask := find_in(text, in_time(connection, words))):
             found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
@@ -5512,7 +5531,7 @@ def count_common_cells(connection: Connection, client_id: str, *runs: RunKey) ->
         f"""SELECT GROUP_CONCAT(task_cells.cell, '')
            FROM sightings JOIN sightings AS others ON others.client_id = sightings.client_id
                AND others.run_seq = ? AND others.task_seq = sightings.task_seq
-           {join_cells("sightings")}
+           {connection.join_cells("sightings")}
            WHERE sightings.client_id = ? AND sightings.run_seq = ?""",
         (more.seq, client_id, fewer.seq),
     ).fetchone()
@@ -5669,7 +5688,8 @@ def count_by_target(connection: Connection, client_id: str, types: Collection[st
     """Count the main line's tasks of all targets: what there is of each, without what is of branches."""
     beginning = scope("tasks", min(types) if types else None, "")
     rows = connection.execute(
-        "SELECT scope, status, SUM(n) FROM counters WHERE client_id = ? AND scope >= ? AND scope < ? GROUP BY 1, 2",
+        """SELECT scope, status, CAST(SUM(n) AS BIGINT) FROM counters
+           WHERE client_id = ? AND scope >= ? AND scope < ? GROUP BY 1, 2""",
         (client_id, beginning, beginning.removesuffix(":") + ";"),
     )
     return [
@@ -5770,7 +5790,8 @@ def ranks_in_brief(kinds: Kinds) -> Counter[int]:
 def ranks_reported_first(connection: Connection, client_id: str, branch: BranchKey) -> Counter[int]:
     """Return the same of what a branch reported first."""
     rows = connection.execute(
-        "SELECT substr(status, 1, 1), SUM(n) FROM counters WHERE client_id = ? AND scope = ? GROUP BY 1",
+        """SELECT substr(status, 1, 1), CAST(SUM(n) AS BIGINT) FROM counters
+           WHERE client_id = ? AND scope = ? GROUP BY 1""",
         (client_id, known_scope(*branch.surface, branch.name)),
     )
     return Counter({int(rank): n for rank, n in rows})
@@ -6234,7 +6255,7 @@ def insert_sightings(
     """Store that a run reported tasks, and so that its branch knows them."""
     connection.executemany(
         "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
-        [(client_id, run.seq, task_seq, counted) for task_seq in task_seqs],
+        [(client_id, run.seq, task_seq, int(counted)) for task_seq in task_seqs],
     )
     if run.branch != MAIN_LINE:
         insert_branch_sightings(connection, client_id, select_branch_of_run(connection, client_id, run), task_seqs)
