@@ -1626,9 +1626,19 @@ class Connection(ABC):
     def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor:
         """Run a statement that gives no rows once for each of some lots of parameters."""
 
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Callable[[], Cursor]:
+        """Return what gives the rows of a statement, which are maybe not wanted.
+
+        An engine that is far away runs it at once, so that its answer comes with others; here it is run when wanted.
+        """
+        return partial(self.execute, sql, parameters)
+
     @abstractmethod
-    def take_seqs(self, client_id: str, count: int) -> range:
-        """Return seqs for new tasks of a client. Nobody else gives any of its away while the transaction lasts."""
+    def take_seqs(self, client_id: str, count: int, newest: int) -> range:
+        """Return seqs for new tasks of a client. Nobody else gives any of its away while the transaction lasts.
+
+        :param newest: the seq of its newest task when the request began, 0 where it had none.
+        """
 
     @abstractmethod
     def limited(self, seconds: float) -> AbstractContextManager[None]:
@@ -1897,8 +1907,8 @@ class SQLiteConnection(sqlite3.Connection, Connection):
         self.begin_counting()
         self.next_seq = 0
 
-    def take_seqs(self, client_id: str, count: int) -> range:  # noqa: ARG002 - seqs are the file's
-        """Return seqs for new tasks. Nobody else gives any away while the transaction lasts."""
+    def take_seqs(self, client_id: str, count: int, newest: int) -> range:  # noqa: ARG002 - seqs are the file's
+        """Return seqs for new tasks, behind those of all clients. Nobody else gives any away meanwhile."""
         if not self.next_seq:
             self.next_seq = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
         self.next_seq += count
@@ -4434,13 +4444,18 @@ def find_branches(connection: Connection, client_id: str, names: Sequence[str], 
     return branches
 
 
-def find_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> BranchKey | None:
-    """Return the branch of a name of a type and target, or None when there is none."""
-    row = connection.execute(
+def ask_for_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> Cursor:
+    """Ask for the key of the branch of a name of a type and target."""
+    return connection.execute(
         f"""SELECT {BRANCH_COLUMNS} FROM branches
             WHERE client_id = ? AND name = ? AND project_type = ? AND target_url = ?""",
         (client_id, name, *surface),
-    ).fetchone()
+    )
+
+
+def find_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> BranchKey | None:
+    """Return the branch of a name of a type and target, or None when there is none."""
+    row = ask_for_branch(connection, client_id, name, surface).fetchone()
     return BranchKey(*row) if row else None
 
 
@@ -4462,18 +4477,18 @@ def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKe
     return run
 
 
-def select_schema_of_run(connection: Connection, client_id: str, run_id: str) -> str | None:
-    """Return the schema of the extensions of a run's tasks. :raises Missing: when there is no such run."""
+def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
+    """Return a run's key, and the schema of its tasks' extensions. :raises Missing: when there is no such run."""
     row = connection.execute(
-        """SELECT project_types.extension_schema
-           FROM runs JOIN project_types
-               ON project_types.client_id = runs.client_id AND project_types.name = runs.project_type
-           WHERE runs.client_id = ? AND runs.id = ?""",
+        f"""SELECT {KEY_COLUMNS}, project_types.extension_schema
+            FROM runs JOIN project_types
+                ON project_types.client_id = runs.client_id AND project_types.name = runs.project_type
+            WHERE runs.client_id = ? AND runs.id = ?""",
         (client_id, run_id),
     ).fetchone()
     if row is None:
         raise Missing(f"There is no run {cut(run_id)!r}.")
-    return typing.cast("str | None", row[0])
+    return RunKey(*row[:-1]), row[-1]
 
 
 def select_run(connection: Connection, client_id: str, run: RunKey) -> Run:
@@ -4819,21 +4834,24 @@ def find_in(text: str, words: Iterable[str]) -> int:
     return mask
 
 
-def write_words(connection: Connection, client_id: str, words: Mapping[int, str], *, new: bool = False) -> None:
-    """Store what tasks, which may be `new`, are found by, by their seqs, which rise."""
+def write_words(
+    connection: Connection,
+    client_id: str,
+    words: Mapping[int, str],
+    *,
+    new: bool = False,
+    stored: Mapping[int, str] | None = None,
+) -> None:
+    """Store what tasks, which may be `new`, are found by, by their seqs, which rise.
+
+    :param stored: the texts of the blocks, where they are known.
+    """
     if not words:
         return
     count(connection, client_id, [WORDS_CHANGED], "", 0, False, 1)
     by_block = itertools.groupby(words.items(), lambda item: item[0] // BLOCK_SIZE)
     blocks = {block: {seq % BLOCK_SIZE: each for seq, each in group} for block, group in by_block}
-    stored: dict[int, str] = {}
-    for lot in in_lots(list(blocks)):
-        stored.update(
-            connection.execute(
-                f"SELECT block, words FROM search_blocks WHERE client_id = ? AND block IN ({marks(lot)})",
-                (client_id, *lot),
-            )
-        )
+    stored = select_texts(connection, client_id, list(blocks)) if stored is None else stored
     texts = [(client_id, block, with_words(stored.get(block, ""), places, new=new)) for block, places in blocks.items()]
     connection.executemany(
         """INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)
@@ -4843,6 +4861,19 @@ def write_words(connection: Connection, client_id: str, words: Mapping[int, str]
     connection.executemany(
         "DELETE FROM search_blocks WHERE client_id = ? AND block = ?", [row[:2] for row in texts if not row[2]]
     )
+
+
+def select_texts(connection: Connection, client_id: str, blocks: Sequence[int]) -> dict[int, str]:
+    """Return the texts of blocks."""
+    texts: dict[int, str] = {}
+    for lot in in_lots(blocks):
+        texts.update(
+            connection.execute(
+                f"SELECT block, words FROM search_blocks WHERE client_id = ? AND block IN ({marks(lot)})",
+                (client_id, *lot),
+            )
+        )
+    return texts
 
 
 def with_words(text: str, places: Mapping[int, str], *, new: bool) -> str:
@@ -5125,7 +5156,7 @@ def select_span(connection: Connection, client_id: str, since: str | None, befor
 def select_first_seq(connection: Connection, client_id: str, time: str, above: int) -> int:
     """Return the seq from which on a client's tasks were created at a time or later, at most `above`.
 
-    It is looked for by halves, because `created_at` never falls (see `rising_timestamp`).
+    It is looked for by halves, because `created_at` never falls (see `submit_reports`).
     """
     low, high = 0, above
     while low < high:
@@ -6105,6 +6136,18 @@ def select_state(connection: Connection, client_id: str, task_id: str) -> State:
     return State(*row)
 
 
+def select_task_and_state(connection: Connection, client_id: str, task_id: str) -> tuple[Task, State]:
+    """Return a whole task and its state. :raises Missing: when the client has no such task."""
+    row = connection.execute(
+        f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS}, {STATE_COLUMNS} FROM tasks {DETAILS}
+            WHERE tasks.client_id = ? AND tasks.id = ?""",
+        (client_id, task_id),
+    ).fetchone()
+    if row is None:
+        raise Missing(f"There is no task {cut(task_id)!r}.")
+    return task_model(row[: -len(State.__struct_fields__)]), State(*row[-len(State.__struct_fields__) :])
+
+
 def select_states_by_id(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, State]:
     """Return the states of those of some tasks that the client has, by their ids."""
     states: dict[str, State] = {}
@@ -6127,13 +6170,10 @@ def select_states(connection: Connection, client_id: str, seqs: Sequence[int]) -
     return sorted(states, key=lambda state: state.seq)
 
 
-def select_findings(
-    connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]
-) -> dict[str, StoredFinding]:
-    """Return the stored findings of a run's type and target that have these external ids."""
-    findings = {}
-    for lot in in_lots(external_ids):
-        rows = connection.execute(
+def ask_for_findings(connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]) -> list[Cursor]:
+    """Ask for the stored findings of a run's type and target that have these external ids."""
+    return [
+        connection.execute(
             f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
                     task_details.description, task_details.evidence, task_details.remediation,
                     task_details.success_criteria, task_details.extensions, sightings.run_seq IS NOT NULL
@@ -6144,9 +6184,16 @@ def select_findings(
                     AND tasks.external_id IN ({marks(lot)})""",
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
-        for row in rows:
-            state, external_id = State(*row[:11]), row[11]
-            findings[external_id] = StoredFinding(state, external_id, row[12], row[13:18], bool(row[18]))
+        for lot in in_lots(external_ids)
+    ]
+
+
+def read_findings(answers: Iterable[Cursor]) -> dict[str, StoredFinding]:
+    """Return the findings that were asked for, by their external ids."""
+    findings = {}
+    for row in itertools.chain.from_iterable(answers):
+        state, external_id = State(*row[:11]), row[11]
+        findings[external_id] = StoredFinding(state, external_id, row[12], row[13:18], bool(row[18]))
     return findings
 
 
@@ -6208,13 +6255,18 @@ def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> 
 
 
 def triage_tasks(
-    connection: Connection, who: Principal, states: Sequence[State], update: TaskUpdate, run_id: str | None = None
+    connection: Connection,
+    who: Principal,
+    states: Sequence[State],
+    update: TaskUpdate,
+    run_id: str | None = None,
+    now: str | None = None,
 ) -> list[bool]:
     """Store a decision about tasks, and tell of each whether it got an entry in its history.
 
     What a task is already changes nothing, and is in the history only with a comment.
     """
-    now = timestamp()
+    now = now or timestamp()
     changes = [(state, state.after(update)) for state in states]
     connection.executemany(
         "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
@@ -6233,6 +6285,17 @@ def triage_tasks(
     return [bool(told) for told in entries]
 
 
+def triage_task(connection: Connection, who: Principal, task: Task, state: State, update: TaskUpdate) -> Task:
+    """Store a decision about one task, and return the task as it is then."""
+    now, after = timestamp(), state.after(update)
+    triage_tasks(connection, who, [state], update, now=now)
+    if after is state:
+        return task
+    return msgspec.structs.replace(
+        task, status=after.status, reason=after.reason, assignee=after.assignee, updated_at=now
+    )
+
+
 def triage_entries(old: State, new: State, comment: str | None) -> list[tuple[str | None, ...]]:
     """Return what the history says of a decision: event, from, to, reason, assignee, comment.
 
@@ -6249,37 +6312,57 @@ def triage_entries(old: State, new: State, comment: str | None) -> list[tuple[st
     return entries
 
 
+class Submitting(Struct, frozen=True, gc=False):
+    """Who submits, and when, in which run of which branch; `newest` is the seq of the client's newest task before."""
+
+    who: Principal
+    run: RunKey
+    branch: BranchKey | None
+    newest: int
+    now: str
+
+    @property
+    def client_id(self) -> str:
+        """Whose tasks these are."""
+        return self.who.client_id
+
+
 def insert_sightings(
-    connection: Connection, client_id: str, run: RunKey, task_seqs: Sequence[int], *, counted: bool = True
+    connection: Connection, by: Submitting, task_seqs: Sequence[int], *, new: bool = False, counted: bool = True
 ) -> None:
-    """Store that a run reported tasks, and so that its branch knows them."""
+    """Store that a run reported tasks, which may be `new`, and so that its branch knows them."""
     connection.executemany(
         "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
-        [(client_id, run.seq, task_seq, int(counted)) for task_seq in task_seqs],
+        [(by.client_id, by.run.seq, task_seq, int(counted)) for task_seq in task_seqs],
     )
-    if run.branch != MAIN_LINE:
-        insert_branch_sightings(connection, client_id, select_branch_of_run(connection, client_id, run), task_seqs)
+    if by.branch is not None:
+        insert_branch_sightings(connection, by.client_id, by.branch, task_seqs, new=new)
 
 
 def insert_branch_sightings(
-    connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int]
+    connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int], *, new: bool
 ) -> None:
-    """Store that a branch knows tasks; it may have known them before."""
-    new = connection.executemany(
+    """Store that a branch knows tasks; unless they are `new`, it may have known them before."""
+    inserted = connection.executemany(
         """INSERT INTO branch_sightings (client_id, branch_seq, task_seq) VALUES (?, ?, ?)
            ON CONFLICT (client_id, branch_seq, task_seq) DO NOTHING""",
         [(client_id, branch.seq, task_seq) for task_seq in task_seqs],
-    ).rowcount
+    )
     connection.execute(
-        "UPDATE branches SET reported = reported + ? WHERE client_id = ? AND seq = ?", (new, client_id, branch.seq)
+        "UPDATE branches SET reported = reported + ? WHERE client_id = ? AND seq = ?",
+        (len(task_seqs) if new else inserted.rowcount, client_id, branch.seq),
     )
 
 
 def insert_tasks(
-    connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report], now: str
+    connection: Connection, by: Submitting, reports: Sequence[Report], last_text: Callable[[], Cursor]
 ) -> list[TaskResult]:
-    """Store new findings, and return what became of each report."""
-    seqs = connection.take_seqs(who.client_id, len(reports))
+    """Store new findings, and return what became of each report.
+
+    :param last_text: gives the client's last block of words, and its text.
+    """
+    who, run, now = by.who, by.run, by.now
+    seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
     added: list[tuple[int, str, TaskStatus, Report]] = [
         (seq, task_id, report.status or "open", report)
         for seq, task_id, report in zip(seqs, new_ids(len(reports)), reports, strict=True)
@@ -6307,8 +6390,7 @@ def insert_tasks(
             for seq, _, status, report in added
         ],
     )
-    write_words(connection, who.client_id, {seq: report.words for seq, _, _, report in added}, new=True)
-    insert_sightings(connection, who.client_id, run, seqs)
+    insert_sightings(connection, by, seqs, new=True)
     insert_history(
         connection,
         [
@@ -6316,6 +6398,8 @@ def insert_tasks(
             for seq, _, status, _ in added
         ],
     )
+    words = {seq: report.words for seq, _, _, report in added}
+    write_words(connection, who.client_id, words, new=True, stored=dict(last_text().fetchall()))
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
         count(connection, who.client_id, scopes("tasks", *place), *kind, n)
@@ -6348,10 +6432,9 @@ class RepeatedReport(Struct, frozen=True, gc=False):
         return "updated" if self.changed else "unchanged"
 
 
-def update_tasks(
-    connection: Connection, who: Principal, run: RunKey, repeated: Sequence[RepeatedReport], now: str
-) -> list[TaskResult]:
+def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[RepeatedReport]) -> list[TaskResult]:
     """Store newer reports of stored findings, and return what became of each."""
+    who, now = by.who, by.now
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
         """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?, updated_at = ?
@@ -6371,55 +6454,43 @@ def update_tasks(
     renamed = {item.state.seq: item.report.words for item in rewritten if {"title", "evidence"} & {*item.changed}}
     write_words(connection, who.client_id, dict(sorted(renamed.items())))
     count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten], now)
-    insert_history(connection, [reported_entry(who, run, item, now) for item in rewritten])
-    see_again(connection, who.client_id, run, [item.state for item in repeated if not item.finding.seen_by_run], now)
+    insert_history(connection, [reported_entry(by, item) for item in rewritten])
+    see_again(connection, by, [item.state for item in repeated if not item.finding.seen_by_run])
     return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
 
 
-def reported_entry(who: Principal, run: RunKey, item: RepeatedReport, now: str) -> tuple[Any, ...]:
+def reported_entry(by: Submitting, item: RepeatedReport) -> tuple[Any, ...]:
     """Return the history entry of a report that changed something."""
     moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
-    changed = json.dumps(item.changed)
-    return (who.client_id, item.state.seq, now, "reported", who.name, run.id, *moved, None, None, None, changed)
+    entry = (by.client_id, item.state.seq, by.now, "reported", by.who.name, by.run.id, *moved)
+    return (*entry, None, None, None, json.dumps(item.changed))
 
 
-def see_again(connection: Connection, client_id: str, run: RunKey, states: Sequence[State], now: str) -> None:
+def see_again(connection: Connection, by: Submitting, states: Sequence[State]) -> None:
     """Store that a run reported tasks that it had not reported before."""
     seqs = [state.seq for state in states]
     for lot in in_lots(seqs):
         connection.execute(
             f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
                 WHERE {by_seq("tasks", marks(lot))}""",
-            (run.id, now, client_id, *lot),
+            (by.run.id, by.now, by.client_id, *lot),
         )
-    count_seen_again(connection, client_id, run, states)
-    insert_sightings(connection, client_id, run, seqs)
+    count_seen_again(connection, by.client_id, by.run, states)
+    if seqs:
+        insert_sightings(connection, by, seqs)
 
 
-def see_on_branch(
-    connection: Connection, client_id: str, run: RunKey, findings: Collection[StoredFinding]
-) -> list[TaskResult]:
+def see_on_branch(connection: Connection, by: Submitting, findings: Collection[StoredFinding]) -> list[TaskResult]:
     """Store that a branch's run reported findings that the main line knows, and return what became of each report."""
-    seqs = [finding.state.seq for finding in findings if not finding.seen_by_run]
-    insert_sightings(connection, client_id, run, seqs, counted=False)
+    if seqs := [finding.state.seq for finding in findings if not finding.seen_by_run]:
+        insert_sightings(connection, by, seqs, counted=False)
     return [
         TaskResult(finding.state.id, finding.state.status, finding.external_id, "unchanged") for finding in findings
     ]
 
 
-def rising_timestamp(connection: Connection, client_id: str) -> str:
-    """Return the time for new tasks of a client: that of its newest one where the clock has been set back.
-
-    So its tasks are in the order of `created_at` as they are in that of `seq`, and a list by date is a range of either.
-    """
-    row = connection.execute(
-        "SELECT created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (client_id,)
-    ).fetchone()
-    return max(timestamp(), row[0]) if row else timestamp()
-
-
 def raise_timestamps(connection: Connection) -> None:
-    """Have the tasks of older versions in that order, too."""
+    """Have the times of older versions' tasks rise, as `submit_reports` has them."""
     newest, late = dict[str, str](), []
     for client_id, seq, created_at in connection.execute("SELECT client_id, seq, created_at FROM tasks ORDER BY seq"):
         newest[client_id] = max(newest.get(client_id, ""), created_at)
@@ -6432,31 +6503,79 @@ BACKFILLS.setdefault(5, []).append(raise_timestamps)
 
 
 def store_reports(
-    connection: Connection, who: Principal, run: RunKey, reports: Mapping[str | int, Report], now: str
+    connection: Connection,
+    by: Submitting,
+    reports: Mapping[str | int, Report],
+    findings: Mapping[str, StoredFinding],
+    last_text: Callable[[], Cursor],
 ) -> tuple[dict[str | int, TaskResult], int]:
     """Store reports by their external ids, or something else where they have none.
 
     What the main line knows, a branch's report leaves as it is.
 
+    :param findings: those that are stored already.
     :return: what became of each, and how many of them the run had not reported before.
     """
-    findings = select_findings(connection, who.client_id, run, sorted(key for key in reports if isinstance(key, str)))
     new = {key: report for key, report in reports.items() if key not in findings}
-    on_main_line = {key: each for key, each in findings.items() if run.branch and not each.state.branch}
+    on_main_line = {key: each for key, each in findings.items() if by.run.branch and not each.state.branch}
     repeated = {
-        key: RepeatedReport.of(each, reports[key], each.branch_after(run))
+        key: RepeatedReport.of(each, reports[key], each.branch_after(by.run))
         for key, each in findings.items()
         if key not in on_main_line
     }
     results: dict[str | int, TaskResult] = {}
     if new:
-        results.update(zip(new, insert_tasks(connection, who, run, list(new.values()), now), strict=True))
+        results.update(zip(new, insert_tasks(connection, by, list(new.values()), last_text), strict=True))
     if repeated:
-        results.update(zip(repeated, update_tasks(connection, who, run, list(repeated.values()), now), strict=True))
+        results.update(zip(repeated, update_tasks(connection, by, list(repeated.values())), strict=True))
     if on_main_line:
-        seen = see_on_branch(connection, who.client_id, run, on_main_line.values())
-        results.update(zip(on_main_line, seen, strict=True))
+        results.update(zip(on_main_line, see_on_branch(connection, by, on_main_line.values()), strict=True))
     return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
+
+
+class Questions:
+    """What a submission has to know of what is stored: all of it is asked before the first answer is waited for."""
+
+    def __init__(self, connection: Connection, client_id: str, run: RunKey, reports: Iterable[str | int]) -> None:
+        self._run_id = run.id
+        self.ask_for_reports(connection, client_id, run, reports)
+        self._run = connection.execute(
+            f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id = ?", (client_id, run.id)
+        )
+        self._branch = ask_for_branch(connection, client_id, run.branch, run.surface) if run.branch else None
+        self._newest = connection.execute(
+            "SELECT seq, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (client_id,)
+        )
+
+    def ask_for_reports(
+        self, connection: Connection, client_id: str, run: RunKey, reports: Iterable[str | int]
+    ) -> None:
+        """Ask what is stored of some reports already, and where the words of new ones come to stand."""
+        external_ids = sorted(key for key in reports if isinstance(key, str))
+        self._findings = ask_for_findings(connection, client_id, run, external_ids)
+        self.last_text = connection.ask(
+            "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block DESC LIMIT 1", (client_id,)
+        )
+
+    def findings(self) -> dict[str, StoredFinding]:
+        """Return the stored findings among the reports."""
+        return read_findings(self._findings)
+
+    def submitting(self, who: Principal) -> Submitting:
+        """Return who submits where.
+
+        New tasks have the time of the newest one where the clock has been set back: so a client's tasks are in the
+        order of `created_at` as they are in that of `seq`, and a list by date is a range of either.
+
+        :raises Missing: when the run is not there any more.
+        """
+        row = self._run.fetchone()
+        if row is None:
+            raise Missing(f"There is no run {self._run_id!r}.")
+        branch = self._branch and self._branch.fetchone()
+        newest, created_at = self._newest.fetchone() or (0, "")
+        now = max(timestamp(), created_at)
+        return Submitting(who, RunKey(*row), BranchKey(*branch) if branch else None, newest, now)
 
 
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
@@ -6464,28 +6583,32 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
 
     What a large one takes in memory is bounded by storing it in lots.
 
-    :param run: as it is in this transaction: one that was pruned leaves its seq to another.
-    :raises RunFinished: when the run is not running any more.
+    :param run: as it was when it was read last.
+    :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
     """
-    if run.status != "running":
-        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
-    now = rising_timestamp(connection, who.client_id)
     # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = iter(dict(zip(keys, reports, strict=True)).items())
+    lot = dict(itertools.islice(unique, REPORTS_AT_ONCE))
+    questions = Questions(connection, who.client_id, run, lot)
+    by = questions.submitting(who)
+    if by.run.status != "running":
+        raise RunFinished(f"The run is {by.run.status} already; start another one to submit more.")
     results: dict[str | int, TaskResult] = {}
     sightings = 0
-    while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
-        more, seen = store_reports(connection, who, run, lot, now)
+    while lot:
+        more, seen = store_reports(connection, by, lot, questions.findings(), questions.last_text)
         results |= more
         sightings += seen
+        if lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
+            questions.ask_for_reports(connection, who.client_id, run, lot)
     tally = Counter(result.result for result in results.values())
     done = (tally["created"], tally["updated"], tally["reopened"], tally["unchanged"])
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
                unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ?
            WHERE client_id = ? AND seq = ?""",
-        (*done, sightings, now, now, who.client_id, run.seq),
+        (*done, sightings, by.now, by.now, who.client_id, by.run.seq),
     )
     return Submission(*done, [results[key] for key in keys])
 
@@ -8215,13 +8338,13 @@ class Call:
             raise ValidationFailed(self._problems, complete=self._complete)
         return self._body
 
-    def require_match(self, current: Callable[[], Any]) -> None:
+    def require_match(self, current: Any) -> None:
         """Check that what is to be changed is what the caller has seen, if it says what that was.
 
-        :param current: what gives the answer that it would get now.
+        :param current: the answer that it would get now.
         :raises ChangedMeanwhile: when that is another one.
         """
-        if self.expected is not None and entity_tag(msgspec.json.encode(current())) not in self.expected:
+        if self.expected is not None and entity_tag(msgspec.json.encode(current)) not in self.expected:
             raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
 
     @property
@@ -8506,7 +8629,7 @@ def get_run_gate(call: Call, run_id: str) -> flask.Response:
 def post_tasks(call: Call, run_id: str) -> flask.Response:
     """Submit one task, or a batch of which all are stored or none."""
     with call.database.reading() as connection:
-        schema = select_schema_of_run(connection, call.client_id, run_id)
+        run, schema = select_run_and_schema(connection, call.client_id, run_id)
     parsed: Parsed = call.body
     if schema is not None:
         call.form.judge(schema, parsed, call.service.settings)
@@ -8514,7 +8637,6 @@ def post_tasks(call: Call, run_id: str) -> flask.Response:
         raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
 
     def submit(connection: Connection) -> flask.Response:
-        run = select_run_key(connection, call.client_id, run_id)
         submission = submit_reports(connection, call.principal, run, parsed.reports)
         return answer(201 if submission.created else 200, submission)
 
@@ -8668,15 +8790,14 @@ def get_task(call: Call, task_id: str) -> flask.Response:
 def patch_task(call: Call, task_id: str) -> flask.Response:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
     with call.transaction() as connection:
-        state = select_state(connection, call.client_id, task_id)
+        task, state = select_task_and_state(connection, call.client_id, task_id)
         update: TaskUpdate = call.body
         if problems := decision_problems(update):
             raise ValidationFailed(problems)
-        call.require_match(partial(select_task, connection, call.client_id, task_id))
+        call.require_match(task)
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
-        triage_tasks(connection, call.principal, [state], update)
-        return tagged_answer(select_task(connection, call.client_id, task_id))
+        return tagged_answer(triage_task(connection, call.principal, task, state, update))
 
 
 @operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})

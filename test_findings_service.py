@@ -3478,14 +3478,14 @@ def test_a_run_that_goes_while_its_tasks_are_checked_gets_none(
     status: int,
     code: str,
 ) -> None:
-    select_schema_of_run, at_work = findings_service.select_schema_of_run, client_of(client.application, name="other")
+    select_run_and_schema, at_work = findings_service.select_run_and_schema, client_of(client.application, name="other")
 
-    def interrupted(*arguments: Any) -> str | None:
-        schema = select_schema_of_run(*arguments)
+    def interrupted(*arguments: Any) -> Any:
+        found = select_run_and_schema(*arguments)
         meanwhile(at_work, run)
-        return schema
+        return found
 
-    monkeypatch.setattr("findings_service.select_schema_of_run", interrupted)
+    monkeypatch.setattr("findings_service.select_run_and_schema", interrupted)
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), status, code)
     assert client.read("tasks")["total"] == 0
     assert faults_of(Path(database_of(client.application).settings.db)) == []
