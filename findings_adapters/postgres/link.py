@@ -38,6 +38,7 @@ LIFETIME = 3600.0  # seconds; a new connection finds a server that was added beh
 OUTAGE = 2.0  # seconds from the beginning of an outage on in which requests wait for its end
 PAUSE = 0.05  # seconds between two attempts to connect
 COMMAND_DONE = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
+NO_STATEMENT, NOT_SUPPORTED = "26000", "0A000"
 LOST_STATES = ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03")  # the server ends the connection
 
 
@@ -45,14 +46,18 @@ class Failure(Exception):
     """What PostgreSQL says against a statement, or what became of the connection.
 
     `state` is its SQLSTATE (https://www.postgresql.org/docs/15/errcodes-appendix.html), "" where it said nothing.
-    `lost` tells whether the connection is gone, and `number` is that of the statement, 0 where it is not known.
+    `lost` tells whether the connection is gone, `stale` whether a prepared statement is, and `number` is that of the
+    statement, 0 where it is not known.
     """
 
-    def __init__(self, message: str, state: str = "", *, lost: bool = False, number: int = 0) -> None:
+    def __init__(
+        self, message: str, state: str = "", *, lost: bool = False, stale: bool = False, number: int = 0
+    ) -> None:
         super().__init__(f"{message} ({state})" if state else message)
         self.message = message
         self.state = state
         self.lost = lost
+        self.stale = stale
         self.number = number
 
 
@@ -69,7 +74,9 @@ def failure_of(result: Any, number: int) -> Failure:
         message = f"{message} [{constraint}]"
     severity = text_of(result.error_field(field.SEVERITY_NONLOCALIZED))
     lost = severity in ("FATAL", "PANIC") or not state or state in LOST_STATES
-    return Failure(message, state, lost=lost, number=number if state else 0)
+    place = text_of(result.error_field(field.SOURCE_FUNCTION))
+    stale = state == NO_STATEMENT or (state == NOT_SUPPORTED and place == "RevalidateCachedQuery")
+    return Failure(message, state, lost=lost, stale=stale, number=number if state else 0)
 
 
 def text_of(data: bytes | None) -> str:
@@ -124,11 +131,18 @@ class Link:
         connection.add_notice_handler(self._note)
 
     def _note(self, notice: Any) -> None:
+        """Hear what the server says besides: a warning, or that it ends the connection while nobody uses it."""
         self.warnings += notice.severity_nonlocalized == "WARNING"
+        self.broken = self.broken or notice.severity_nonlocalized in ("FATAL", "PANIC")
 
     def server(self, name: str) -> str:
         """Return a setting that the server told when the connection was made."""
         return text_of(self._pgconn.parameter_status(name.encode()))
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether the server took writes when it was last heard of."""
+        return "on" not in (self.server("in_hot_standby"), self.server("default_transaction_read_only"))
 
     @property
     def version(self) -> int:
@@ -289,22 +303,19 @@ class Link:
 
     def is_there(self) -> bool:
         """Tell whether the connection is good, by what has arrived; after a while without use the server is asked."""
-        if self.broken or self.connection.closed:
-            return False
-        try:
-            self._poll.register(self._socket, select.POLLIN)
-            while self._poll.poll(0):
-                self._pgconn.consume_input()
-            if self._pgconn.status != pq.ConnStatus.OK:
-                return False
-            if time.monotonic() > self.used + LOOK_AFTER:
-                self._synchronise()
-                self.settle(LOOKING)
-        except Failure:
-            return not self.broken
-        except psycopg.OperationalError:
-            return False
-        return True
+        if not self.broken:
+            try:
+                self._poll.register(self._socket, select.POLLIN)
+                while self._poll.poll(0):
+                    self._pgconn.consume_input()
+                self._pgconn.is_busy()  # has it read
+                self.broken = self.broken or self._pgconn.status != pq.ConnStatus.OK
+                if not self.broken and time.monotonic() > self.used + LOOK_AFTER:
+                    self._synchronise()
+                    self.settle(LOOKING)
+            except (Failure, psycopg.OperationalError):
+                self.broken = True
+        return not self.broken
 
     def close(self) -> None:
         """End the connection. In a child of the process that made it, its parent's is left alone."""

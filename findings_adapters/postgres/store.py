@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg import conninfo
@@ -43,7 +43,8 @@ NO_TEXT = "\1" * 3000  # stands for U+0000 and is longer than any text that is l
 ARRAYS = {TEXT: ("text", 1009), BIGINT: ("bigint", 1016)}  # the name of a type, and the number of its arrays
 HOUSEKEEPING = """SELECT pg_try_advisory_lock($1, hashtext('housekeeping ' || current_schema()))::int"""
 NO_TABLE, NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT = "42P01", "3F000", "42501", "25006", "57014"
-STALE_PLAN = ("26000", "0A000")  # a prepared statement is not there, or was prepared for another schema
+NO_COLUMN = "42703"
+SETTLED = 1.0  # seconds after which a server that took no writes may have come to take some
 
 
 class PostgresError(Exception):
@@ -89,7 +90,7 @@ def known_failure(failure: Failure) -> Exception:
         return heart.TryAgain("The connection to the database was lost")
     if failure.state in UNDONE:
         return heart.TryAgain(UNDONE[failure.state])
-    if failure.state in STALE_PLAN and "prepared" in failure.message + "prepared" * (failure.state == "26000"):
+    if failure.stale:
         return heart.TryAgain("The schema was changed")
     if failure.state in BUSY:
         return heart.Busy(BUSY[failure.state])
@@ -112,12 +113,12 @@ class Address(NamedTuple):
     @classmethod
     def of(cls, url: str, lock_patience: float) -> Address:
         """Return what a URL says. :raises heart.ConfigurationError: where it makes no sense."""
-        parts = urlsplit(url)
-        given = parse_qsl(parts.query, keep_blank_values=True)
+        place, _, query = url.partition("?")
+        given = parse_qsl(query, keep_blank_values=True)
         ours = {name: value for name, value in given if name in ("pool_size", "prepare")}
         theirs = urlencode([pair for pair in given if pair[0] not in ours], quote_via=quote)
         try:
-            told: dict[str, Any] = conninfo.conninfo_to_dict(urlunsplit(parts._replace(query=theirs)))
+            told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{theirs}")
         except psycopg.ProgrammingError:  # whose message repeats the password
             message = "FINDINGS_DB: this is no URL of PostgreSQL; one is postgresql://user:password@host:5432/name"
             raise heart.ConfigurationError(message) from None
@@ -343,7 +344,7 @@ class PostgresConnection(heart.Connection):
         """Note that something failed, and return what stands for it. Connections that are of no more use are closed."""
         if self.open:
             self.failed = self.failed or failure
-        if failure.state == READ_ONLY or failure.state in STALE_PLAN:
+        if failure.state == READ_ONLY or failure.stale:
             self.link.broken = True
         return known_failure(failure)
 
@@ -531,7 +532,7 @@ class PostgresDatabase(heart.Database):
         self._reached = self._out = False  # whether it ever was, and whether it was not the last time
         self._house: Link | None = None
         self._housekeeper = False
-        self._housing = threading.Lock()  # for these two
+        self._housing = threading.RLock()  # for these two
         self._looked = -LOOK_EVERY
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -569,7 +570,7 @@ class PostgresDatabase(heart.Database):
     def _connection(self, *, read_only: bool = False) -> Iterator[PostgresConnection]:
         """Give a connection to this thread."""
         outer = self._current
-        link = self._take()
+        link = self._take() if read_only else self._take_writer()
         connection = self._at_work.connection = PostgresConnection(self, link, read_only=read_only)
         try:
             yield connection
@@ -590,6 +591,17 @@ class PostgresDatabase(heart.Database):
             raise known_failure(failure) from None
         except psycopg.OperationalError as error:
             raise self._unreachable(error) from None
+
+    def _take_writer(self) -> Link:
+        """Return a connection to a server that takes writes: where it took none, a new one may lead to another."""
+        while True:
+            link = self._take()
+            if link.takes_writes:
+                return link
+            settled = link.broken = time.monotonic() > link.made + SETTLED
+            self._pool.give(link)
+            if not settled:
+                raise heart.Busy(BUSY[READ_ONLY])
 
     def _unreachable(self, error: psycopg.OperationalError) -> Exception:
         """Return what a caller is told when there is no connection: at first why, later the log is."""
@@ -634,7 +646,7 @@ class PostgresDatabase(heart.Database):
 
     def _greet(self, link: Link) -> int | None:
         """Return the version of the schema, None where there is none; and have commits as durable as is set."""
-        wanted = {"NORMAL": "off"}.get(self.settings.synchronous, "on")
+        wanted = "off" if self.settings.synchronous in ("NORMAL", "OFF") else "on"
         others = "('off')" if wanted == "on" else "('on', 'remote_write', 'remote_apply', 'local')"
         if "synchronous_commit" not in self.address.conninfo:  # what the URL says counts
             link.send(
@@ -648,8 +660,9 @@ class PostgresDatabase(heart.Database):
         except Failure as failure:
             if failure.state == NO_TABLE:
                 return None
-            raise
-        rows = link.rows(reply.result)
+            if failure.state != NO_COLUMN:
+                raise
+        rows = link.rows(reply.result) if reply.result else []
         if not rows or not isinstance(rows[0][0], int):
             raise heart.DatabaseUnusable(
                 f"{self.name} has a table {dialect.VERSION_TABLE} that is none of this service's"
