@@ -1,0 +1,38 @@
+"""The service's data in PostgreSQL 15 or newer, for any number of processes on any number of machines.
+
+`FINDINGS_DB=postgresql://user@host/name` has it so. The driver is psycopg 3 (https://www.psycopg.org/psycopg3/docs/),
+which is imported with the first database, not with this folder. `dialect.py` is what PostgreSQL says otherwise than
+SQLite, `link.py` a connection at the level of the protocol, and `store.py` what the service asks of an engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import findings_service as heart
+
+if TYPE_CHECKING:
+    from findings_adapters.postgres.store import PostgresDatabase
+
+SCHEMES = ("postgresql", "postgres")
+INSTALL = "pip install 'findings-service[postgres]'"
+
+
+def open_postgres(settings: heart.Settings) -> PostgresDatabase:
+    """Return the database that a URL names. Nothing is opened yet.
+
+    :raises heart.ConfigurationError: when psycopg is not there, or the URL makes no sense.
+    """
+    try:
+        from findings_adapters.postgres import store
+    except ImportError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package == "findings_adapters":
+            raise
+        cause = "which is not installed" if isinstance(missing, ModuleNotFoundError) else f"which says: {missing}"
+        message = f"a database of postgresql:// needs the package {package or 'psycopg'}, {cause}: {INSTALL}"
+        raise heart.ConfigurationError(message) from None
+    return store.PostgresDatabase(settings)
+
+
+heart.ENGINES.update(dict.fromkeys(SCHEMES, open_postgres))

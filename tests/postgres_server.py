@@ -1,0 +1,252 @@
+"""A PostgreSQL server for tests: one of its own, that all test processes share, or the one that the environment names.
+
+`FINDINGS_TEST_POSTGRES` is the URL of a server that is there, whose user may make databases. Without it the programs
+of an installed PostgreSQL are looked for, and a server is started on a socket in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import pytest
+
+GIVEN = "FINDINGS_TEST_POSTGRES"
+USER = "postgres"
+PORT = 5432
+STARTING = 30.0  # seconds
+HASTY = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}  # only a power cut would tell
+SETTINGS = {"max_connections": "100", "listen_addresses": "", "log_min_messages": "fatal", "autovacuum_naptime": "10s"}
+NUMBERS = itertools.count(1)
+
+
+def find_programs() -> Path | None:
+    """Return the folder with the programs of a server, None where there is none."""
+    told = shutil.which("pg_config")
+    folders = [Path(subprocess.check_output([told, "--bindir"], text=True).strip())] if told else []
+    versions = Path("/usr/lib/postgresql").glob("*/bin")
+    folders += sorted(versions, key=lambda path: path.parent.name.zfill(3), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
+
+
+def as_server_user() -> dict[str, Any]:
+    """Return how to start a process as somebody whom the server accepts: root may not run it."""
+    return {"user": USER, "group": pwd.getpwnam(USER).pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+class PostgresServer:
+    """A server in a folder. `url` is that of its first database."""
+
+    def __init__(self, folder: Path, programs: Path, port: int = PORT) -> None:
+        self.folder = folder
+        self.programs = programs
+        self.port = port  # which names the socket
+        self.data = folder / f"data-{port}"
+        self.started: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return self.url_of("postgres")
+
+    def url_of(self, database: str, user: str = USER) -> str:
+        return f"postgresql://{user}@{quote(str(self.folder), safe='')}:{self.port}/{database}"
+
+    @classmethod
+    def make(cls, programs: Path, **settings: str) -> PostgresServer:
+        """Make a server, which is not started yet, with settings of its own."""
+        folder = Path(tempfile.mkdtemp(prefix="findings-postgres-"))
+        if os.geteuid() == 0:
+            shutil.chown(folder, USER, pwd.getpwnam(USER).pw_gid)
+        server = cls(folder, programs)
+        server.run("initdb", "-D", server.data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        lines = [f"{name} = '{value}'" for name, value in {**SETTINGS, **HASTY, **settings}.items()]
+        lines += [f"port = {PORT}", f"unix_socket_directories = '{folder}'"]
+        with (server.data / "postgresql.conf").open("a") as file:
+            file.write("\n".join(lines) + "\n")
+        return server
+
+    def run(self, program: str, *arguments: object) -> None:
+        line = [str(self.programs / program), *map(str, arguments)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False, cwd="/", **as_server_user())
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections. It is this process's child, so that a killed one is gone."""
+        with (self.folder / "log").open("ab") as log:
+            line = [self.programs / "postgres", "-D", self.data]
+            started = subprocess.Popen(
+                line, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_server_user()
+            )
+        end = time.monotonic() + STARTING
+        while not self.is_ready():
+            assert started.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < end, "the server does not start"
+            time.sleep(0.02)
+        self.started = started
+
+    def leave(self) -> None:
+        """Let it outlive this process."""
+        if self.started is not None:
+            self.started.returncode, self.started = 0, None
+
+    def is_ready(self) -> bool:
+        line = [self.programs / "pg_isready", "-q", "-h", self.folder, "-p", str(self.port)]
+        return subprocess.run(line, check=False).returncode == 0
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it: `fast` ends what is under way, `immediate` is like a crash."""
+        pid = self.pid()
+        os.kill(pid, {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+        self._await_end([pid])
+
+    def kill(self) -> None:
+        """Kill all of it at once, as a power cut would."""
+        pids = [self.pid(), *children_of(self.pid())]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._await_end(pids)
+
+    def _await_end(self, pids: list[int]) -> None:
+        end = time.monotonic() + STARTING
+        while any(map(is_alive, pids)):
+            assert time.monotonic() < end, "the server does not end"
+            time.sleep(0.01)
+        if self.started is not None:
+            self.started.wait(STARTING)
+
+    def pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().split()[0])
+
+    def is_running(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return is_alive(self.pid())
+        return False
+
+    def remove(self) -> None:
+        """Stop it, and remove its folder."""
+        if self.is_running():
+            self.stop("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process is there, and has not ended without anybody asking how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextlib.contextmanager
+def shared_server(folder: Path) -> Iterator[str]:
+    """Give the URL of a server that all processes with a folder share. The first starts it, the last removes it."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip(f"there is no PostgreSQL here, and {GIVEN} names none")
+    note = folder / "postgres-server"
+    with (folder / "postgres-users").open("w") as users, (folder / "postgres-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if note.exists():
+            server = PostgresServer(Path(note.read_text()), programs)
+        else:
+            server = PostgresServer.make(programs)
+            server.start()
+            server.leave()
+            note.write_text(str(server.folder))
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        try:
+            yield server.url
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else has it any more
+                note.unlink()
+                server.remove()
+
+
+class Databases:
+    """Makes databases on a server, and drops them in the end. Their names are of this process alone."""
+
+    def __init__(self, url: str) -> None:
+        import psycopg
+
+        self.url = url
+        self.made: list[str] = []
+        self._prefix = f"findings_{os.getpid()}_{time.time_ns() % 10**9}"
+        self._connection = psycopg.connect(url, autocommit=True)
+
+    def new(self, template: str = "template1") -> str:
+        """Return the URL of a new database, which is like another one that nobody has open."""
+        name = f"{self._prefix}_{next(NUMBERS)}"
+        self.run(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self.made.append(name)
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    def drop(self, url: str) -> None:
+        name = name_in(url)
+        self.made.remove(name)
+        self.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def run(self, statement: str) -> list[Any]:
+        """Run a statement, as somebody else, and return its rows."""
+        cursor = self._connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        for name in list(self.made):
+            self.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self._connection.close()
+
+
+def name_in(url: str) -> str:
+    """Return the name of the database in a URL."""
+    return urlsplit(url).path.removeprefix("/")
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    """A PostgreSQL server, on which databases can be made."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    given = os.environ.get(GIVEN)
+    with contextlib.nullcontext(given) if given else shared_server(folder) as url:
+        databases = Databases(url)
+        yield databases
+        databases.close()
+
+
+@pytest.fixture
+def own_server() -> Iterator[Callable[..., PostgresServer]]:
+    """Make servers for tests that stop them, or have settings of their own."""
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("there is no PostgreSQL here")
+    made: list[PostgresServer] = []
+
+    def make(**settings: str) -> PostgresServer:
+        made.append(PostgresServer.make(programs, **settings))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.remove()

@@ -1,0 +1,1083 @@
+"""The room `postgres`: what is said otherwise to PostgreSQL, and what it does when something goes wrong there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import findings_service as heart
+from findings_adapters.postgres import dialect
+from tests.postgres_server import USER, Databases, PostgresServer, name_in
+
+store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
+
+SCHEMA = heart.schema_path().read_text("utf-8")
+COUNT = """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (client_id, scope, status, severity, identified) DO UPDATE SET n = counters.n + excluded.n"""
+SOON = 10.0  # seconds
+
+
+@pytest.fixture
+def url(postgres: Databases) -> Iterator[str]:
+    """A new database, in which there is nothing."""
+    made = postgres.new()
+    yield made
+    postgres.drop(made)
+
+
+@pytest.fixture
+def open_at() -> Iterator[Callable[..., store.PostgresDatabase]]:
+    """Open databases of the service, with a client `one` and another `two`."""
+    opened: list[store.PostgresDatabase] = []
+
+    def open_url(url: str, *, fill: bool = True, **settings: Any) -> store.PostgresDatabase:
+        database = heart.database_for(heart.Settings.read(db=url, busy_timeout=2.0, **settings))
+        assert isinstance(database, store.PostgresDatabase)
+        opened.append(database)
+        if fill:
+            with database.transaction() as connection:
+                heart.insert_client(connection, "one")
+                heart.insert_client(connection, "two")
+        return database
+
+    yield open_url
+    for database in opened:
+        database.close()
+
+
+@pytest.fixture
+def database(url: str, open_at: Callable[..., store.PostgresDatabase]) -> store.PostgresDatabase:
+    return open_at(url)
+
+
+def with_options(url: str, options: str) -> str:
+    return f"{url}?{options}"
+
+
+def counts(database: store.PostgresDatabase) -> dict[str, int]:
+    with database.reading() as connection:
+        return dict(connection.execute("SELECT scope, n FROM counters WHERE client_id = ? ORDER BY scope", ("one",)))
+
+
+def add(database: store.PostgresDatabase, scope: str, n: int = 1) -> None:
+    with database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", scope, "", 0, 0, n))
+
+
+def backends(postgres: Databases, url: str) -> list[int]:
+    rows = postgres.run(f"SELECT pid FROM pg_stat_activity WHERE datname = '{name_in(url)}' ORDER BY pid")
+    return [pid for (pid,) in rows]
+
+
+def end_backends(postgres: Databases, url: str) -> None:
+    """Terminate all connections to a database, and wait until they are gone."""
+    postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_in(url)}'")
+    await_(lambda: not backends(postgres, url))
+
+
+def await_(holds: Callable[[], object], seconds: float = SOON) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
+
+
+@contextmanager
+def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
+    """Do something in another thread meanwhile; what it raises is raised here."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(SOON)
+    assert not thread.is_alive()
+    if raised:
+        raise raised[0]
+
+
+# The dialect
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT ? WHERE a = ?", "SELECT $1 WHERE a = $2"),
+        ("SELECT '?', 'it''s ?', ?", "SELECT '?', 'it''s ?', $1"),
+        ("SELECT 1 -- why?\nWHERE a = ?", "SELECT 1 -- why?\nWHERE a = $1"),
+        ("a = ? LIMIT ?+2 AND b = ? LIMIT ?", "a = $1 LIMIT $3 AND b = $2 LIMIT $3"),
+        ("SELECT GROUP_CONCAT(a, 'GROUP_CONCAT(')", "SELECT string_agg(a, 'GROUP_CONCAT(')"),
+    ],
+    ids=["marks", "quotes", "comments", "ahead", "words"],
+)
+def test_a_statement_is_translated(sql: str, said: str) -> None:
+    assert dialect.translated(sql) == said
+
+
+@pytest.mark.parametrize(
+    ("sql", "said", "keys"),
+    [
+        (
+            "INSERT INTO t (a, b) VALUES (?, ?)",
+            "INSERT INTO t (a, b) SELECT v1, v2 FROM unnest($1::text[], $2::bigint[]) AS given (v1, v2) ",
+            None,
+        ),
+        (
+            "INSERT INTO t (a, b) VALUES (?, ?) ON CONFLICT (b) DO UPDATE SET a = excluded.a",
+            "INSERT INTO t (a, b) SELECT v1, v2 FROM unnest($1::text[], $2::bigint[]) AS given (v1, v2)"
+            " ON CONFLICT (b) DO UPDATE SET a = excluded.a",
+            (1,),
+        ),
+        (
+            "UPDATE t SET a = ? WHERE b = ?",
+            "UPDATE t SET a = given.v1 FROM unnest($1::text[], $2::bigint[]) AS given (v1, v2) WHERE b = given.v2",
+            (1,),
+        ),
+        (
+            "DELETE FROM t WHERE a = ? AND b = ?",
+            "DELETE FROM t USING unnest($1::text[], $2::bigint[]) AS given (v1, v2) WHERE a = given.v1 AND b = given.v2",
+            None,
+        ),
+    ],
+    ids=["insert", "upsert", "update", "delete"],
+)
+def test_a_statement_for_many_rows_takes_arrays(sql: str, said: str, keys: tuple[int, ...] | None) -> None:
+    many = dialect.for_many(sql)
+    assert many is not None
+    assert many.keys == keys
+    assert re.sub(r"\s+", " ", dialect.with_rows(many.text, ("text", "bigint"))).strip() == said.strip()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO t (a) VALUES (? || ?)",
+        "INSERT INTO t (a) VALUES (?) ON CONFLICT (a) DO UPDATE SET a = ?",
+        "INSERT INTO t (a) SELECT b FROM u WHERE c = ?",
+        "UPDATE t SET a = ? WHERE b = ? RETURNING a",
+    ],
+)
+def test_other_statements_are_run_row_by_row(sql: str) -> None:
+    assert dialect.for_many(sql) is None
+
+
+def test_every_key_contains_the_client() -> None:
+    for statement in dialect.schema_statements(SCHEMA):
+        body = statement.partition("(")[2]
+        if "client_id" not in body or statement.startswith("CREATE INDEX"):
+            continue
+        for key in re.findall(r"(?:PRIMARY KEY|UNIQUE|FOREIGN KEY|ON \w+) \(([^)]*)\)", statement):
+            assert "client_id" in key, statement
+
+
+# The schema
+
+
+def shape_in_sqlite() -> dict[str, dict[str, Any]]:
+    """Return what the tables of SQLite consist of."""
+    found: dict[str, dict[str, Any]] = {}
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
+            key = tuple(column for _, column, *_, place in sorted(columns, key=lambda row: row[5]) if place)
+            names = [column for _, column, *_ in columns]
+            uniques = {("client_id", *key) if "client_id" in names and "client_id" not in key else key}
+            for _, index, unique, *_ in connection.execute(f"PRAGMA index_list({name})").fetchall():
+                if unique:
+                    uniques.add(tuple(row[2] for row in connection.execute(f"PRAGMA index_info({index})")))
+            foreign: dict[int, list[tuple[str, str, str, str]]] = {}
+            for number, _, parent, ours, theirs, _, deleted, _ in connection.execute(
+                f"PRAGMA foreign_key_list({name})"
+            ):
+                foreign.setdefault(number, []).append((parent, ours, theirs, deleted))
+            found[name] = {
+                "columns": {
+                    (column, {"INTEGER": "bigint", "TEXT": "text"}[kind], bool(needed or place), default)
+                    for _, column, kind, needed, default, place in columns
+                },
+                "unique": uniques,
+                "foreign": {tuple(rows) for rows in foreign.values()},
+                "checks": len(re.findall(r"\bCHECK\b", sql)),
+            }
+    return found
+
+
+def shape_in_postgres(database: store.PostgresDatabase) -> dict[str, dict[str, Any]]:
+    """Return the same of PostgreSQL."""
+    found: dict[str, dict[str, Any]] = {}
+    with database.reading() as connection:
+
+        def rows(sql: str) -> list[Any]:
+            return connection.execute(sql).fetchall()
+
+        for name, column, kind, needed, default in rows(
+            """SELECT table_name, column_name, data_type, CASE is_nullable WHEN 'NO' THEN 1 ELSE 0 END, column_default
+               FROM information_schema.columns WHERE table_schema = 'public'"""
+        ):
+            default = default and default.removesuffix("::text")
+            table = found.setdefault(name, {"columns": set(), "unique": set(), "foreign": set(), "checks": 0})
+            table["columns"].add((column, kind, bool(needed), default))
+        for name, columns in rows(
+            """SELECT indrelid::regclass::text, (
+                   SELECT string_agg(attname, ',' ORDER BY place) FROM unnest(indkey) WITH ORDINALITY AS key (number, place)
+                   JOIN pg_attribute ON attrelid = indrelid AND attnum = number)
+               FROM pg_index WHERE indisunique AND indrelid IN (
+                   SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace)"""
+        ):
+            found[name]["unique"].add(tuple(columns.split(",")))
+        for name, parent, ours, theirs, deleted in rows(
+            """SELECT conrelid::regclass::text, confrelid::regclass::text,
+                   (SELECT string_agg(attname, ',' ORDER BY place) FROM unnest(conkey) WITH ORDINALITY AS key (number, place)
+                       JOIN pg_attribute ON attrelid = conrelid AND attnum = number),
+                   (SELECT string_agg(attname, ',' ORDER BY place) FROM unnest(confkey) WITH ORDINALITY AS key (number, place)
+                       JOIN pg_attribute ON attrelid = confrelid AND attnum = number),
+                   CASE confdeltype WHEN 'c' THEN 'CASCADE' ELSE 'NO ACTION' END
+               FROM pg_constraint WHERE contype = 'f'"""
+        ):
+            pairs = zip(ours.split(","), theirs.split(","), strict=True)
+            found[name]["foreign"].add(tuple((parent, one, other, deleted) for one, other in pairs))
+        for name, n in rows(
+            "SELECT conrelid::regclass::text, COUNT(*) FROM pg_constraint WHERE contype = 'c' AND conrelid <> 0 GROUP BY 1"
+        ):
+            found[name]["checks"] = n
+    return found
+
+
+def test_both_engines_have_the_same_tables_columns_checks_and_keys(database: store.PostgresDatabase) -> None:
+    theirs = shape_in_postgres(database)
+    del theirs[dialect.VERSION_TABLE]
+    ours = shape_in_sqlite()
+    assert theirs.keys() == ours.keys()
+    for name, shape in ours.items():
+        assert theirs[name] == shape, name
+
+
+def test_texts_are_ordered_by_code_point(database: store.PostgresDatabase) -> None:
+    texts = ["B", "a", "É", "z", "\uffff", "\U0001f600"]
+    with database.transaction("one") as connection:
+        connection.executemany(COUNT, [("one", text, "", 0, 0, 1) for text in texts])
+    assert list(counts(database)) == sorted(texts)
+
+
+def test_a_new_schema_is_sound_and_what_is_amiss_is_told(database: store.PostgresDatabase) -> None:
+    with database.snapshot() as connection:
+        assert list(connection.faults()) == []
+    with database.transaction() as connection:
+        connection.execute("DROP INDEX tasks_by_status")
+        connection.execute("ALTER TABLE runs DROP COLUMN reported")
+        connection.execute("ALTER TABLE tasks DROP CONSTRAINT tasks_severity_check")
+        connection.execute("ALTER TABLE tasks ALTER COLUMN title DROP NOT NULL")
+        connection.execute("ALTER TABLE history DROP CONSTRAINT history_client_id_task_seq_fkey")
+    with database.snapshot() as connection:
+        told = "\n".join(connection.faults())
+    for word in ("tasks_by_status", "runs.reported", "severity >= 1", "tasks.title", "history FOREIGN KEY"):
+        assert word in told
+
+
+def test_many_processes_make_one_schema(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
+    databases = [open_at(url, fill=False) for _ in range(6)]
+    found: list[int] = []
+
+    def look(database: store.PostgresDatabase) -> None:
+        with database.reading() as connection:
+            found.append(connection.execute("SELECT COUNT(*) FROM clients").fetchone()[0])
+
+    threads = [threading.Thread(target=look, args=(database,)) for database in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [0] * 6
+
+
+def test_a_service_older_than_its_database_refuses(database: store.PostgresDatabase, url: str) -> None:
+    with database.transaction() as connection:
+        connection.execute("UPDATE schema_version SET version = version + 1")
+    with pytest.raises(heart.DatabaseUnusable, match=r"schema version \d+, newer than this program's") as refused:
+        heart.create_app(db=url)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_database_with_tables_of_another_program_is_refused(postgres: Databases, url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE tasks (id int)")
+    with pytest.raises(heart.DatabaseUnusable, match="tables of another program in its schema public: tasks"):
+        heart.create_app(db=url)
+
+
+def test_a_version_that_cannot_be_read_is_refused(url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE schema_version (version int)")
+    with pytest.raises(heart.DatabaseUnusable, match="schema_version"):
+        heart.create_app(db=url)
+
+
+def test_a_user_without_the_right_to_create_is_told_so(postgres: Databases, url: str) -> None:
+    name = f"nobody_{os.getpid()}"
+    postgres.run(f"CREATE ROLE {name} LOGIN")
+    try:
+        with pytest.raises(heart.DatabaseUnusable, match="permission denied for schema public") as refused:
+            heart.create_app(db=url.replace(f"{USER}@", f"{name}@"))
+        assert "\n" not in str(refused.value)
+    finally:
+        postgres.run(f"DROP ROLE {name}")
+
+
+def test_a_database_that_is_not_there_is_one_line_without_the_password(url: str) -> None:
+    wrong = url.replace(f"{USER}@", f"{USER}:s3cret@").replace(name_in(url), "nothing_here")
+    with pytest.raises(heart.DatabaseUnusable, match='database "nothing_here" does not exist') as refused:
+        heart.create_app(db=wrong)
+    assert "s3cret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_absence_is_told_without_making_anything(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
+    database = open_at(url, fill=False)
+    assert "no database of this service" in database.absence()
+    assert database.absence()
+    with database.reading():
+        pass
+    assert database.absence() == ""
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://u:s3cret@h:1/d", "postgresql://u@h:1/d"),
+        ("postgres://h/d?password=s3cret", "postgresql://h/d"),
+        ("postgresql://u@h1:1,h2:2/d", "postgresql://u@h1:1,h2:2/d"),
+        ("postgresql://u@[::1]:5/d", "postgresql://u@[::1]:5/d"),
+        ("postgresql:///d?host=/run/x&user=u", "postgresql://u@%2Frun%2Fx/d"),
+    ],
+)
+def test_the_name_of_a_database_has_no_password(url: str, name: str) -> None:
+    assert store.Address.of(url, 10).name == name
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:s3cret@[::1/d",
+        "postgresql://u:s3cret@h/d?nonsense=1",
+        "postgresql://u:s3cret@h/d?pool_size=0",
+        "postgresql://u:s3cret@h/d?prepare=maybe",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_in_one_line(url: str) -> None:
+    with pytest.raises(heart.ConfigurationError) as refused:
+        heart.database_for(heart.Settings.read(db=url))
+    assert "s3cret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_parameters_of_the_url_win() -> None:
+    address = store.Address.of("postgresql://h/d?connect_timeout=9&application_name=x&options=-cjit%3Don", 10)
+    for told in ("connect_timeout=9", "application_name=x", "-c jit=off", "-cjit=on'"):
+        assert told in address.conninfo
+    assert address.conninfo.index("jit=off") < address.conninfo.index("jit=on")
+
+
+def test_without_psycopg_it_is_said_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['psycopg'] = None; import findings_service as heart\n"
+        "heart.main(['serve', '--db', 'postgresql://h/d'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'findings-service[postgres]'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+# Connections, transactions and the pipeline
+
+
+def test_values_come_back_as_they_were(database: store.PostgresDatabase) -> None:
+    values = ["", "a'b\"c\\d{e}", "\x01\t\n", "\U0010ffff é", -(2**63), 2**63 - 1, 0, None]
+    with database.reading() as connection:
+        for value in values:
+            kind = "BIGINT" if isinstance(value, int) else "TEXT"
+            assert connection.execute(f"SELECT CAST(? AS {kind})", (value,)).fetchone() == (value,)
+
+
+def test_many_rows_are_stored_as_each_by_itself_would_be(database: store.PostgresDatabase) -> None:
+    texts = ["", "a'b\"c\\d{e},NULL", "\x01\t\n", "é\U0010ffff", "NULL"]
+    rows = [("one", text, None if number % 2 else text, number) for number, text in enumerate(texts)]
+    with database.transaction("one") as connection:
+        connection.execute("CREATE TABLE things (client_id TEXT, a TEXT, b TEXT, n BIGINT)")
+        assert connection.executemany("INSERT INTO things (client_id, a, b, n) VALUES (?, ?, ?, ?)", rows).rowcount == 5
+        assert connection.execute("SELECT * FROM things ORDER BY n").fetchall() == rows
+        changes = [("x", 1, "one"), ("y", 1, "one"), ("z", 2, "one"), ("n", 99, "one")]
+        changed = connection.executemany("UPDATE things SET b = ? WHERE n = ? AND client_id = ?", changes)
+        assert changed.rowcount == 3
+        assert connection.execute("SELECT b FROM things WHERE n IN (1, 2) ORDER BY n").fetchall() == [("y",), ("z",)]
+        gone = connection.executemany("DELETE FROM things WHERE n = ?", [(n,) for n in (0, 0, 1, 77)])
+        assert gone.rowcount == 2
+        assert connection.executemany("DELETE FROM things WHERE n = ?", []).rowcount == 0
+
+
+def test_a_key_that_comes_twice_in_one_call_is_counted_twice(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        connection.executemany(COUNT, [("one", "a", "", 0, 0, 1), ("one", "b", "", 0, 0, 1), ("one", "a", "", 0, 0, 5)])
+    assert counts(database) == {"a": 6, "b": 1}
+
+
+def test_what_the_engine_numbers_is_in_the_order_of_the_rows(database: store.PostgresDatabase) -> None:
+    names = [f"n{number}" for number in range(500)]
+    with database.transaction("one") as connection:
+        connection.executemany(
+            "INSERT INTO branches (client_id, name, project_type, target_url) VALUES (?, ?, '', '')",
+            [("one", name) for name in names],
+        )
+        rows = connection.execute("SELECT name FROM branches WHERE client_id = ? ORDER BY seq", ("one",)).fetchall()
+    assert [name for (name,) in rows] == names
+
+
+def test_a_transaction_is_stored_or_not(database: store.PostgresDatabase) -> None:
+    add(database, "kept")
+    with pytest.raises(KeyError), database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "gone", "", 0, 0, 1))
+        raise KeyError
+    assert counts(database) == {"kept": 1}
+    assert database.version == 2
+
+
+def test_a_savepoint_is_undone_alone(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "before", "", 0, 0, 1))
+        with suppress(KeyError), database.transaction("one") as inner:
+            assert inner is connection
+            inner.execute(COUNT, ("one", "gone", "", 0, 0, 1))
+            heart.count(inner, "one", ["gone, too"], "", 0, False, 1)
+            raise KeyError
+        with database.transaction("one"):
+            connection.execute(COUNT, ("one", "inner", "", 0, 0, 1))
+        with database.reading() as reader:  # of the same thread
+            assert reader is connection
+        assert connection.in_transaction
+    assert counts(database) == {"before": 1, "inner": 1}
+
+
+def test_an_error_within_a_savepoint_leaves_the_transaction_good(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "before", "", 0, 0, 1))
+        with pytest.raises(store.PostgresError), database.transaction("one") as inner:
+            inner.execute("INSERT INTO clients (id, created_at) VALUES (?, ?)", ("one", "")).fetchall()
+        assert connection.in_transaction
+        connection.execute(COUNT, ("one", "after", "", 0, 0, 1))
+    assert counts(database) == {"before": 1, "after": 1}
+
+
+def test_an_error_that_comes_late_undoes_the_transaction(database: store.PostgresDatabase) -> None:
+    with pytest.raises(store.PostgresError, match="clients_pkey"), database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "a", "", 0, 0, 1))
+        connection.execute("INSERT INTO clients (id, created_at) VALUES (?, ?)", ("one", ""))
+        connection.execute(COUNT, ("one", "b", "", 0, 0, 1))
+    assert counts(database) == {}
+    add(database, "again")
+    assert counts(database) == {"again": 1}
+
+
+def test_an_error_that_is_caught_undoes_the_transaction_all_the_same(database: store.PostgresDatabase) -> None:
+    with pytest.raises(store.PostgresError), database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "a", "", 0, 0, 1))
+        with suppress(store.PostgresError):
+            connection.execute("INSERT INTO clients (id, created_at) VALUES (?, ?)", ("one", "")).fetchall()
+        assert not connection.in_transaction
+    assert counts(database) == {}
+
+
+def test_a_snapshot_sees_one_moment(database: store.PostgresDatabase) -> None:
+    add(database, "a")
+    with database.snapshot() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (1,)
+        with in_thread(lambda: add(database, "b")):
+            pass
+        assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (1,)
+        with pytest.raises(heart.Busy):
+            connection.execute(COUNT, ("one", "c", "", 0, 0, 1)).fetchall()
+    assert counts(database) == {"a": 1, "b": 1}
+
+
+def test_a_stamp_changes_with_each_commit(database: store.PostgresDatabase) -> None:
+    def stamp() -> object:
+        with database.snapshot() as connection:
+            return connection.stamp()
+
+    before = stamp()
+    assert stamp() == before
+    add(database, "a")
+    assert stamp() != before
+
+
+def test_writers_of_a_client_queue_and_clients_do_not(database: store.PostgresDatabase) -> None:
+    order: list[str] = []
+
+    def write(client_id: str) -> None:
+        with database.transaction(client_id) as connection:
+            connection.settle()
+            order.append(client_id)
+
+    with database.transaction("one") as connection:
+        connection.settle()
+        with in_thread(lambda: write("two")):
+            pass
+        assert order == ["two"]
+        with pytest.raises(heart.Busy), in_thread(lambda: write_without_patience(database)):
+            pass
+        waiting = threading.Thread(target=write, args=("one",))
+        waiting.start()
+        time.sleep(0.1)
+        assert order == ["two"]
+    waiting.join()
+    assert order == ["two", "one"]
+
+
+def write_without_patience(database: store.PostgresDatabase) -> None:
+    with database.transaction("one", patience=0) as connection:
+        connection.settle()
+
+
+def test_who_waits_too_long_for_a_client_is_told_that_it_is_busy(database: store.PostgresDatabase) -> None:
+    def write() -> None:
+        with database.transaction("one", patience=0.05):
+            pass
+
+    with database.transaction("one") as connection:
+        connection.settle()
+        with pytest.raises(heart.Busy, match="Another writer"), in_thread(write):
+            pass
+
+
+def test_a_deadlock_may_be_tried_again(database: store.PostgresDatabase) -> None:
+    both = threading.Barrier(2)
+
+    def write(first: str, second: str) -> None:
+        with database.transaction(first) as connection:
+            connection.settle()
+            both.wait()
+            connection.lock(second, None)
+
+    with pytest.raises(heart.TryAgain), in_thread(lambda: write("one", "two")):
+        write("two", "one")
+    assert not database.transacting
+
+
+def test_last_uses_are_written_with_a_transaction_of_their_client(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        key = heart.insert_key(connection, "k", "one", "full")
+    with database.reading() as connection:
+        found = heart.select_principal(connection, key, heart.timestamp())
+    assert found is not None
+    database.use_later("one", "api_keys", found[0].key_id, "2026-01-01T00:00:00.000Z")
+    with database.transaction("two"):
+        pass
+    assert database.last_uses
+    with suppress(KeyError), database.transaction("one"):
+        raise KeyError
+    assert database.last_uses
+    database.write_uses()
+    assert not database.last_uses
+    with database.reading() as connection:
+        assert connection.execute("SELECT last_used_at FROM api_keys").fetchone() == ("2026-01-01T00:00:00.000Z",)
+
+
+def test_statements_wait_for_no_answer_before_somebody_asks(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        for number in range(50):
+            connection.execute(COUNT, ("one", f"s{number}", "", 0, 0, 1))
+        assert len(connection.link._pending) > 50
+        assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (50,)
+        assert not connection.link._pending
+
+
+def test_much_is_sent_while_much_is_received(database: store.PostgresDatabase) -> None:
+    with database.reading() as connection:
+        answers = [connection.execute("SELECT ? || ?", ("x" * 300_000, "y")) for _ in range(50)]
+        assert {len(answer.fetchone()[0]) for answer in answers} == {300_001}
+
+
+def test_connections_are_given_back_and_used_again(
+    postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    database = open_at(with_options(url, "pool_size=2"))
+    for _ in range(10):
+        add(database, "a")
+        with suppress(ZeroDivisionError), database.snapshot() as connection:
+            connection.execute("SELECT 1")
+            raise ZeroDivisionError
+        counts(database)
+    assert len(backends(postgres, url)) == 1
+    database.close()
+    await_(lambda: not backends(postgres, url))
+    assert counts(database) == {"a": 10}
+
+
+def test_who_gets_no_connection_in_time_is_told_so(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
+    database = open_at(with_options(url, "pool_size=1"))
+    with database.reading(), pytest.raises(heart.Busy, match="All 1 connections"), in_thread(lambda: counts(database)):
+        pass
+    assert counts(database) == {}
+
+
+def test_who_waits_for_a_connection_gets_the_next_one(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
+    database = open_at(with_options(url, "pool_size=2"))
+    threads = [threading.Thread(target=add, args=(database, "a")) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts(database) == {"a": 20}
+
+
+@pytest.mark.parametrize("prepare", ["on", "off"])
+def test_statements_are_prepared_unless_the_url_says_otherwise(
+    url: str, open_at: Callable[..., store.PostgresDatabase], prepare: str
+) -> None:
+    database = open_at(with_options(url, f"prepare={prepare}"))
+    for _ in range(3):
+        counts(database)
+    with database.reading() as connection:
+        prepared = connection.execute("SELECT COUNT(*) FROM pg_prepared_statements").fetchone()[0]
+    assert bool(prepared) == (prepare == "on")
+
+
+def test_a_statement_that_failed_when_it_was_prepared_is_prepared_again(database: store.PostgresDatabase) -> None:
+    for _ in range(4):
+        with database.reading() as connection, pytest.raises(store.PostgresError, match="later"):
+            connection.execute("SELECT a FROM later").fetchall()
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE later (a TEXT)")
+    for _ in range(4):
+        with database.reading() as connection:
+            assert connection.execute("SELECT a FROM later").fetchall() == []
+
+
+def test_commits_are_durable_whatever_the_server_does_by_itself(
+    postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    def mode(**settings: Any) -> str:
+        with open_at(url, fill=False, **settings).reading() as connection:
+            return str(connection.execute("SELECT current_setting('synchronous_commit')").fetchone()[0])
+
+    for theirs, synchronous, ours in (
+        ("off", "FULL", "on"),
+        ("remote_apply", "FULL", "remote_apply"),
+        ("on", "NORMAL", "off"),
+    ):
+        postgres.run(f"ALTER DATABASE {name_in(url)} SET synchronous_commit = '{theirs}'")
+        assert mode(synchronous=synchronous) == ours
+
+
+def test_a_list_has_a_bounded_time(database: store.PostgresDatabase) -> None:
+    with pytest.raises(TimeoutError), database.snapshot() as connection, connection.limited(0.02):
+        connection.execute("SELECT pg_sleep(5)").fetchall()
+    with pytest.raises(TimeoutError), database.snapshot() as connection, connection.limited(0.02):
+        for _ in range(10_000):
+            connection.execute("SELECT 1").fetchall()
+    with database.snapshot() as connection:
+        with connection.limited(0.5):
+            connection.execute("SELECT 1").fetchall()
+        assert connection.execute("SELECT current_setting('statement_timeout')").fetchone() == ("30s",)
+
+
+def test_words_are_looked_for_by_the_server(database: store.PostgresDatabase) -> None:
+    blocks = {number: f"text {number} {'odd' if number % 2 else 'even'} %_" for number in range(1000)}
+    with database.transaction("one") as connection:
+        connection.executemany(
+            "INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)",
+            [("one", number, text) for number, text in blocks.items()],
+        )
+    with database.snapshot() as connection:
+        found = list(connection.words_holding("one", "odd %_"))
+        assert found == [(number, text) for number, text in blocks.items() if number % 2]
+        assert list(connection.words_holding("one", "od%")) == []
+        assert list(connection.words_holding("two", "odd")) == []
+
+
+def test_ranges_are_merged_without_doubles(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        for client_id in ("one", "two"):
+            connection.executemany(
+                "INSERT INTO branches (seq, client_id, name, project_type, target_url) VALUES (?, ?, ?, ?, '')",
+                [(number, client_id, f"n{number}", str(number % 3)) for number in range(1, 101)],
+            )
+    condition = "SELECT branches.seq AS seq FROM branches WHERE branches.client_id = ? AND branches.project_type = ?"
+    with database.snapshot() as connection:
+        merged = connection.merged([condition] * 3, "DESC")
+        values = ("one", "0", "one", "1", "one", "0", 5, 2)
+        assert connection.execute(merged, values).fetchall() == [(97,), (96,), (94,), (93,), (91,)]
+        nested = f"SELECT name FROM branches WHERE client_id = ? AND seq IN ({merged}) ORDER BY seq"
+        assert connection.execute(nested, ("two", *values)).fetchall()[0] == ("n91",)
+
+
+def test_seqs_are_of_a_client(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        assert connection.take_seqs("one", 3) == range(1, 4)
+        assert connection.take_seqs("one", 1) == range(4, 5)
+        assert connection.take_seqs("two", 2) == range(1, 3)
+
+
+# Keeping house
+
+
+def test_one_process_keeps_house_until_it_is_gone(
+    postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LOOK_EVERY", 0.0)
+    first, second = open_at(url), open_at(url)
+    assert first.keeps_house()
+    assert not second.keeps_house()
+    first.close()
+    await_(second.keeps_house)
+    assert not first.keeps_house()
+    end_backends(postgres, url)
+    await_(lambda: first.keeps_house() or second.keeps_house())
+    assert first.keeps_house() != second.keeps_house()
+
+
+def test_a_fork_leaves_the_connections_of_its_parent_alone(database: store.PostgresDatabase) -> None:
+    add(database, "a")
+    child = os.fork()
+    if not child:
+        try:
+            add(database, "a")
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    add(database, "a")
+    assert counts(database) == {"a": 3}
+
+
+def test_a_fork_within_a_transaction_leaves_that_alone(database: store.PostgresDatabase) -> None:
+    with database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "a", "", 0, 0, 1))
+        connection.settle()
+        child = os.fork()
+        if not child:
+            connection.link.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert counts(database) == {"a": 1}
+
+
+# When something goes wrong
+
+
+def test_a_connection_that_ended_while_nobody_used_it_is_replaced(
+    postgres: Databases, url: str, database: store.PostgresDatabase
+) -> None:
+    add(database, "a")
+    end_backends(postgres, url)
+    add(database, "a")
+    assert counts(database) == {"a": 2}
+
+
+def test_a_backend_that_is_ended_within_a_transaction_undoes_it(
+    postgres: Databases, url: str, database: store.PostgresDatabase
+) -> None:
+    with pytest.raises(heart.TryAgain), database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "a", "", 0, 0, 1)).rowcount  # noqa: B018
+        end_backends(postgres, url)
+        connection.execute(COUNT, ("one", "b", "", 0, 0, 1)).rowcount  # noqa: B018
+    add(database, "c")
+    assert counts(database) == {"c": 1}
+
+
+def test_a_reader_whose_backend_is_ended_may_try_again(
+    postgres: Databases, url: str, database: store.PostgresDatabase
+) -> None:
+    with pytest.raises(heart.TryAgain), database.snapshot() as connection:
+        connection.execute("SELECT 1").fetchall()
+        end_backends(postgres, url)
+        connection.execute("SELECT 1").fetchall()
+    assert counts(database) == {}
+
+
+def test_a_connection_that_is_lost_during_commit_is_not_said_to_have_stored_nothing(
+    postgres: Databases, url: str, database: store.PostgresDatabase
+) -> None:
+    with pytest.raises(heart.Busy) as refused, database.transaction("one") as connection:
+        connection.execute(COUNT, ("one", "a", "", 0, 0, 1)).rowcount  # noqa: B018
+        end_backends(postgres, url)
+    assert not isinstance(refused.value, heart.TryAgain)
+    assert "may be stored or not" in refused.value.detail
+    assert refused.value.headers["Retry-After"]
+    add(database, "b")
+
+
+def test_a_database_that_is_read_only_is_busy_until_it_is_not(
+    postgres: Databases, url: str, database: store.PostgresDatabase
+) -> None:
+    postgres.run(f"ALTER DATABASE {name_in(url)} SET default_transaction_read_only = on")
+    end_backends(postgres, url)
+    with pytest.raises(heart.Busy, match="read-only"):
+        add(database, "a")
+    assert counts(database) == {}
+    postgres.run(f"ALTER DATABASE {name_in(url)} RESET default_transaction_read_only")
+    await_(lambda: tried(lambda: add(database, "a")))
+    assert counts(database) == {"a": 1}
+
+
+def test_too_many_connections_are_busy_until_there_are_fewer(
+    postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    role = f"few_{os.getpid()}"
+    postgres.run(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
+    postgres.run(f"ALTER DATABASE {name_in(url)} OWNER TO {role}")
+    try:
+        first, second = (open_at(url.replace(f"{USER}@", f"{role}@"), fill=False) for _ in range(2))
+        add_client(second)
+        second.disconnect()
+        await_(lambda: not backends(postgres, url))
+        with first.reading():
+            with pytest.raises(heart.Busy), in_thread(lambda: add(second, "a")):
+                pass
+            with pytest.raises(heart.Busy), in_thread(lambda: add(first, "a")):  # another one of its own
+                pass
+        first.disconnect()
+        await_(lambda: not backends(postgres, url))
+        add(second, "a")
+        assert counts(second) == {"a": 1}
+    finally:
+        first.disconnect()
+        second.disconnect()
+        postgres.run(f"ALTER DATABASE {name_in(url)} OWNER TO {USER}")
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            connection.execute(f"REASSIGN OWNED BY {role} TO {USER}")
+        postgres.run(f"DROP ROLE {role}")
+
+
+def add_client(database: store.PostgresDatabase) -> None:
+    with database.transaction() as connection:
+        heart.insert_client(connection, "one")
+
+
+def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
+    database = open_at(with_options(url, "options=-cstatement_timeout%3D200"))
+    with pytest.raises(heart.Busy, match="too long"), database.transaction("one") as connection:
+        connection.execute("SELECT pg_sleep(5)").fetchall()
+    add(database, "a")
+    assert counts(database) == {"a": 1}
+
+
+def test_a_server_that_says_nothing_is_given_up(
+    postgres: Databases, url: str, database: store.PostgresDatabase
+) -> None:
+    with pytest.raises(heart.TryAgain), database.reading() as connection:
+        connection.link.patience = 0.2
+        connection.execute("SELECT pg_sleep(2)").fetchall()
+    assert counts(database) == {}
+
+
+def test_what_others_did_to_a_table_is_noticed(database: store.PostgresDatabase) -> None:
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE things (a TEXT)")
+
+    def read() -> None:
+        with database.reading() as connection:
+            connection.execute("SELECT * FROM things").fetchall()
+
+    for _ in range(3):
+        read()
+    with database.transaction() as connection:
+        connection.execute("ALTER TABLE things ADD COLUMN b TEXT")
+    with pytest.raises(heart.TryAgain):
+        read()
+    read()
+
+
+def test_a_restarted_server_is_found_again(
+    own_server: Callable[..., PostgresServer], open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    server = own_server()
+    database = open_at(server.url)
+    for mode in ("fast", "immediate"):
+        add(database, "a")
+        server.stop(mode)
+        began = time.monotonic()
+        with pytest.raises(heart.Busy, match="cannot be reached") as refused:
+            add(database, "b")
+        assert "/" not in refused.value.detail  # no host, no port
+        with pytest.raises(heart.Busy):
+            counts(database)
+        assert time.monotonic() < began + 2 * store.CONNECT_TIME
+        server.start()
+        add(database, "a")
+    assert counts(database) == {"a": 4}
+
+
+def test_a_write_waits_while_its_server_restarts(
+    own_server: Callable[..., PostgresServer], open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    server = own_server()
+    database = open_at(server.url)
+    server.stop()
+    with in_thread(lambda: add(database, "a")):
+        server.start()
+    assert counts(database) == {"a": 1}
+
+
+def test_what_was_answered_survives_a_killed_server(
+    own_server: Callable[..., PostgresServer], open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    server = own_server(fsync="on", synchronous_commit="on", full_page_writes="on")
+    database = open_at(server.url)
+    answered: list[str] = []
+    unknown: list[str] = []
+    stopped = threading.Event()
+
+    def write(worker: int) -> None:
+        for number in range(100_000):
+            if stopped.is_set():
+                return
+            scope = f"{worker}.{number}"
+            try:
+                add(database, scope)
+                answered.append(scope)
+            except store.NobodyKnows:
+                unknown.append(scope)
+            except heart.Busy:
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        time.sleep(0.3)
+        server.kill()
+        server.start()
+        before = len(answered)
+        await_(lambda before=before: len(answered) > before)
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    stored = counts(database)
+    assert set(answered) <= stored.keys() <= {*answered, *unknown}
+    assert set(stored.values()) == {1}
+
+
+def test_a_full_disk_is_told_and_nothing_is_lost(
+    own_server: Callable[..., PostgresServer], open_at: Callable[..., store.PostgresDatabase], tmp_path: Path
+) -> None:
+    import psycopg
+
+    server = own_server()
+    disk = server.folder / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], check=False).returncode:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        subprocess.run(["chown", USER, disk], check=True)
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
+            connection.execute("CREATE DATABASE small TABLESPACE small")
+        database = open_at(server.url_of("small"))
+        add(database, "before")
+        noise = os.urandom(40_000).hex()
+        with pytest.raises(heart.StorageFull, match="disk is full") as refused:
+            for number in range(1000):
+                with database.transaction("one") as connection:
+                    connection.execute(
+                        "INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)", ("one", number, noise)
+                    )
+        assert refused.value.headers["Retry-After"]
+        assert counts(database) == {"before": 1}
+        with database.transaction("one") as connection:
+            connection.execute("DROP TABLE search_blocks")
+        add(database, "after")
+        assert counts(database) == {"before": 1, "after": 1}
+        database.close()
+    finally:
+        server.stop("immediate")
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_standby_is_read_and_takes_no_writes(
+    own_server: Callable[..., PostgresServer], open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    server = own_server(wal_level="replica", max_wal_senders="4")
+    database = open_at(server.url)
+    add(database, "a")
+    standby = PostgresServer(server.folder, server.programs, port=5433)
+    standby.run("pg_basebackup", "-R", "-X", "stream", "-c", "fast", "-D", standby.data, "-d", server.url)
+    with (standby.data / "postgresql.conf").open("a") as file:
+        file.write(f"\nport = 5433\nunix_socket_directories = '{server.folder}'\n")
+    standby.start()
+    try:
+        reader = open_at(standby.url, fill=False)
+        assert counts(reader) == {"a": 1}
+        with pytest.raises(heart.Busy, match="standby"):
+            add(reader, "b")
+        either = standby.url.replace(":5433/", f":5433,{server.url.split('@')[1].split('/')[0]}/")
+        follower = open_at(either, fill=False)  # of the one that takes writes
+        add(follower, "c")
+        server.stop("immediate")
+        standby.run("pg_ctl", "-D", standby.data, "promote")
+        await_(lambda: tried(lambda: add(follower, "d")))
+        await_(lambda: tried(lambda: add(reader, "e")))
+        assert counts(follower) == {"a": 1, "c": 1, "d": 1, "e": 1}
+    finally:
+        standby.stop("immediate")
+
+
+def tried(work: Callable[[], object]) -> bool:
+    """Do something, and tell whether it could be done."""
+    with suppress(heart.Busy):
+        work()
+        return True
+    return False
+
+
+def test_an_interrupted_wait_leaves_no_connection_behind(database: store.PostgresDatabase) -> None:
+    def interrupt() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    class Interrupted(BaseException):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(Interrupted), in_thread(interrupt), database.reading() as connection:
+            connection.execute("SELECT pg_sleep(3)").fetchall()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert connection.link.connection.closed
+    assert counts(database) == {}
+
+
+def test_the_figures_have_the_size_of_the_database(database: store.PostgresDatabase) -> None:
+    figures = database.figures()
+    assert figures["findings_database_bytes"]() > 1_000_000
