@@ -24,6 +24,7 @@ WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
         (r"\bGROUP_CONCAT\(", "string_agg("),  # of a text, with what stands between two
+        (r"\(([\w.]+ = \?)\) IS TRUE\b", r"\1"),  # which keeps SQLite from an index
         (r"\binstr\(([^(),]+), ([^(),]+)\)", r"strpos(\1, \2)"),
     )
 )

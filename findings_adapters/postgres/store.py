@@ -452,6 +452,11 @@ class PostgresConnection(heart.Connection):
         """Return what merges index ranges without doubles, with marks for the limit and the offset at its end."""
         return dialect.merged(list(ranges), order)
 
+    def join_cells(self, sightings: str) -> str:
+        """Return what joins `task_cells` to a table of sightings by task."""
+        return f"""JOIN task_cells ON task_cells.client_id = {sightings}.client_id
+            AND task_cells.task_seq = {sightings}.task_seq"""
+
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Let what is done within have no more than so many seconds of this process, and some more of the server.
