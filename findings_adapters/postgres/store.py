@@ -439,12 +439,14 @@ class PostgresConnection(heart.Connection):
 
     # What engines do in ways of their own
 
-    def take_seqs(self, client_id: str, count: int) -> range:
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Callable[[], PostgresCursor]:
+        """Run a statement, whose answer comes with others, and return what gives its rows."""
+        asked = self.execute(sql, parameters)
+        return lambda: asked
+
+    def take_seqs(self, client_id: str, count: int, newest: int) -> range:
         """Return seqs for new tasks of a client, whose other writers wait."""
-        first = self._next_seqs.get(client_id)
-        if first is None:
-            row = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?", (client_id,))
-            first = int(row.fetchone()[0])
+        first = max(newest + 1, self._next_seqs.get(client_id, 0))
         self._next_seqs[client_id] = first + count
         return range(first, first + count)
 
