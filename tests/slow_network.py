@@ -1,0 +1,230 @@
+"""A network for tests and benchmarks: it delays what passes between clients and a server, stalls, cuts and goes away."""
+
+from __future__ import annotations
+
+import multiprocessing
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+HOST = "127.0.0.1"
+READ = 1 << 18  # bytes at once
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what a closed socket had still to send is dropped, and the peer told so
+Address = tuple[str, int] | str
+
+
+def connect(address: Address) -> socket.socket:
+    """Return a connection to a host and port, or to a socket's path."""
+    if isinstance(address, str):
+        found = socket.socket(socket.AF_UNIX)
+        found.connect(address)
+        return found
+    return without_delay(socket.create_connection(address))
+
+
+def without_delay(found: socket.socket) -> socket.socket:
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+class Way:
+    """One direction of a connection: what is on its way, and when it arrives."""
+
+    def __init__(self, begin: socket.socket, end: socket.socket) -> None:
+        self.begin, self.end = begin, end
+        self.under_way: deque[tuple[float, bytes]] = deque()
+        self.ended = False
+
+    def take(self, delay: float) -> bool:
+        """Read what is there, and tell whether it is the end."""
+        try:
+            data = self.begin.recv(READ)
+        except OSError:
+            data = b""
+        self.under_way.append((time.monotonic() + delay, data))
+        self.ended = not data
+        return self.ended
+
+    def deliver(self, now: float) -> None:
+        """Write what has arrived. :raises OSError: when the other side is gone, or wants no more."""
+        while self.under_way and self.under_way[0][0] <= now:
+            due, data = self.under_way.popleft()
+            if not data:
+                raise ConnectionError
+            try:
+                sent = self.end.send(data)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(data):
+                self.under_way.appendleft((due, data[sent:]))
+                return
+
+
+class Router:
+    """What passes the network on, in one loop: the clock of `select` is finer than that of event loops."""
+
+    def __init__(self, target: Address, delay: float, orders: Connection) -> None:
+        self.target, self.delay, self.orders = target, delay, orders
+        self.port = 0
+        self.stalls = False
+        self.listener: socket.socket | None = None
+        self.ways: dict[socket.socket, Way] = {}  # by where they begin
+        self.listen()
+
+    def listen(self) -> int:
+        """Take connections again, at the same port, which is returned."""
+        if self.listener is None:
+            self.listener = socket.create_server((HOST, self.port), backlog=512)
+            self.listener.setblocking(False)
+            self.port = self.listener.getsockname()[1]
+        return self.port
+
+    def run(self) -> None:
+        """Pass on what comes, until the one who gives orders is gone."""
+        with suppress(EOFError):
+            while True:
+                self.turn()
+
+    def turn(self) -> None:
+        reading: list[Any] = [self.orders]
+        if not self.stalls:
+            reading += [way.begin for way in self.ways.values() if not way.ended]
+            reading += [self.listener] if self.listener else []
+        now = time.monotonic()
+        dues = [way.under_way[0][0] for way in self.ways.values() if way.under_way] if not self.stalls else []
+        blocked = [way.end for way in self.ways.values() if way.under_way and way.under_way[0][0] <= now and dues]
+        later = min((due for due in dues if due > now), default=None)
+        ready, _, _ = select.select(reading, blocked, [], None if later is None else later - now)
+        for each in ready:
+            if each is self.orders:
+                name, value = self.orders.recv()
+                self.orders.send(getattr(self, name)(*value))
+            elif each is self.listener:
+                self.accept()
+            elif each in self.ways:
+                self.ways[each].take(self.delay)
+        if not self.stalls:
+            self.deliver()
+
+    def accept(self) -> None:
+        assert self.listener
+        with suppress(BlockingIOError):
+            client, _ = self.listener.accept()
+            try:
+                server = connect(self.target)
+            except OSError:
+                client.close()
+                return
+            for end in (without_delay(client), server):
+                end.setblocking(False)
+            self.ways[client], self.ways[server] = Way(client, server), Way(server, client)
+
+    def deliver(self) -> None:
+        now = time.monotonic()
+        for way in list(self.ways.values()):
+            try:
+                way.deliver(now)
+            except OSError:
+                self.drop(way, reset=False)
+
+    def drop(self, way: Way, *, reset: bool) -> None:
+        for end in (way.begin, way.end):
+            if self.ways.pop(end, None):
+                if reset:
+                    with suppress(OSError):
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                end.close()
+
+    # Orders
+
+    def set_delay(self, seconds: float) -> None:
+        self.delay = seconds
+
+    def stall(self, stalls: bool) -> None:
+        self.stalls = stalls
+
+    def cut(self) -> int:
+        """Cut all connections, and return how many there were."""
+        count = len(self.ways) // 2
+        for way in list(self.ways.values()):
+            if way.begin in self.ways:
+                self.drop(way, reset=True)
+        return count
+
+    def go_away(self) -> None:
+        """Cut all connections, and take no more."""
+        self.cut()
+        if self.listener:
+            self.listener.close()
+        self.listener = None
+
+
+def run_router(target: Address, delay: float, orders: Connection) -> None:
+    Router(target, delay, orders).run()
+
+
+class SlowNetwork:
+    """A network to a server, in a process of its own: whoever connects to `port` reaches the server.
+
+    :param target: host and port of the server, or the path of its socket.
+    :param delay: seconds that everything takes each way.
+    """
+
+    def __init__(self, target: Address, delay: float = 0.0) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=run_router, args=(target, delay, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.port: int = self._order("listen")
+
+    def _order(self, name: str, *values: Any) -> Any:
+        self._orders.send((name, values))
+        return self._orders.recv()
+
+    def delay(self, seconds: float) -> None:
+        """Let everything take some seconds each way from now on."""
+        self._order("set_delay", seconds)
+
+    def stall(self) -> None:
+        """Let nothing arrive any more, without a word."""
+        self._order("stall", True)
+
+    def go_on(self) -> None:
+        """Let everything arrive again."""
+        self._order("stall", False)
+
+    def cut(self) -> int:
+        """Cut all connections, and return how many there were."""
+        return int(self._order("cut"))
+
+    def go_away(self) -> None:
+        """Cut all connections, and refuse others."""
+        self._order("go_away")
+
+    def come_back(self) -> None:
+        """Take connections again, at the same port."""
+        self._order("listen")
+
+    def close(self) -> None:
+        """End the process."""
+        self._orders.close()
+        self._process.join(5)
+        self._process.kill()
+        self._process.join()
+
+
+@contextmanager
+def slow_network(target: Address, delay: float = 0.0) -> Iterator[SlowNetwork]:
+    """Give a network to a server."""
+    network = SlowNetwork(target, delay)
+    try:
+        yield network
+    finally:
+        network.close()
