@@ -1307,6 +1307,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "markdown": (),
     "ci": ("scan", "export", "gate"),
     "mcp": ("mcp",),
+    "postgres": ("copy",),
 }
 
 
