@@ -20,6 +20,15 @@ from test_findings_service import (  # noqa: E402
 from tests.postgres_server import own_server, postgres  # noqa: E402
 
 __all__ = [
-    *("_no_settings", "_url_builders", "app", "client", "make_app", "new_database", "own_server", "postgres", "run"),
-    *("serve", "server"),
+    "_no_settings",
+    "_url_builders",
+    "app",
+    "client",
+    "make_app",
+    "new_database",
+    "own_server",
+    "postgres",
+    "run",
+    "serve",
+    "server",
 ]
