@@ -627,6 +627,34 @@ def test_much_is_sent_while_much_is_received(database: store.PostgresDatabase) -
         assert {len(answer.fetchone()[0]) for answer in answers} == {300_001}
 
 
+def test_rows_are_read_as_they_are_asked_for(database: store.PostgresDatabase) -> None:
+    numbers = "SELECT n FROM generate_series(1, 1000) AS n"
+    with database.snapshot() as connection:
+        rows = iter(connection.execute(numbers))
+        assert next(rows) == (1,)
+        assert connection.execute("SELECT 0").fetchall() == [(0,)]
+        assert [n for (n,) in rows] == list(range(2, 1001))
+        some = connection.execute(numbers)
+        assert [n for (n,), _ in zip(some, range(20), strict=False)] == list(range(1, 21))
+        assert some.fetchone() == (22,)  # zip has read one more
+        assert len(some.fetchall()) == 978
+    with pytest.raises(store.PostgresError, match="division"), database.snapshot() as connection:
+        list(connection.execute("SELECT 1 / (n - 500) FROM generate_series(1, 1000) AS n"))
+    assert counts(database) == {}
+
+
+def test_bulky_rows_that_nobody_wants_stay_with_the_server(database: store.PostgresDatabase) -> None:
+    with database.snapshot() as connection:
+        large = iter(connection.execute("SELECT repeat('x', 1000000) FROM generate_series(1, 1000) AS n"))
+        assert len(next(large)[0]) == 1_000_000
+    assert connection.link.connection.closed
+    with database.snapshot() as connection:
+        small = iter(connection.execute("SELECT 'x' FROM generate_series(1, 51) AS n"))
+        assert [next(small) for _ in range(51)] == [("x",)] * 51
+    assert not connection.link.connection.closed
+    assert counts(database) == {}
+
+
 def test_connections_are_given_back_and_used_again(
     postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase]
 ) -> None:
@@ -912,6 +940,14 @@ def test_a_server_that_says_nothing_is_given_up(
         connection.link.patience = 0.2
         with pytest.raises(heart.TryAgain):
             connection.execute("SELECT pg_sleep(2)").fetchall()
+    assert counts(database) == {}
+
+
+def test_what_is_too_long_for_an_index_is_refused(database: store.PostgresDatabase) -> None:
+    scope = "".join(map(chr, range(0x4E00, 0x5600)))  # of which little can be compressed
+    with pytest.raises(heart.ValidationFailed) as refused:
+        add(database, scope)
+    assert "2,500 bytes" in refused.value.problems[0].detail
     assert counts(database) == {}
 
 

@@ -2,7 +2,7 @@
 
 All of a connection's statements go through libpq's pipeline mode (https://www.postgresql.org/docs/15/libpq-pipeline-mode.html),
 by psycopg's own wrapper of libpq (https://www.psycopg.org/psycopg3/docs/api/pq.html): what is sent waits for no answer
-until somebody asks for one, and a statement costs a fifth of what psycopg's cursors take for it.
+until somebody asks for one, and a transaction takes two thirds of what it does with psycopg's own pipelines.
 
 The pool is our own, and not psycopg_pool's, for two reasons. A connection comes back to it while the end of its last
 transaction is still on its way, which saves a round trip of every read; psycopg_pool closes one that is not idle. And
@@ -18,6 +18,7 @@ import select
 import threading
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -25,7 +26,7 @@ from psycopg import pq
 from psycopg.adapt import Transformer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 TEXT, BIGINT, INT = 25, 20, 23  # PostgreSQL's numbers of these types
 PREPARE_AFTER = 2  # times that a statement was run in this process
@@ -39,6 +40,9 @@ OUTAGE = 2.0  # seconds from the beginning of an outage on in which requests wai
 PAUSE = 0.05  # seconds between two attempts to connect
 COMMAND_DONE = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 NO_STATEMENT, NOT_SUPPORTED = "26000", "0A000"
+CHUNK = 16  # rows that are read at once where they are streamed
+HAS_CHUNKS = pq.version() >= 170000
+DROPPING = 0.005  # seconds that the rest of rows that are streamed may take
 LOST_STATES = ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03")  # the server ends the connection
 
 
@@ -119,6 +123,7 @@ class Link:
         self.sent = 0
         self.warnings = 0
         self.broken = False
+        self._stream: Stream | None = None
         self._owed = 0  # up to which statement nobody wants the answers any more
         self._pgconn: Any = connection.pgconn
         self._pgconn.nonblocking = 1
@@ -201,8 +206,16 @@ class Link:
         if not self._pending:
             return
         self.separate()
+        if self._stream is not None:
+            self._stream.take_rest()
+        self._settle(None, self.patience if patience is None else patience)
+
+    def _settle(self, last: Reply | None, patience: float) -> None:
+        """Wait for the answers to all that was sent before a statement."""
         self.broken = True  # where this is interrupted
-        failure = self._collect(self.patience if patience is None else patience)
+        failure = self._collect(last, patience)
+        if failure is not None:
+            self._collect(None, patience)
         self.broken = False
         if failure is not None:
             raise failure
@@ -229,13 +242,13 @@ class Link:
             raise self._gone(str(error)) from None
         self._pending.append(SYNC)
 
-    def _collect(self, patience: float) -> Failure | None:
-        """Take in all answers. Return the first thing that is wrong."""
+    def _collect(self, last: Reply | None, patience: float) -> Failure | None:
+        """Take in all answers, or those before one. Return the first thing that is wrong."""
         first: Failure | None = None
         pending = self._pending
         try:
             self._flush(patience)
-            while pending:
+            while pending and pending[0] is not last:
                 reply, result = pending[0], self._next(patience)
                 if reply is not SYNC:
                     first = self._take(reply, result, first)
@@ -293,6 +306,50 @@ class Link:
         self._pending.clear()
         return lost
 
+    def stream(self, reply: Reply) -> Iterator[tuple[Any, ...]] | None:
+        """Return the rows of the statement that was sent last, which are read as they are asked for; None if they came.
+
+        What waits stays with the server, so that a few bulky rows are not all in memory because somebody wants one.
+
+        :raises Failure: what is wrong with the statements before. The rows raise it for their own.
+        """
+        if not HAS_CHUNKS or not self._pending or self._pending[-1] is not reply or self._stream is not None:
+            return None
+        self.separate()
+        self._settle(reply, self.patience)
+        self._pgconn.set_chunked_rows_mode(CHUNK)
+        self._stream = Stream(self, reply)
+        return self._stream
+
+    def next_chunk(self, reply: Reply, patience: float) -> list[tuple[Any, ...]]:
+        """Return some of the rows that are streamed, none behind the last. :raises Failure: what is wrong."""
+        self.broken = True
+        try:
+            result = self._next(patience)
+            if result is not None and result.status == pq.ExecStatus.TUPLES_CHUNK:
+                self.broken = False
+                return self.rows(result)
+            failure = self._take(reply, result, None)
+            self._next(patience)
+        except psycopg.OperationalError as error:
+            raise self._gone(str(error)) from None
+        self._stream = None
+        self._pending.popleft()
+        self.broken = False
+        if failure is not None:
+            with suppress(Failure):
+                self._settle(None, patience)
+            raise failure
+        return []
+
+    def drop_stream(self) -> None:
+        """Leave the rest of the rows that are streamed; where that is more than a little, so is the connection."""
+        with suppress(Failure):
+            end = time.monotonic() + DROPPING
+            while self._stream is not None and time.monotonic() < end:
+                self._stream.drop(end - time.monotonic())
+        self.broken = self.broken or self._stream is not None
+
     def rows(self, result: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a result."""
         transformer: Any = self._transformer
@@ -331,6 +388,43 @@ class Link:
 ABANDONED: list[Link] = []  # connections of a parent, which are never ended here
 
 
+class Stream:
+    """The rows of a statement, each read when it is asked for."""
+
+    def __init__(self, link: Link, reply: Reply) -> None:
+        self._link = link
+        self._reply = reply
+        self._rows: deque[tuple[Any, ...]] = deque()
+        self._over = False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        if not self._rows and not self._over:
+            self._fetch(self._link.patience)
+        if not self._rows:
+            raise StopIteration
+        return self._rows.popleft()
+
+    def _fetch(self, patience: float) -> None:
+        """Take some more. :raises Failure: what is wrong."""
+        self._over = True  # where this raises
+        found = self._link.next_chunk(self._reply, patience)
+        self._rows += found
+        self._over = not found
+
+    def take_rest(self) -> None:
+        """Take what is left, because something else is to be asked for. :raises Failure: what is wrong."""
+        while not self._over:
+            self._fetch(self._link.patience)
+
+    def drop(self, patience: float) -> None:
+        """Take some more, for nobody."""
+        self._rows.clear()
+        self._fetch(patience)
+
+
 class Pool:
     """The connections of a process: as many as are needed at once, up to a size."""
 
@@ -345,6 +439,7 @@ class Pool:
         self._is_passing = is_passing
         self._free: list[Link] = []  # the one that was used last at its end
         self._users: dict[int, int] = {}  # connections in use, by thread
+        self._making = 0  # of those, how many are not there yet
         self._changed = threading.Condition(threading.RLock())
         self._out_since: float | None = None
 
@@ -377,32 +472,41 @@ class Pool:
             return self._free.pop() if self._free else None
 
     def _make(self, end: float) -> Link | None:
-        """Make a connection. None where that failed, and is to be tried again."""
+        """Make a connection. None where that failed, and is to be tried again.
+
+        At the beginning of an outage it is tried for a moment, and while others have connections, one of which may
+        come back, for as long as the caller waits.
+        """
+        with self._changed:
+            self._making += 1
         try:
             link = self._connect()
         except BaseException as error:
-            began = self._out_since = self._out_since or time.monotonic()
-            self._count_out()
+            now = time.monotonic()
+            began = self._out_since = self._out_since or now
+            others = self._count_out(making=True)
             if not isinstance(error, Exception) or not self._is_passing(error):
                 raise
-            if time.monotonic() + PAUSE > min(end, began + OUTAGE) and not self._users:
-                raise
-            if time.monotonic() + PAUSE > end:
+            if now + PAUSE > (end if others else min(end, began + OUTAGE)):
                 raise
             with self._changed:
                 self._changed.wait(PAUSE)
             return None
         self._out_since = None
+        with self._changed:
+            self._making -= 1
         return link
 
-    def _count_out(self) -> None:
-        """Count a connection less for this thread."""
+    def _count_out(self, *, making: bool = False) -> int:
+        """Count a connection less for this thread. Return how many are in use."""
         with self._changed:
             thread = threading.get_ident()
+            self._making -= making
             self._users[thread] -= 1
             if not self._users[thread]:
                 del self._users[thread]
             self._changed.notify()
+            return sum(self._users.values()) - self._making
 
     def give(self, link: Link) -> None:
         """Take a connection back, which is closed where it is of no more use."""

@@ -39,11 +39,13 @@ LIST_SHARE = 4  # times that what is at work for a list may take on the server; 
 LOOK_EVERY = 1.0  # seconds between two looks whether it is this process's turn to keep house
 BLOCKS_AT_ONCE = 256  # texts of words that are read at once
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
-NO_TEXT = "\1" * 3000  # stands for U+0000 and is longer than any text that is looked for
+NO_TEXT = "\1"  # stands for U+0000
 ARRAYS = {TEXT: ("text", 1009), BIGINT: ("bigint", 1016)}  # the name of a type, and the number of its arrays
 HOUSEKEEPING = """SELECT pg_try_advisory_lock($1, hashtext('housekeeping ' || current_schema()))::int"""
 NO_TABLE, NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT = "42P01", "3F000", "42501", "25006", "57014"
-NO_COLUMN = "42703"
+NO_COLUMN, TOO_LONG = "42703", "54000"
+# An index has rows of up to 2,704 bytes, after compression (https://www.postgresql.org/docs/15/btree-implementation.html).
+TOO_LONG_TOGETHER = "targetUrl, branch and externalId may have some 2,500 bytes of UTF-8 together in this database"
 SETTLED = 1.0  # seconds after which a server that took no writes may have come to take some
 
 
@@ -92,6 +94,8 @@ def known_failure(failure: Failure) -> Exception:
         return heart.TryAgain(UNDONE[failure.state])
     if failure.stale:
         return heart.TryAgain("The schema was changed")
+    if failure.state == TOO_LONG:
+        return heart.ValidationFailed([heart.Problem(TOO_LONG_TOGETHER, "")])
     if failure.state in BUSY:
         return heart.Busy(BUSY[failure.state])
     if failure.state in FULL:
@@ -190,8 +194,8 @@ def switch(name: str, text: str) -> bool:
 def dumped(value: Any) -> bytes | None:
     """Return a value as PostgreSQL reads it.
 
-    No text of PostgreSQL's has U+0000, and none that is stored has it here: the service refuses it in bodies. Where one
-    is looked for, what stands for it is found as little, and has nearly its place in the order.
+    No text of PostgreSQL's has U+0000. The service refuses it in bodies and queries, so that it is only in the ids and
+    names of a path, none of which has what stands for it.
     """
     if isinstance(value, str):
         return (value.replace("\0", NO_TEXT) if "\0" in value else value).encode()
@@ -222,21 +226,21 @@ def array_of(values: Sequence[Any], kind: int) -> bytes:
 class PostgresCursor:
     """What a statement has come to, or several of them: they are waited for when somebody asks."""
 
-    __slots__ = ("_at", "_connection", "_rows", "replies")
+    __slots__ = ("_connection", "_rows", "replies")
 
     def __init__(self, connection: PostgresConnection, replies: Sequence[Reply]) -> None:
         self._connection = connection
         self.replies = replies
-        self._rows: list[tuple[Any, ...]] | None = None
-        self._at = 0
+        self._rows: Iterator[tuple[Any, ...]] | None = None
 
     def _results(self) -> Iterator[Any]:
         for reply in self.replies:
             yield self._connection.result(reply)
 
-    def _all(self) -> list[tuple[Any, ...]]:
+    def _left(self) -> Iterator[tuple[Any, ...]]:
+        """Give the rows that are left, all of which are here."""
         if self._rows is None:
-            self._rows = [row for result in self._results() for row in self._connection.link.rows(result)]
+            self._rows = iter([row for result in self._results() for row in self._connection.link.rows(result)])
         return self._rows
 
     @property
@@ -246,21 +250,17 @@ class PostgresCursor:
 
     def fetchone(self) -> Any:
         """Return the next row, None behind the last."""
-        rows = self._all()
-        if self._at >= len(rows):
-            return None
-        self._at += 1
-        return rows[self._at - 1]
+        return next(self._left(), None)
 
     def fetchall(self) -> list[Any]:
         """Return the rows that are left."""
-        rows, self._at = self._all()[self._at :], len(self._all())
-        return rows
+        return list(self._left())
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the rows that are left."""
-        while (row := self.fetchone()) is not None:
-            yield row
+        """Give the rows that are left; where nobody has asked for anything behind them, as they are read."""
+        if self._rows is None and len(self.replies) == 1:
+            self._rows = self._connection.stream(self.replies[0])
+        return self._left()
 
 
 class PostgresConnection(heart.Connection):
@@ -333,6 +333,20 @@ class PostgresConnection(heart.Connection):
                 raise known_failure(reply.failure)
         return reply.result
 
+    def stream(self, reply: Reply) -> Iterator[tuple[Any, ...]] | None:
+        """Return the rows of a statement, each read when it is asked for; None where all are to be had at once."""
+        try:
+            rows = self.link.stream(reply)
+        except Failure as failure:
+            raise self._note(failure) from None
+        return None if rows is None else self._streamed(rows)
+
+    def _streamed(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from rows
+        except Failure as failure:
+            raise self._note(failure) from None
+
     def settle(self) -> None:
         """Wait for everything that was sent. :raises Exception: what is wrong with the first of it."""
         try:
@@ -393,6 +407,7 @@ class PostgresConnection(heart.Connection):
     def end(self) -> None:
         """Undo what is not committed, and leave the connection to the next one, without waiting for anything."""
         self.forget()
+        self.link.drop_stream()
         if self.link.broken:
             return
         try:
