@@ -70,6 +70,21 @@ from werkzeug.routing import Rule
 
 import findings_service
 from findings_service import LARGE_WAL, OPERATIONS, Missing, Settings, create_app, create_blueprint
+from tests.engines import (
+    ON_POSTGRES,
+    busy_error,
+    db_at,
+    engine_error,
+    faults_of,
+    full_error,
+    held_in,
+    locked,
+    look_into,
+    placed,
+    refusing_rows,
+    statements,
+    what_commits,
+)
 
 HERE = Path(__file__).resolve().parent
 MODULE = HERE / "findings_service.py"
@@ -119,6 +134,11 @@ WCAG_SCHEMA = {
 # ---------------------------------------------------------------------------
 # Helpers and fixtures
 # ---------------------------------------------------------------------------
+
+
+def sqlite_cases(**named: Any) -> list[Any]:
+    """Return the rows of a parametrized table that are about SQLite itself."""
+    return [pytest.param(*row.values, id=row.id, marks=pytest.mark.sqlite) for row in cases(**named)]
 
 
 def cases(**named: Any) -> list[Any]:
@@ -262,15 +282,42 @@ def database_of(app: flask.Flask) -> Any:
 
 
 def reader_of(app: flask.Flask) -> Any:
-    """Return the connection with which an application reads."""
+    """Return the one connection with which an application reads a file."""
     with database_of(app).reading() as connection:
         return connection
 
 
+def rows_of(app: flask.Flask, sql: str) -> list[Any]:
+    """Return what an application reads from its database."""
+    with database_of(app).reading() as connection:
+        return connection.execute(sql).fetchall()
+
+
 def writer_of(app: flask.Flask) -> Any:
-    """Return the connection with which an application writes."""
+    """Return the one connection with which an application writes a file."""
     with database_of(app).maintaining() as connection:
         return connection
+
+
+READ_ONLY = "busy" if ON_POSTGRES else "storage_full"  # what a database that takes no writes is called
+
+
+@contextmanager
+def read_only(app: flask.Flask) -> Iterator[None]:
+    """Let the database of an application take no writes."""
+    database = database_of(app)
+    if not ON_POSTGRES:
+        writer_of(app).execute("PRAGMA query_only = ON")
+        yield
+        writer_of(app).execute("PRAGMA query_only = OFF")
+        return
+    change = f"ALTER DATABASE {database.settings.db.rpartition('/')[2]}"
+    with look_into(database.settings.db) as connection:
+        for what in ("SET default_transaction_read_only = on", "RESET default_transaction_read_only"):
+            connection.execute(f"BEGIN; SET TRANSACTION READ WRITE; {change} {what}; COMMIT")
+            database.disconnect()
+            if what.startswith("SET"):
+                yield
 
 
 def make_key(app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full") -> str:
@@ -325,9 +372,10 @@ def make_app(tmp_path: Path, new_database: Path) -> Iterator[Callable[..., flask
     made = []
 
     def make(**settings: Any) -> flask.Flask:
-        if not (db := tmp_path / "findings.db").exists():
+        db = tmp_path / "findings.db"
+        if not ON_POSTGRES and not db.exists():
             shutil.copyfile(new_database, db)
-        read = Settings.read(**{"db": str(tmp_path / "findings.db"), **settings})
+        read = Settings.read(**{**settings, "db": db_at(settings.get("db", db), ready=True)})
         hasty = {} if "synchronous" in settings else {"synchronous": "OFF"}  # only a power cut would tell
         made.append(create_app(msgspec.structs.replace(read, **hasty)))
         return made[-1]
@@ -470,6 +518,7 @@ sys.argv[1:] = order["arguments"]
 exec(order["program"], {"__name__": "__main__"})
 """
 IMPORTING = "import findings_service"
+DRIVER = "import findings_adapters.postgres.store\n" if ON_POSTGRES else ""  # which takes as long again
 OF_PYTHON = ("PYTHON", "LD_", "LC_", "LANG", "TZ")  # variables that a process reads as it starts, and not again
 
 
@@ -485,7 +534,7 @@ def forkable(line: Sequence[str], env: dict[str, str]) -> str:
 @cache
 def forker() -> tuple[subprocess.Popen[str], threading.Lock]:
     """Start, once, the process that forks, and return it with the lock of who speaks to it."""
-    line = [sys.executable, "-c", FORKER]
+    line = [sys.executable, "-c", DRIVER + FORKER]
     process = subprocess.Popen(
         line, cwd=HERE, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -535,7 +584,8 @@ class Forked:
 
 def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the service to its end."""
-    line = [*program, *arguments]
+    line = [*program, *placed(arguments)]
+    env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
     if not (text := forkable(line, env)):
         return subprocess.run(
             line, cwd=HERE, capture_output=True, text=True, env=environment(**env), timeout=30, check=False
@@ -556,7 +606,8 @@ def program_with(**constants: float) -> tuple[str, ...]:
 
 def start_process(line: list[str], db: Path, until: str, cwd: Path = HERE, **env: str) -> Server:
     """Start a server and return when it has said what `until` matches."""
-    log = db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
+    line, log = placed(line), db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
+    env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
     with log.open("wb") as sink:
         if program := forkable(line, env):
             process: Any = Forked(program, line, (str(log), str(log)), cwd=str(cwd), env=environment(**env))
@@ -579,7 +630,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
     def start(*options: str, until: str = r"curl .*\n", program: Sequence[str] = PROGRAM, **env: str) -> Server:
         db = Path(env.pop("FINDINGS_DB", str(tmp_path / "served.db")))
-        line = [*program, "serve", "--port", "0", "--db", str(db), *options]
+        line = [*program, "serve", "--port", "0", "--db", db_at(db, ready=True), *options]
         started.append(start_process(line, db, until, **env))
         return started[-1]
 
@@ -1401,15 +1452,6 @@ def test_a_path_forges_no_line_of_the_log(
     ]
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the write lock of a database, as another process might."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
-
-
 def test_a_locked_database_is_busy_and_stores_nothing(make_app: Callable[..., flask.Flask], tmp_path: Path) -> None:
     client = client_of(make_app(busy_timeout="0.1"))
     client.register("web")
@@ -1433,6 +1475,7 @@ def test_a_write_waits_for_the_lock(make_app: Callable[..., flask.Flask], tmp_pa
         assert waiting.result(4).status_code == 201
 
 
+@pytest.mark.sqlite
 def test_a_full_disk_is_told_and_stores_nothing(app: flask.Flask, client: Client, run: str) -> None:
     connection = writer_of(app)
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -1560,7 +1603,7 @@ def surveyed(app: flask.Flask, seed: int) -> Survey:
 
 @pytest.fixture(scope="module")
 def survey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survey]:
-    app = create_app(Settings(db=str(tmp_path_factory.mktemp("survey") / "findings.db")))
+    app = create_app(Settings(db=db_at(tmp_path_factory.mktemp("survey") / "findings.db", ready=True)))
     yield surveyed(app, seed=1)
     database_of(app).close()
 
@@ -1733,6 +1776,7 @@ def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
     return scans + [step for step in steps if "TEMP B-TREE" in step and "count(DISTINCT)" not in step]
 
 
+@pytest.mark.sqlite
 def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
     options = {name: (*values[:2], *values[2:][-1:]) for name, values in task_options(survey).items()}
     queries = some_combinations(options, random.Random(5), 4000)
@@ -1743,6 +1787,7 @@ def test_no_list_of_tasks_scans_a_table_or_sorts(survey: Survey) -> None:
         assert not scanned_tables(connection, statement), statement
 
 
+@pytest.mark.sqlite
 def test_no_list_of_runs_scans_a_table_or_sorts(survey: Survey) -> None:
     statements = traced_selects(survey, "runs", run_queries())
     assert len(statements) > 25
@@ -1767,16 +1812,10 @@ def submit_surfaces(client: Client, count: int) -> list[str]:
     return runs
 
 
-def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client, app: flask.Flask) -> None:
-    runs, traced, dice = submit_surfaces(client, 60), set[str](), random.Random(5)
-    execute = findings_service.SQLiteConnection.execute
+def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client) -> None:
+    runs, dice = submit_surfaces(client, 60), random.Random(5)
     client.read("tasks")  # opens the connection
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            findings_service.SQLiteConnection,
-            "execute",
-            lambda self, statement, *values: traced.add(statement) or execute(self, statement, *values),
-        )
+    with statements() as traced:
         for _ in range(150):
             query = {
                 "projectType": ",".join(
@@ -1789,7 +1828,7 @@ def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client, 
             for name in dice.sample(sorted(query), 2):
                 del query[name]
             client.read("tasks", **query)
-    assert len(traced) <= 50
+    assert len(set(traced)) <= 50
     assert max(map(len, traced)) < 10_000
 
 
@@ -1864,6 +1903,7 @@ def dismiss_both(connection: Any) -> None:
     )
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(
     "act",
     cases(
@@ -1880,7 +1920,7 @@ def test_a_finding_costs_the_same_however_many_runs_have_seen_it(
 ) -> None:
     work = []
     for times in (5, 300):
-        database = database_of(make_app(db=str(tmp_path / f"{times}.db")))
+        database = database_of(make_app(db=db_at(tmp_path / f"{times}.db")))
         with database.transaction() as connection:
             findings_service.insert_client(connection, "default")
             findings_service.insert_project_type(connection, "default", "web", "", "", None)
@@ -1920,9 +1960,7 @@ def test_time_that_a_list_only_waits_counts_a_tenth(app: flask.Flask) -> None:
 
 def test_another_error_of_a_list_stays_what_it_is(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def locked(*_: Any) -> NoReturn:
-        error = sqlite3.OperationalError("database is locked")
-        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-        raise error
+        raise busy_error()
 
     monkeypatch.setattr("findings_service.select_tasks", locked)
     assert_problem(client.get(f"{API}/tasks"), 503, "busy")
@@ -2245,7 +2283,7 @@ def test_a_clock_that_is_set_back_leaves_tasks_in_order(
     ids = [client.add(run) for _ in range(3)]
     assert [client.read(f"tasks/{task_id}")["createdAt"] for task_id in ids] == [first] * 3
     assert client.read("tasks", createdSince=first)["total"] == 4
-    assert faults_of(Path(database_of(app).settings.db)) == []
+    assert faults_of(database_of(app).settings.db) == []
 
 
 def test_a_query_that_is_no_utf8_is_refused(client: Client) -> None:
@@ -2512,27 +2550,31 @@ def test_a_search_looks_at_the_clock_between_words(
 ) -> None:
     client.add(run, title="one two three")
     looks = iter([False, False, True])
-    monkeypatch.setattr(reader_of(app), "is_late", lambda: next(looks))
-    with pytest.raises(TimeoutError):
-        findings_service.find_words(reader_of(app), "default", ("three", "one", "two"))
+    with database_of(app).reading() as connection:
+        list(connection.words_holding("default", "three"))  # looks at the clock itself, where it asks a server
+        monkeypatch.setattr(connection, "is_late", lambda: next(looks))
+        monkeypatch.setattr(connection, "words_holding", lambda *_: [(0, "\none two three\n")])
+        with pytest.raises(TimeoutError):
+            findings_service.find_words(connection, "default", ("three", "one", "two"))
 
 
 def test_words_that_were_found_are_not_looked_for_again(app: flask.Flask, client: Client, run: str) -> None:
     ids = [client.add(run, title=f"Number {number}") for number in range(5)]
-    traced: list[str] = []
-    reader_of(app).set_trace_callback(traced.append)
     client.triage(ids[0], "resolved")
-    for _ in client.walk("tasks", q="number", limit=2, sort="severity", status="open"):
-        pass
-    assert searched(client, "NUMBER") == [f"Number {number}" for number in (4, 3, 2, 1, 0)]
+    with statements() as traced:
+        for _ in client.walk("tasks", q="number", limit=2, sort="severity", status="open"):
+            pass
+        assert searched(client, "NUMBER") == [f"Number {number}" for number in (4, 3, 2, 1, 0)]
     assert sum("FROM search_blocks" in statement for statement in traced) == 1
     client.add(run, title="Number 5")
-    assert len(searched(client, "number")) == 6
-    assert len(searched(client, "number", projectType="web", status="resolved")) == 1
-    assert sum("FROM search_blocks" in statement for statement in traced) == 2
+    with statements() as traced:
+        assert len(searched(client, "number")) == 6
+        assert len(searched(client, "number", projectType="web", status="resolved")) == 1
+    assert sum("FROM search_blocks" in statement for statement in traced) == 1
     for number in range(20):
         searched(client, f"{number}")
-    assert len(reader_of(app).task_sets) == findings_service.TASK_SETS_KEPT
+    with database_of(app).reading() as connection:
+        assert len(connection.task_sets) == findings_service.TASK_SETS_KEPT
 
 
 @pytest.mark.parametrize("lookups", [0, findings_service.LOOKUPS], ids=["all_read", "each_looked_up"])
@@ -2669,7 +2711,7 @@ def test_only_the_hash_of_a_key_is_stored(app: flask.Flask, tmp_path: Path) -> N
     key = make_key(app)
     assert KEY.fullmatch(key)
     database_of(app).close()
-    stored = b"".join(path.read_bytes() for path in tmp_path.glob("findings.db*"))
+    stored = held_in(tmp_path / "findings.db")
     assert key.encode() not in stored
     assert hashlib.sha256(key.encode()).hexdigest().encode() in stored
 
@@ -2692,7 +2734,7 @@ def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -
     reader = client_of(app, "read", name="reader")
     reader.read("tasks")
     client.register("web")
-    rows = reader_of(app).execute("SELECT name, last_used_at FROM api_keys").fetchall()
+    rows = rows_of(app, "SELECT name, last_used_at FROM api_keys")
     assert all(TIME.fullmatch(last_used_at) for _, last_used_at in rows), rows
 
 
@@ -2973,9 +3015,11 @@ def test_what_a_run_reported_is_counted_once_until_it_changes(app: flask.Flask, 
 
 
 def test_no_more_runs_are_kept_counted_than_a_filter_names(
-    app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("findings_service.REPORTERS_KNOWN", 2)
+    app = make_app()
+    client = client_of(app)
     client.register("web")
     runs = [client.start() for _ in range(3)]
     order = (0, 1, 0, 2, 0, 1)  # the third takes the place of the second, which was not used for longest
@@ -3242,6 +3286,7 @@ def test_house_is_kept_again_after_a_lock_was_in_the_way(
     assert caplog.records == []
 
 
+@pytest.mark.sqlite
 def test_house_is_kept_while_a_long_read_holds_up_erasing(
     make_app: Callable[..., flask.Flask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -3260,7 +3305,7 @@ def test_house_is_kept_while_a_long_read_holds_up_erasing(
             time.sleep(0.03)
             writes._house.step()
         assert findings_service.select_erasures(reader_of(app)) == (1, 0)
-        assert reader_of(app).execute("SELECT status FROM runs").fetchone() == ("failed",)
+        assert rows_of(app, "SELECT status FROM runs") == [("failed",)]
     for _ in range(3):
         writes._house.step()
     assert findings_service.select_erasures(reader_of(app)) == (1, 1)
@@ -3314,6 +3359,7 @@ def test_idle_runs_fail_in_slices_and_where_none_is_nothing_is_written(
     assert faults_of(tmp_path / "findings.db") == []
 
 
+@pytest.mark.sqlite
 def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: Client) -> None:
     client.register("web")
     work = []
@@ -3325,6 +3371,7 @@ def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: 
     assert work[0] == work[1]
 
 
+@pytest.mark.sqlite
 def test_starting_a_run_reads_its_own_project_type_alone(app: flask.Flask, client: Client) -> None:
     client.register("web")
     work = []
@@ -3459,7 +3506,7 @@ def other_run_in_its_place(client: Client, run: str) -> str:
         key = findings_service.select_run_key(connection, "default", run)
         findings_service.prune_slice(connection, "default", key)
         new = findings_service.insert_run(connection, "default", "web", "", "{}")
-    assert new.seq == key.seq
+    assert new.seq == key.seq or ON_POSTGRES  # which gives no number twice
     return new.id
 
 
@@ -3488,7 +3535,7 @@ def test_a_run_that_goes_while_its_tasks_are_checked_gets_none(
     monkeypatch.setattr("findings_service.select_run_and_schema", interrupted)
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), status, code)
     assert client.read("tasks")["total"] == 0
-    assert faults_of(Path(database_of(client.application).settings.db)) == []
+    assert faults_of(database_of(client.application).settings.db) == []
 
 
 def test_one_bad_task_stores_nothing_of_the_batch(client: Client, run: str) -> None:
@@ -4424,7 +4471,7 @@ def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Rando
             page = client.read("tasks", limit=200, **query, **more)
             wanted = {key for key in right if not more or ledger.findings[key].status == status}
             assert ({each["id"] for each in page["tasks"]}, page["total"]) == (wanted, len(wanted)), query
-    assert faults_of(Path(database_of(client.application).settings.db)) == []
+    assert faults_of(database_of(client.application).settings.db) == []
 
 
 def assert_overview_is_as_in(ledger: Ledger, client: Client) -> None:
@@ -4465,7 +4512,7 @@ def test_branches_keep_their_rules_whatever_comes(
     monkeypatch.setattr(findings_service, "FEW_TASKS", seed % 2 * 1000)
     dice, ledger, running = random.Random(seed), Ledger(), list[str]()
     client.register("web")
-    path = Path(database_of(app).settings.db)
+    path = database_of(app).settings.db
     for _ in range(60):
         action = dice.choice(
             ("start", "submit", "submit", "submit", "triage", "finish", "finish", "prune", "delete", "forget")
@@ -4788,7 +4835,7 @@ def test_the_days_of_an_overview_count_what_happened_on_them(
     client.remove(f"tasks/{fixed}")
     told = client.read("overview", days=3)["days"]
     assert [standing([each])[0] for each in told] == [(first, 2, 0, 0, 1), (middle, 0, 0, 1, 0), (last, 0, 0, 0, 0)]
-    assert faults_of(Path(database_of(app).settings.db)) == []
+    assert faults_of(database_of(app).settings.db) == []
 
 
 def test_the_days_of_an_overview_follow_each_other_while_midnight_strikes(
@@ -4890,7 +4937,7 @@ def test_a_brief_follows_what_is_deleted_and_keeps_the_order_of_what_is_pruned(
     app: flask.Flask, client: Client, run: str, few: int, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(findings_service, "FEW_TASKS", few)
-    path, target = Path(database_of(app).settings.db), {"targetUrl": "https://example.com/"}
+    path, target = database_of(app).settings.db, {"targetUrl": "https://example.com/"}
     client.submit(run, *(task(externalId=name) for name in "abc"))
     second, third = start_on(client, None, "a", "c"), start_on(client, None, "b")
     start_on(client, "other", "a")
@@ -5018,6 +5065,7 @@ HOSTILE = cases(
 )
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("most", "runs"), [pytest.param(each.values[0], each.values[1:], id=each.id) for each in HOSTILE]
 )
@@ -5048,6 +5096,7 @@ def test_a_brief_costs_no_more_of_many_findings_than_of_few(
     assert 0 < steps[2000] < 1.3 * steps[200] + 10
 
 
+@pytest.mark.sqlite
 def test_a_brief_does_not_look_at_everything_for_each_run(
     client: Client, app: flask.Flask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -5851,8 +5900,9 @@ def test_the_time_for_schemas_can_be_set(make_app: Callable[..., flask.Flask]) -
     assert_problem(judge(client_of(make_app(schema_timeout="0.1")), *slow), 422, "extension_check_timeout")
 
 
+@pytest.mark.sqlite
 def test_commits_are_durable_by_default(tmp_path: Path) -> None:
-    app = create_app(db=str(tmp_path / "default.db"))
+    app = create_app(db=db_at(tmp_path / "default.db"))
     for connection in (writer_of(app), reader_of(app)):
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -5884,13 +5934,11 @@ def test_a_large_bad_body_is_refused_soon(client: Client, where: str, body: byte
 
 @pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("PUT", f"{API}/runs", 405)])
 def test_what_is_refused_anyway_does_not_wait_for_a_lock(server: Server, method: str, path: str, status: int) -> None:
-    with closing(sqlite3.connect(server.db, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked(server.db):
         started = time.monotonic()
         assert server.request(method, path, "{}").status_code == status
         assert server.request("POST", f"{API}/runs", "{}", key="x").status_code == 401
         assert time.monotonic() - started < 2
-        other.execute("ROLLBACK")
 
 
 # ---------------------------------------------------------------------------
@@ -6117,7 +6165,7 @@ def test_a_list_on_its_way_begins_in_the_moment_that_told_its_end(
 def breaks(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
     """Write a task, and fail."""
     yield next(tasks).task.title.encode()
-    raise sqlite3.OperationalError("disk I/O error")
+    raise engine_error("disk I/O error")
 
 
 def test_a_list_that_breaks_off_on_its_way_says_so(
@@ -6294,7 +6342,8 @@ def test_a_command_in_the_same_process_says_who_it_is(app: flask.Flask, client: 
 def test_health_needs_no_key_and_tells_the_versions(app: flask.Flask) -> None:
     response = app.test_client().get("/healthz")
     assert (response.status_code, response.json["status"]) == (200, "ok")
-    assert response.json["sqlite"] == sqlite3.sqlite_version
+    name, version = database_of(app).engine
+    assert response.json[name.lower()] == version
     assert response.json["version"] == findings_service.__version__
 
 
@@ -6306,11 +6355,9 @@ def test_health_fails_while_the_database_is_locked(make_app: Callable[..., flask
 
 
 def test_health_fails_when_the_database_cannot_be_written(app: flask.Flask) -> None:
-    connection = writer_of(app)
-    connection.execute("PRAGMA query_only = ON")
-    response = app.test_client().get("/healthz")
-    assert_problem(response, 503, "storage_full")
-    assert "Retry-After" in response.headers
+    with read_only(app):
+        response = app.test_client().get("/healthz")
+    assert_storage_problem(response, READ_ONLY)
 
 
 @pytest.fixture
@@ -7001,7 +7048,7 @@ def host(tmp_path: Path) -> Iterator[flask.Flask]:
         app.register_error_handler(status, lambda _, status=status: (f"host's {status}", status))
     app.add_url_rule("/page", "page", lambda: {"host": True}, methods=["GET"])
     app.add_url_rule("/broken", "broken", lambda: 1 // 0)
-    blueprint = create_blueprint(Settings(db=str(tmp_path / "embedded.db")))
+    blueprint = create_blueprint(Settings(db=db_at(tmp_path / "embedded.db")))
     app.register_blueprint(blueprint, url_prefix="/findings")
     app.extensions["findings"] = blueprint.service
     yield app
@@ -7031,7 +7078,7 @@ def test_an_embedding_application_keeps_its_configuration(tmp_path: Path) -> Non
     app = flask.Flask("host")
     provider = app.json = HostJSON(app)
     before, handlers = dict(app.config), str(app.error_handler_spec[None])
-    blueprint = create_blueprint(Settings(db=str(tmp_path / "embedded.db")))
+    blueprint = create_blueprint(Settings(db=db_at(tmp_path / "embedded.db")))
     app.register_blueprint(blueprint, url_prefix="/findings")
     blueprint.service.database.close()
     assert (dict(app.config), str(app.error_handler_spec[None])) == (before, handlers)
@@ -7086,7 +7133,7 @@ def test_links_begin_with_the_path_of_the_base_url(make_app: Callable[..., flask
 
 def test_the_base_url_replaces_the_prefix_of_a_blueprint(tmp_path: Path) -> None:
     app = flask.Flask("host")
-    blueprint = create_blueprint(Settings(db=str(tmp_path / "x.db"), base_url="https://tools.example"))
+    blueprint = create_blueprint(Settings(db=db_at(tmp_path / "x.db"), base_url="https://tools.example"))
     app.register_blueprint(blueprint, url_prefix="/inner/findings")
     app.extensions["findings"] = blueprint.service
     guest = app.test_client()
@@ -7115,7 +7162,7 @@ def test_an_embedded_service_is_healthy_and_describes_itself(guest: FlaskClient)
 
 def test_two_services_in_one_application_do_not_meet(tmp_path: Path) -> None:
     app = flask.Flask("host")
-    blueprints = {name: create_blueprint(Settings(db=str(tmp_path / f"{name}.db")), name) for name in ("one", "two")}
+    blueprints = {name: create_blueprint(Settings(db=db_at(tmp_path / f"{name}.db")), name) for name in ("one", "two")}
     for name, blueprint in blueprints.items():
         app.register_blueprint(blueprint, url_prefix=f"/{name}")
     clients = {}
@@ -7132,7 +7179,7 @@ def test_two_services_in_one_application_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_an_application_is_a_wsgi_application_of_its_own(tmp_path: Path) -> None:
-    one, two = (create_app(db=str(tmp_path / f"{name}.db")) for name in ("one", "two"))
+    one, two = (create_app(db=db_at(tmp_path / f"{name}.db")) for name in ("one", "two"))
     client_of(one).register("web")
     assert client_of(two).read("project-types") == {"projectTypes": []}
     for app in (one, two):
@@ -7141,13 +7188,14 @@ def test_an_application_is_a_wsgi_application_of_its_own(tmp_path: Path) -> None
 
 def test_settings_are_given_whole_or_by_name(tmp_path: Path) -> None:
     with pytest.raises(findings_service.ConfigurationError, match="not both: max_body"):
-        create_app(Settings(db=str(tmp_path / "x.db")), max_body="1")
+        create_app(Settings(db=db_at(tmp_path / "x.db")), max_body="1")
 
 
+@pytest.mark.sqlite
 @pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # Python 3.13 may get there before us
 def test_an_application_that_is_gone_lets_another_one_checkpoint(tmp_path: Path) -> None:
     for _ in range(3):
-        app = create_app(db=str(tmp_path / "x.db"))
+        app = create_app(db=db_at(tmp_path / "x.db"))
         client_of(app).read("tasks")
         assert database_of(app).checkpointer.held
         del app
@@ -7160,14 +7208,14 @@ def test_an_application_that_nobody_closed_ends_in_silence_with_its_interpreter(
         "assert [app.test_client().get(path).status_code for path in ('/healthz', '/api/v1/tasks')] == [200, 401];"
         "app.extensions['findings'].database.reading().__enter__()"
     )
-    line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
+    line = [sys.executable, "-c", program, db_at(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "x.db-wal").exists()
 
 
 def test_a_key_that_is_not_given_is_no_key(tmp_path: Path) -> None:
-    app = create_app(db=str(tmp_path / "x.db"), api_key=None)
+    app = create_app(db=db_at(tmp_path / "x.db"), api_key=None)
     assert app.test_client().get(f"{API}/tasks", headers={"Authorization": "Bearer None"}).status_code == 401
     database_of(app).close()
 
@@ -7196,10 +7244,10 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 
 
 def test_what_a_forked_worker_acknowledged_is_there(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", FORKING, str(tmp_path / "x.db")]
+    line = [sys.executable, "-c", FORKING, db_at(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
-    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+    with look_into(tmp_path / "x.db") as connection:
         names = connection.execute("SELECT name FROM project_types ORDER BY name").fetchall()
     assert names == [("later",), ("web",)]
 
@@ -7230,10 +7278,10 @@ sys.exit(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 
 
 def test_a_fork_while_another_thread_writes_hangs_nobody(tmp_path: Path) -> None:
-    line = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_WHILE_WRITING, str(tmp_path / "x.db")]
+    line = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_WHILE_WRITING, db_at(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+    with look_into(tmp_path / "x.db") as connection:
         names = connection.execute("SELECT name FROM project_types WHERE name LIKE 'child-%' ORDER BY name").fetchall()
     assert names == [(f"child-{number}",) for number in range(10)]
     assert faults_of(tmp_path / "x.db") == []
@@ -7270,7 +7318,7 @@ assert register("parent") == (2, 201)
 
 
 def test_a_fork_with_both_connections_open_and_a_use_being_noted_hangs_nobody(tmp_path: Path) -> None:
-    line = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_WITH_ALL_OPEN, str(tmp_path / "x.db")]
+    line = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_WITH_ALL_OPEN, db_at(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=10, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert faults_of(tmp_path / "x.db") == []
@@ -7320,7 +7368,7 @@ def test_a_host_may_change_the_body_of_an_answer(host: flask.Flask, guest: Flask
 @pytest.mark.parametrize("status", [403, 503])
 def test_what_the_host_aborts_with_is_its_own(tmp_path: Path, status: int) -> None:
     host = flask.Flask("host")
-    blueprint = create_blueprint(Settings.read(db=str(tmp_path / "x.db")))
+    blueprint = create_blueprint(Settings.read(db=db_at(tmp_path / "x.db")))
     host.register_blueprint(blueprint)
     host.before_request(lambda: flask.abort(status))
     answer = host.test_client().get(f"{API}/tasks")
@@ -7354,7 +7402,7 @@ def test_keys_create_prints_the_key_alone_on_stdout(tmp_path: Path) -> None:
     done = command("keys", "create", "ci", "--new", "--expires", "90d", FINDINGS_DB=str(tmp_path / "x.db"))
     assert done.returncode == 0
     assert re.fullmatch(KEY.pattern + "\n", done.stdout)
-    for told in ("Client 'default' is new", "level agent", str(tmp_path / "x.db")):
+    for told in ("Client 'default' is new", "level agent", db_at(tmp_path / "x.db")):
         assert told in done.stderr
     assert not KEY.search(done.stderr)
 
@@ -7469,7 +7517,7 @@ BAD_VARIABLES = cases(
 
 @pytest.mark.parametrize(("variable", "text"), BAD_VARIABLES)
 def test_a_bad_variable_is_called_by_its_name_in_one_line(tmp_path: Path, variable: str, text: str) -> None:
-    env = {"FINDINGS_DB": str(tmp_path / "x.db"), "FINDINGS_PORT": "0", variable: text}
+    env = {"FINDINGS_DB": db_at(tmp_path / "x.db"), "FINDINGS_PORT": "0", variable: text}
     done = command("serve", **env)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith(f"Error: {variable}: ")
@@ -7490,6 +7538,7 @@ def test_help_names_every_variable_and_cuts_nothing_off() -> None:
         assert " ".join(each.help.split()) in listed
 
 
+@pytest.mark.sqlite
 def test_the_database_is_its_owners_alone(server: Server) -> None:
     server.start_run()
     files = [server.db.with_name(f"served.db{suffix}") for suffix in ("", "-wal", "-shm")]
@@ -7506,6 +7555,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(server: Server, tmp_path: Pat
         assert command("serve", "--port", str(port), "--db", str(tmp_path / "other.db")).returncode == 1
 
 
+@pytest.mark.sqlite
 def test_a_file_that_is_no_database_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("Not a database. " * 100, "utf-8")
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
@@ -7519,7 +7569,7 @@ def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     line = [sys.executable, str(MODULE), "serve"]
-    env = {"FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(port), "FINDINGS_DB": str(tmp_path / "e.db")}
+    env = {"FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(port), "FINDINGS_DB": db_at(tmp_path / "e.db")}
     server = start_process(line, tmp_path / "e.db", "curl", cwd=tmp_path, **env)
     try:
         assert server.port == port
@@ -7646,7 +7696,7 @@ def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(tmp_path: 
         server.stop(signal.SIGKILL)
     assert (server.process.returncode, halves) == (0, [])
     stored = [item["id"] for each in answers if each.startswith(b'{"created":') for item in json.loads(each)["tasks"]]
-    with closing(sqlite3.connect(server.db)) as connection:
+    with look_into(server.db) as connection:
         assert set(stored) <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
     assert len(stored) > 10
 
@@ -7955,7 +8005,7 @@ findings_service.main(["serve"])
 
 
 def test_on_windows_the_application_works_and_serve_says_where_it_runs(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", NOT_UNIX, str(tmp_path / "x.db")]
+    line = [sys.executable, "-c", NOT_UNIX, db_at(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
     assert "`serve` runs on Linux and macOS; on Windows" in done.stderr
@@ -7967,12 +8017,6 @@ def test_on_windows_the_application_works_and_serve_says_where_it_runs(tmp_path:
 
 LISTENING = r"http://127\.0\.0\.1:\d+"
 SECRET = "a-key-of-the-environment"
-
-
-def faults_of(db: Path) -> list[str]:
-    """Return what an audit finds wrong with a database, also with one in use."""
-    with closing(sqlite3.connect(db, isolation_level=None, factory=findings_service.SQLiteConnection)) as connection:
-        return list(findings_service.faults(connection))
 
 
 def submit_until_killed(server: Server, run: str, batches: Iterator[tuple[str, int]], kept: dict[str, bool]) -> None:
@@ -7991,12 +8035,12 @@ def submit_until_killed(server: Server, run: str, batches: Iterator[tuple[str, i
 
 def assert_batches_are_whole(db: Path, kept: dict[str, bool]) -> None:
     """Check that a database holds each batch that was acknowledged, and no part of any."""
-    with closing(sqlite3.connect(db)) as connection:
+    with look_into(db) as connection:
         found: dict[str, list[int]] = {}
         for (external_id,) in connection.execute("SELECT external_id FROM tasks"):
             name, size, _ = external_id.split(".")
             found.setdefault(name, []).append(int(size))
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert faults_of(db) == []
     assert all(len(sizes) == sizes[0] for sizes in found.values())
     assert {name for name, acknowledged in kept.items() if acknowledged} <= set(found)
 
@@ -8018,7 +8062,6 @@ def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve:
             assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
         assert_batches_are_whole(server.db, kept)
-        assert faults_of(server.db) == []
     assert sum(kept.values()) > 100
     assert command("check", "--db", str(server.db)).returncode == 0
 
@@ -8030,7 +8073,7 @@ def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve:
 
 def invoke(*arguments: str) -> click.testing.Result:
     """Run a command of the service in this process. An exception that it did not catch fails the test."""
-    return click.testing.CliRunner().invoke(findings_service.main, arguments, catch_exceptions=False)
+    return click.testing.CliRunner().invoke(findings_service.main, placed(arguments), catch_exceptions=False)
 
 
 @pytest.fixture
@@ -8059,15 +8102,19 @@ def damage_index(connection: sqlite3.Connection, name: str) -> None:
     path.write_bytes(whole)
 
 
+UNCHECKED = "SET session_replication_role = replica" if ON_POSTGRES else "PRAGMA ignore_check_constraints = ON"
 LAST = "(SELECT MAX(seq) FROM tasks)"
-PLANTED = cases(
+PLANTED_IN_A_FILE = sqlite_cases(
     integrity=(partial(damage_index, name="tasks_by_status"), "integrity: "),
     constraint=("UPDATE tasks SET severity = 9 WHERE seq = 1", "integrity: CHECK constraint failed"),
-    index=("DROP INDEX tasks_by_status", "schema: tasks_by_status is missing"),
     foreign_key=(
         "UPDATE history SET task_seq = 99 WHERE seq = 1",
         "foreign key: row 1 of history has no parent in tasks",
     ),
+)
+NEW_LINE = "chr(10)" if ON_POSTGRES else "char(10)"
+PLANTED = cases(
+    index=("DROP INDEX tasks_by_status", "schema: tasks_by_status is missing"),
     counter=("UPDATE counters SET n = n + 1 WHERE scope = 'tasks' AND status = 'resolved'", "says 2, but there are 1"),
     reported=("UPDATE runs SET reported = 3 WHERE seq = 2", "says that it reports another number of tasks"),
     cell=("UPDATE task_cells SET cell = 'Z' WHERE task_seq = 1", "counts as something else in the runs"),
@@ -8120,7 +8167,7 @@ PLANTED = cases(
     other_words=("UPDATE search_blocks SET words = replace(words, 'image', 'picture')", "by other words than it has"),
     no_words=("DELETE FROM search_blocks", "is searched by other words than it has"),
     words_of_no_task=(
-        "UPDATE search_blocks SET words = replace(words, char(10) || char(10), char(10) || 'w' || char(10))",
+        f"UPDATE search_blocks SET words = replace(words, {NEW_LINE} || {NEW_LINE}, {NEW_LINE} || 'w' || {NEW_LINE})",
         "search: default, 0 has words of no task at ",
     ),
     words_of_no_client=(
@@ -8142,37 +8189,44 @@ PLANTED = cases(
     ),
     other_assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has another assignee than its history"),
     no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
-    newer_schema=("PRAGMA user_version = 99", "has schema version 99, newer than"),
+    newer_schema=(
+        "UPDATE schema_version SET version = 99" if ON_POSTGRES else "PRAGMA user_version = 99",
+        "has schema version 99, newer than",
+    ),
 )
 
 
-@pytest.mark.parametrize(("fault", "told"), PLANTED)
+@pytest.mark.parametrize(("fault", "told"), [*PLANTED_IN_A_FILE, *PLANTED])
 def test_check_tells_each_fault_and_fails(aged: Path, fault: Any, told: str) -> None:
     assert invoke("check", "--db", str(aged)).exit_code == 0
-    with closing(sqlite3.connect(aged, isolation_level=None)) as connection:
+    with look_into(aged) as connection:
         if callable(fault):
             fault(connection)
         else:
-            connection.executescript(f"PRAGMA ignore_check_constraints = ON; {fault}")
+            connection.execute(UNCHECKED)
+            connection.execute(fault)
     done = invoke("check", "--db", str(aged))
     assert done.exit_code == 1
     assert told in done.output
     assert done.stderr.startswith("Error: ")
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("statement", findings_service.AUDITS.values())
 def test_an_audit_looks_up_each_row_without_reading_all_that_a_client_has(app: flask.Flask, statement: str) -> None:
     steps = [row[3] for row in reader_of(app).execute(f"EXPLAIN QUERY PLAN {statement}")]
     assert [step for step in steps if step.endswith("(client_id=?)")] == []
 
 
-def test_check_tells_of_a_sound_database_and_its_versions(aged: Path) -> None:
+def test_check_tells_of_a_sound_database_and_its_versions(app: flask.Flask, aged: Path) -> None:
     done = invoke("check", "--db", str(aged))
     assert (done.exit_code, done.stdout) == (0, "")
     assert "is sound" in done.stderr
-    assert f"schema version {findings_service.SCHEMA_VERSION}, SQLite {sqlite3.sqlite_version}" in done.stderr
+    engine = " ".join(database_of(app).engine)
+    assert f"schema version {findings_service.SCHEMA_VERSION}, {engine}" in done.stderr
 
 
+@pytest.mark.sqlite
 def test_check_takes_time_in_proportion_to_what_a_run_reported(client: Client, app: flask.Flask) -> None:
     client.register("web")
     run, steps = client.start("web"), []
@@ -8186,6 +8240,7 @@ def test_check_takes_time_in_proportion_to_what_a_run_reported(client: Client, a
     assert max(Counter(steps).values()) < 1000  # 250 for each task; each against each other would be 16,000,000
 
 
+@pytest.mark.sqlite
 def test_check_of_a_file_damaged_beyond_reading_is_one_line(aged: Path) -> None:
     whole = bytearray(aged.read_bytes())
     whole[8192:] = b"\xff" * (len(whole) - 8192)
@@ -8223,6 +8278,7 @@ WAL_RESET_BUG = cases(
 )
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(("version", "has_it"), WAL_RESET_BUG)
 def test_the_versions_with_the_wal_reset_bug_are_known(version: tuple[int, int, int], has_it: bool) -> None:
     assert findings_service.has_wal_reset_bug(version) is has_it
@@ -8247,6 +8303,7 @@ def held_open(path: Path, processes: int) -> Iterator[None]:
         holder.communicate(timeout=10)
 
 
+@pytest.mark.sqlite
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells who has a file open")
 @pytest.mark.parametrize(
     ("has_bug", "processes", "warns"), [(True, 2, True), (True, 1, False), (True, 0, False), (False, 2, False)]
@@ -8262,6 +8319,7 @@ def test_check_warns_of_the_wal_reset_bug_where_it_can_strike(
     assert (f"{processes} processes" in done.stderr) == warns
 
 
+@pytest.mark.sqlite
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells who has a file open")
 def test_check_does_not_warn_of_this_services_own_processes(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
@@ -8304,7 +8362,7 @@ def totals(client: Client) -> list[int]:
 
 def kept_answers(app: flask.Flask) -> int:
     """Return how many answers are kept."""
-    return reader_of(app).execute("SELECT COUNT(*) FROM idempotent_answers").fetchone()[0]
+    return rows_of(app, "SELECT COUNT(*) FROM idempotent_answers")[0][0]
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
@@ -8363,7 +8421,7 @@ def test_an_idempotency_key_holds_for_one_api_key_and_path(app: flask.Flask, cli
 
 
 def test_an_idempotency_key_holds_for_the_whole_path(tmp_path: Path) -> None:
-    host, settings = flask.Flask("host"), findings_service.Settings.read(db=str(tmp_path / "one.db"), api_key=SECRET)
+    host, settings = flask.Flask("host"), findings_service.Settings.read(db=db_at(tmp_path / "one.db"), api_key=SECRET)
     blueprints = [create_blueprint(settings, name) for name in ("one", "two")]
     for blueprint in blueprints:
         host.register_blueprint(blueprint, url_prefix=f"/{blueprint.name}")
@@ -8408,23 +8466,17 @@ def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> None:
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
+        raise full_error()
 
     with monkeypatch.context() as patched:
-        patched.setattr(findings_service.SQLiteDatabase, "_commit", failing)
+        patched.setattr(*what_commits(), failing)
         assert_problem(post(client, f"runs/{run}/tasks", task()), 503, "storage_full")
     assert (totals(client), kept_answers(app)) == ([1, 0, 1], 0)
-    connection = writer_of(app)
-    connection.execute(
-        "CREATE TEMP TRIGGER no_answers BEFORE INSERT ON idempotent_answers BEGIN SELECT RAISE(ABORT, 'no'); END"
-    )
-    assert_problem(post(client, f"runs/{run}/tasks", task()), 500, "internal_error")
-    assert (totals(client), kept_answers(app)) == ([1, 0, 1], 0)
-    connection.execute("DROP TRIGGER no_answers")
+    with refusing_rows(database_of(app).settings.db, "idempotent_answers"):
+        assert_problem(post(client, f"runs/{run}/tasks", task()), 500, "internal_error")
+        assert (totals(client), kept_answers(app)) == ([1, 0, 1], 0)
     assert post(client, f"runs/{run}/tasks", task()).status_code == 201
-    assert list(findings_service.faults(connection)) == []
+    assert faults_of(database_of(app).settings.db) == []
 
 
 def test_a_submission_is_answered_again_when_its_run_is_finished(client: Client, run: str) -> None:
@@ -8504,6 +8556,7 @@ def assert_full_and_then_mended(server: Server, mend: Callable[[], object]) -> N
     assert faults_of(server.db) == []
 
 
+@pytest.mark.sqlite
 def test_a_file_that_may_not_grow_is_told_and_forgotten_once_it_may(server: Server) -> None:
     process = server.process.pid
     before = resource.prlimit(process, resource.RLIMIT_FSIZE)
@@ -8522,6 +8575,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
 
 
+@pytest.mark.sqlite
 def test_a_full_disk_is_told_and_forgotten_once_there_is_room(serve: Callable[..., Server], small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(400_000))
@@ -8530,6 +8584,7 @@ def test_a_full_disk_is_told_and_forgotten_once_there_is_room(serve: Callable[..
     assert server.stop() == 0
 
 
+@pytest.mark.sqlite
 def test_a_start_on_a_full_disk_is_one_line(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(bytes(1024 * 1024))
     done = command("serve", "--port", "0", "--db", str(small_disk / "new.db"))
@@ -8555,11 +8610,9 @@ def test_a_lock_of_another_process_leaves_reads_alone_and_stores_nothing(serve: 
 
 
 def test_a_database_that_became_read_only_is_told_and_read(app: flask.Flask, client: Client, run: str) -> None:
-    connection = writer_of(app)
-    connection.execute("PRAGMA query_only = ON")
-    assert_storage_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), "storage_full")
-    assert client.read("tasks")["total"] == 0
-    connection.execute("PRAGMA query_only = OFF")
+    with read_only(app):
+        assert_storage_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), READ_ONLY)
+        assert client.read("tasks")["total"] == 0
     assert client.post(f"{API}/runs/{run}/tasks", json=task()).status_code == 201
 
 
@@ -8578,6 +8631,7 @@ def took_away(db: Path) -> None:
     db.rename(db.with_name("moved.db"))
 
 
+@pytest.mark.sqlite
 def test_a_read_learns_that_the_file_has_gone_while_another_thread_writes(
     app: flask.Flask, client: Client, run: str, tmp_path: Path
 ) -> None:
@@ -8613,6 +8667,7 @@ def took_away_and_replaced(db: Path) -> None:
     other.rename(db)
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("take_away", [took_away, took_away_and_replaced])
 def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
     serve: Callable[..., Server], take_away: Callable[[Path], None]
@@ -8642,6 +8697,7 @@ def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
     assert (log.count("moved, replaced or deleted"), log.count("is back"), "Traceback" in log) == (1, 1, False)
 
 
+@pytest.mark.sqlite
 def test_an_idle_server_says_that_its_file_was_deleted(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(HOUSEKEEPING=0.2))
     server.start_run()
@@ -8655,6 +8711,7 @@ def test_an_idle_server_says_that_its_file_was_deleted(serve: Callable[..., Serv
     assert server.stop() == 0
 
 
+@pytest.mark.sqlite
 def test_an_embedded_service_notices_that_its_file_has_gone(
     client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -8669,6 +8726,7 @@ def test_an_embedded_service_notices_that_its_file_has_gone(
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
+@pytest.mark.sqlite
 def test_who_waits_while_another_thread_finds_the_file_gone_is_refused_and_makes_no_other(
     client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -8689,6 +8747,7 @@ def test_who_waits_while_another_thread_finds_the_file_gone_is_refused_and_makes
     assert client.add(run) == client.read("tasks")["tasks"][0]["id"]
 
 
+@pytest.mark.sqlite
 def test_a_database_that_is_closed_while_its_file_is_looked_at_is_not_gone(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -8705,6 +8764,7 @@ def test_a_database_that_is_closed_while_its_file_is_looked_at_is_not_gone(
     client.add(run)
 
 
+@pytest.mark.sqlite
 def test_a_reader_alone_notices_that_the_file_has_gone_and_leaves_it_whole(
     client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -8719,6 +8779,7 @@ def test_a_reader_alone_notices_that_the_file_has_gone_and_leaves_it_whole(
     assert faults_of(tmp_path / "findings.db") == []
 
 
+@pytest.mark.sqlite
 def test_a_database_is_found_again_wherever_the_process_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     app = create_app(db="here.db")
@@ -8729,13 +8790,14 @@ def test_a_database_is_found_again_wherever_the_process_goes(tmp_path: Path, mon
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.sqlite
 def test_what_belongs_to_a_database_stands_beside_the_file_that_a_link_leads_to(
     tmp_path: Path, new_database: Path
 ) -> None:
     (there := tmp_path / "there").mkdir()
     shutil.copyfile(new_database, there / "x.db")
     (tmp_path / "link.db").symlink_to(there / "x.db")
-    app = create_app(db=str(tmp_path / "link.db"))
+    app = create_app(db=db_at(tmp_path / "link.db"))
     make_key(app)
     assert sorted(each.name for each in there.iterdir()) == [
         f"x.db{end}" for end in ("", "-checkpointer", "-shm", "-wal")
@@ -8745,6 +8807,7 @@ def test_what_belongs_to_a_database_stands_beside_the_file_that_a_link_leads_to(
     assert {each.name for each in tmp_path.iterdir()} == {"there", "link.db"}
 
 
+@pytest.mark.sqlite
 def test_a_damaged_page_is_told_and_not_called_a_bug(aged: Path, make_app: Callable[..., flask.Flask]) -> None:
     app = make_app()
     client = client_of(app)
@@ -8787,6 +8850,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(("make", "told"), UNUSABLE)
 def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
     tmp_path: Path, make: Callable[[Path], object], told: str
@@ -8795,11 +8859,12 @@ def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
     before = files_in(tmp_path)
     done = command("serve", "--port", "0", "--db", str(tmp_path / "bad.db"))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-    assert str(tmp_path / "bad.db") in done.stderr
+    assert db_at(tmp_path / "bad.db") in done.stderr
     assert told in done.stderr
     assert files_in(tmp_path) == before
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("line", COMMAND_LINES)
 @pytest.mark.parametrize(("make", "told"), UNUSABLE)
 def test_a_command_on_a_file_that_cannot_be_used_is_one_line(
@@ -8841,6 +8906,7 @@ def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     return command(*arguments, program=(sys.executable, "-c", program))
 
 
+@pytest.mark.sqlite
 def test_a_read_only_file_is_one_line_and_left_alone(aged: Path, open_folder: Path) -> None:
     path = Path(shutil.copy(aged, open_folder / "read-only.db"))
     before = path.read_bytes()
@@ -8852,6 +8918,7 @@ def test_a_read_only_file_is_one_line_and_left_alone(aged: Path, open_folder: Pa
     assert path.read_bytes() == before
 
 
+@pytest.mark.sqlite
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
 @pytest.mark.parametrize("line", ["serve --port 0", "keys create x --new", "compact"])
 @pytest.mark.parametrize(
@@ -8873,6 +8940,7 @@ def test_who_may_not_use_which_file_is_told(
     assert f"nobody {right.format(open_folder)}" in done.stderr
 
 
+@pytest.mark.sqlite
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
 def test_a_new_database_or_a_backup_where_one_may_not_write_is_told(aged: Path, open_folder: Path) -> None:
     (open_folder / "mine").mkdir(mode=0o755)
@@ -8918,6 +8986,7 @@ def test_a_thread_reads_its_own_changes_within_its_transaction(app: flask.Flask)
         assert moment.in_transaction
 
 
+@pytest.mark.sqlite
 def test_the_connection_that_reads_cannot_write_and_never_checkpoints(app: flask.Flask, client: Client) -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         reader_of(app).execute("DELETE FROM tasks")
@@ -8925,6 +8994,7 @@ def test_the_connection_that_reads_cannot_write_and_never_checkpoints(app: flask
     assert pages == [(0,), (findings_service.CHECKPOINT_PAGES,)]
 
 
+@pytest.mark.sqlite
 def test_the_connection_that_reads_closes_before_the_one_that_writes(
     app: flask.Flask, client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -8944,7 +9014,7 @@ def test_a_transaction_within_another_is_rolled_back_alone(app: flask.Flask) -> 
             same.execute(insert, ("dropped",))
             raise Missing("it")
         assert same is connection
-    names = reader_of(app).execute("SELECT id FROM clients WHERE created_at = ''").fetchall()
+    names = rows_of(app, "SELECT id FROM clients WHERE created_at = ''")
     assert names == [("kept",)]
 
 
@@ -9029,12 +9099,14 @@ def on_a_disk(tmp_path: Path, serve: Callable[..., Server]) -> Iterator[Server]:
     (tmp_path / "slow").unlink(missing_ok=True)
 
 
+@pytest.mark.sqlite
 def test_reads_are_answered_while_a_slow_disk_stores_a_write(on_a_disk: Server, tmp_path: Path) -> None:
     path = f"{API}/runs/{on_a_disk.start_run()}/tasks"
     (tmp_path / "slow").touch()
     assert reads_beside(on_a_disk, on_a_disk.request, "POST", path, task()) > 10
 
 
+@pytest.mark.sqlite
 def test_writes_that_come_while_a_slow_disk_is_at_work_share_its_next_turn(on_a_disk: Server, tmp_path: Path) -> None:
     path = f"{API}/runs/{on_a_disk.start_run()}/tasks"
     (tmp_path / "slow").touch()
@@ -9045,6 +9117,7 @@ def test_writes_that_come_while_a_slow_disk_is_at_work_share_its_next_turn(on_a_
     assert time.monotonic() - began < 1.5  # ten turns would take 3 seconds
 
 
+@pytest.mark.sqlite
 def test_what_the_disk_did_not_take_is_not_acknowledged(on_a_disk: Server, tmp_path: Path) -> None:
     path = f"{API}/runs/{on_a_disk.start_run()}/tasks"
     (tmp_path / "broken").touch()
@@ -9111,6 +9184,7 @@ def test_a_group_waits_for_the_clients_of_the_last_one_but_not_for_long(
     assert sizes == [2, 2, 1]
 
 
+@pytest.mark.sqlite
 def test_reads_give_way_beside_a_long_write(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
@@ -9138,7 +9212,7 @@ def test_a_search_for_old_runs_that_fails_is_not_tried_again_soon(
 
     def failing(*_: Any, **__: Any) -> NoReturn:
         tried.append(time.monotonic())
-        raise sqlite3.OperationalError("database or disk is full")
+        raise full_error()
 
     monkeypatch.setattr(findings_service, "prune_slices", failing)
     writes = findings_service.WriteQueue(app, database_of(app))
@@ -9194,7 +9268,7 @@ def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable
         statuses = list(pool.map(lambda body: insist(server, f"{API}/runs/{run}/tasks", body), batches))
     assert (statuses.count(201), statuses.count(200)) == (100, 100)
     assert {server.request("GET", f"{API}/runs", key=key.result().stdout.strip()).status_code for key in keys} == {200}
-    with closing(sqlite3.connect(server.db)) as connection:
+    with look_into(server.db) as connection:
         found = connection.execute("SELECT external_id FROM tasks ORDER BY external_id").fetchall()
     assert found == sorted((f"{n}.{i}",) for n in range(100) for i in range(5))
     assert server.request("GET", f"{API}/runs/{run}").json["submitted"] | {"unchanged": 0, "updated": 0} == {
@@ -9221,8 +9295,9 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.sqlite
 def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", WRITING, str(tmp_path / "x.db")]
+    line = [sys.executable, "-c", WRITING, db_at(tmp_path / "x.db")]
     first, second = (subprocess.Popen(line, cwd=HERE, stdout=subprocess.PIPE, text=True) for _ in range(2))
     try:
         for each in (first, second):
@@ -9243,6 +9318,7 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
     assert faults_of(tmp_path / "x.db") == []
 
 
+@pytest.mark.sqlite
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
 def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
     aged.with_name("findings.db-checkpointer").unlink()
@@ -9252,6 +9328,7 @@ def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
     assert (lock.st_uid, lock.st_gid, stat.S_IMODE(lock.st_mode)) == (65534, 65534, 0o600)
 
 
+@pytest.mark.sqlite
 def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules.update(fcntl=None, pwd=None, resource=None); import findings_service as fs;"
@@ -9259,11 +9336,12 @@ def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path)
         "ask = lambda connection: connection.execute('PRAGMA wal_autocheckpoint').fetchone()[0];"
         "print([ask(each.maintaining().__enter__()) for each in databases])"
     )
-    line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
+    line = [sys.executable, "-c", program, db_at(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.stdout, done.stderr) == ("[4000, 4000]\n", "")
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(("number", "held"), [(errno.ENOLCK, True), (errno.EWOULDBLOCK, False)])
 def test_a_file_system_without_locks_checkpoints_in_each_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, held: bool
@@ -10169,7 +10247,7 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
             {"Content-Type": key},
         )
     ]
-    with closing(sqlite3.connect(server.db)) as connection:
+    with look_into(server.db) as connection:
         connection.execute("DROP TABLE health")
     answers.append(server.request("GET", "/healthz", key=second))
     assert answers[-1].status_code == 500
@@ -10233,7 +10311,7 @@ def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(s
 
 
 def test_an_embedded_service_writes_the_log_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    app = create_app(db=str(tmp_path / "x.db"), log="json")
+    app = create_app(db=db_at(tmp_path / "x.db"), log="json")
     client = client_of(app, name="a name")
     client.read("tasks")
     app.test_client().get(f"{API}/tasks")
@@ -10273,10 +10351,11 @@ def test_listening_beyond_this_machine_is_warned_of(serve: Callable[..., Server]
 def content_of(db: Path) -> list[list[Any]]:
     """Return everything that a database holds, but for its keys, kept answers and health."""
     tables = ("clients", "project_types", "runs", "tasks", "task_details", "sightings", "history", "counters")
-    with closing(sqlite3.connect(db)) as connection:
+    with look_into(db) as connection:
         return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
 
 
+@pytest.mark.sqlite
 def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tmp_path: Path) -> None:
     path, copy = f"{API}/runs/{server.start_run()}/tasks", tmp_path / "copy.db"
     for _ in range(4):
@@ -10305,6 +10384,7 @@ def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tm
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.sqlite
 def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server], tmp_path: Path) -> None:
     server = serve()
     path = f"{API}/runs/{server.start_run()}/tasks"
@@ -10322,6 +10402,7 @@ def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server],
     assert faults_of(server.db) == []
 
 
+@pytest.mark.sqlite
 def test_a_damaged_database_gives_no_backup(aged: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(aged)) as connection:
         damage_index(connection, "tasks_by_status")
@@ -10331,6 +10412,7 @@ def test_a_damaged_database_gives_no_backup(aged: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("copy.db*")] == []
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("name", ["findings.db-shm", "findings.db-wal", "findings.db-checkpointer", "findings.db"])
 def test_a_backup_takes_no_place_of_what_belongs_to_the_database(aged: Path, name: str) -> None:
     result = invoke("backup", str(aged.with_name(name)), "--replace", "--db", str(aged))
@@ -10341,6 +10423,7 @@ def test_a_backup_takes_no_place_of_what_belongs_to_the_database(aged: Path, nam
     assert faults_of(aged.with_name("x.partial")) == []
 
 
+@pytest.mark.sqlite
 def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     copy.write_text("An older backup.", "utf-8")
@@ -10352,6 +10435,7 @@ def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: 
     assert faults_of(aged) == []
 
 
+@pytest.mark.sqlite
 def test_a_backup_makes_the_folder_that_it_goes_to(aged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "backups" / "november" / "copy.db"
     assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 0
@@ -10370,6 +10454,7 @@ def die_with_a_wal(db: Path) -> None:
     assert db.with_name(f"{db.name}-wal").stat().st_size > 500_000
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("left", ["copy.db", "copy.db.partial"])
 def test_what_a_crash_left_beside_an_older_backup_does_not_touch_the_new_one(
     aged: Path, tmp_path: Path, left: str
@@ -10384,6 +10469,7 @@ def test_what_a_crash_left_beside_an_older_backup_does_not_touch_the_new_one(
     assert content_of(copy) == content_of(aged)
 
 
+@pytest.mark.sqlite
 def test_a_backup_replaces_no_database_that_another_process_has_open(
     aged: Path, serve: Callable[..., Server], tmp_path: Path
 ) -> None:
@@ -10399,6 +10485,7 @@ def test_a_backup_replaces_no_database_that_another_process_has_open(
     assert content_of(server.db) == content_of(aged)
 
 
+@pytest.mark.sqlite
 def test_a_backup_replaces_no_database_without_a_wal_that_is_read(aged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     with closing(sqlite3.connect(copy, isolation_level=None)) as reader:
@@ -10410,6 +10497,7 @@ def test_a_backup_replaces_no_database_without_a_wal_that_is_read(aged: Path, tm
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
 
 
+@pytest.mark.sqlite
 def test_a_backup_is_its_owners_alone_whatever_was_left_there(aged: Path, tmp_path: Path) -> None:
     (tmp_path / "copy.db.partial").touch(0o644)
     assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
@@ -10431,6 +10519,7 @@ def heard_on_a_terminal(*arguments: str) -> str:
     return heard.decode()
 
 
+@pytest.mark.sqlite
 def test_a_backup_shows_its_progress_on_a_terminal_only(client: Client, run: str, tmp_path: Path) -> None:
     for _ in range(5):
         client.submit(run, *[task(description="x" * 60_000)] * 25)
@@ -10650,6 +10739,7 @@ def schema_of(db: Path) -> list[Any]:
         ]
 
 
+@pytest.mark.sqlite
 def test_a_database_of_an_older_schema_keeps_every_row(
     old: Path, make_app: Callable[..., flask.Flask], tmp_path: Path
 ) -> None:
@@ -10662,7 +10752,7 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     before[-1] = [each for each in before[-1] if each[-1] and not each[1].startswith("tasks run:")]
     client = client_of(make_app())
     client.key = "fts_a_key_of_the_first_schema"
-    make_app(db=str(tmp_path / "new.db"))
+    make_app(db=db_at(tmp_path / "new.db"))
     after = content_of(old)
     assert {tuple(each[2:]) for each in after[-1] if each[1] == "days 2026-11-21"} == {
         ("created", 0, 0, 3),
@@ -10687,10 +10777,11 @@ def test_a_database_of_an_older_schema_keeps_every_row(
     assert invoke("check", "--db", str(old)).exit_code == 0
 
 
+@pytest.mark.sqlite
 def test_a_database_of_the_fifth_schema_is_counted_for_briefs(app: flask.Flask, client: Client, run: str) -> None:
     client.submit(run, task(externalId="a"), task(externalId="b", status="resolved"), task())
     client.add(start_on(client, "x"), externalId="c")
-    path = Path(database_of(app).settings.db)
+    path = database_of(app).settings.db
     database_of(app).close()
     made, stored = schema_of(path), content_of(path)
     with closing(sqlite3.connect(path)) as connection:
@@ -10701,6 +10792,7 @@ def test_a_database_of_the_fifth_schema_is_counted_for_briefs(app: flask.Flask, 
     assert faults_of(path) == []
 
 
+@pytest.mark.sqlite
 def test_a_database_of_the_sixth_schema_has_the_client_in_every_key(app: flask.Flask, client: Client, run: str) -> None:
     other = client_of(app, name="other")
     other.register("web")
@@ -10708,7 +10800,7 @@ def test_a_database_of_the_sixth_schema_has_the_client_in_every_key(app: flask.F
         image = {"type": "image", "label": "Seen", "content": "aW1hZ2U=" * 1000}
         each.submit(its_run, task(externalId="a", evidence=[image]), task(status="dismissed"))
         each.add(start_on(each, "x"), externalId="c")
-    path = Path(database_of(app).settings.db)
+    path = database_of(app).settings.db
     database_of(app).close()
 
     def everything() -> list[Any]:
@@ -10725,6 +10817,7 @@ def test_a_database_of_the_sixth_schema_has_the_client_in_every_key(app: flask.F
     assert faults_of(path) == []
 
 
+@pytest.mark.sqlite
 def test_every_unique_index_and_reference_has_the_client(app: flask.Flask) -> None:
     with database_of(app).reading() as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -10741,6 +10834,7 @@ def test_every_unique_index_and_reference_has_the_client(app: flask.Flask) -> No
     assert [table for (table, _), columns in references.items() if "client_id" not in columns] == []
 
 
+@pytest.mark.sqlite
 def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[..., flask.Flask]) -> None:
     client = client_of(make_app())
     body = {"projectType": "audit", "targetUrl": "https://example.org/"}
@@ -10751,6 +10845,7 @@ def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[...
     assert faults_of(old) == []
 
 
+@pytest.mark.sqlite
 def test_a_comment_of_an_older_schema_is_one_in_the_history(old: Path, make_app: Callable[..., flask.Flask]) -> None:
     with closing(sqlite3.connect(old)) as connection:
         connection.execute(
@@ -10766,6 +10861,7 @@ def test_a_comment_of_an_older_schema_is_one_in_the_history(old: Path, make_app:
     assert faults_of(old) == []
 
 
+@pytest.mark.sqlite
 def test_tasks_of_an_older_schema_are_brought_into_the_order_of_their_creation(
     old: Path, make_app: Callable[..., flask.Flask]
 ) -> None:
@@ -10780,6 +10876,7 @@ def test_tasks_of_an_older_schema_are_brought_into_the_order_of_their_creation(
     assert faults_of(old) == []
 
 
+@pytest.mark.sqlite
 def test_it_is_said_when_bringing_a_database_up_to_date_takes_long(
     old: Path,
     make_app: Callable[..., flask.Flask],
@@ -10795,6 +10892,7 @@ def test_it_is_said_when_bringing_a_database_up_to_date_takes_long(
     assert said[-1] == f"'{old}' is up to date after 0 s"
 
 
+@pytest.mark.sqlite
 def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
     old: Path, make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -10811,6 +10909,7 @@ def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
     assert faults_of(old) == []
 
 
+@pytest.mark.sqlite
 def test_processes_that_start_together_bring_an_old_database_over_once(old: Path) -> None:
     start = threading.Barrier(4)
 
@@ -10824,6 +10923,7 @@ def test_processes_that_start_together_bring_an_old_database_over_once(old: Path
     assert faults_of(old) == []
 
 
+@pytest.mark.sqlite
 def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
     path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
     batch = {"tasks": [task(evidence=[{"content": "x" * 200_000}])] * 10}
@@ -10842,6 +10942,7 @@ def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
     assert wal.stat().st_size <= LARGE_WAL
 
 
+@pytest.mark.sqlite
 def test_the_wal_stays_small_under_steady_writes(server: Server) -> None:
     path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
     batch = {"tasks": [task(evidence=[{"content": "x" * 100_000}])] * 10}
@@ -10859,7 +10960,7 @@ def finish_ago(app: flask.Flask, days: int, *runs: str) -> None:
         connection.executemany("UPDATE runs SET finished_at = ? WHERE id = ?", [(at, run) for run in runs])
 
 
-def prune(path: Path, *options: str) -> list[int]:
+def prune(path: str | Path, *options: str) -> list[int]:
     """Prune what finished before 90 days, and return the numbers of runs and tasks that it tells."""
     done = invoke("prune", "--finished-before", "90d", *options, "--db", str(path))
     assert done.exit_code == 0
@@ -10896,7 +10997,7 @@ def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.F
         each.submit(run_id, task(externalId="a"), task())
         each.finish(run_id)
     finish_ago(app, 100, theirs)
-    path = Path(database_of(app).settings.db)
+    path = database_of(app).settings.db
     assert prune(path) == [1, 2]
     assert (client.read("tasks")["total"], stranger.read("tasks")["total"]) == (2, 0)
     assert (client.read(f"runs/{run}")["summary"]["total"], stranger.read("runs")["total"]) == (2, 0)
@@ -10905,9 +11006,9 @@ def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.F
 
 def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Client, run: str) -> None:
     def branches() -> list[Any]:
-        return reader_of(app).execute("SELECT name, reported FROM branches ORDER BY name").fetchall()
+        return rows_of(app, "SELECT name, reported FROM branches ORDER BY name")
 
-    path = Path(database_of(app).settings.db)
+    path = database_of(app).settings.db
     first, second, third = start_on(client, "a", "x", "y"), start_on(client, "a"), start_on(client, "b", "x")
     client.submit(run, task(externalId="x"))
     for old, left in (
@@ -10925,7 +11026,7 @@ def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Clie
 
 
 def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, client: Client, run: str) -> None:
-    path = Path(database_of(app).settings.db)
+    path = database_of(app).settings.db
     shared = client.start(targetUrl="https://example.com/")
     for run_id, names in ((run, "abcd"), (shared, "bd")):
         client.submit(run_id, *[task(externalId=name) for name in names], task())
@@ -10955,7 +11056,7 @@ def test_a_run_goes_once_and_leaves_what_an_earlier_one_reports(app: flask.Flask
         with database_of(app).transaction() as connection:
             assert findings_service.prune_slice(connection, "default", key) == (0, True)
     assert {each["id"] for each in client.read("tasks", runId=run)["tasks"]} == tasks
-    assert faults_of(Path(database_of(app).settings.db)) == []
+    assert faults_of(database_of(app).settings.db) == []
 
 
 def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
@@ -10964,7 +11065,7 @@ def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
         server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=run), task(externalId="all")]})
         server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
     path = f"{API}/runs/{server.start_run()}/tasks"
-    with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+    with look_into(server.db) as connection:
         connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
     with ThreadPoolExecutor(4) as pool:
         writes = [pool.submit(server.request, "POST", path, task(externalId=str(n))) for n in range(100)]
@@ -10981,7 +11082,7 @@ def fill_and_prune(server: Server) -> int:
     for _ in range(5):
         server.request("POST", f"{API}/runs/{old}/tasks", {"tasks": [task(description="x" * 60_000)] * 5})
     server.request("PATCH", f"{API}/runs/{old}", {"status": "completed"})
-    with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+    with look_into(server.db) as connection:
         connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
     assert "compact" in invoke("prune", "--finished-before", "90d", "--db", str(server.db)).stderr
     with closing(sqlite3.connect(server.db)) as connection:
@@ -10989,6 +11090,7 @@ def fill_and_prune(server: Server) -> int:
     return server.db.stat().st_size
 
 
+@pytest.mark.sqlite
 def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callable[..., Server]) -> None:
     server = serve()
     before = fill_and_prune(server)
@@ -11008,6 +11110,7 @@ def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callabl
     assert [each["title"] for each in again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]] == ["Kept"]
 
 
+@pytest.mark.sqlite
 def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) -> None:
     before = fill_and_prune(server)
     path, done = f"{API}/runs/{server.start_run()}/tasks", threading.Event()
@@ -11030,6 +11133,7 @@ def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) 
     assert faults_of(server.db) == []
 
 
+@pytest.mark.sqlite
 def test_compact_audits_one_moment(
     app: flask.Flask, client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -11045,6 +11149,7 @@ def test_compact_audits_one_moment(
     assert (compacted.exit_code, client.read("tasks")["total"]) == (0, 1)
 
 
+@pytest.mark.sqlite
 def test_compact_shrinks_the_file_of_an_idle_server(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(HOUSEKEEPING=0.2))
     before = fill_and_prune(server)
@@ -11052,6 +11157,7 @@ def test_compact_shrinks_the_file_of_an_idle_server(serve: Callable[..., Server]
     assert server.db.stat().st_size < 300_000 < before
 
 
+@pytest.mark.sqlite
 def test_compact_needs_room(aged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files_in(aged.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 10_000))
@@ -11061,6 +11167,7 @@ def test_compact_needs_room(aged: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert files_in(aged.parent)["findings.db"] == before["findings.db"]
 
 
+@pytest.mark.sqlite
 def test_compact_needs_no_room_for_what_is_free(aged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(sqlite3.connect(aged)) as connection:
         connection.executescript("CREATE TABLE waste (a); INSERT INTO waste VALUES (zeroblob(10e6)); DROP TABLE waste")
@@ -11070,6 +11177,7 @@ def test_compact_needs_no_room_for_what_is_free(aged: Path, monkeypatch: pytest.
     assert aged.stat().st_size < room / 10
 
 
+@pytest.mark.sqlite
 def test_compact_waits_for_a_writer(aged: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with locked(aged):
@@ -11079,6 +11187,7 @@ def test_compact_waits_for_a_writer(aged: Path) -> None:
         assert compacting.result().exit_code == 0
 
 
+@pytest.mark.sqlite
 def test_compact_audits_what_it_made(aged: Path) -> None:
     with closing(sqlite3.connect(aged, isolation_level=None)) as connection:
         connection.execute("UPDATE counters SET n = n + 1")
@@ -11093,7 +11202,7 @@ def test_a_server_forgets_by_the_clock_what_it_is_not_to_keep(serve: Callable[..
         server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=name) for name in names]})
     for run, hours in ((old, 3), (young, 1)):
         server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
-        with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+        with look_into(server.db) as connection:
             at = findings_service.timestamp(ago=hours * 3600)
             connection.execute("UPDATE runs SET finished_at = ?, created_at = ? WHERE id = ?", (at, at, run))
     server.stop()
@@ -11110,7 +11219,7 @@ def test_a_server_forgets_by_the_clock_what_it_is_not_to_keep(serve: Callable[..
 
 def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
     server = serve()
-    with closing(sqlite3.connect(server.db, timeout=10)) as connection, connection:
+    with look_into(server.db) as connection:
         connection.execute("INSERT INTO project_types VALUES ('default', 'web', 'x', '', '', NULL, '')")
         connection.executemany(
             """INSERT INTO runs (client_id, id, project_type, status, created_at, updated_at, last_used_at, finished_at)
@@ -11141,7 +11250,7 @@ def aged_run(client: Client, db: Path, days: int, *external_ids: str, finished: 
     client.submit(run, *(task(externalId=external_id) for external_id in external_ids))
     if finished:
         client.finish(run)
-        with closing(sqlite3.connect(db)) as connection, connection:
+        with look_into(db) as connection:
             at = findings_service.timestamp(ago=days * 86400)
             connection.execute("UPDATE runs SET finished_at = ? WHERE id = ?", (at, run))
     return run
@@ -11211,7 +11320,7 @@ def test_a_deleted_task_is_gone_from_every_answer(app: flask.Flask, client: Clie
     assert gate(client, branch)["reported"] == 0
     client.remove(f"tasks/{other}")
     assert client.read("overview")["total"] == 0
-    assert faults_of(Path(database_of(app).settings.db)) == []
+    assert faults_of(database_of(app).settings.db) == []
 
 
 def test_a_summary_has_what_came_in_the_place_of_a_deleted_task(client: Client, run: str) -> None:
@@ -11238,7 +11347,7 @@ def test_a_deleted_run_takes_along_what_only_it_reports(
     assert [each["externalId"] for each in client.read("tasks")["tasks"]] == ["x"]
     assert [each["id"] for each in client.read("runs")["runs"]] == [other]
     assert client.read("runs", status="running")["total"] == 1
-    assert faults_of(Path(database_of(app).settings.db)) == []
+    assert faults_of(database_of(app).settings.db) == []
 
 
 def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flask, client: Client) -> None:
@@ -11256,7 +11365,7 @@ def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flas
         found = client.read(f"tasks/{first}")
         assert tuple(found[name] for name in fields) == left
         assert client.read("tasks", mainLine="true")["total"] == (left[-1] is None)
-        assert faults_of(Path(database_of(app).settings.db)) == []
+        assert faults_of(database_of(app).settings.db) == []
     assert client.read("tasks", branch="a")["total"] == 0
     assert {each["runId"] for each in client.history(first)} == {None}
 
@@ -11297,7 +11406,7 @@ def test_a_report_that_comes_to_count_as_the_first_is_taken_back_like_any(app: f
             client.remove(f"runs/{gone}")
         found = client.read("tasks")["tasks"][0]
         seen.append((found["runId"], found["lastRunId"], found["timesSeen"], found["branch"]))
-        assert faults_of(Path(database_of(app).settings.db)) == []
+        assert faults_of(database_of(app).settings.db) == []
     assert seen == [(first, last, 2, None), (last, last, 1, None), (last, last, 1, None)]
 
 
@@ -11334,11 +11443,11 @@ def test_no_counter_names_what_is_deleted(app: flask.Flask, client: Client, run:
     client.finish(run)
     for each in client.read("runs")["runs"]:
         client.remove(f"runs/{each['id']}")
-    assert reader_of(app).execute("SELECT DISTINCT scope FROM counters").fetchall() == [
+    assert rows_of(app, "SELECT DISTINCT scope FROM counters") == [
         ("changes",),
         ("changes words",),
     ]
-    assert reader_of(app).execute("SELECT COUNT(*) FROM branches").fetchone() == (0,)
+    assert rows_of(app, "SELECT COUNT(*) FROM branches") == [(0,)]
 
 
 def test_a_branch_in_the_place_of_a_deleted_one_is_counted_for_itself(client: Client, run: str) -> None:
@@ -11371,7 +11480,7 @@ def test_a_kept_answer_goes_with_what_it_holds(
     assert_problem(again, status, "idempotency_conflict" if status == 409 else "not_found")
     if deleted != f"runs/{run}":
         assert post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data == other
-    kept = reader_of(app).execute("SELECT body FROM idempotent_answers").fetchall()
+    kept = rows_of(app, "SELECT body FROM idempotent_answers")
     assert not any("secret" in text or '"x"' in text for (text,) in kept)
 
 
@@ -11389,13 +11498,9 @@ def secret() -> str:
     return f"SECRET{secrets.token_hex(12)}"
 
 
-def found_in_files(db: Path) -> set[str]:
-    """Return the secrets that a database, or what SQLite keeps beside it, still holds."""
-    held = set[str]()
-    for file in db.parent.glob(f"{db.name}*"):
-        with suppress(FileNotFoundError):
-            held |= {each.decode() for each in re.findall(rb"SECRET[0-9a-f]{24}", file.read_bytes())}
-    return held
+def found_in_files(db: str | Path) -> set[str]:
+    """Return the secrets that a database still holds: its rows, or its file and what SQLite keeps beside it."""
+    return {each.decode() for each in re.findall(rb"SECRET[0-9a-f]{24}", held_in(db))}
 
 
 def secret_report(dice: random.Random) -> dict[str, Any]:
@@ -11418,7 +11523,7 @@ def secrets_of(value: Any) -> set[str]:
 
 
 def test_what_is_deleted_is_nowhere_in_the_files(app: flask.Flask, client: Client, run: str) -> None:
-    dice, db, stored = random.Random(6), Path(database_of(app).settings.db), dict[str, set[str]]()
+    dice, db, stored = random.Random(6), database_of(app).settings.db, dict[str, set[str]]()
     for _ in range(6):
         reports = [secret_report(dice) for _ in range(60)]
         for item, report in zip(client.submit(run, *reports)["tasks"], reports, strict=True):
@@ -11436,6 +11541,7 @@ def test_what_is_deleted_is_nowhere_in_the_files(app: flask.Flask, client: Clien
         assert faults_of(db) == []
 
 
+@pytest.mark.sqlite
 def test_copies_that_sqlite_leaves_in_the_gaps_of_pages_are_erased(app: flask.Flask, client: Client, run: str) -> None:
     db, size = Path(database_of(app).settings.db), 4096
     tasks = client.submit(run, *(task(description="x" * dice) for dice in range(0, 9000, 300)))["tasks"]
@@ -11453,6 +11559,7 @@ def test_copies_that_sqlite_leaves_in_the_gaps_of_pages_are_erased(app: flask.Fl
     assert faults_of(db) == []
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize(("page_size", "mode"), [(1024, 1), (1024, 2)])
 def test_what_is_erased_from_a_file_with_auto_vacuum_leaves_it_sound(
     make_app: Callable[..., flask.Flask], tmp_path: Path, page_size: int, mode: int
@@ -11472,6 +11579,7 @@ def test_what_is_erased_from_a_file_with_auto_vacuum_leaves_it_sound(
         assert connection.execute("PRAGMA auto_vacuum").fetchone() == (mode,)
 
 
+@pytest.mark.sqlite
 def test_a_map_of_pointers_stands_behind_the_page_of_the_locks() -> None:
     head = bytes(52) + bytes([0, 0, 0, 9]) + bytes(44)
     maps = findings_service.pointer_maps(head, 1024, 1 << 21)
@@ -11480,13 +11588,14 @@ def test_a_map_of_pointers_stands_behind_the_page_of_the_locks() -> None:
     assert not findings_service.pointer_maps(bytes(100), 1024, 1 << 21)
 
 
+@pytest.mark.sqlite
 def test_what_only_looks_like_a_page_has_no_gap() -> None:
     for start in ("0d00000000ffff", "0d000007ff0010", "01000000000f00"):
         assert findings_service.gap_of(bytes.fromhex(start).ljust(4096, b"x"), 0) == (0, 0)
 
 
 def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
-    db, name = Path(database_of(app).settings.db), secret()
+    db, name = database_of(app).settings.db, secret()
     definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
     assert post(client, "project-types", definition).status_code == 201
     start = {"projectType": name, "targetUrl": f"https://{secret()}/", "branch": secret(), "metadata": {"a": secret()}}
@@ -11536,6 +11645,7 @@ def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
     assert faults_of(server.db) == []
 
 
+@pytest.mark.sqlite
 def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Callable[..., Server]) -> None:
     server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
     server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
@@ -11547,6 +11657,7 @@ def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Calla
     assert found_in_files(server.db) == set()
 
 
+@pytest.mark.sqlite
 def test_an_application_erases_at_its_start_what_was_left_to_erase(make_app: Callable[..., flask.Flask]) -> None:
     database = database_of(make_app())
     with database.transaction() as connection:
@@ -11569,7 +11680,7 @@ def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Ca
             time.sleep(dice.uniform(0.01, 0.4))
             server.stop(signal.SIGKILL)
         answered = deleted.exception() is None
-        with closing(sqlite3.connect(server.db)) as connection:
+        with look_into(server.db) as connection:
             counts = [
                 connection.execute(f"SELECT COUNT(*) FROM {name} WHERE {column} = ?", (run,)).fetchone()[0]
                 for name, column in (("runs", "id"), ("tasks", "run_id"))

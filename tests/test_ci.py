@@ -14,8 +14,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, closing, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import chdir, closing, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from findings_adapters import client as client_module
 from findings_adapters.ci import Place, place_of
 from findings_adapters.client import Local, Service
 from test_findings_service import API, HERE, PROGRAM, Server, cases, environment
+from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
 
 __all__ = ["fake"]
 
@@ -70,11 +71,20 @@ class Job:
         """Return how to start a command."""
         options = {
             "cwd": self.folder,
-            "env": environment(PYTHONPATH=str(HERE), **env),
+            "env": environment(PYTHONPATH=str(HERE), **self.settings(env)),
             "encoding": "utf-8",
             "preexec_fn": heed_signals,
         }
-        return [*program, *words], options
+        return [*program, *placed(words, self.folder)], options
+
+    @property
+    def db(self) -> Path:
+        """What stands for the database that a command takes where none is named."""
+        return self.folder / "findings.db"
+
+    def settings(self, env: dict[str, str]) -> dict[str, str]:
+        """Return the variables of a command: with its database, where that is no file of its folder."""
+        return {"FINDINGS_DB": db_at(self.db), **env} if ON_POSTGRES else env
 
     def run(self, *words: str, program: Sequence[str] = (), **env: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end: in a process of its own if a program is given, else in this one, which is quick."""
@@ -82,10 +92,10 @@ class Job:
             line, options = self.line(*words, program=program, **env)
             return subprocess.run(line, capture_output=True, timeout=60, check=False, **options)
         out, err, code = (*(io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2)), 0)
-        surroundings = mock.patch.dict(os.environ, environment(**env), clear=True)
+        surroundings = mock.patch.dict(os.environ, environment(**self.settings(env)), clear=True)
         with chdir(self.folder), surroundings, redirect_stdout(out), redirect_stderr(err):
             try:
-                findings_service.main(words, prog_name="findings-service")
+                findings_service.main(placed(words, self.folder), prog_name="findings-service")
             except SystemExit as end:
                 code = end.code
         told = [each.flush() or each.buffer.getvalue().decode().replace("\r\n", "\n") for each in (out, err)]
@@ -103,7 +113,7 @@ class Job:
 
     def read(self, path: str) -> Any:
         """Return what the service over the job's database answers."""
-        with Service(Local(str(self.folder / "findings.db"))) as service:
+        with Service(Local(db_at(self.db))) as service:
             return service.request("GET", path).read(dict)
 
     def tasks(self) -> dict[str, dict[str, Any]]:
@@ -116,7 +126,7 @@ class Job:
 
     def triage(self, title: str, status: str) -> None:
         """Give a task a status."""
-        with Service(Local(str(self.folder / "findings.db"))) as service:
+        with Service(Local(db_at(self.db))) as service:
             service.request("PATCH", f"tasks/{self.tasks()[title]['id']}", {"status": status})
 
 
@@ -347,7 +357,7 @@ def test_several_files_are_one_run(job: Job) -> None:
 
 
 def test_a_project_type_that_is_there_stays_as_it_is(job: Job) -> None:
-    with Service(Local(str(job.folder / "findings.db"), new=True)) as service:
+    with Service(Local(db_at(job.db), new=True)) as service:
         service.request("POST", "project-types", {"name": "web", "label": "Web", "extensionSchema": {"type": "object"}})
     job.scan(job.write("a.sarif"), "--type", "web", code=0)
     assert job.read("project-types/web")["label"] == "Web"
@@ -460,17 +470,9 @@ def test_a_document_that_is_too_large_fails_the_run(job: Job) -> None:
     assert job.last_run()["status"] == "failed"
 
 
-@contextmanager
-def locked(db: Path) -> Iterator[None]:
-    """Keep a database locked."""
-    with closing(sqlite3.connect(db, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-
-
 def test_a_locked_database_is_told_in_a_line(job: Job) -> None:
     job.scan(job.write("a.sarif"), code=0)
-    with locked(job.folder / "findings.db"):
+    with locked(job.db):
         assert_one_line(job.scan("a.sarif", FINDINGS_BUSY_TIMEOUT="0.2"), 3, "locked")
 
 
@@ -487,6 +489,7 @@ def other_programs(path: Path) -> None:
         connection.execute("CREATE TABLE cookies (id INTEGER)")
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("make", DATABASES)
 def test_a_database_that_cannot_be_used_is_told_in_a_line(job: Job, make: Callable[[Path], None]) -> None:
     make(job.folder / "findings.db")
@@ -968,7 +971,7 @@ def test_a_run_that_is_not_completed_never_passes(job: Job) -> None:
 
 
 def test_a_run_that_is_not_there_is_no_verdict(job: Job) -> None:
-    assert_one_line(job.run("gate", "x"), 2, "there is no file findings.db")
+    assert_one_line(job.run("gate", "x"), 2, ABSENT, "" if ON_POSTGRES else "findings.db")
     job.scan(job.write("a.sarif"), code=0)
     for run in ("x", "../tasks", "a b", f"{job.last_run()['id']}/gate"):
         assert_one_line(job.run("gate", run), 2, "There is no run")
@@ -1027,7 +1030,7 @@ def test_a_filter_that_the_service_refuses_ends_with_2(job: Job) -> None:
     job.scan(job.write("a.sarif"), code=0)
     assert_one_line(job.run("export", "--severity", "hgh"), 2, "severity", "critical, high")
     assert_one_line(job.run("export", "--missing-from", "x"), 2)
-    assert_one_line(job.run("export", "--db", "other.db"), 2, "no file other.db")
+    assert_one_line(job.run("export", "--db", "other.db"), 2, ABSENT, "" if ON_POSTGRES else "other.db")
     assert not (job.folder / "other.db").exists()
 
 
@@ -1289,6 +1292,7 @@ GREETING_REQUEST = {
 }
 
 
+@pytest.mark.sqlite
 def test_the_workflow_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pipeline) -> None:
     workflow = ".github/workflows/findings.yml"
     first = pipeline.github(workflow, "workflow_dispatch", fail_on="none")
@@ -1311,6 +1315,7 @@ def test_the_workflow_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline
     assert [each[:3] for each in pipeline.known()] == [each[:3] for each in before]
 
 
+@pytest.mark.sqlite
 def test_the_job_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pipeline) -> None:
     main = {"CI_COMMIT_BRANCH": "main"}
     assert pipeline.gitlab(".gitlab-ci.yml", **main, FAIL_ON="none").returncode == 0

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import threading
 import time
 import unicodedata
@@ -41,6 +40,7 @@ from findings_adapters.client import (
     stoppable,
 )
 from test_findings_service import LISTENING, PROGRAM, Server, cases, start_process, task
+from tests.engines import absence_of, db_at, engine_error
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -359,7 +359,7 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
 
 def test_the_same_requests_go_to_a_database_file_without_a_key(tmp_path: Path) -> None:
     db = tmp_path / "findings.db"
-    with Service(Local(str(db), new=True)) as service:
+    with Service(Local(db_at(db), new=True)) as service:
         service.request("POST", "project-types", {"name": "web"})
         run = service.request("POST", "runs", {"projectType": "web"}).read(dict)
         service.request("POST", f"runs/{run['id']}/tasks", task())
@@ -374,18 +374,18 @@ def test_the_same_requests_go_to_a_database_file_without_a_key(tmp_path: Path) -
 
 
 def test_a_database_file_that_is_not_there_is_made_only_if_wanted(tmp_path: Path) -> None:
-    with pytest.raises(findings_service.DatabaseUnusable, match="there is no file"):
-        Local(str(tmp_path / "findings.db"))
+    with pytest.raises(findings_service.DatabaseUnusable, match=re.escape(absence_of(tmp_path / "findings.db"))):
+        Local(db_at(tmp_path / "findings.db"))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise sqlite3.OperationalError("attempt to write a readonly database")
+        raise engine_error("attempt to write a readonly database")
 
     monkeypatch.setattr(findings_service, "insert_client", refuse)
     with pytest.raises(findings_service.DatabaseUnusable, match=r"findings\.db cannot be used: attempt to write"):
-        Local(str(tmp_path / "findings.db"), new=True)
+        Local(db_at(tmp_path / "findings.db"), new=True)
 
 
 def test_settings_of_a_server_do_not_change_the_requests(
@@ -394,7 +394,7 @@ def test_settings_of_a_server_do_not_change_the_requests(
     monkeypatch.setenv("FINDINGS_BASE_URL", "https://tools.example/findings")
     monkeypatch.setenv("FINDINGS_LOG", "text")
     monkeypatch.setenv("FINDINGS_API_KEY", "too short")
-    with Service(Local(str(tmp_path / "findings.db"), new=True)) as service:
+    with Service(Local(db_at(tmp_path / "findings.db"), new=True)) as service:
         service.request("POST", "project-types", {"name": "web"})
         run = service.request("POST", "runs", {"projectType": "web"}).read(dict)
         service.request("POST", f"runs/{run['id']}/tasks", {"tasks": [task(), task()]})
@@ -891,7 +891,7 @@ def test_a_batch_that_is_too_much_for_a_service_is_sent_in_parts(
 ) -> None:
     for name, value in limit.items():
         monkeypatch.setenv(name, value)
-    with Agent(db=str(tmp_path / "findings.db")) as agent:
+    with Agent(db=db_at(tmp_path / "findings.db")) as agent:
         with suppress(FindingsRefused) if refused else nullcontext(), agent.start() as run:
             for number in range(9):
                 run.submit(str(number), "low", description="x" * (2000 if number == 5 else 200))
@@ -1038,7 +1038,7 @@ def test_a_place_that_cannot_be_one_is_told(given: dict[str, str], said: str) ->
 
 
 def test_an_agent_needs_no_server(tmp_path: Path) -> None:
-    with Agent(db=str(tmp_path / "findings.db")) as agent:
+    with Agent(db=db_at(tmp_path / "findings.db")) as agent:
         with agent.failing(ValueError, "its own") as run:
             run.submit("A finding", "low")
             raise ValueError("its own")

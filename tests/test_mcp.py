@@ -10,7 +10,6 @@ import json
 import re
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -52,6 +51,7 @@ from test_findings_service import (
     start_process,
     task,
 )
+from tests.engines import absence_of, db_at, locked, name_of, placed
 
 TARGET = "https://shop.example/"
 READING = {"read_brief", "check_gate", "list_findings", "read_finding", "read_history"}
@@ -227,7 +227,7 @@ IMPATIENT = "import findings_service as heart; from findings_adapters import cli
 @pytest.fixture(scope="module")
 def local(portal: BlockingPortal, folder: Path) -> Iterator[Agent]:
     """An agent with a file of its own."""
-    line = [*PROGRAM, "mcp", "--db", "local.db"]
+    line = [*PROGRAM, "mcp", *placed(["--db", "local.db"], folder)]
     connected = over_stdio(line, {"FINDINGS_BUSY_TIMEOUT": "0.2"}, folder / "local.log")
     with portal.wrap_async_context_manager(connected) as client:
         yield Agent(portal, client)
@@ -434,8 +434,7 @@ def test_a_finished_run_takes_no_more(agent: Agent) -> None:
 
 def test_a_locked_database_is_told_of(folder: Path, local: Agent) -> None:
     local.start_run()
-    with closing(sqlite3.connect(folder / "local.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked(folder / "local.db"):
         told = local.refused("start_run", projectType="web")
     assert told["code"] == "busy"
     assert local.start_run()
@@ -619,7 +618,7 @@ def test_the_list_of_resources_goes_on(local: Agent, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mcp_server, "PAGE", 1)
     names: list[str] = [local.ask("register_project_type", name=name)["name"] for name in ("one", "two")]
     walked, cursor = [], ""
-    with Service(Local(str(folder / "local.db"))) as service:
+    with Service(Local(db_at(folder / "local.db"))) as service:
         while cursor is not None:
             page = mcp_server.list_page(service, cursor)
             walked += [each.name for each in page.resources]
@@ -667,8 +666,9 @@ def test_a_process_on_standard_input_ends_cleanly(tmp_path: Path) -> None:
             assert process.wait(20) == 0, how
             assert process.stdout.closed or process.stdout.read() == ""
         said = (tmp_path / f"{how}.db.log").read_text()
-        assert re.fullmatch(rf"Findings .*: MCP on standard input and output, {tmp_path}/{how}\.db\n", said)
-        assert (tmp_path / f"{how}.db").exists()
+        name = re.escape(name_of(tmp_path / f"{how}.db"))
+        assert re.fullmatch(rf"Findings .*: MCP on standard input and output, {name}\n", said)
+        assert absence_of(tmp_path / f"{how}.db") == ""
 
 
 def test_all_that_came_before_the_end_of_the_input_is_answered(tmp_path: Path) -> None:
@@ -691,7 +691,7 @@ def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("closed", ["<&-", "</dev/null >&-"])
 def test_without_input_or_output_the_command_says_so(tmp_path: Path, closed: str) -> None:
-    words = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *PROGRAM, "mcp", "--db", str(tmp_path / "x.db")]
+    words = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *PROGRAM, "mcp", "--db", db_at(tmp_path / "x.db")]
     done = subprocess.run(words, env=environment(), stderr=subprocess.PIPE, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
@@ -704,7 +704,7 @@ def start_on_pipes(folder: Path, db: str) -> subprocess.Popen[str]:
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with (folder / f"{db}.log").open("w") as log:
         env = environment(PYTHONPATH=str(HERE))
-        line = [*PROGRAM, "mcp", "--db", db]
+        line = [*PROGRAM, "mcp", *placed(["--db", db], folder)]
         process = subprocess.Popen(line, cwd=folder, env=env, text=True, stderr=log, **pipes)
     process.stdin.write(HELLO)
     process.stdin.flush()

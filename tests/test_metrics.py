@@ -39,12 +39,12 @@ from test_findings_service import (
     crashing,
     environment,
     invoke,
-    locked,
     make_key,
     start_process,
     table_rows,
     task,
 )
+from tests.engines import db_at, full_error, locked, what_commits
 
 Figures = dict[tuple[Any, ...], float]
 TASKS = f"{API}/tasks"
@@ -209,8 +209,8 @@ def test_groups_of_writes_are_counted(counting: Server) -> None:
 def test_a_group_is_told_once_it_is_committed_and_not_when_that_fails(
     on: flask.Flask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(_: Any) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+    def failing(*_: Any) -> None:
+        raise full_error()
 
     service, told = on.extensions["findings"], list[int]()
     service.listeners.committed.append(told.append)
@@ -223,7 +223,7 @@ def test_a_group_is_told_once_it_is_committed_and_not_when_that_fails(
 
     commit()
     with monkeypatch.context() as patched:
-        patched.setattr(service.database, "_commit", failing)
+        patched.setattr(*what_commits(), failing)
         commit()
     assert told == [3, -3, -3]
     assert figures_of(client_of(on).get("/metrics").text)["findings_commit_group_size_bucket", "4.0"] == 1
@@ -247,6 +247,7 @@ def test_tasks_and_runs_are_those_of_the_keys_own_client(counting: Server) -> No
     assert len([key for key in after if key[0] == "findings_tasks"]) == 20  # also those of which there are none
 
 
+@pytest.mark.sqlite
 def test_the_files_and_the_disk_are_told(counting: Server) -> None:
     figures, db = scraped(counting), counting.db
     assert figures["findings_database_bytes",] == db.stat().st_size
@@ -267,6 +268,7 @@ def test_what_cannot_be_read_is_left_out(on: flask.Flask, monkeypatch: pytest.Mo
     assert ("findings_disk_free_bytes",) not in figures
 
 
+@pytest.mark.sqlite
 def test_a_scrape_costs_the_same_whatever_is_stored(on: flask.Flask) -> None:
     client = client_of(on)
     statements: list[str] = []
@@ -292,6 +294,7 @@ def test_a_scrape_costs_the_same_whatever_is_stored(on: flask.Flask) -> None:
 LAST_BACKUP = ("findings_last_backup_timestamp_seconds",)
 
 
+@pytest.mark.sqlite
 def test_the_last_good_backup_is_told_and_none_is_long_ago(counting: Server, tmp_path: Path) -> None:
     assert scraped(counting)[LAST_BACKUP] == 0
     began = time.time()
@@ -308,6 +311,7 @@ def test_the_last_good_backup_is_told_and_none_is_long_ago(counting: Server, tmp
         assert [one.execute(noted).fetchone(), two.execute(noted).fetchone()] == [(0,), (1,)]  # each as of its moment
 
 
+@pytest.mark.sqlite
 def test_a_backup_of_a_locked_database_is_good_but_not_noted(
     counting: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +421,7 @@ LACKING = cases(
 @pytest.mark.parametrize(("program", "lacking", "workers"), LACKING)
 def test_a_start_without_what_it_needs_is_one_line(tmp_path: Path, program: str, lacking: str, workers: str) -> None:
     line = [sys.executable, "-c", f"{program}\nimport findings_service; findings_service.main()"]
-    options = ["serve", "--port", "0", "--db", str(tmp_path / "x.db"), "--workers", workers]
+    options = ["serve", "--port", "0", "--db", db_at(tmp_path / "x.db"), "--workers", workers]
     env = environment(FINDINGS_METRICS="1", PYTHONPATH=str(HERE))
     done = subprocess.run([*line, *options], capture_output=True, text=True, env=env, timeout=30, check=False)
     said = f"Error: FINDINGS_METRICS needs {lacking}: pip install 'findings-service[metrics]'\n"
@@ -534,7 +538,7 @@ def test_a_prefix_has_its_metrics_and_leaves_the_applications_own_alone(tmp_path
     app = flask.Flask(__name__)
     app.add_url_rule("/metrics", "own", lambda: "the application's own")
     for name, on in (("one", "1"), ("two", "0"), ("three", "1")):
-        settings = Settings.read(db=str(tmp_path / f"{name}.db"), metrics=on)
+        settings = Settings.read(db=db_at(tmp_path / f"{name}.db"), metrics=on)
         app.register_blueprint(create_blueprint(settings, name), url_prefix=f"/{name}")
     services = {name: app.blueprints[name].service for name in ("one", "two", "three")}
     keys = {}
@@ -556,7 +560,7 @@ def test_a_prefix_has_its_metrics_and_leaves_the_applications_own_alone(tmp_path
 def test_a_folder_that_is_not_there_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigurationError, match=r"PROMETHEUS_MULTIPROC_DIR: .*nowhere is no folder"):
-        create_app(db=str(tmp_path / "x.db"), metrics="1")
+        create_app(db=db_at(tmp_path / "x.db"), metrics="1")
 
 
 WITHOUT_ROOM = """
@@ -574,7 +578,7 @@ print(client.get("/metrics", headers={"Authorization": "Bearer " + "k" * 20}).te
 
 
 def test_a_worker_that_finds_no_room_for_its_figures_serves_and_tells_its_own(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", WITHOUT_ROOM, str(tmp_path / "x.db")]
+    line = [sys.executable, "-c", WITHOUT_ROOM, db_at(tmp_path / "x.db")]
     env = environment(PYTHONPATH=str(HERE), PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
     done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert (done.returncode, done.stderr.count("are its own alone: [Errno 27]")) == (0, 1)
@@ -628,7 +632,7 @@ print(client.get("/metrics", headers={"Authorization": "Bearer " + "k" * 20}).te
 
 def test_forks_while_others_count_hang_nobody_and_lose_nothing(tmp_path: Path) -> None:
     quiet = ["-W", "ignore:This process:DeprecationWarning"]  # newer Pythons warn of just this
-    line = [sys.executable, *quiet, "-c", FORKING, str(tmp_path / "x.db")]
+    line = [sys.executable, *quiet, "-c", FORKING, db_at(tmp_path / "x.db")]
     env = environment(PYTHONPATH=str(HERE), PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
     done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

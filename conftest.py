@@ -1,0 +1,84 @@
+"""Which engine the tests run on, and what is to be done for that before them and behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.register_assert_rewrite("tests.engines", "tests.postgres_server", "tests.statements")
+
+from tests import engines  # noqa: E402
+from tests.engines import _databases  # noqa: E402
+from tests.statements import Collector  # noqa: E402
+
+__all__ = ["_databases"]
+
+STOP = pytest.StashKey[Callable[[], object]]()
+COLLECTOR = pytest.StashKey[Collector]()
+CHECKED = pytest.StashKey[list[tuple[set[str], set[str]]]]()  # statements of requests, and those without a client
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have a server for all test processes, and note what each of them sends there."""
+    if not engines.ON_POSTGRES or config.option.collectonly:
+        return
+    is_first = not hasattr(config, "workerinput")
+    if is_first and not engines.TOLD["server"]:
+        config.stash[STOP] = engines.start_server()
+    config.stash[CHECKED] = []
+    config.stash[COLLECTOR] = Collector()
+    config.stash[COLLECTOR].listen()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what is about SQLite itself, where another engine keeps the data."""
+    if engines.ON_POSTGRES:
+        for item in items:
+            if item.get_closest_marker("sqlite"):
+                item.add_marker(pytest.mark.skip(reason="about SQLite itself"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Check the statements of this process, and drop its databases. The session fails by what any process finds."""
+    collector = session.config.stash.get(COLLECTOR, None)
+    if collector is None:
+        return
+    if collector.statements:
+        found = {*collector.statements}, {*collector.complaints(engines.shelf().take(ready=True))}
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["statements"] = [[*each] for each in found]
+        session.config.stash[CHECKED].append(found)
+    if engines.shelf.cache_info().currsize:
+        engines.shelf().close()
+    if any(complaints for _, complaints in session.config.stash[CHECKED]):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take in what a test process has found."""
+    if told := getattr(node, "workeroutput", {}).get("statements"):
+        node.config.stash[CHECKED].append((set(told[0]), set(told[1])))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Tell of the statements that name no client."""
+    checked = config.stash.get(CHECKED, [])
+    if not checked:
+        return
+    statements, complaints = (set[str]().union(*each) for each in zip(*checked, strict=True))
+    if complaints:
+        terminalreporter.section("statements of requests that do not name the client of a table")
+    for complaint in sorted(complaints):
+        terminalreporter.line(complaint)
+    told = f"{len(statements)} statements of requests were explained, {len(complaints)} do not name a client"
+    terminalreporter.line(told)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the server."""
+    if stop := config.stash.get(STOP, None):
+        stop()

@@ -1,0 +1,314 @@
+"""The engine that the tests run on: SQLite, or PostgreSQL with `FINDINGS_TEST_ENGINE=postgresql`.
+
+Tests name a database by a path, and ask `db_at` for what the service is told: the path itself, or the URL of a
+PostgreSQL database that stands for it. Databases are used again for other tests, without their rows: to make one takes
+as long as a hundred of those. A test that reads or changes a database by itself does it with `look_into`.
+
+The server is one for all test processes: the one of `FINDINGS_TEST_POSTGRES`, else one that is started for the tests
+and stopped behind them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import findings_service
+from tests.postgres_server import GIVEN, Databases, PostgresServer, find_programs
+
+CHOICE = "FINDINGS_TEST_ENGINE"
+ENGINE = os.environ.get(CHOICE, "sqlite")
+ON_POSTGRES = ENGINE == "postgresql"
+ABSENT = "there is no database" if ON_POSTGRES else "there is no file"
+TOLD = {"server": os.environ.get(GIVEN, "")}  # before the tests drop all settings
+LARGE = 64 * 1024 * 1024  # bytes of a database that is not worth to be emptied
+
+# What has changed of the schema since it was made; what VACUUM and ANALYZE note in these tables changes nothing here.
+MARK = """SELECT md5(string_agg(mark, ',' ORDER BY mark)) FROM (
+    SELECT 't' || oid || xmin AS mark FROM pg_class WHERE relnamespace = 'public'::regnamespace
+    UNION ALL SELECT 'c' || oid || xmin FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+    UNION ALL SELECT 's' || setdatabase || setrole || setconfig::text FROM pg_db_role_setting) AS marks"""
+LEAVE = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+TABLES = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+NUMBERS = "SELECT relname FROM pg_class WHERE relkind = 'S' AND relnamespace = 'public'::regnamespace"
+
+
+# The server
+
+
+def start_server() -> Callable[[], object]:
+    """Start a server for all test processes, and return what stops it. So does the end of this process."""
+    programs = find_programs()
+    if programs is None:
+        pytest.exit(f"{CHOICE} is {ENGINE}: there is no PostgreSQL here, and {GIVEN} names none", 1)
+    server = PostgresServer.make(programs, max_connections="200")
+    server.start()
+    TOLD["server"] = os.environ[GIVEN] = server.url
+    line = 'cat; kill -QUIT "$1" && while kill -0 "$1"; do sleep 0.05; done; rm -rf "$2"'
+    keeper = subprocess.Popen(
+        ["/bin/sh", "-c", line, "keeper", str(server.pid()), str(server.folder)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    return keeper.communicate
+
+
+# Databases
+
+
+class Shelf:
+    """The databases of a test process: those that stand for paths, and those that are free."""
+
+    def __init__(self, url: str) -> None:
+        self.databases = Databases(url)
+        self.places: dict[Path, str] = {}
+        self.ready: list[str] = []  # with the schema, and without rows
+        self.lasting: dict[str, tuple[Any, str, str]] = {}  # a connection, what empties it, and the mark, by URL
+
+    def take(self, *, ready: bool) -> str:
+        """Return the URL of a database for a test: with the schema, or like a file that is not there."""
+        if not ready:
+            return self.databases.new()
+        return self.ready.pop() if self.ready else self.make()
+
+    def make(self) -> str:
+        """Make a database with the schema, that can be emptied."""
+        import psycopg
+
+        url = self.databases.new()
+        findings_service.create_app(db=url).extensions["findings"].database.close()
+        connection = psycopg.connect(url, autocommit=True)
+        connection.execute("SET session_replication_role = replica")  # each table for itself
+        lines = [f"DELETE FROM {name}" for (name,) in connection.execute(TABLES) if name != "schema_version"]
+        lines.append(f"UPDATE schema_version SET version = {findings_service.SCHEMA_VERSION}")
+        lines += [f"SELECT setval('{name}', 1, false)" for (name,) in connection.execute(NUMBERS)]
+        mark = connection.execute(MARK).fetchone()[0]
+        self.lasting[url] = connection, "; ".join(lines), mark
+        return url
+
+    def give(self, url: str) -> None:
+        """Take a database back, which nobody uses any more: empty it, or drop it."""
+        if url not in self.lasting:
+            self.databases.drop(url)
+            return
+        connection, emptying, mark = self.lasting[url]
+        connection.execute(LEAVE)
+        size, now = connection.execute(f"SELECT pg_database_size(current_database()), ({MARK})").fetchone()
+        if now == mark and size < LARGE:
+            connection.execute(emptying)
+            self.ready.append(url)
+        else:
+            connection.close()
+            del self.lasting[url]
+            self.databases.drop(url)
+
+    def close(self) -> None:
+        for connection, *_ in self.lasting.values():
+            connection.close()
+        self.databases.close()
+
+
+@cache
+def shelf() -> Shelf:
+    """Return the databases of this test process."""
+    return Shelf(TOLD["server"])
+
+
+def db_at(path: str | Path, *, ready: bool = False) -> str:
+    """Return what the service is told for a database: a path, or the URL of what stands for it.
+
+    :param ready: whether it may have the schema, where it is a new one.
+    """
+    if not ON_POSTGRES or "://" in str(path) or str(path).startswith(":"):
+        return str(path)
+    places, key = shelf().places, Path(path).absolute()
+    if key not in places:
+        places[key] = shelf().take(ready=ready)
+    return places[key]
+
+
+def name_of(path: str | Path) -> str:
+    """Return what messages call a database."""
+    return findings_service.database_for(findings_service.Settings(db=db_at(path))).name
+
+
+def absence_of(path: str | Path) -> str:
+    """Return what is said where a database is not there; nothing where it is."""
+    return findings_service.database_for(findings_service.Settings(db=db_at(path))).absence()
+
+
+def placed(arguments: Sequence[str], folder: str | Path = "") -> list[str]:
+    """Return the arguments of a command, which is run in a folder, with the databases that they name."""
+    if not ON_POSTGRES:
+        return [*arguments]
+    pairs = zip(("", *arguments), arguments, strict=False)
+    return [db_at(Path(folder, word)) if before == "--db" and "://" not in word else word for before, word in pairs]
+
+
+@pytest.fixture(autouse=True)
+def _databases() -> Iterator[None]:
+    """Take back, behind a test, the databases that it has used."""
+    if not ON_POSTGRES:
+        yield
+        return
+    before = set(shelf().places)
+    yield
+    for path in set(shelf().places) - before:
+        shelf().give(shelf().places.pop(path))
+
+
+# A test's own look at a database
+
+
+class Opened:
+    """A connection that a test has to a PostgreSQL database. Statements have `?` for a parameter, as SQLite's do."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        """Run a statement, and return its rows and how many it changed."""
+        return self.connection.execute(re.sub(r"\?", "%s", sql) if parameters else sql, parameters or None)
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each of some rows."""
+        self.connection.cursor().executemany(re.sub(r"\?", "%s", sql), rows)
+
+
+@contextmanager
+def look_into(db: str | Path) -> Iterator[Any]:
+    """Give a connection to a database that is the test's, and not the service's. What it does is stored at once."""
+    if not ON_POSTGRES:
+        with closing(sqlite3.connect(db, isolation_level=None, timeout=10)) as connection:
+            yield connection
+        return
+    import psycopg
+
+    with psycopg.connect(db_at(db), autocommit=True) as connection:
+        yield Opened(connection)
+
+
+@contextmanager
+def locked(db: str | Path) -> Iterator[None]:
+    """Hold the write lock of a database, as another process might: in PostgreSQL the locks of all clients."""
+    everybody = "BEGIN; LOCK TABLE clients, health IN EXCLUSIVE MODE"
+    with look_into(db) as connection:
+        connection.execute(everybody if ON_POSTGRES else "BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+@contextmanager
+def in_service(db: str | Path) -> Iterator[findings_service.Database]:
+    """Give a database as the service has it, beside any that is in use."""
+    database = findings_service.database_for(findings_service.Settings(db=db_at(db)))
+    try:
+        yield database
+    finally:
+        database.disconnect()
+
+
+def faults_of(db: str | Path) -> list[str]:
+    """Return what an audit finds wrong with a database, also with one in use."""
+    if not ON_POSTGRES:
+        kind = findings_service.SQLiteConnection
+        with closing(sqlite3.connect(db, isolation_level=None, factory=kind)) as connection:
+            return list(findings_service.faults(connection))
+    with in_service(db) as database, database.snapshot() as connection:
+        return list(findings_service.faults(connection))
+
+
+def held_in(db: str | Path) -> bytes:
+    """Return all that a database holds: its rows, or its file and what SQLite keeps beside it."""
+    if not ON_POSTGRES:
+        files = [Path(db).with_name(f"{Path(db).name}{end}") for end in ("", "-wal", "-shm", "-journal")]
+        return b"".join(file.read_bytes() for file in files if file.exists())
+    with look_into(db) as connection:
+        tables = [name for (name,) in connection.execute(TABLES)]
+        rows = [row for name in tables for (row,) in connection.execute(f"SELECT {name}::text FROM {name}")]
+    return "\n".join(rows).encode()
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """Note the statements that this process sends to its databases."""
+    if ON_POSTGRES:
+        from findings_adapters.postgres.store import PostgresConnection as Kind
+
+        name = "send"
+    else:
+        Kind, name = findings_service.SQLiteConnection, "execute"
+    noted, send = list[str](), getattr(Kind, name)
+
+    def noting(connection: Any, text: str, *values: Any) -> Any:
+        noted.append(text)
+        return send(connection, text, *values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kind, name, noting)
+        yield noted
+
+
+# What goes wrong
+
+
+def busy_error() -> Exception:
+    """Return what the heart gets from an engine whose writers wait for too long."""
+    if ON_POSTGRES:
+        return findings_service.Busy()
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    return error
+
+
+def full_error() -> Exception:
+    """Return what the heart gets from an engine whose disk is full."""
+    if ON_POSTGRES:
+        return findings_service.StorageFull("its disk is full")
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+def engine_error(message: str) -> Exception:
+    """Return what the heart gets from an engine that nobody can do anything about."""
+    if not ON_POSTGRES:
+        return sqlite3.OperationalError(message)
+    from findings_adapters.postgres.store import PostgresError
+
+    return PostgresError(message)
+
+
+def what_commits() -> tuple[type, str]:
+    """Return the class and the name of what makes a transaction durable."""
+    if not ON_POSTGRES:
+        return findings_service.SQLiteDatabase, "_commit"
+    from findings_adapters.postgres.store import PostgresConnection
+
+    return PostgresConnection, "commit"
+
+
+@contextmanager
+def refusing_rows(db: str | Path, table: str) -> Iterator[None]:
+    """Let a table take no more rows."""
+    with look_into(db) as connection:
+        if ON_POSTGRES:
+            connection.execute(
+                """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$"""
+            )
+            connection.execute(f"CREATE TRIGGER refused BEFORE INSERT ON {table} EXECUTE FUNCTION refuse()")
+        else:
+            connection.execute(f"CREATE TRIGGER refused BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
+        yield
+        connection.execute(f"DROP TRIGGER refused ON {table}" if ON_POSTGRES else "DROP TRIGGER refused")

@@ -1,0 +1,187 @@
+"""Whether each statement that requests run on PostgreSQL names the client of every table that it reads or writes.
+
+In the PostgreSQL pass, the first of each statement is noted with its parameters while a request is answered in this
+process, and explained by the server in the end. In its plan, each scan of a table must be bound to a client: by its own
+conditions, where the planner has put what follows from equal columns, too
+(https://www.postgresql.org/docs/15/using-explain.html).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import flask
+
+# What may be read without a client, and why: a table, and what its scan is then bound to.
+EXEMPT = {
+    "api_keys": ("hash", "a request tells its client by its key"),
+    "erasures": ("", "one row, of all clients' file"),
+    "backups": ("", "one row, of all clients' database"),
+    "health": ("", "one row, of all clients' database"),
+    "schema_version": ("", "one row, of all clients' database"),
+}
+COLUMN = {"clients": "id"}  # what the client is called, elsewhere than `client_id`
+CONDITIONS = ("Index Cond", "Recheck Cond", "Filter", "Join Filter", "Hash Cond", "Merge Cond", "TID Cond")
+OF_SCANS = CONDITIONS[:3]
+EQUAL = re.compile(r"([\w\"]+)\.(\w+) = (?:ANY )?(.+)$")
+OTHER = re.compile(r"(\w+)\.(\w+)$")
+ROWS = "given"  # the rows of a statement for many, each with its client
+INSERTED = re.compile(r"\s*INSERT INTO (\w+) \(([^)]*)\)")
+
+
+class Statement(NamedTuple):
+    """A statement as it was sent."""
+
+    text: str
+    values: Sequence[bytes | None]
+    types: Sequence[int]
+    formats: Sequence[int] | None
+
+    @property
+    def shape(self) -> str:
+        """The text, whatever the number of its values is."""
+        return re.sub(r"\$\d+(, \$\d+)+", "$…", self.text)
+
+
+class Collector:
+    """Notes the statements of requests."""
+
+    def __init__(self) -> None:
+        self.texts: set[str] = set()
+        self.statements: dict[str, Statement] = {}
+
+    def note(self, statement: Statement) -> None:
+        if statement.text in self.texts or not flask.has_request_context():
+            return
+        self.texts.add(statement.text)
+        if re.match(r"\s*\(*(SELECT|WITH|INSERT|UPDATE|DELETE)\b", statement.text):
+            self.statements.setdefault(statement.shape, statement)
+
+    def listen(self) -> None:
+        """Note what is sent from now on."""
+        from findings_adapters.postgres.store import PostgresConnection
+
+        send = PostgresConnection.send
+
+        def noting(
+            connection: PostgresConnection,
+            text: str,
+            values: Sequence[bytes | None] = (),
+            types: Sequence[int] = (),
+            formats: Sequence[int] | None = None,
+        ) -> Any:
+            self.note(Statement(text, values, types, formats))
+            return send(connection, text, values, types, formats)
+
+        PostgresConnection.send = noting  # type: ignore[method-assign]
+
+    def complaints(self, url: str) -> list[str]:
+        """Return which statements do not name the client of each table."""
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            found = []
+            for statement in self.statements.values():
+                tables = unbound(explain(connection, statement), statement.text)
+                if tables:
+                    found.append(f"{', '.join(tables)}: {' '.join(statement.text.split())}")
+        return sorted(found)
+
+
+def explain(connection: Any, statement: Statement) -> dict[str, Any]:
+    """Return the plan of a statement."""
+    text = f"EXPLAIN (VERBOSE, FORMAT JSON) {statement.text}".encode()
+    result = connection.pgconn.exec_params(text, statement.values, statement.types, statement.formats)
+    assert result.get_value(0, 0), (result.error_message, statement.text)
+    return json.loads(result.get_value(0, 0))[0]["Plan"]
+
+
+def unbound(plan: dict[str, Any], text: str) -> list[str]:
+    """Return the tables that a statement reads or writes without their client."""
+    scans = {each["Alias"]: each for each in nodes(plan) if "Alias" in each and each["Node Type"] != "ModifyTable"}
+    scans = {alias: each for alias, each in scans.items() if each.get("Schema") == "public"}
+    bound = {ROWS}
+    joined = [pair for each in nodes(plan) for pair in equals(each, CONDITIONS) if ROWS in (pair[0], pair[2])]
+    while True:
+        more = {alias for alias in scans.keys() - bound if is_bound(alias, scans[alias], bound, joined)}
+        if not more:
+            break
+        bound |= more
+    tables = {scans[alias]["Relation Name"] for alias in scans.keys() - bound}
+    inserted = INSERTED.match(text)
+    if inserted and inserted[1] not in EXEMPT | COLUMN and "client_id" not in inserted[2]:
+        tables.add(inserted[1])
+    return sorted(tables)
+
+
+def is_bound(alias: str, scan: dict[str, Any], bound: set[str], joined: list[tuple[str, str, str, str]]) -> bool:
+    """Tell whether a scan is bound to a client."""
+    table = scan["Relation Name"]
+    wanted = {COLUMN.get(table, "client_id")}
+    if table in EXEMPT:
+        if not EXEMPT[table][0]:
+            return True
+        wanted.add(EXEMPT[table][0])
+    pairs = [*joined, *(pair for each in (scan, *bitmaps(scan)) for pair in equals(each, OF_SCANS))]
+    sides = [*pairs, *((there, theirs, here, ours) for here, ours, there, theirs in pairs)]
+    return any(here == alias and ours in wanted and (not there or there in bound) for here, ours, there, _ in sides)
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the nodes of a plan."""
+    yield plan
+    for each in plan.get("Plans", ()):
+        yield from nodes(each)
+
+
+def bitmaps(scan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give what finds the rows of a scan, where all of it does."""
+    for each in scan.get("Plans", ()):
+        if each["Node Type"] == "Bitmap Index Scan":
+            yield each
+        elif each["Node Type"] == "BitmapAnd":
+            yield from bitmaps(each)
+
+
+def equals(node: dict[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Give which columns are equal for all rows of a node, each as table and column; nothing stands for a value."""
+    for kind in kinds:
+        told = re.sub(r"'(?:[^']|'')*'", "''", node.get(kind, ""))
+        for condition in conjuncts(re.sub(r"\((\w+\.\w+)\)::\w+", r"\1", told)):  # a column as what it is already
+            if equal := EQUAL.match(condition):
+                alias, column, value = equal.groups()
+                other = OTHER.match(value)
+                yield (alias, column, *other.groups()) if other else (alias, column, "", "")
+
+
+def conjuncts(condition: str) -> Iterator[str]:
+    """Give what must all be true for a condition to be."""
+    parts, depth, start = list[str](), 0, 0
+    for place, letter in enumerate(condition):
+        depth += (letter == "(") - (letter == ")")
+        if not depth and condition.startswith(" AND ", place):
+            parts.append(condition[start:place])
+            start = place + 5
+        if not depth and condition.startswith(" OR ", place):
+            return
+    parts.append(condition[start:])
+    if len(parts) > 1:
+        for part in parts:
+            yield from conjuncts(part)
+    elif condition.startswith("(") and closing_of(condition) == len(condition) - 1:
+        yield from conjuncts(condition[1:-1])
+    else:
+        yield condition
+
+
+def closing_of(text: str) -> int:
+    """Return where the first bracket of a text closes."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return place
+    return -1

@@ -1,0 +1,56 @@
+"""Whether the check of the statements of requests finds those that do not name the client of a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines import ON_POSTGRES, shelf
+from tests.statements import Collector, Statement
+
+pytestmark = pytest.mark.skipif(not ON_POSTGRES, reason="the server of the PostgreSQL pass explains them")
+BOUND = (
+    "SELECT title FROM tasks WHERE client_id = $1 AND seq = 5",
+    "SELECT 1 FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = run_id WHERE runs.client_id = $1",
+    "SELECT id FROM runs WHERE client_id = $1 AND EXISTS (SELECT 1 FROM tasks WHERE client_id = runs.client_id)",
+    "SELECT (SELECT 1 FROM tasks WHERE client_id = runs.client_id AND run_id = runs.id) FROM runs WHERE client_id = $1",
+    "DELETE FROM tasks USING unnest(ARRAY[$1], ARRAY[1]) AS given (v1, v2) WHERE client_id = v1 AND seq = v2",
+    "INSERT INTO clients (id, created_at) VALUES ($1, '')",
+    "SELECT 1 FROM clients WHERE id = $1",
+    "SELECT client_id FROM api_keys WHERE hash = $1",
+    "SELECT id FROM erasures WHERE $1 <> ''",
+)
+UNBOUND = {
+    "tasks": (
+        "SELECT title FROM tasks WHERE seq = 5 AND title = $1",
+        "SELECT title FROM tasks WHERE client_id = $1 OR seq = 5",
+        "SELECT title FROM tasks WHERE client_id <> $1",
+        "SELECT title FROM runs JOIN tasks ON run_id = runs.id WHERE runs.client_id = $1",
+        "SELECT id FROM runs WHERE client_id = $1 AND EXISTS (SELECT 1 FROM tasks WHERE run_id = runs.id)",
+        "UPDATE tasks SET title = '' WHERE title = $1",
+        "DELETE FROM tasks USING unnest(ARRAY[$1], ARRAY[1]) AS given (v1, v2) WHERE title = v1 AND seq = v2",
+    ),
+    "runs": ("SELECT title FROM tasks JOIN runs ON run_id = runs.id WHERE tasks.client_id = $1",),
+    "runs, tasks": ("SELECT title FROM tasks JOIN runs ON runs.client_id = tasks.client_id WHERE title = $1",),
+    "clients": ("SELECT id FROM clients WHERE created_at = $1",),
+    "api_keys": ("SELECT id FROM api_keys WHERE name = $1",),
+}
+
+
+def told_of(text: str) -> list[str]:
+    collector = Collector()
+    collector.statements[text] = Statement(text, [b"default"], [25], None)
+    url = shelf().take(ready=True)
+    try:
+        return [complaint.partition(":")[0] for complaint in collector.complaints(url)]
+    finally:
+        shelf().give(url)
+
+
+@pytest.mark.parametrize("text", BOUND)
+def test_a_statement_that_names_the_client_of_each_table_is_good(text: str) -> None:
+    assert told_of(text) == []
+
+
+@pytest.mark.parametrize(("tables", "text"), [(tables, text) for tables, texts in UNBOUND.items() for text in texts])
+def test_a_statement_that_leaves_a_client_out_is_told_of(tables: str, text: str) -> None:
+    assert told_of(text) == [tables]
