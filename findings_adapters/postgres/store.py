@@ -273,7 +273,8 @@ class PostgresConnection(heart.Connection):
         self.database = database
         self.link = link
         self.read_only = read_only
-        self.cells, self.task_sets = database.cells, database.task_sets
+        if read_only:  # what a transaction reads may yet be undone
+            self.cells, self.task_sets = database.cells, database.task_sets
         self.begin_counting()
         self.failed: Failure | None = None
         self.open = False  # whether a transaction is
