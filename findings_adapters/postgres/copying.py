@@ -419,13 +419,18 @@ def verify(target: Target, tables: Sequence[Table], shifts: Shifts, read: Mappin
         for _ in stored.seen(moved(target.rows(table), table, shifts, -1), table.client, steps.step):
             pass
         wrong += differences(table, read[table.name], stored)
-    if not wrong:
-        with steps.progress.watching():
-            wrong += target.faults()
+    refuse_for(wrong, f"what stands in {target.name} is not what was read")
+    with steps.progress.watching():
+        wrong += target.faults()
+    refuse_for(wrong, "every row was copied as it is, so that what is copied has these faults, too")
+
+
+def refuse_for(wrong: Sequence[str], cause: str) -> None:
+    """Tell what is wrong with a copy. :raises click.ClickException: when anything is."""
     for line in wrong:
         click.echo(line)
     if wrong:
-        raise click.ClickException(f"the copy in {target.name} is not what it should be, and was dropped")
+        raise click.ClickException(f"{cause}; the copy was dropped")
 
 
 # The command
