@@ -1723,7 +1723,7 @@ class Database(ABC):
 
     `concurrent` tells whether many threads may read and write at once, each over a connection of its own, so that a
     statement may be waited for; where it is not, there is one reader and one writer, which are soon done.
-    `advice` is what to do instead of a command that an engine has a tool of its own for.
+    `advice` is what to do instead of a command that an engine has a tool of its own for; `{name}` stands for `name`.
     """
 
     concurrent: ClassVar[bool] = False
@@ -10352,7 +10352,8 @@ def opened_file(db: str, command: str) -> Iterator[SQLiteDatabase]:
     """Give a command a database file, and say what to do instead where the database is another engine's."""
     with opened(db) as database:
         if not isinstance(database, SQLiteDatabase):
-            raise click.ClickException(f"`{command}` is for database files; {database.advice[command]}")
+            advice = database.advice[command].format(name=database.name)
+            raise click.ClickException(f"`{command}` is for database files; {advice}")
         yield database
 
 

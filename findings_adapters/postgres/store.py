@@ -537,9 +537,12 @@ class PostgresDatabase(heart.Database):
 
     concurrent = True
     advice = {  # noqa: RUF012 - as the heart has it
-        "backup": "for PostgreSQL use pg_dump: pg_dump --format=custom --file=findings.dump URL",
-        "restore": "for PostgreSQL use pg_restore: pg_restore --dbname=URL findings.dump",
-        "compact": "for PostgreSQL its autovacuum does that, and VACUUM FULL where much was deleted",
+        "backup": "for PostgreSQL say: pg_dump --format=custom --file=findings.dump {name}",
+        "restore": "for PostgreSQL say: pg_restore --dbname={name} findings.dump",
+        "compact": (
+            "PostgreSQL's autovacuum gives the space to what comes next, and where much was removed, this gives it back"
+            " to the disk: psql --command='VACUUM FULL' {name}"
+        ),
     }
 
     def __init__(self, settings: heart.Settings) -> None:
