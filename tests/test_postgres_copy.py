@@ -1,0 +1,695 @@
+"""The command `copy` of the room `postgres`: a database that moves to another engine, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+
+import findings_service as heart
+from findings_adapters.postgres import copying
+from test_findings_service import (
+    API,
+    HERE,
+    Client,
+    Server,
+    cases,
+    client_of,
+    command,
+    database_of,
+    environment,
+    task,
+)
+from tests.postgres_server import Databases, name_in
+
+TABLES = copying.read_tables()
+SITE = "https://example.com/shop"
+
+
+@pytest.fixture
+def url(postgres: Databases) -> Iterator[str]:
+    """A new database on a server, in which there is nothing."""
+    made = postgres.new()
+    yield made
+    postgres.drop(made)
+
+
+def copy(source: object, target: object, *, code: int = 0) -> click.testing.Result:
+    """Copy a database, which ends with an exit code."""
+    arguments = ["copy", "--from", str(source), "--to", str(target)]
+    done = click.testing.CliRunner().invoke(heart.main, arguments, catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    assert code or done.output.endswith("verified.\n")
+    return done
+
+
+def check(db: object) -> str:
+    """Audit a database, which is sound."""
+    done = click.testing.CliRunner().invoke(heart.main, ["check", "--db", str(db)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@contextmanager
+def opened(db: object) -> Iterator[Any]:
+    """Give an application with a database, which is closed in the end."""
+    app = heart.create_app(db=str(db))
+    try:
+        yield app
+    finally:
+        database_of(app).close()
+
+
+def client_with(app: Any, key: str) -> Client:
+    app.test_client_class = Client
+    client = app.test_client()
+    client.key = key
+    return client
+
+
+def rows_of(db: object) -> dict[str, list[tuple[Any, ...]]]:
+    """Return all rows of all tables, but for what is a file's own."""
+    database = heart.database_for(heart.Settings.read(db=str(db)))
+    with database.snapshot() as connection:
+        rows = {
+            table.name: sorted(
+                connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name}").fetchall(), key=repr
+            )
+            for table in TABLES
+        }
+    database.close()
+    return rows
+
+
+def is_empty(url: str) -> bool:
+    """Tell whether there is no table in a server's database."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        return not connection.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'public'").fetchall()
+
+
+def run_in(url: str, statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def answers(client: Client) -> dict[str, tuple[bytes, str | None]]:
+    """Return what a client is told about everything that it has, with the tags."""
+    paths = [
+        *(
+            "tasks?limit=200",
+            "tasks?limit=200&sort=severity",
+            "tasks?q=unsafe",
+            "tasks?q=é",
+            "tasks?mainLine=true&q=exec",
+        ),
+        *("tasks?branch=feature", "tasks?status=dismissed,resolved", "tasks?assignee=anna", "tasks?view=full&limit=50"),
+        *("runs", "runs?branch=feature", "project-types", "overview"),
+    ]
+    for run in client.read("runs?limit=200")["runs"]:
+        paths += [f"runs/{run['id']}", f"tasks?runId={run['id']}"]
+        paths += [f"runs/{run['id']}/gate"] if run["status"] == "completed" and not run["branch"] else []
+        paths += [
+            f"brief?projectType={run['projectType']}&targetUrl={run['targetUrl'] or ''}".removesuffix("&targetUrl=")
+        ]
+    for found in client.read("tasks?limit=200")["tasks"]:
+        paths += [f"tasks/{found['id']}", f"tasks/{found['id']}/history"]
+    told = {path: client.get(f"{API}/{path}") for path in dict.fromkeys(paths)}
+    assert {path: each.status_code for path, each in told.items() if each.status_code != 200} == {}
+    return {path: (each.data, each.headers.get("ETag")) for path, each in told.items()}
+
+
+# What bandit found, and what became of it
+
+UNSAFE = """import pickle
+import subprocess
+
+
+def {name}(given):
+    exec(given)
+    subprocess.call(given, shell=True)
+    return pickle.loads(given)
+"""
+
+
+def scan_with_bandit(folder: Path, server: Server) -> None:
+    """Have the example agent report what bandit finds in a folder."""
+    pytest.importorskip("bandit")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(folder), "--target", SITE],
+        env=environment(FINDINGS_KEY=server.key, FINDINGS_URL=f"http://127.0.0.1:{server.port}", PYTHONPATH=str(HERE)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def bandits(server: Server, tmp_path: Path) -> tuple[Path, str]:
+    """A database with what bandit found in four runs, one on a branch, and decisions about it; and a key for it."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    for name in ("basket", "payment"):
+        (folder / f"{name}.py").write_text(UNSAFE.format(name=name), "utf-8")
+    scan_with_bandit(folder, server)
+    (folder / "payment.py").write_text(f"# moved\n{UNSAFE.format(name='payment')}", "utf-8")
+    scan_with_bandit(folder, server)
+
+    def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
+        answer = server.request(method, f"{API}/{path}", body, **headers)
+        assert answer.status_code < 300, answer.json
+        return answer.json
+
+    found = ask("GET", "tasks?limit=200")["tasks"]
+    assert len(found) >= 6
+    ask(
+        "PATCH",
+        f"tasks/{found[0]['id']}",
+        {"status": "dismissed", "reason": "false_positive", "comment": "Only öur files"},
+    )
+    ask("PATCH", f"tasks/{found[1]['id']}", {"status": "in_progress", "assignee": "anna"})
+    ask("PATCH", f"tasks/{found[2]['id']}", {"comment": "Line one\nline\ttwo \\N \\. 🐛"})
+    start = {"projectType": "bandit", "targetUrl": SITE, "metadata": {"commit": "a\\b"}}
+    for branch, kept in (("feature", found[:3]), (None, found[1:4])):
+        run = ask("POST", "runs", start | {"branch": branch}, **{"Idempotency-Key": f"of {branch}"})["id"]
+        whole = [ask("GET", f"tasks/{each['id']}") for each in kept]
+        reports = [{name: each[name] for name in ("title", "severity", "externalId", "extensions")} for each in whole]
+        new = whole[0] | {"externalId": "new", "title": "Né'w \\ finding"}
+        reports.append({name: new[name] for name in ("title", "severity", "externalId", "extensions")})
+        ask("POST", f"runs/{run}/tasks", {"tasks": reports})
+        ask("PATCH", f"runs/{run}", {"status": "completed", "resolveMissing": True})
+    server.stop()
+    return server.db, server.key
+
+
+def test_what_bandit_found_goes_to_postgresql_and_back_unchanged(
+    bandits: tuple[Path, str], url: str, tmp_path: Path
+) -> None:
+    before, key = bandits
+    with opened(before) as app:
+        told = answers(client_with(app, key))
+    assert len(told) > 30
+    rows = rows_of(before)
+    back = tmp_path / "back.db"
+    copy(before, url)
+    copy(url, back)
+    assert rows_of(url) == rows
+    assert rows_of(back) == rows
+    assert "PostgreSQL" in check(url)
+    assert "SQLite" in check(back)
+    for there in (url, back):
+        with opened(there) as app:
+            assert answers(client_with(app, key)) == told
+    assert all(rows.values())
+    assert oct(back.stat().st_mode & 0o777) == "0o600"
+    assert not list(tmp_path.glob("back.db.partial*"))
+
+
+def test_what_is_copied_goes_on(bandits: tuple[Path, str], url: str, tmp_path: Path) -> None:
+    before, key = bandits
+    copy(before, url)
+    for there in (url, tmp_path / "back.db"):
+        with opened(there) as app:
+            client = client_with(app, key)
+            known = client.read("tasks?limit=200")["tasks"]
+            run = client.start("bandit", targetUrl=SITE)
+            fields = {name: client.read(f"tasks/{known[-1]['id']}")[name] for name in ("externalId", "extensions")}
+            done = client.submit(run, task(**fields), task(**(fields | {"externalId": f"in {there}"})))
+            assert (done["created"], known[-1]["id"] in str(done)) == (
+                1,
+                True,
+            )
+            client.finish(run)
+        check(there)
+        if there == url:
+            copy(url, tmp_path / "back.db")
+
+
+def test_with_the_same_key_a_repeated_request_gets_its_answer_again(bandits: tuple[Path, str], url: str) -> None:
+    before, key = bandits
+    copy(before, url)
+    body = json.dumps({"projectType": "bandit", "targetUrl": SITE, "metadata": {"commit": "a\\b"}, "branch": "feature"})
+    headers = {"Idempotency-Key": "of feature", "Content-Type": "application/json"}
+    with opened(url) as app:
+        client = client_with(app, key)
+        runs = client.read("runs")["runs"]
+        again = client.post(f"{API}/runs", data=body, headers=headers)
+        assert again.json["id"] in {run["id"] for run in runs}
+
+
+# Seqs
+
+
+@pytest.mark.parametrize(
+    ("spans", "unit", "shifts"),
+    cases(
+        none=([], 1, {}),
+        apart=([("a", 1, 5), ("b", 6, 9)], 1, {}),
+        the_same=([("b", 1, 5), ("a", 1, 5)], 1, {"b": 5}),
+        blocks=([("a", 1, 5), ("b", 1, 5), ("c", 3, 200)], 128, {"b": 128, "c": 256}),
+        behind=([("a", 1, 5), ("b", 5, 6), ("c", 7, 9)], 1, {"b": 1, "c": 1}),
+        left_alone=([("a", 1, 5), ("b", 5, 6), ("c", 8, 9)], 1, {"b": 1}),
+        on_the_edge=([("a", 1, 127), ("b", 1, 127), ("c", 256, 256)], 128, {"b": 128}),
+    ),
+)
+def test_clients_are_moved_behind_one_another(spans: Any, unit: int, shifts: Mapping[str, int]) -> None:
+    assert copying.shifts_of(spans, unit) == shifts
+    places = [range(first + shifts.get(client, 0), last + 1 + shifts.get(client, 0)) for client, first, last in spans]
+    assert sum(map(len, places)) == len({seq for place in places for seq in place})
+
+
+def test_what_refers_to_a_seq_is_known() -> None:
+    found = {f"{table.name}.{table.columns[at]}": owner for table in TABLES for at, owner in table.numbers.items()}
+    referring = {
+        *("task_details.task_seq", "task_cells.task_seq", "sightings.task_seq", "sightings.run_seq"),
+        *("branch_sightings.task_seq", "branch_sightings.branch_seq", "history.task_seq"),
+    }
+    numbered = {f"{table.name}.seq" for table in TABLES if "seq" in table.columns}
+    columns = {f"{table.name}.{column}" for table in TABLES for column in table.columns}
+    assert found.keys() == referring | numbered == {column for column in columns if column.endswith("seq")}
+    assert {found[f"{name}s.seq"] for name in ("task", "run")} == {"tasks", "runs"}
+
+
+def use(client: Client, name: str, count: int) -> None:
+    """Report some tasks twice, on the main line and on a branch, and decide about some."""
+    client.register("web")
+    for branch in (None, "b", None):
+        run = client.start(branch=branch)
+        reports = [task(externalId=f"{name} {n}", title=f"Unsafe {name}{n}") for n in range(count)]
+        ids = [each["id"] for each in client.submit(run, *reports)["tasks"]]
+        client.submit(run, task(externalId=f"{branch}", title="Unsafe branch"))
+        client.finish(run, resolveMissing=branch is None)
+        client.triage(ids[-1], assignee=name, comment=f"{name} looks")
+
+
+def test_clients_with_the_same_seqs_find_room_in_a_file(url: str, tmp_path: Path) -> None:
+    counts = {"default": 150, "one": 3, "two": 260}
+    with opened(url) as app:
+        for name in counts:
+            with database_of(app).transaction() as connection:
+                heart.insert_client(connection, name)
+        clients = {name: client_of(app, client=name) for name in counts}
+        for name, count in counts.items():
+            use(clients[name], name, count)
+            for table in ("runs", "history", "branches", "search_blocks"):
+                run_in(url, f"ALTER SEQUENCE {table}_seq_seq RESTART")
+        told = {name: answers(client) for name, client in clients.items()}
+    file = tmp_path / "all.db"
+    done = copy(url, file)
+    assert "the same numbers in runs, tasks, search_blocks, branches, history; some were moved" in done.output
+    check(file)
+    with opened(file) as app:
+        assert {name: answers(client_with(app, client.key)) for name, client in clients.items()} == told
+        use(client_with(app, clients["one"].key), "one", 4)
+    check(file)
+    old, new = seqs_of(url), seqs_of(file)
+    assert {(new[each] - seq) % heart.BLOCK_SIZE for each, seq in old.items()} == {0}
+
+
+def seqs_of(db: object) -> dict[tuple[str, str], int]:
+    """Return the seqs of all tasks, by client and id."""
+    database = heart.database_for(heart.Settings.read(db=str(db)))
+    with database.reading() as connection:
+        found = {
+            (client, each): seq for seq, client, each in connection.execute("SELECT seq, client_id, id FROM tasks")
+        }
+    database.close()
+    return found
+
+
+def test_seqs_that_no_two_clients_share_stay(bandits: tuple[Path, str], url: str, tmp_path: Path) -> None:
+    with opened(bandits[0]) as app:
+        with database_of(app).transaction() as connection:
+            heart.insert_client(connection, "other")
+        use(client_of(app, client="other"), "other", 3)
+    copy(bandits[0], url)
+    copy(url, tmp_path / "back.db")
+    assert rows_of(tmp_path / "back.db") == rows_of(bandits[0])
+
+
+# What is refused
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A database with three tasks."""
+    path = tmp_path / "small.db"
+    with opened(path) as app:
+        use(client_of(app), "tests", 2)
+    return path
+
+
+def test_a_database_with_data_is_never_written_over(small: Path, url: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    copy(small, url)
+    copy(small, other)
+    for target in (url, other):
+        rows = rows_of(target)
+        refused = copy(small, target, code=1)
+        assert "has data of this service already, in clients, api_keys, project_types" in refused.output
+        assert len(refused.output.splitlines()) == 1
+        assert rows_of(target) == rows
+
+
+def test_a_database_with_an_empty_schema_may_be_filled(small: Path, url: str, tmp_path: Path) -> None:
+    for target in (url, str(tmp_path / "new.db")):
+        database = heart.database_for(heart.Settings.read(db=target))
+        with database.reading():
+            pass
+        database.close()
+        copy(small, target)
+        assert rows_of(target) == rows_of(small)
+        check(target)
+
+
+def test_a_file_that_is_in_use_keeps_its_place(small: Path, tmp_path: Path) -> None:
+    with opened(tmp_path / "new.db") as app:
+        with database_of(app).reading():
+            pass
+        assert "open in another process" in copy(small, tmp_path / "new.db", code=1).output
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_a_database_with_tables_of_another_program_is_left_alone(small: Path, url: str, tmp_path: Path) -> None:
+    run_in(url, "CREATE TABLE tasks (n INT)")
+    with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
+        theirs.execute("CREATE TABLE tasks (n INT)")
+    assert "has tables of another program" in copy(small, url, code=1).output
+    assert "is another program's SQLite database" in copy(small, tmp_path / "theirs.db", code=1).output
+
+
+def test_what_belongs_to_the_source_is_no_target(small: Path, url: str) -> None:
+    for target in (small, f"{small}-wal"):
+        assert "belongs to what is copied" in copy(small, target, code=1).output
+    copy(small, url)
+    assert "belongs to what is copied" in copy(url, url, code=1).output
+
+
+def test_a_source_that_is_not_there_is_told(url: str, tmp_path: Path) -> None:
+    assert "there is no file" in copy(tmp_path / "none.db", url, code=1).output
+    assert "there is no database of this service at postgresql://" in copy(url, tmp_path / "new.db", code=1).output
+    assert is_empty(url)
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_an_older_source_is_not_changed(small: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(small)) as connection:
+        connection.execute("PRAGMA user_version = 6")
+    before = small.read_bytes()
+    refused = copy(small, tmp_path / "new.db", code=1)
+    assert "has schema version 6" in refused.output
+    assert f"findings-service check --db {small}" in refused.output
+    assert small.read_bytes() == before
+
+
+def test_a_text_that_postgresql_cannot_hold_is_told(small: Path, url: str) -> None:
+    with closing(sqlite3.connect(small)) as connection:
+        connection.execute("UPDATE tasks SET title = 'a' || char(0) || 'b' WHERE seq = 2")
+        task_id = connection.execute("SELECT id FROM tasks WHERE seq = 2").fetchone()[0]
+        connection.commit()
+    refused = copy(small, url, code=1)
+    told = f"title of the row of tasks with client_id 'default', id '{task_id}' has U+0000"
+    assert told in refused.output
+    assert is_empty(url)
+
+
+def test_a_text_that_is_none_is_told(small: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(small)) as connection:
+        connection.execute("UPDATE tasks SET title = CAST(x'61ff' AS TEXT) WHERE seq = 2")
+        connection.commit()
+    refused = copy(small, tmp_path / "new.db", code=1)
+    assert "a row of tasks has a text that is not UTF-8" in refused.output
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_value_too_large_for_an_index_is_told(small: Path, url: str) -> None:
+    dice = random.Random(1)
+    with closing(sqlite3.connect(small)) as connection:
+        long = "".join(chr(dice.randrange(0x400, 0x2000)) for _ in range(2000))
+        connection.execute("UPDATE tasks SET external_id = ? WHERE seq = 2", (long,))
+        connection.commit()
+    refused = copy(small, url, code=1)
+    assert "index row size" in refused.output
+    assert "tasks_by_identity" in refused.output
+    assert is_empty(url)
+
+
+# What goes wrong
+
+
+def test_a_copy_with_other_values_is_dropped(small: Path, url: str) -> None:
+    database = heart.database_for(heart.Settings.read(db=url))
+    with database.reading():
+        pass
+    database.close()
+    run_in(
+        url,
+        """CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN NEW.title = replace(NEW.title, 'tests1', 'tests2'); RETURN NEW; END $$;
+           CREATE TRIGGER spoil BEFORE INSERT ON tasks FOR EACH ROW EXECUTE FUNCTION spoil()""",
+    )
+    done = copy(small, url, code=1)
+    assert "tasks: of client 'default' 4 rows are there, but not all as they were read" in done.output
+    assert "was dropped" in done.output
+    assert not any(rows_of(url).values())
+
+
+def spoiling(change: Callable[[Sequence[Any]], Iterator[Sequence[Any]]]) -> Any:
+    """Return what stores other rows of the history than it is given."""
+    fill = copying.FileTarget.fill
+
+    def spoilt(self: Any, table: copying.Table, rows: Any) -> None:
+        spoil = table.name == "history"
+        fill(self, table, (each for row in rows for each in (change(row) if spoil else [row])))
+
+    return spoilt
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    cases(
+        a_row_less=(lambda row: iter([row] if row[0] > 1 else []), "rows were read, and"),
+        another_value=(lambda row: iter([(*row[:-1], row[-1] or "x")]), "not all as they were read"),
+        texts_changed_places=(lambda row: iter([(*row[:3], row[4], row[3], *row[5:])]), "CHECK constraint failed"),
+    ),
+)
+def test_a_copy_of_other_rows_is_dropped(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, told: str
+) -> None:
+    monkeypatch.setattr(copying.FileTarget, "fill", spoiling(change))
+    assert told in copy(small, tmp_path / "new.db", code=1).output
+    assert not list(tmp_path.glob("new.db*"))
+
+
+def test_the_faults_of_a_source_are_told(small: Path, url: str) -> None:
+    with closing(sqlite3.connect(small)) as connection:
+        connection.execute("UPDATE tasks SET times_seen = 0")
+        connection.commit()
+    done = copy(small, url, code=1)
+    assert "was seen by more runs than it says" in done.output
+    assert "every row was copied as it is" in done.output
+    assert is_empty(url)
+
+
+SLOW = """
+import sys, time
+from findings_adapters.postgres import copying
+import findings_service
+
+filled = copying.moved
+
+def slowly(rows, table, shifts, sign=1):
+    for row in filled(rows, table, shifts, sign):
+        yield row
+        if table.name == "sightings" and sign == 1:
+            print("under way", flush=True)
+            time.sleep(60)
+
+copying.moved = slowly
+findings_service.main()
+"""
+
+
+@contextmanager
+def under_way(source: object, target: object) -> Iterator[subprocess.Popen[str]]:
+    """Copy in a process that comes to a halt in the middle."""
+    line = [sys.executable, "-c", SLOW, "copy", "--from", str(source), "--to", str(target)]
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=HERE, env=environment()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "under way\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_copy_that_is_ended_leaves_nothing(small: Path, url: str, tmp_path: Path, how: signal.Signals) -> None:
+    for target in (url, tmp_path / "new.db"):
+        with under_way(small, target) as process:
+            process.send_signal(how)
+            assert process.wait(10) != 0
+            assert process.stdout is not None
+            assert "Traceback" not in process.stdout.read()
+    await_(lambda: is_empty(url))
+    assert not (tmp_path / "new.db").exists()
+    assert how == signal.SIGKILL or not list(tmp_path.glob("new.db*"))
+    copy(small, tmp_path / "new.db")
+    assert not list(tmp_path.glob("new.db.*"))
+
+
+def await_(holds: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_server_that_ends_the_connection_is_one_line(
+    small: Path, url: str, postgres: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = copying.moved
+
+    def moved_until_the_end(rows: Any, table: copying.Table, *more: Any) -> Any:
+        if table.name == "sightings":
+            postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_in(url)}'")
+        return moved(rows, table, *more)
+
+    monkeypatch.setattr(copying, "moved", moved_until_the_end)
+    refused = copy(small, url, code=1)
+    assert len(refused.output.splitlines()) == 1
+    assert "terminating connection" in refused.output
+    assert is_empty(url)
+
+
+def test_a_source_may_be_written_meanwhile(server: Server, url: str, tmp_path: Path) -> None:
+    run = server.start_run()
+    written = []
+
+    def write() -> None:
+        body = {"tasks": [task(title=f"Title {len(written)}.{n}") for n in range(20)]}
+        written.append(server.request("POST", f"{API}/runs/{run}/tasks", body).status_code)
+
+    write()
+    database = heart.database_for(heart.Settings.read(db=str(server.db)))
+    fill = copying.Tally.seen
+
+    def seen(self: copying.Tally, rows: Any, *more: Any) -> Iterator[Any]:
+        write()
+        return fill(self, rows, *more)
+
+    database.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying.Tally, "seen", seen)
+        copy(server.db, url)
+    assert set(written) == {201}
+    assert len(written) > 20
+    assert len(rows_of(url)["tasks"]) == 20
+    check(url)
+
+
+def test_a_server_may_be_written_meanwhile(url: str, tmp_path: Path) -> None:
+    with opened(url) as app:
+        client = client_of(app)
+        use(client, "tests", 2)
+        before = rows_of(url)
+        seen = copying.Tally.seen
+        titles = iter(range(1000))
+
+        def seen_later(self: copying.Tally, rows: Any, *more: Any) -> Iterator[Any]:
+            client.submit(client.start(), task(title=f"{next(titles)}"))
+            return seen(self, rows, *more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(copying.Tally, "seen", seen_later)
+            copy(url, tmp_path / "new.db")
+        assert next(titles) > 20
+    assert len(rows_of(tmp_path / "new.db")["tasks"]) == len(before["tasks"])
+    check(tmp_path / "new.db")
+
+
+# The command
+
+
+def test_files_are_copied_without_psycopg(small: Path, tmp_path: Path) -> None:
+    without = tmp_path / "without"
+    without.mkdir()
+    (without / "sitecustomize.py").write_text("import sys; sys.modules['psycopg'] = None\n", "utf-8")
+    path = {"PYTHONPATH": f"{without}{os.pathsep}{HERE}"}
+    assert "Copy a database to another" in command("copy", "--help", **path).stdout
+    done = command("copy", "--from", str(small), "--to", str(tmp_path / "new.db"), **path)
+    assert (done.returncode, done.stderr.endswith("verified.\n")) == (0, True), done.stderr
+    refused = command("copy", "--from", str(small), "--to", "postgresql:///nowhere", **path)
+    assert refused.returncode == 1
+    assert "pip install 'findings-service[postgres]'" in refused.stderr
+
+
+def test_the_rows_of_each_table_are_told(small: Path, tmp_path: Path) -> None:
+    told = dict(line.split() for line in copy(small, tmp_path / "new.db").output.splitlines()[1:-1])
+    assert told.keys() == {table.name for table in TABLES}
+    assert (told["tasks"], told["runs"], told["task_details"]) == ("4", "3", "4")
+
+
+def test_what_is_a_files_own_is_not_copied(small: Path, url: str, tmp_path: Path) -> None:
+    with opened(small) as app:
+        client = client_of(app, name="another")
+        client.remove(f"tasks/{client.read('tasks')['tasks'][0]['id']}")
+        assert client.get("/healthz").status_code == 200
+    assert command("backup", str(tmp_path / "a.db"), "--db", str(small)).returncode == 0
+    copy(small, tmp_path / "new.db")
+    copy(small, url)
+    own = {name for name, in_file in own_rows(small).items() if in_file}
+    assert own == {"erasures", "backups", "health"}
+    assert not any(own_rows(tmp_path / "new.db").values())
+    assert not any(own_rows(url).values())
+
+
+def own_rows(db: object) -> dict[str, int]:
+    """Return how many rows the tables have that are not copied."""
+    database = heart.database_for(heart.Settings.read(db=str(db)))
+    with database.reading() as connection:
+        rows = {
+            name: connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]
+            for name in ("erasures", "backups", "health")
+        }
+    database.close()
+    return rows
+
+
+def test_check_and_prune_work_on_a_server(small: Path, url: str) -> None:
+    copy(small, url)
+    run_in(url, "UPDATE counters SET n = n + 1 WHERE scope = 'tasks'")
+    done = command("check", "--db", url)
+    assert (done.returncode, "counter: default, tasks, open" in done.stdout) == (1, True)
+    run_in(url, "UPDATE counters SET n = n - 1 WHERE scope = 'tasks'")
+    done = command("prune", "--finished-before", "0s", "--db", url)
+    assert (done.returncode, done.stdout) == (0, "Removed 3 runs and 4 tasks.\n"), done.stderr
+    check(url)
+
+
+@pytest.mark.parametrize(("arguments", "told"), [(("backup", "a.db"), "pg_dump"), (("compact",), "VACUUM FULL")])
+def test_what_a_server_has_tools_for_is_told(small: Path, url: str, arguments: tuple[str, ...], told: str) -> None:
+    copy(small, url)
+    done = command(*arguments, "--db", url.replace("@", ":secret@"))
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert told in done.stderr
+    assert "secret" not in done.stderr
