@@ -102,11 +102,11 @@ def below(pid: int) -> list[int]:
 
 
 def wait_until(what: str, is_so: Callable[[], bool], patience: float = PATIENCE) -> float:
-    """Wait until something is so, and return for how many seconds. :raises TimeoutError: when it takes too long."""
+    """Wait until something is so, and return for how many seconds. :raises SystemExit: when it takes too long."""
     began = time.monotonic()
     while not is_so():
         if time.monotonic() > began + patience:
-            raise TimeoutError(f"{what}: not within {patience:g} s")
+            raise SystemExit(f"{what}: not within {patience:g} s")
         time.sleep(0.05)
     return time.monotonic() - began
 
@@ -163,7 +163,7 @@ class Node:
 
     def end(self) -> None:
         """End it: PostgreSQL at once, but so that it leaves no shared memory behind."""
-        with suppress(ProcessLookupError, TimeoutError):
+        with suppress(ProcessLookupError, SystemExit):
             os.kill(self.patroni, signal.SIGKILL)
             self.send(signal.SIGCONT)
             if below(self.postmaster()):
@@ -428,8 +428,9 @@ def faults_of(service: Service, told: Told) -> Iterator[str]:
     for task in tasks:
         if task["id"] != told.tasks.get(task["title"]):
             yield f"task {task['title']} is another"
-        if task["status"] != told.statuses.get(task["title"], "open"):
-            yield f"task {task['title']} is {task['status']} instead of {told.statuses.get(task['title'])}"
+        status = told.statuses.get(task["title"], "open")
+        if task["status"] != status:
+            yield f"task {task['title']} is {task['status']} instead of {status}"
     for title, sent in told.comments.items():
         history = listed(service, f"tasks/{told.tasks[title]}/history")
         there = Counter(entry["comment"] for entry in history if entry["comment"])
@@ -513,7 +514,7 @@ class Trial:
             node = self._cluster.primary()
             began, processes, gone = time.monotonic(), node.send(self._how), time.monotonic()
             print(f"round {number}: {self._how.name} for the {processes} processes of node {node.name}, the primary")
-            wait_until("writes", lambda: all(each.first_good(gone) for each in writers if each.is_alive()))
+            wait_until("writes of all", lambda: all(each.first_good(gone) for each in writers if each.is_alive()))
             time.sleep(5)
             back = self._have_back(node)
         finally:
@@ -576,17 +577,27 @@ def binaries() -> Path:
     return found[-1]
 
 
+def keep_logs(folder: Path, where: Path) -> None:
+    """Copy what all processes said."""
+    where.mkdir(parents=True, exist_ok=True)
+    for log in folder.glob("*.log"):
+        shutil.copy(log, where)
+
+
 def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description="Kill the primary of a PostgreSQL cluster under load.")
     parser.add_argument("--rounds", type=int, default=2, help="after each, the other node is the primary (default 2)")
     parser.add_argument("--writers", type=int, default=4, help="of each of the two clients (default 4)")
     parser.add_argument("--freeze", action="store_true", help="let the node hang, and wake up when it is replaced")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where to keep what all of them said")
     given = parser.parse_args()
     programs, how = binaries(), signal.SIGSTOP if given.freeze else signal.SIGKILL
     os.environ["no_proxy"] = HOST
     with stoppable(), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-")))
+        if given.logs:
+            stack.callback(keep_logs, folder, given.logs)
         if os.getuid() == 0:
             shutil.chown(folder, "postgres", "postgres")
         cluster = stack.enter_context(Cluster(folder, programs))
