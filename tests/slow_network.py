@@ -1,4 +1,4 @@
-"""A network for tests and benchmarks: it delays what passes between clients and a server, stalls, cuts and goes away."""
+"""A network for tests and benchmarks: it delays what passes between clients and a server, stalls and cuts it."""
 
 from __future__ import annotations
 
