@@ -1659,9 +1659,14 @@ class Connection(ABC):
         :param ranges: statements, each of which gives one column `seq` in the order of an index.
         """
 
-    @abstractmethod
+    def by_seq(self, table: str, seqs: str) -> str:
+        """Return the condition of a client's rows with some seqs: a mark for the client, and then those."""
+        return f"{table}.client_id = ? AND {table}.seq IN ({seqs})"
+
     def join_cells(self, sightings: str) -> str:
         """Return what joins `task_cells` to a table of sightings by task."""
+        same = f"task_cells.client_id = {sightings}.client_id AND task_cells.task_seq = {sightings}.task_seq"
+        return f"JOIN task_cells ON {same}"
 
     @abstractmethod
     def words_holding(self, client_id: str, word: str) -> Iterable[tuple[int, str]]:
@@ -1945,6 +1950,14 @@ class SQLiteConnection(sqlite3.Connection, Connection):
     def merged(self, ranges: Sequence[str], order: str) -> str:
         """Return the statement that merges index ranges; SQLite reads them side by side, and none to its end."""
         return f"{' UNION '.join(ranges)} ORDER BY seq {order} LIMIT ? OFFSET ?"
+
+    def by_seq(self, table: str, seqs: str) -> str:
+        """Have the rows looked up, and then the client compared.
+
+        Otherwise SQLite takes the index that begins with the client: that takes half as long again, and what it gives
+        has to be sorted.
+        """
+        return f"({table}.client_id = ?) IS TRUE AND {table}.seq IN ({seqs})"
 
     def join_cells(self, sightings: str) -> str:
         """Join by the seq alone, which is a rowid: to compare the clients, too, would make counting a fifth slower."""
@@ -3574,15 +3587,6 @@ def marks(values: Collection[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
-def by_seq(table: str, seqs: str) -> str:
-    """Return the condition of a client's rows with some seqs, which are placeholders or a statement.
-
-    Without `IS TRUE`, which PostgreSQL must not see, SQLite would take the index that begins with the client: it takes
-    half as long again, and what it gives has to be sorted.
-    """
-    return f"({table}.client_id = ?) IS TRUE AND {table}.seq IN ({seqs})"
-
-
 # Keys and clients
 
 
@@ -3982,7 +3986,7 @@ class Listing(Struct, frozen=True, kw_only=True):
         else:
             return iter(())
         statement = f"""SELECT {columns} FROM {self.table} {joined}
-            WHERE {by_seq(self.table, seqs)} ORDER BY {self.table}.seq {self.order}"""
+            WHERE {connection.by_seq(self.table, seqs)} ORDER BY {self.table}.seq {self.order}"""
         return iter(self._execute(connection, statement, (self.client_id, *values)))
 
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:
@@ -6165,7 +6169,7 @@ def select_states(connection: Connection, client_id: str, seqs: Sequence[int]) -
     states = []
     for lot in in_lots(seqs):
         rows = connection.execute(
-            f"SELECT {STATE_COLUMNS} FROM tasks WHERE {by_seq('tasks', marks(lot))}", (client_id, *lot)
+            f"SELECT {STATE_COLUMNS} FROM tasks WHERE {connection.by_seq('tasks', marks(lot))}", (client_id, *lot)
         )
         states += [State(*row) for row in rows]
     return sorted(states, key=lambda state: state.seq)
@@ -6473,7 +6477,7 @@ def see_again(connection: Connection, by: Submitting, states: Sequence[State]) -
     for lot in in_lots(seqs):
         connection.execute(
             f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
-                WHERE {by_seq("tasks", marks(lot))}""",
+                WHERE {connection.by_seq("tasks", marks(lot))}""",
             (by.run.id, by.now, by.client_id, *lot),
         )
     count_seen_again(connection, by.client_id, by.run, states)
@@ -7119,7 +7123,7 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
         for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
             connection.execute(
                 f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
-                    WHERE {by_seq("tasks", marks(lot))} AND ({column} = ? OR NOT EXISTS (
+                    WHERE {connection.by_seq("tasks", marks(lot))} AND ({column} = ? OR NOT EXISTS (
                         SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
                 (client_id, *lot, run.id),
             )
@@ -7127,7 +7131,7 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
             f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
                     SELECT runs.seq, tasks.seq FROM tasks
                     JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                    WHERE {by_seq("tasks", marks(lot))})""",
+                    WHERE {connection.by_seq("tasks", marks(lot))})""",
             (client_id, client_id, *lot),
         )
     states = select_states(connection, client_id, seqs)
@@ -7165,7 +7169,7 @@ def leave_line(connection: Connection, client_id: str, states: Mapping[int, Stat
         rows = connection.execute(
             f"""SELECT tasks.seq, runs.branch FROM tasks
                 JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                WHERE {by_seq("tasks", marks(lot))} AND runs.branch <> tasks.branch
+                WHERE {connection.by_seq("tasks", marks(lot))} AND runs.branch <> tasks.branch
                     AND NOT EXISTS (SELECT 1 FROM sightings
                         JOIN runs AS others ON others.client_id = sightings.client_id AND others.seq = run_seq
                         WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq

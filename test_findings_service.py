@@ -2274,6 +2274,20 @@ def test_tasks_are_found_by_when_they_were_created(client: Client, dated: list[s
         assert [each["id"] for each in page["tasks"]] == [dated[place] for place in places][: page["limit"]]
 
 
+def test_the_times_of_one_clients_tasks_are_no_other_ones_matter(app: flask.Flask, client: Client, run: str) -> None:
+    client.add(run)
+    with database_of(app).transaction() as connection:
+        connection.execute("UPDATE tasks SET created_at = '2999-01-01T00:00:00.000Z'")
+    other = client_of(app, client="other")
+    other.register("web")
+    task_id = other.add(other.start())
+    assert other.read(f"tasks/{task_id}")["createdAt"] < "2999" < client.read("tasks")["tasks"][0]["createdAt"]
+    assert client.read("tasks", createdSince="2998-01-01")["total"] == 1
+    assert other.read("tasks", createdSince="2998-01-01")["total"] == 0
+    assert client.read(f"tasks/{client.add(run)}")["createdAt"] == "2999-01-01T00:00:00.000Z"
+    assert faults_of(Path(database_of(app).settings.db)) == []
+
+
 def test_a_clock_that_is_set_back_leaves_tasks_in_order(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -3359,6 +3373,19 @@ def test_idle_runs_fail_in_slices_and_where_none_is_nothing_is_written(
     assert faults_of(tmp_path / "findings.db") == []
 
 
+def test_who_starts_a_run_fails_idle_ones_of_its_own_client(make_app: Callable[..., flask.Flask]) -> None:
+    app = make_app(run_timeout="0.1")
+    client, other = client_of(app), client_of(app, client="other")
+    for each in (client, other):
+        each.register("web")
+        each.start()
+    time.sleep(1.1)  # once a second
+    client.start()
+    assert [each.read("runs", status="failed")["total"] for each in (client, other)] == [1, 0]
+    other.start()
+    assert other.read("runs", status="failed")["total"] == 1
+
+
 @pytest.mark.sqlite
 def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: Client) -> None:
     client.register("web")
@@ -3479,6 +3506,76 @@ def test_a_submission_tells_what_became_of_each_task_in_the_order_sent(client: C
     assert [done["tasks"][place]["id"] for place in (0, 2, 3)] == [fixed, changed, same]
     assert [done[name] for name in ("created", "updated", "reopened", "unchanged")] == [2, 1, 1, 1]
     assert {item["status"] for item in done["tasks"]} == {"open"}
+
+
+class Waiting:
+    """Counts how often a transaction waits for answers: with one that is waited for, all come that were asked for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.times = self.sent = self.arrived = 0
+        kind, waiting = findings_service.SQLiteConnection, self
+
+        class Answer:
+            """A cursor that is waited for when somebody asks."""
+
+            def __init__(self, cursor: Any) -> None:
+                waiting.sent += 1
+                self._cursor, self._number = cursor, waiting.sent
+
+            def __getattr__(self, name: str) -> Any:
+                if self._number > waiting.arrived:
+                    waiting.times, waiting.arrived = waiting.times + 1, waiting.sent
+                return getattr(self._cursor, name)
+
+            def __iter__(self) -> Iterator[Any]:
+                return iter(self.fetchall())
+
+        def ask(connection: Any, *arguments: Any) -> Any:
+            answer = connection.execute(*arguments)
+            return lambda: answer
+
+        for name in ("execute", "executemany"):
+            method = getattr(sqlite3.Connection, name)
+            patch.setattr(kind, name, lambda *arguments, method=method: Answer(method(*arguments)))
+        patch.setattr(kind, "ask", ask)
+        patch.setattr(kind, "take_seqs", lambda _, __, count, newest: range(newest + 1, newest + 1 + count))
+
+
+WRITES = cases(
+    decision=(1, lambda client, run, seen: client.triage(seen, "dismissed", comment="No")),
+    decision_about_many=(
+        1,
+        lambda client, run, seen: client.patch(f"{API}/tasks", json={"ids": [seen], "status": "resolved"}),
+    ),
+    new_task=(1, lambda client, run, seen: client.add(run)),
+    new_batch=(1, lambda client, run, seen: client.submit(run, *(task(externalId=str(n)) for n in range(200)))),
+    known_task=(1, lambda client, run, seen: client.submit(run, task(externalId="seen"))),
+    worse_task=(1, lambda client, run, seen: client.submit(run, task(externalId="seen", severity="critical"))),
+    new_task_of_a_branch=(1, lambda client, run, seen: client.add(start_on(client, "x"))),
+    renamed_task=(2, lambda client, run, seen: client.submit(run, task(externalId="seen", title="Other words"))),
+)
+
+
+@pytest.mark.parametrize(("times", "write"), WRITES)
+def test_a_write_waits_for_an_answer_once(client: Client, times: int, write: Callable[..., Any]) -> None:
+    client.register("web")
+    seen, run = client.add(client.start(), externalId="seen"), client.start()
+    transaction = findings_service.Call.transaction
+    with pytest.MonkeyPatch.context() as patch:
+        waiting = Waiting(patch)
+
+        @contextmanager
+        def counted(call: Any) -> Iterator[Any]:
+            with transaction(call) as connection:
+                waiting.times = 0
+                yield connection
+                waited.append(waiting.times)
+
+        waited = list[int]()
+        patch.setattr(findings_service.Call, "transaction", counted)
+        write(client, run, seen)
+    assert waited[-1] == times
+    assert faults_of(Path(database_of(client.application).settings.db)) == []
 
 
 def test_a_submission_that_creates_nothing_is_200(client: Client, run: str) -> None:
@@ -10794,7 +10891,7 @@ def test_a_database_of_the_fifth_schema_is_counted_for_briefs(app: flask.Flask, 
 
 @pytest.mark.sqlite
 def test_a_database_of_the_sixth_schema_has_the_client_in_every_key(app: flask.Flask, client: Client, run: str) -> None:
-    other = client_of(app, name="other")
+    other = client_of(app, client="other")
     other.register("web")
     for each, its_run in ((client, run), (other, other.start())):
         image = {"type": "image", "label": "Seen", "content": "aW1hZ2U=" * 1000}
