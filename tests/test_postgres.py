@@ -628,7 +628,7 @@ def test_much_is_sent_while_much_is_received(database: store.PostgresDatabase) -
 
 
 def test_rows_are_read_as_they_are_asked_for(database: store.PostgresDatabase) -> None:
-    numbers = "SELECT n FROM generate_series(1, 1000) AS n"
+    numbers = "SELECT n FROM generate_series(1, 1000) AS task_details (n)"
     with database.snapshot() as connection:
         rows = iter(connection.execute(numbers))
         assert next(rows) == (1,)
@@ -639,17 +639,17 @@ def test_rows_are_read_as_they_are_asked_for(database: store.PostgresDatabase) -
         assert some.fetchone() == (22,)  # zip has read one more
         assert len(some.fetchall()) == 978
     with pytest.raises(store.PostgresError, match="division"), database.snapshot() as connection:
-        list(connection.execute("SELECT 1 / (n - 500) FROM generate_series(1, 1000) AS n"))
+        list(connection.execute("SELECT 1 / (n - 500) FROM generate_series(1, 1000) AS task_details (n)"))
     assert counts(database) == {}
 
 
 def test_bulky_rows_that_nobody_wants_stay_with_the_server(database: store.PostgresDatabase) -> None:
     with database.snapshot() as connection:
-        large = iter(connection.execute("SELECT repeat('x', 1000000) FROM generate_series(1, 1000) AS n"))
+        large = iter(connection.execute("SELECT repeat('x', 1000000) FROM generate_series(1, 1000) AS task_details"))
         assert len(next(large)[0]) == 1_000_000
     assert connection.link.connection.closed
     with database.snapshot() as connection:
-        small = iter(connection.execute("SELECT 'x' FROM generate_series(1, 51) AS n"))
+        small = iter(connection.execute("SELECT 'x' FROM generate_series(1, 51) AS task_details"))
         assert [next(small) for _ in range(51)] == [("x",)] * 51
     assert not connection.link.connection.closed
     assert counts(database) == {}

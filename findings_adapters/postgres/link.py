@@ -2,7 +2,7 @@
 
 All of a connection's statements go through libpq's pipeline mode (https://www.postgresql.org/docs/15/libpq-pipeline-mode.html),
 by psycopg's own wrapper of libpq (https://www.psycopg.org/psycopg3/docs/api/pq.html): what is sent waits for no answer
-until somebody asks for one, and a transaction takes two thirds of what it does with psycopg's own pipelines.
+until somebody asks for one, and a transaction takes a third of the processor that psycopg's own pipelines take.
 
 The pool is our own, and not psycopg_pool's, for two reasons. A connection comes back to it while the end of its last
 transaction is still on its way, which saves a round trip of every read; psycopg_pool closes one that is not idle. And
@@ -40,7 +40,7 @@ OUTAGE = 2.0  # seconds from the beginning of an outage on in which requests wai
 PAUSE = 0.05  # seconds between two attempts to connect
 COMMAND_DONE = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 NO_STATEMENT, NOT_SUPPORTED = "26000", "0A000"
-CHUNK = 16  # rows that are read at once where they are streamed
+CHUNK = 4  # rows that are read at once where they are streamed
 HAS_CHUNKS = pq.version() >= 170000
 DROPPING = 0.005  # seconds that the rest of rows that are streamed may take
 LOST_STATES = ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03")  # the server ends the connection

@@ -37,6 +37,7 @@ IDLE_IN_TRANSACTION = 60.0  # seconds after which the server ends a transaction 
 SILENCE = 15.0  # seconds beyond those of a statement after which a server that says nothing is given up
 LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
 LOOK_EVERY = 1.0  # seconds between two looks whether it is this process's turn to keep house
+BULKY = "task_details"  # in whose rows is what is large
 BLOCKS_AT_ONCE = 256  # texts of words that are read at once
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
 NO_TEXT = "\1"  # stands for U+0000
@@ -226,10 +227,11 @@ def array_of(values: Sequence[Any], kind: int) -> bytes:
 class PostgresCursor:
     """What a statement has come to, or several of them: they are waited for when somebody asks."""
 
-    __slots__ = ("_connection", "_rows", "replies")
+    __slots__ = ("_bulky", "_connection", "_rows", "replies")
 
-    def __init__(self, connection: PostgresConnection, replies: Sequence[Reply]) -> None:
+    def __init__(self, connection: PostgresConnection, replies: Sequence[Reply], *, bulky: bool = False) -> None:
         self._connection = connection
+        self._bulky = bulky
         self.replies = replies
         self._rows: Iterator[tuple[Any, ...]] | None = None
 
@@ -257,8 +259,8 @@ class PostgresCursor:
         return list(self._left())
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the rows that are left; where nobody has asked for anything behind them, as they are read."""
-        if self._rows is None and len(self.replies) == 1:
+        """Give the rows that are left: bulky ones as they are read, where nobody has asked for anything behind them."""
+        if self._rows is None and self._bulky:
             self._rows = self._connection.stream(self.replies[0])
         return self._left()
 
@@ -292,7 +294,7 @@ class PostgresConnection(heart.Connection):
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> PostgresCursor:
         """Send a statement; its rows, and what is wrong with it, come when somebody asks for them, or with COMMIT."""
         values, types = [dumped(value) for value in parameters], [type_of(value) for value in parameters]
-        return PostgresCursor(self, [self.send(dialect.translated(sql), values, types)])
+        return PostgresCursor(self, [self.send(dialect.translated(sql), values, types)], bulky=BULKY in sql)
 
     def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> PostgresCursor:
         """Send a statement for many rows: as one for arrays of their values, where none of them meets another."""
