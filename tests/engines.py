@@ -47,21 +47,25 @@ NUMBERS = "SELECT relname FROM pg_class WHERE relkind = 'S' AND relnamespace = '
 
 
 def start_server() -> Callable[[], object]:
-    """Start a server for all test processes, and return what stops it. So does the end of this process."""
+    """Start a server for all test processes, and return what stops it. Should this process be killed, it stops, too."""
     programs = find_programs()
     if programs is None:
         pytest.exit(f"{CHOICE} is {ENGINE}: there is no PostgreSQL here, and {GIVEN} names none", 1)
     server = PostgresServer.make(programs, max_connections="200")
     server.start()
     TOLD["server"] = os.environ[GIVEN] = server.url
-    line = 'cat; kill -QUIT "$1" && while kill -0 "$1"; do sleep 0.05; done; rm -rf "$2"'
+    line = 'cat; [ -e "$2/postmaster.pid" ] && kill -QUIT "$1" && sleep 1; rm -rf "$3"'
     keeper = subprocess.Popen(
-        ["/bin/sh", "-c", line, "keeper", str(server.pid()), str(server.folder)],
+        ["/bin/sh", "-c", line, "keeper", str(server.pid()), str(server.data), str(server.folder)],
         stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return keeper.communicate
+
+    def stop() -> None:
+        server.remove()
+        keeper.communicate()
+
+    return stop
 
 
 # Databases
