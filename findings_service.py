@@ -552,6 +552,28 @@ def problem_details(error: ServiceError) -> ProblemDetails:
 # Models: what a request may hold, and what an answer holds
 # ---------------------------------------------------------------------------
 
+Checked = TypeVar("Checked", bound=Struct)
+# What msgspec knows of a model stands at the model's class while it is still being made, and a thread that uses the
+# half of it ends the process. So only one makes a decoder at a time, and what is converted has had its decoder made.
+LEARNING = threading.RLock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=LEARNING.acquire, after_in_parent=LEARNING.release, after_in_child=LEARNING.release)
+
+
+@cache
+def decoder(model: Any) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of a model, made once."""
+    with LEARNING:
+        return msgspec.json.Decoder(model)
+
+
+def converted(value: Any, model: type[Checked]) -> Checked:
+    """Return a value as its model. :raises msgspec.ValidationError: when it is none."""
+    decoder(model)
+    return msgspec.convert(value, model)
+
+
 KIB = 1024
 JSON_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
@@ -4911,7 +4933,7 @@ def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
 
 def select_words(connection: Connection, client_id: str) -> Iterator[tuple[int, dict[int, tuple[str, str]]]]:
     """Give the ids of a client's tasks with the words that each must be found by: by block, and by place in it."""
-    decode = msgspec.json.Decoder(list[Labelled]).decode
+    decode = decoder(list[Labelled]).decode
     rows = connection.execute(
         """SELECT seq, id, title, external_id, COALESCE(evidence, '[]')
            FROM tasks LEFT JOIN task_details
@@ -6708,7 +6730,7 @@ def drop_answers_of_project_type(connection: Connection, client_id: str, name: s
         (client_id,),
     ).fetchall()
     for *key, body in answers:
-        if msgspec.json.decode(body, type=ProjectType).name == name:
+        if decoder(ProjectType).decode(body).name == name:
             drop_answers(connection, client_id, "key_id = ? AND path = ? AND idempotency_key = ?", *key)
 
 
@@ -7347,12 +7369,6 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
 
 
 @cache
-def decoder(model: Any) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of a model, made once."""
-    return msgspec.json.Decoder(model)
-
-
-@cache
 def judge_of(model: Any) -> Any:
     """Return what finds everything that is wrong with a value: the schema that OpenAPI publishes of its model."""
     references, components = schemas_of([model])
@@ -7373,9 +7389,6 @@ def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, 
         yield problem
     if nothing and next(nul_places(document), None) is None:
         yield Problem(cut(str(refusal)), pointer)
-
-
-Checked = TypeVar("Checked", bound=Struct)
 
 
 def read_model(model: type[Checked], text: bytes) -> Checked:
@@ -7467,7 +7480,7 @@ def readable_items(items: Any, model: type[Checked]) -> list[Checked | None]:
     readable: list[Checked | None] = []
     for item in items[:PROBLEMS_OF_ONE] if isinstance(items, list) else ():
         try:
-            readable.append(msgspec.convert(item, model))
+            readable.append(converted(item, model))
         except msgspec.ValidationError:
             readable.append(None)
     return readable
@@ -7808,7 +7821,7 @@ def read_query(model: type[Checked], text: str) -> Checked:
         else:
             values[name] = read
     try:
-        return msgspec.convert(values, model)
+        return converted(values, model)
     except msgspec.ValidationError as error:
         problem = next(model_problems(model, values, error))
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None

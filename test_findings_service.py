@@ -8607,6 +8607,24 @@ def test_the_same_request_in_two_threads_creates_once(
     assert totals(client) == [2, 0, 1]
 
 
+def test_threads_that_read_the_same_models_first_do_not_learn_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, most = [], []
+    make = msgspec.json.Decoder
+
+    def slow(model: Any) -> Any:
+        at_work.append(model)
+        most.append(len(at_work))
+        time.sleep(0.01)
+        at_work.pop()
+        return make(model)
+
+    monkeypatch.setattr(msgspec.json, "Decoder", slow)
+    models = [list[int], dict[str, float], tuple[int, str, int]]  # that nobody has asked for
+    with ThreadPoolExecutor(6) as pool:
+        assert {type(each) for each in pool.map(findings_service.decoder, models * 2)} == {make}
+    assert set(most) == {1}
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_request_many_times_at_once_creates_once(serve: Callable[..., Server], workers: int) -> None:
     server = serve("--workers", str(workers))

@@ -118,10 +118,12 @@ class Answer(Struct):
 
     def read(self, model: type[Model]) -> Model:
         """Return the body as a model, of whose fields it may have more. :raises Unavailable: when it is none."""
+        kind: Any = model
         try:
-            return msgspec.json.decode(self.body, type=model)
+            told: Model = heart.decoder(kind).decode(self.body)
         except heart.NOT_JSON as error:
             raise Unavailable(f"what answered is no Findings Task Service ({error})") from None
+        return told
 
 
 class Remote:
@@ -375,7 +377,7 @@ def refusal_of(answer: Answer, where: str) -> Refused:
         place = answer.headers.get("location", "another place")
         return Refused(answer.status, "", f"{where} redirects to {place}; say the service's own URL")
     try:
-        told = msgspec.json.decode(answer.body, type=ToldError)
+        told: ToldError = heart.decoder(ToldError).decode(answer.body)
     except heart.NOT_JSON:
         told = ToldError()
     if not told.detail:
