@@ -1641,6 +1641,10 @@ class Connection(ABC):
     def in_transaction(self) -> bool:
         """Whether a transaction is open. An engine may have ended one by itself, as on a full disk."""
 
+    def ending(self) -> Exception:
+        """Return what stands for what has ended the transaction."""
+        return StorageFull("writing failed, or the disk is full")
+
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
         """Run a statement."""
@@ -9632,7 +9636,7 @@ class Writing(ABC):
                     group.append(write)
                     write.answer = self._run(write)
                 if not connection.in_transaction:
-                    raise StorageFull("writing failed, or the disk is full")
+                    raise connection.ending()
         except Exception as error:
             if not group:
                 self._refuse_waiting(lane, error)

@@ -289,6 +289,10 @@ class PostgresConnection(heart.Connection):
         """Whether a transaction is open, and good."""
         return self.open and self.failed is None
 
+    def ending(self) -> Exception:
+        """Return what stands for what has ended the transaction."""
+        return known_failure(self.failed) if self.failed is not None else super().ending()
+
     # Statements
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> PostgresCursor:
