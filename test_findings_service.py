@@ -70,6 +70,7 @@ from werkzeug.routing import Rule
 
 import findings_service
 from findings_service import LARGE_WAL, OPERATIONS, Missing, Settings, create_app, create_blueprint
+from tests import postgres_server
 from tests.engines import (
     ON_POSTGRES,
     absence_of,
@@ -86,6 +87,7 @@ from tests.engines import (
     statements,
     what_commits,
 )
+from tests.postgres_server import postgres  # noqa: F401 - a fixture
 
 HERE = Path(__file__).resolve().parent
 MODULE = HERE / "findings_service.py"
@@ -6723,6 +6725,8 @@ def test_generated_models_take_a_night_through(
 # - a `json` or `text` block is what the run block above it printed: of `json` the last line, white space aside;
 # - a block that begins with a comment of a path alone is put there; /etc, /opt and /var lie in the page's folder.
 #
+# What a page does with the database `EXAMPLE_DATABASE` it does with one on PostgreSQL, where there is one here.
+#
 # A page of docs/ that says `$url` begins where the README's first two blocks end: with a server, `api` and `url`.
 # `REPRINT=1 python -m pytest -n 0 -k prints_what_it_says` writes into the pages what is printed now.
 
@@ -6738,10 +6742,12 @@ VARYING = (
     (r"\d{4}-\d\d-\d\d(?:T\d{6}Z)?(?=\.db)", "DATE"),
     (r"[\d,]+ bytes(?: before, [\d,]+ now)?", "0 bytes"),
     (r"(Service|SQLite|version) \d+\.\d+\.\d+", r"\1 0.0.0"),
+    (r"PostgreSQL \d+\.\d+", "PostgreSQL 0.0"),
     (r'"(ms|bytes|sqlite|version)": ?("?)[\d.]+', r'"\1":\g<2>0'),
 )
 NOT_RUN = ("pytest", "bench.py")  # .ci/run runs these, the second in its short form
 SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installed
+EXAMPLE_DATABASE = "postgresql://findings@db.example.com/findings"
 PROGRAMS = {  # of a virtual environment that a reader makes
     "pip": "",  # it would fetch what is installed here; another test installs the service
     "python": 'exec "$PYTHON" "$@"',
@@ -6822,7 +6828,9 @@ class Step:
 
     @property
     def needs(self) -> str:
-        """The server that it starts and that is not installed here, if any."""
+        """The server that it starts or uses and that is not installed here, if any."""
+        if EXAMPLE_DATABASE in self.command and self.printed is not None:
+            return "" if has_postgres() else "PostgreSQL"
         program = self.command.split()[0]
         return program if program in SERVERS and not shutil.which(program, path=search_path()) else ""
 
@@ -6899,7 +6907,13 @@ def script_of(steps: Sequence[Step], mark: str) -> str:
     return script
 
 
-def play(page: Path, home: Path) -> dict[Step, tuple[int, str]]:
+def has_postgres() -> bool:
+    """Tell whether there is a PostgreSQL server, or one can be started."""
+    there = os.environ.get(postgres_server.GIVEN) or postgres_server.find_programs()
+    return bool(there) and importlib.util.find_spec("psycopg") is not None
+
+
+def play(page: Path, home: Path, database: str) -> dict[Step, tuple[int, str]]:
     """Do what a page tells its reader to do, and return the exit code of each step and what it printed."""
     set_scene(home)
     before, steps = start_of(page), steps_of(page)
@@ -6908,6 +6922,7 @@ def play(page: Path, home: Path) -> dict[Step, tuple[int, str]]:
             each.bind(("127.0.0.1", 0))
         port, second = (str(each.getsockname()[1]) for each in (free, other))
     script = re.sub(r"(?<![\w./}])/(?=(?:etc|opt|var)/)", f"{home}/", script_of([*before, *steps], "-- done --"))
+    script = script.replace(EXAMPLE_DATABASE, database)
     script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("127.0.0.1:8001", f"127.0.0.1:{second}")
     (home / "script").write_text(script, "utf-8")
     env = {
@@ -6929,6 +6944,7 @@ def play(page: Path, home: Path) -> dict[Step, tuple[int, str]]:
         check=False,
     )
     said = done.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(f"127.0.0.1:{second}", "127.0.0.1:8001")
+    said = said.replace(database, EXAMPLE_DATABASE)
     said = re.sub(rf"{re.escape(str(home))}/(?=(?:etc|opt|var)/)", "/", said).replace(
         str(home), "/home/you/findings-service"
     )
@@ -6938,10 +6954,13 @@ def play(page: Path, home: Path) -> dict[Step, tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], dict[Step, tuple[int, str]]]]:
+def played(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Callable[[Path], dict[Step, tuple[int, str]]]]:
     """Do what a page says once a step of it is asked for, and what the next one says meanwhile."""
+    database = request.getfixturevalue("postgres").new() if has_postgres() else EXAMPLE_DATABASE
     with ThreadPoolExecutor(2) as pool:
-        begun = cache(lambda page: pool.submit(play, page, tmp_path_factory.mktemp(page.stem).resolve()))
+        begun = cache(lambda page: pool.submit(play, page, tmp_path_factory.mktemp(page.stem).resolve(), database))
 
         def result(page: Path) -> dict[Step, tuple[int, str]]:
             doing = [begun(each) for each in PAGES[PAGES.index(page) :][:2]]
