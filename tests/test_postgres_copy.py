@@ -686,6 +686,19 @@ def test_check_and_prune_work_on_a_server(small: Path, url: str) -> None:
     check(url)
 
 
+def test_an_audit_may_take_longer_than_a_request(
+    small: Path, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = pytest.importorskip("findings_adapters.postgres.store")
+    copy(small, url)
+    monkeypatch.setattr(store, "STATEMENT_TIME", 0.5)
+    monkeypatch.setattr(store, "SILENCE", 0.1)
+    monkeypatch.setattr(heart, "AUDITS", {"it is {}": "SELECT id FROM runs WHERE pg_sleep(0.4) IS NULL"})  # of 3 runs
+    check(url)
+    monkeypatch.setattr(heart, "AUDITS", {})
+    copy(url, tmp_path / "new.db")
+
+
 @pytest.mark.parametrize(("arguments", "told"), [(("backup", "a.db"), "pg_dump"), (("compact",), "VACUUM FULL")])
 def test_what_a_server_has_tools_for_is_told(small: Path, url: str, arguments: tuple[str, ...], told: str) -> None:
     copy(small, url)

@@ -415,6 +415,7 @@ class PostgresConnection(heart.Connection):
         """Undo what is not committed, and leave the connection to the next one, without waiting for anything."""
         self.forget()
         self.link.drop_stream()
+        self.link.patience = STATEMENT_TIME + SILENCE
         if self.link.broken:
             return
         try:
@@ -526,8 +527,11 @@ class PostgresConnection(heart.Connection):
         self.deletes = True
 
     def faults(self) -> Iterator[str]:
-        """Tell what of the schema is not there, or is otherwise than it should be."""
+        """Tell what of the schema is not there, or is otherwise than it should be. What follows has all its time."""
         yield from self.database.schema_faults()
+        if self.open:
+            self.send("SET LOCAL statement_timeout TO 0")
+            self.link.patience = math.inf
 
 
 def have_doubles(rows: Sequence[Sequence[Any]], keys: Sequence[int]) -> bool:
