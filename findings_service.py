@@ -1660,6 +1660,13 @@ class Connection(ABC):
         """
         return partial(self.execute, sql, parameters)
 
+    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
+        """Have `hear` told the row of a statement, or None, before anybody is told what is asked after it.
+
+        What it raises, is raised there. An engine that is far away asks it together with that.
+        """
+        hear(self.execute(sql, parameters).fetchone())
+
     @abstractmethod
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:
         """Return seqs for new tasks of a client. Nobody else gives any of its away while the transaction lasts.
@@ -1826,6 +1833,16 @@ class Database(ABC):
     @abstractmethod
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
+
+    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
+        """Have `hear` told the row of a statement, or None, before this thread is told what it asks after it."""
+        with self.reading() as connection:
+            connection.ask_first(sql, parameters, hear)
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """Have everybody told what `ask_first` was given within, at its end at the latest."""
+        yield
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -3660,14 +3677,23 @@ def insert_key(connection: Connection, name: str, client_id: str, level: str, ex
     return key
 
 
-def select_principal(connection: Connection, key: str, now: str) -> tuple[Principal, str | None] | None:
-    """Return who `key` belongs to and when it was last used, or None when it is unknown, expired or revoked."""
-    row = connection.execute(
+class Asking(Protocol):
+    """What a question can be given to that is to be asked first: a connection or a database."""
+
+    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
+        """Have `hear` told the row of a statement, or None, before anybody is told what is asked after it."""
+
+
+def ask_for_principal(
+    asking: Asking, key: str, now: str, hear: Callable[[tuple[Principal, str | None] | None], None]
+) -> None:
+    """Ask who a key belongs to and when it was last used: None when it is unknown, expired or revoked."""
+    asking.ask_first(
         """SELECT id, client_id, name, level, last_used_at FROM api_keys
            WHERE hash = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)""",
         (hashed(key), now),
-    ).fetchone()
-    return (Principal(*row[:4]), row[4]) if row else None
+        lambda row: hear((Principal(*row[:4]), row[4]) if row else None),
+    )
 
 
 def select_keys(connection: Connection) -> list[tuple[Any, ...]]:
@@ -6669,21 +6695,37 @@ class KeptAnswer(Struct, frozen=True, gc=False):
     body: str
 
 
-def select_answer(connection: Connection, request: RequestKey, body_hash: str) -> KeptAnswer | None:
-    """Return the answer that a request got before.
+class AnsweredBefore(Exception):
+    """A request has had its answer before."""
 
+    def __init__(self, answer: KeptAnswer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def ask_for_answer(asking: Asking, request: RequestKey, body_hash: str) -> None:
+    """Ask for the answer that a request got before, which raises where it is told.
+
+    :raises AnsweredBefore: when there is one.
     :raises IdempotencyConflict: when it had another body then, or when what it was answered with is deleted.
     """
-    row = connection.execute(
+
+    def hear(row: Any) -> None:
+        if row is None:
+            return
+        if row[0] == DELETED:
+            raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
+        if row[0] != body_hash:
+            message = "This Idempotency-Key was used for another body; use a new key for a new request."
+            raise IdempotencyConflict(message)
+        raise AnsweredBefore(KeptAnswer(*row))
+
+    asking.ask_first(
         """SELECT body_hash, status, location, body FROM idempotent_answers
            WHERE client_id = ? AND key_id = ? AND method = ? AND path = ? AND idempotency_key = ? AND created_at > ?""",
         (*msgspec.structs.astuple(request), timestamp(ago=ANSWER_KEPT)),
-    ).fetchone()
-    if row is not None and row[0] == DELETED:
-        raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
-    if row is not None and row[0] != body_hash:
-        raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
-    return KeptAnswer(*row) if row else None
+        hear,
+    )
 
 
 def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswer) -> None:
@@ -7982,12 +8024,20 @@ def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
 # ---------------------------------------------------------------------------
 
 KEY_KNOWN = 0.005  # seconds
+MOST_KNOWN = 10_000  # keys that are remembered
 IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 
 
 # What gives the figures of a service, its client's among them, in a form that an Accept header asks for: the text and
 # its media type.
 Exposition = Callable[[str, str], tuple[bytes, str]]
+
+
+def keep_some(known: dict[str, Item], most: int) -> dict[str, Item]:
+    """Return what is known, without the oldest of it where it is full."""
+    if len(known) >= most:
+        del known[next(iter(known))]
+    return known
 
 
 class Service:
@@ -8003,6 +8053,7 @@ class Service:
         self.exposition: Exposition | None = None
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
+        self._known: dict[str, Principal] = {}
         self._met_until = 0.0
         self._met_version = 0
         self._idle_until: dict[str, float] = {}
@@ -8024,32 +8075,39 @@ class Service:
         """Return who sends an Authorization header. :raises Unauthorized: when it is nobody.
 
         Who was just met is known for some milliseconds more, unless this process has written since: fewer than
-        it takes a command that revokes a key to end.
+        it takes a command that revokes a key to end. Who was met before that is asked for together with what the
+        request asks first, within the database's `hearing`.
         """
         now = time.monotonic()
         if now > self._met_until or self._met_version != self.database.version:
             self._met, self._met_until, self._met_version = {}, now + KEY_KNOWN, self.database.version
         met = self._met  # another thread may begin anew while this one looks, and what it finds belongs to now
-        principal = met.get(header)
-        if principal is None:
-            principal = met[header] = self._look_up(header)
-        return principal
+        return met.get(header) or self._look_up(header, met)
 
-    def _look_up(self, header: str) -> Principal:
+    def _look_up(self, header: str, met: dict[str, Principal]) -> Principal:
+        """Return who sends a header, and note that he was met once that is certain."""
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
         if self._given_key and hmac.compare_digest(hashed(key), self._given_key):
-            return Principal("environment", "default", "FINDINGS_API_KEY", "full")
+            return met.setdefault(header, Principal("environment", "default", "FINDINGS_API_KEY", "full"))
         now = timestamp()
-        with self.database.reading() as connection:
-            found = select_principal(connection, key, now)
-        if found is None:
-            raise Unauthorized("This API key is unknown, expired or revoked.")
-        principal, last_used_at = found
-        if (last_used_at or "")[:16] != now[:16]:
-            self.database.use_later(principal.client_id, "api_keys", principal.key_id, now)
-        return principal
+
+        def hear(found: tuple[Principal, str | None] | None) -> None:
+            if found is None:
+                self._known.pop(header, None)
+                raise Unauthorized("This API key is unknown, expired or revoked.")
+            principal, last_used_at = found
+            if (last_used_at or "")[:16] != now[:16]:
+                self.database.use_later(principal.client_id, "api_keys", principal.key_id, now)
+            met[header] = keep_some(self._known, MOST_KNOWN)[header] = principal
+
+        if principal := self._known.get(header):
+            ask_for_principal(self.database, key, now, hear)
+            return principal
+        with self.database.hearing():
+            ask_for_principal(self.database, key, now, hear)
+        return met[header]
 
 
 class Operation(Struct, frozen=True):
@@ -8385,19 +8443,22 @@ class Call:
 
     def perform(self, parts: Mapping[str, str]) -> flask.Response:
         """Return the answer to the request: the one it got before, if it is a repeated one."""
-        if self.request_key is not None:
-            with self.database.reading() as connection:
-                if kept := select_answer(connection, self.request_key, self.body_hash):
-                    return kept_answer(kept)
-        return self.operation.handler(self, **parts)
+        try:
+            if self.request_key is not None:
+                ask_for_answer(self.database, self.request_key, self.body_hash)
+            return self.operation.handler(self, **parts)
+        except AnsweredBefore as repeated:
+            return kept_answer(repeated.answer)
 
     def write_once(self, write: Callable[[Connection], flask.Response]) -> flask.Response:
-        """Return what `write` answers, in one transaction with keeping the answer for the request's key."""
+        """Return what `write` answers, in one transaction with keeping the answer for the request's key.
+
+        :raises AnsweredBefore: when there is an answer already.
+        """
         with self.transaction() as connection:
             if self.request_key is None:
                 return write(connection)
-            if kept := select_answer(connection, self.request_key, self.body_hash):
-                return kept_answer(kept)
+            ask_for_answer(connection, self.request_key, self.body_hash)
             response = write(connection)
             location, body = response.headers.get("Location"), response.get_data(as_text=True)
             insert_answer(
@@ -8418,6 +8479,12 @@ class Call:
             return self.path
         own = flask.request.path.split("/")[-self.operation.path.count("/") :]
         return "/".join([urlsplit(base_url).path, *own])
+
+
+def perform_call(service: Service, operation: Operation, parts: Mapping[str, str]) -> flask.Response:
+    """Return the answer to a request of an operation."""
+    with service.database.hearing():
+        return Call(service, operation, parts.get("run_id")).perform(parts)
 
 
 def done_again(database: Database, work: Callable[[], flask.Response]) -> flask.Response:
@@ -9236,7 +9303,7 @@ def create_blueprint(
     blueprint, operations = FindingsBlueprint(name, service), operations_of(service)
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
-        return lambda **parts: respond(service, lambda: Call(service, each, parts.get("run_id")).perform(parts))
+        return lambda **parts: respond(service, lambda: perform_call(service, each, parts))
 
     def no_route(rest: str = "") -> flask.Response:
         path = f"{API}/{rest}" if rest else f"/{flask.request.path.rpartition('/')[2]}"
@@ -9323,7 +9390,6 @@ HEADER_TIMEOUT = 5  # seconds
 WRITERS = 16  # threads that write to a database with many connections,
 READERS = 20  # that read there,
 READERS_OF_KEY = 16  # and that read for one key at once
-MOST_LANES = 10_000  # keys and clients that are remembered
 GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
@@ -9787,11 +9853,11 @@ class WriteLanes(Writing):
         if client_id is None:
             answer = await self._loop.run_in_executor(self._threads, run_held_up, self.app, environ)
             if (noted := environ.get(NOTED)) and noted.principal:
-                keep_some(self._clients, MOST_LANES)[header] = noted.principal.client_id
+                keep_some(self._clients, MOST_KNOWN)[header] = noted.principal.client_id
             return answer
         lane = self._lanes.get(client_id)
         if lane is None:
-            lane = keep_some(self._lanes, MOST_LANES)[client_id] = Lane(client_id)
+            lane = keep_some(self._lanes, MOST_KNOWN)[client_id] = Lane(client_id)
         return await self._wait(lane, environ, partial(self._wake, lane))
 
     def _wake(self, lane: Lane) -> None:
@@ -9813,13 +9879,6 @@ class WriteLanes(Writing):
     def _keep_house(self) -> None:
         while not self._stopping.wait(max(0.0, self._house.next_step - time.monotonic())):
             self._house.step()
-
-
-def keep_some(known: dict[str, Item], most: int) -> dict[str, Item]:
-    """Return what is known, without the oldest of it where it is full."""
-    if len(known) >= most:
-        del known[next(iter(known))]
-    return known
 
 
 class FrontDoor:

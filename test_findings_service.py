@@ -2770,8 +2770,8 @@ def test_a_key_is_not_known_for_longer_because_another_thread_met_one_meanwhile(
 ) -> None:
     service, looked_up = app.extensions["findings"], findings_service.Service._look_up
 
-    def looked_up_slowly(self: Any, header: str) -> Any:
-        found = looked_up(self, header)
+    def looked_up_slowly(self: Any, header: str, met: Any) -> Any:
+        found = looked_up(self, header, met)
         if header == slow:
             service._met_until = 0.0  # as when time goes by
             service.authenticate(f"Bearer {client.key}")

@@ -1,4 +1,4 @@
-"""A network for tests and benchmarks: it delays what passes between clients and a server, stalls and cuts it."""
+"""A network for tests and benchmarks, which delays what passes to a server, stalls, cuts connections and goes away."""
 
 from __future__ import annotations
 

@@ -282,6 +282,7 @@ class PostgresConnection(heart.Connection):
         self.open = False  # whether a transaction is
         self.locked: set[str] = set()  # clients
         self.uses: dict[Any, str] = {}  # that the transaction writes
+        self.questions: list[tuple[PostgresCursor, Callable[[Any], None]]] = []  # that came first, and who is told
         self._next_seqs: dict[str, int] = {}
 
     @property
@@ -360,6 +361,18 @@ class PostgresConnection(heart.Connection):
             self.link.settle()
         except Failure as failure:
             raise self._note(failure) from None
+        self.hear()
+
+    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
+        """Have `hear` told the row of a statement, or None, before anybody is told what is asked after it."""
+        self.questions.append((self.execute(sql, parameters), hear))
+
+    def hear(self) -> None:
+        """Tell what was asked first. What is raised there, ends it."""
+        while self.questions:
+            questions, self.questions = self.questions, []
+            for asked, hear in questions:
+                hear(asked.fetchone())
 
     def _note(self, failure: Failure) -> Exception:
         """Note that something failed, and return what stands for it. Connections that are of no more use are closed."""
@@ -373,6 +386,7 @@ class PostgresConnection(heart.Connection):
 
     def begin(self, how: str) -> None:
         """Open a transaction, with the next statement."""
+        self.link.separate()
         self.send(f"BEGIN ISOLATION LEVEL {how}")
         self.open = True
 
@@ -397,6 +411,7 @@ class PostgresConnection(heart.Connection):
         """
         if self.failed is not None:
             raise known_failure(self.failed)
+        self.hear()
         reply, warnings = self.send("COMMIT"), self.link.warnings
         try:
             self.link.settle()
@@ -434,6 +449,7 @@ class PostgresConnection(heart.Connection):
         first = self.send("SAVEPOINT request").number
         try:
             yield
+            self.hear()
             self.send("RELEASE SAVEPOINT request")
             self.settle_counts()
         except BaseException:
@@ -737,15 +753,70 @@ class PostgresDatabase(heart.Database):
             yield self._current
             return
         with self._connection(read_only=True) as connection:
+            self._ask(connection)
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[PostgresConnection]:
         """Give a connection to a reader whose statements must all see the same moment."""
-        with self.reading() as connection:
-            if not connection.open:
-                connection.begin("REPEATABLE READ, READ ONLY")
+        if self._current is not None:
+            if not self._current.open:
+                self._current.begin("REPEATABLE READ, READ ONLY")
+            yield self._current
+            return
+        with self._connection(read_only=True) as connection:
+            connection.begin("REPEATABLE READ, READ ONLY")
+            self._ask(connection)
             yield connection
+
+    # Questions that come first
+
+    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
+        """Have `hear` told the row of a statement, or None, before this thread is told what it asks after it.
+
+        It is asked over the connection that this thread has, or gets next.
+        """
+        if self._current is not None:
+            self._current.ask_first(sql, parameters, hear)
+        else:
+            self._questions.append((sql, parameters, hear))
+
+    @property
+    def _questions(self) -> list[tuple[str, Sequence[Any], Callable[[Any], None]]]:
+        """What this thread asks with its next connection."""
+        if not hasattr(self._at_work, "questions"):
+            self._at_work.questions = []
+        return self._at_work.questions  # type: ignore[no-any-return]
+
+    def _ask(self, connection: PostgresConnection) -> None:
+        for question in self._questions:
+            connection.ask_first(*question)
+        self._questions.clear()
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """Have everybody told what `ask_first` was given within, at its end at the latest.
+
+        What is told there counts for more than another error, but for one of the database, which nobody is asked after.
+        """
+        try:
+            yield
+        except (heart.Busy, heart.StorageFull, heart.DatabaseUnusable):
+            raise
+        except Exception:
+            self._hear()
+            raise
+        else:
+            self._hear()
+        finally:
+            self._questions.clear()
+            if self._current is not None:
+                self._current.questions.clear()
+
+    def _hear(self) -> None:
+        if self._questions or (self._current is not None and self._current.questions):
+            with self.reading() as connection:
+                connection.hear()
 
     # Writing
 
@@ -772,6 +843,7 @@ class PostgresDatabase(heart.Database):
             if client_id is not None:
                 connection.lock(client_id, patience)
                 self._write_uses_of(connection, client_id)
+            self._ask(connection)
             try:
                 yield connection
                 connection.write_counts()
