@@ -4964,14 +4964,7 @@ def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
 def select_words(connection: Connection, client_id: str) -> Iterator[tuple[int, dict[int, tuple[str, str]]]]:
     """Give the ids of a client's tasks with the words that each must be found by: by block, and by place in it."""
     decode = decoder(list[Labelled]).decode
-    rows = connection.execute(
-        """SELECT seq, id, title, external_id, COALESCE(evidence, '[]')
-           FROM tasks LEFT JOIN task_details
-               ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
-           WHERE tasks.client_id = ? ORDER BY tasks.seq""",
-        (client_id,),
-    )
-    for block, group in itertools.groupby(rows, lambda row: int(row[0]) // BLOCK_SIZE):
+    for block, group in itertools.groupby(walk_labelled(connection, client_id), lambda row: int(row[0]) // BLOCK_SIZE):
         yield (
             block,
             {
@@ -4979,6 +4972,20 @@ def select_words(connection: Connection, client_id: str) -> Iterator[tuple[int, 
                 for seq, task_id, title, external_id, evidence in group
             },
         )
+
+
+def walk_labelled(connection: Connection, client_id: str) -> Iterator[Any]:
+    """Give what a client's tasks are found by, by seq. Some at a time, because evidence is large."""
+    last = -1
+    while rows := connection.execute(
+        """SELECT seq, id, title, external_id, COALESCE(evidence, '[]')
+           FROM tasks LEFT JOIN task_details
+               ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
+           WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
+        (client_id, last, BLOCK_SIZE),
+    ).fetchall():
+        yield from rows
+        last = rows[-1][0]
 
 
 def fill_words(connection: Connection) -> None:
