@@ -34,6 +34,7 @@ from test_findings_service import (
 )
 from tests.postgres_server import Databases, name_in
 
+pytestmark = pytest.mark.sqlite  # both engines are in each of these tests, and a file at one end
 TABLES = copying.read_tables()
 SITE = "https://example.com/shop"
 
