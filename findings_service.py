@@ -1322,8 +1322,8 @@ def in_ecma(schema: Any) -> Any:
 # ---------------------------------------------------------------------------
 
 # What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
-# first application. The service works without them, and says what is absent. Three more, the page, the metrics and
-# PostgreSQL (`ENGINE_ROOMS`), are loaded by applications that have them.
+# first application. The service works without them, and says what is absent. Two more, the page and the metrics, are
+# loaded by applications that have them, and PostgreSQL by those that keep their data there (`ENGINE_ROOMS`), too.
 ROOMS: Mapping[str, Sequence[str]] = {
     "sarif": (),
     "markdown": (),

@@ -345,6 +345,17 @@ def test_seqs_that_no_two_clients_share_stay(bandits: tuple[Path, str], url: str
     assert rows_of(tmp_path / "back.db") == rows_of(bandits[0])
 
 
+def test_a_server_is_copied_to_another_and_to_a_schema_of_its_own(small: Path, url: str, postgres: Databases) -> None:
+    other = postgres.new()
+    run_in(other, "CREATE SCHEMA apart")
+    copy(small, url)
+    for target in (other, f"{other}?options=-csearch_path%3Dapart"):
+        copy(url, target)
+        assert rows_of(target) == rows_of(small)
+        check(target)
+    postgres.drop(other)
+
+
 # What is refused
 
 
@@ -580,6 +591,21 @@ def test_a_server_that_ends_the_connection_is_one_line(
     assert len(refused.output.splitlines()) == 1
     assert "terminating connection" in refused.output
     assert is_empty(url)
+
+
+def test_a_target_that_others_use_is_told(small: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psycopg
+
+    bulk = pytest.importorskip("findings_adapters.postgres.bulk")
+    monkeypatch.setattr(bulk, "LOCK_TIME", 0.2)
+    database = heart.database_for(heart.Settings.read(db=url))
+    with database.reading():
+        pass
+    database.close()
+    with psycopg.connect(url) as others:
+        others.execute("SELECT * FROM tasks")
+        assert "others are using its tables" in copy(small, url, code=1).output
+    copy(small, url)
 
 
 def test_a_source_may_be_written_meanwhile(server: Server, url: str, tmp_path: Path) -> None:

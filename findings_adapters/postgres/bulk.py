@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from findings_adapters.postgres.copying import Row, Table
 
 TYPES = {"TEXT": "text", "INTEGER": "int8"}
+IN_USE = "55P03"
 LOCK_TIME = 10  # seconds to wait for what others do with the tables
 MEMORY = "256MB"  # for making an index
 # What is dropped and made again: its name, what drops it, and what makes it.
@@ -43,6 +44,8 @@ INDEXES = """
 def complaint(error: psycopg.Error) -> str:
     """Return what the server says against something, in one line."""
     said = error.diag
+    if error.sqlstate == IN_USE:
+        return "others are using its tables; stop them"
     parts = [said.message_primary or str(error).strip().partition("\n")[0], said.message_detail]
     return ": ".join(part for part in parts if part)
 
