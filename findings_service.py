@@ -9403,6 +9403,7 @@ HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
+OTHERS_WAIT = "The database has not answered others yet"
 BODIED = ("POST", "PUT", "PATCH")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 # What the front door notes for itself in the environment of a request.
@@ -9586,7 +9587,7 @@ def run_held_up(app: Any, environ: dict[str, Any]) -> Answer:
         CLOCK.held_up = float("inf")
 
 
-class Write(Struct):
+class Write(Struct, eq=False):
     """A request that waits for its transaction, until a time of the monotonic clock."""
 
     environ: dict[str, Any]
@@ -9596,7 +9597,31 @@ class Write(Struct):
     answer: Answer | None = None
 
 
-class Lane(Struct):
+async def done_in_thread(
+    threads: ThreadPoolExecutor, patience: float | None, work: Callable[..., Done], *given: Any
+) -> Done:
+    """Return what `work` returns in one of some threads. Where this is cancelled, the thread has ended before.
+
+    :param patience: seconds that may go by until one is free; None for ever.
+    :raises Busy: when none was.
+    """
+    doing = threads.submit(work, *given)
+    done = asyncio.wrap_future(doing)
+    timer = asyncio.get_running_loop().call_later(patience, doing.cancel) if patience is not None else None
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        if done.cancelled():
+            raise Busy(OTHERS_WAIT) from None
+        doing.cancel()
+        await asyncio.wait([done])
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+class Lane(Struct, eq=False):
     """Writes that share transactions, one after the other: those of a client, or of all where one thread writes.
 
     `expected` is how many of them come soon, until a time of the monotonic clock.
@@ -9691,12 +9716,12 @@ class Writing(ABC):
     async def run(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a write once it is durable, or refused."""
 
-    async def _wait(self, lane: Lane, environ: dict[str, Any], wake: Callable[[], object]) -> Answer:
-        """Return the answer to a write that is put into a lane, which is woken for it."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        lane.waiting.append(Write(environ, future, time.monotonic() + self.database.settings.busy_timeout))
-        wake()
-        return await future
+    def _put(self, lane: Lane, environ: dict[str, Any]) -> Write:
+        """Put a write into a lane."""
+        until = time.monotonic() + self.database.settings.busy_timeout
+        write = Write(environ, self._loop.create_future(), until)
+        lane.waiting.append(write)
+        return write
 
     def _commit_group(self, lane: Lane) -> None:
         """Run writes until they are all done or their time is over, commit, and have them answered."""
@@ -9815,7 +9840,9 @@ class WriteQueue(Writing):
 
     async def run(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a write once it is durable, or refused."""
-        return await self._wait(self._lane, environ, self._bell.set)
+        write = self._put(self._lane, environ)
+        self._bell.set()
+        return await write.future
 
     def _work(self) -> None:
         while self._lane.waiting or not self._stopping.is_set():
@@ -9858,14 +9885,33 @@ class WriteLanes(Writing):
         header = environ.get("HTTP_AUTHORIZATION", "")
         client_id = self._clients.get(header)
         if client_id is None:
-            answer = await self._loop.run_in_executor(self._threads, run_held_up, self.app, environ)
+            answer = await self._run_alone(environ)
             if (noted := environ.get(NOTED)) and noted.principal:
                 keep_some(self._clients, MOST_KNOWN)[header] = noted.principal.client_id
             return answer
         lane = self._lanes.get(client_id)
         if lane is None:
             lane = keep_some(self._lanes, MOST_KNOWN)[client_id] = Lane(client_id)
-        return await self._wait(lane, environ, partial(self._wake, lane))
+        write = self._put(lane, environ)
+        self._wake(lane)
+        timer = self._loop.call_later(self.database.settings.busy_timeout, self._give_up, lane, write)
+        try:
+            return await write.future
+        finally:
+            timer.cancel()
+
+    async def _run_alone(self, environ: dict[str, Any]) -> Answer:
+        patience = self.database.settings.busy_timeout
+        try:
+            return await done_in_thread(self._threads, patience, run_held_up, self.app, environ)
+        except Busy as busy:
+            return refused(busy)
+
+    def _give_up(self, lane: Lane, write: Write) -> None:
+        """Refuse a write whose turn has not come."""
+        with suppress(ValueError):
+            lane.waiting.remove(write)
+            write.future.set_result(refused(Busy(OTHERS_WAIT)))
 
     def _wake(self, lane: Lane) -> None:
         """Have a thread commit a group of a lane, and then another one; only the event loop's thread does this."""
@@ -9968,7 +10014,7 @@ class FrontDoor:
         size, respond = 0, partial(protocol.response_file, answer.status, answer.headers)
         try:
             async with pipe_read_by(respond, self._folder) as pipe:
-                while (piece := await self._do(next, answer.pieces, None)) is not None:
+                while (piece := await self._do(None, next, answer.pieces, None)) is not None:
                     await write_to(pipe, piece)
                     size += len(piece)
                     await asyncio.sleep(0)
@@ -9984,23 +10030,19 @@ class FrontDoor:
         answer = await self.writes.run(environ) if self.writes and not reads else await self._read(environ)
         return await self._run_aside(environ) if environ.get(POSTPONED) else answer
 
-    async def _do(self, work: Callable[..., Done], *given: Any) -> Done:
+    async def _do(self, patience: float | None, work: Callable[..., Done], *given: Any) -> Done:
         """Return what `work` returns: here, or in a thread where it may wait for a database.
 
-        Where the request is cancelled meanwhile, the thread has ended before this does.
+        :param patience: seconds that may go by until a thread is free; None for ever. :raises Busy: when none was.
         """
-        if self._readers is None:
-            return work(*given)
-        doing = asyncio.get_running_loop().run_in_executor(self._readers, work, *given)
-        try:
-            return await asyncio.shield(doing)
-        except asyncio.CancelledError:
-            await asyncio.wait([doing])
-            raise
+        return await done_in_thread(self._readers, patience, work, *given) if self._readers else work(*given)
 
     async def _run(self, environ: dict[str, Any]) -> Answer:
         """Return what the application answers to a request that writes nothing."""
-        return await self._do(run_held_up, self.app, environ)
+        try:
+            return await self._do(self.settings.busy_timeout, run_held_up, self.app, environ)
+        except Busy as busy:
+            return refused(busy)
 
     async def _read(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a read. Behind a costly one others get their turn before its key gets another.
@@ -10010,9 +10052,7 @@ class FrontDoor:
         no key has all of them.
         """
         if self._readers is not None:
-            key = environ.get("HTTP_AUTHORIZATION", "")
-            async with self._shares.setdefault(key, asyncio.Semaphore(READERS_OF_KEY)):
-                return await self._run(environ)
+            return await self._read_aside(environ)
         if self.writes is not None and self.writes.is_long_at_work():
             await asyncio.sleep(GIVING_WAY)
         key = environ.get("HTTP_AUTHORIZATION", "").partition(" ")[2]
@@ -10025,6 +10065,19 @@ class FrontDoor:
             self._resting[key] = asyncio.Event()
             asyncio.get_running_loop().call_later(took, self._end_rest, key)
         return answer
+
+    async def _read_aside(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a read where threads read."""
+        share = self._shares.setdefault(environ.get("HTTP_AUTHORIZATION", ""), asyncio.Semaphore(READERS_OF_KEY))
+        try:
+            async with asyncio.timeout(self.settings.busy_timeout):
+                await share.acquire()
+        except TimeoutError:
+            return refused(Busy(OTHERS_WAIT))
+        try:
+            return await self._run(environ)
+        finally:
+            share.release()
 
     def _end_rest(self, key: str) -> None:
         self._resting.pop(key).set()

@@ -503,11 +503,14 @@ class PostgresConnection(heart.Connection):
         """Let what is done within have no more than so many seconds of this process, and some more of the server.
 
         :raises TimeoutError: when they are over.
+        :raises heart.Busy: when half of the server's went by in waiting for a lock.
         """
         worked, waited = time.thread_time() + seconds, time.monotonic() + heart.WAITING * seconds
         self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
         local = "LOCAL" if self.open else "SESSION"
-        self.send(f"SET {local} statement_timeout TO {max(1, round(LIST_SHARE * seconds * 1000))}")
+        limit = max(2, round(LIST_SHARE * seconds * 1000))
+        self.send(f"SET {local} statement_timeout TO {limit}")
+        self.send(f"SET {local} lock_timeout TO {limit // 2}")
         try:
             yield
         except heart.Busy:
@@ -518,6 +521,7 @@ class PostgresConnection(heart.Connection):
             self.is_late = bool
             if not self.link.broken and self.failed is None:
                 self.send(f"SET {local} statement_timeout TO DEFAULT")
+                self.send(f"SET {local} lock_timeout TO DEFAULT")
 
     def stamp(self) -> object:
         """Return what tells which transactions are seen (https://www.postgresql.org/docs/15/functions-info.html).
