@@ -181,7 +181,6 @@ class Cluster:
         self._passwords = {name: secrets.token_hex(16) for name in ("postgres", "replicator", "rewinder", DATABASE)}
         places = zip("ab", ports[:2], ports[2:], strict=True)
         self.nodes = [Node(name, folder / name, port, api_port) for name, port, api_port in places]
-        self.url = f"postgresql://{DATABASE}:{self._passwords[DATABASE]}@{HOST}:{self._port}/{DATABASE}"
 
     def __enter__(self) -> "Cluster":
         with ExitStack() as self._stack:
@@ -200,9 +199,15 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def primary(self) -> Node:
-        """Return the node that takes writes. :raises StopIteration: when none does."""
-        return next(node for node in self.nodes if node.is_now("primary"))
+    def url(self, *, by_name: bool) -> str:
+        """Return the URL of the database: at HAProxy, or at either node, of which the service finds the right one."""
+        ports = [node.port for node in self.nodes] if by_name else [self._port]
+        places = ",".join(f"{HOST}:{port}" for port in ports)
+        return f"postgresql://{DATABASE}:{self._passwords[DATABASE]}@{places}/{DATABASE}"
+
+    def node_that_is(self, what: str) -> Node:
+        """Return the node that is now the `primary`, or `synchronous`. :raises StopIteration: when none is."""
+        return next(node for node in self.nodes if node.is_now(what))
 
     def start(self, node: Node) -> None:
         """Start the Patroni of a node, which starts its PostgreSQL."""
@@ -261,19 +266,11 @@ class Cluster:
         }
 
     def _make_database(self) -> None:
-        line = [
-            str(self._binaries / "psql"),
-            "--host",
-            HOST,
-            "--port",
-            f"{self.nodes[0].port}",
-            "--username",
-            "postgres",
-        ]
+        place = {"PGHOST": HOST, "PGPORT": f"{self.nodes[0].port}", "PGUSER": "postgres"}
         login = f"CREATE ROLE {DATABASE} LOGIN PASSWORD '{self._passwords[DATABASE]}'"
         for sql in (login, f"CREATE DATABASE {DATABASE} OWNER {DATABASE}"):
-            password = {"PGPASSWORD": self._passwords["postgres"]}
-            subprocess.run([*line, "--command", sql], env=password, check=True, capture_output=True)
+            line, password = [str(self._binaries / "psql"), "--command", sql], self._passwords["postgres"]
+            subprocess.run(line, env=place | {"PGPASSWORD": password}, check=True, capture_output=True)
 
 
 # ---------------------------------------------------------------------------
@@ -491,19 +488,15 @@ class Front:
 class Trial:
     """A cluster and the service before it, and what clients were told over all rounds."""
 
-    def __init__(self, cluster: Cluster, front: Front, writers: int, how: signal.Signals) -> None:
-        self._cluster, self._front, self._writers, self._how = cluster, front, writers, how
-        made = ("--level", "full", "--new")
-        self._keys = {client: front.run("keys", "create", "trial", "--client", client, *made) for client in CLIENTS}
+    def __init__(self, cluster: Cluster, front: Front, writers: int, victim: str, how: signal.Signals) -> None:
+        self._cluster, self._front, self._writers, self._victim, self._how = cluster, front, writers, victim, how
+        self._keys = {each: front.run("keys", "create", "trial", "--client", each, "--level=full") for each in CLIENTS}
         self._told = {client: Told() for client in CLIENTS}
-
-    def register(self) -> None:
-        """Register what the runs are of."""
         for key in self._keys.values():
-            Service(self._front.remotes(key)[0]).request("POST", "project-types", {"name": "web"})
+            Service(front.remotes(key)[0]).request("POST", "project-types", {"name": "web"})
 
     def round(self, number: int) -> bool:
-        """Kill the primary under load, have it back, print what was seen, and return whether all was good."""
+        """Kill a node under load, have it back, print what was seen, and return whether all was good."""
         names = [(client, f"{client} {number}/{each}") for client in CLIENTS for each in range(self._writers)]
         keys, told = self._keys, self._told
         writers = [Writer(name, self._front.remotes(keys[client]), told[client]) for client, name in names]
@@ -511,9 +504,9 @@ class Trial:
             writer.start()
         try:
             time.sleep(random.uniform(5, 10))
-            node = self._cluster.primary()
+            node = self._cluster.node_that_is(self._victim)
             began, processes, gone = time.monotonic(), node.send(self._how), time.monotonic()
-            print(f"round {number}: {self._how.name} for the {processes} processes of node {node.name}, the primary")
+            print(f"round {number}: {self._how.name} to {processes} processes of the {self._victim} node {node.name}")
             wait_until("writes of all", lambda: all(each.first_good(gone) for each in writers if each.is_alive()))
             time.sleep(5)
             back = self._have_back(node)
@@ -522,7 +515,7 @@ class Trial:
                 writer.is_over.set()
         for writer in writers:
             writer.join()
-        return self._tell(writers, began, gone, back) and self._audit()
+        return all([self._tell(writers, began, gone, back), self._audit()])
 
     def _have_back(self, node: Node) -> str:
         said = len(self._cluster.said_by(node))
@@ -587,12 +580,15 @@ def keep_logs(folder: Path, where: Path) -> None:
 def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description="Kill the primary of a PostgreSQL cluster under load.")
-    parser.add_argument("--rounds", type=int, default=2, help="after each, the other node is the primary (default 2)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often (default 2)")
     parser.add_argument("--writers", type=int, default=4, help="of each of the two clients (default 4)")
-    parser.add_argument("--freeze", action="store_true", help="let the node hang, and wake up when it is replaced")
+    parser.add_argument("--freeze", action="store_true", help="let the node hang, and wake up when writes go on")
+    parser.add_argument("--standby", action="store_true", help="do it to the synchronous standby")
+    parser.add_argument("--by-name", action="store_true", help="name both nodes to the service, and no HAProxy")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where to keep what all of them said")
     given = parser.parse_args()
     programs, how = binaries(), signal.SIGSTOP if given.freeze else signal.SIGKILL
+    victim = "synchronous" if given.standby else "primary"
     os.environ["no_proxy"] = HOST
     with stoppable(), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="failover-")))
@@ -601,10 +597,9 @@ def main() -> None:
         if os.getuid() == 0:
             shutil.chown(folder, "postgres", "postgres")
         cluster = stack.enter_context(Cluster(folder, programs))
-        front = Front(cluster.url, folder)
-        trial = Trial(cluster, front, given.writers, how)
+        front = Front(cluster.url(by_name=given.by_name), folder)
         stack.enter_context(front.serving())
-        trial.register()
+        trial = Trial(cluster, front, given.writers, victim, how)
         good = [trial.round(number) for number in range(1, given.rounds + 1)]
     sys.exit(0 if all(good) else 1)
 
