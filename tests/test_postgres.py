@@ -307,6 +307,35 @@ def test_many_processes_make_one_schema(url: str, open_at: Callable[..., store.P
     assert found == [0] * 6
 
 
+def test_a_database_is_brought_up_to_date_by_one_process(
+    url: str, open_at: Callable[..., store.PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(open_at(url), "a")
+    newer = heart.SCHEMA_VERSION + 1
+    steps = (
+        "ALTER TABLE counters ADD COLUMN colour TEXT NOT NULL DEFAULT '';",
+        "UPDATE counters SET colour = 'it''s; red' || CAST(n AS TEXT);",
+    )
+    filled: list[int] = []
+
+    def fill(connection: heart.Connection) -> None:
+        filled.append(connection.execute("UPDATE counters SET n = n + ?", (1,)).rowcount)
+
+    monkeypatch.setattr(heart, "SCHEMA_VERSION", newer)
+    monkeypatch.setattr(heart, "MIGRATIONS", {**heart.MIGRATIONS, newer: steps})
+    monkeypatch.setattr(heart, "BACKFILLS", {**heart.BACKFILLS, newer: [fill]})
+    databases = [open_at(url, fill=False) for _ in range(4)]
+    threads = [threading.Thread(target=counts, args=(database,)) for database in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert filled == [1]
+    with databases[0].reading() as connection:
+        assert connection.execute("SELECT n, colour FROM counters").fetchall() == [(2, "it's; red1")]
+        assert connection.execute("SELECT version FROM schema_version").fetchall() == [(newer,)]
+
+
 def test_a_service_older_than_its_database_refuses(database: store.PostgresDatabase, url: str) -> None:
     with database.transaction() as connection:
         connection.execute("UPDATE schema_version SET version = version + 1")

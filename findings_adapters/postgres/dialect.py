@@ -32,7 +32,6 @@ WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 SCHEMA: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), replacement)
     for pattern, replacement in (
-        (r"--[^\n]*", ""),
         (r"\)\s*STRICT(\s*,\s*WITHOUT ROWID)?\s*$", ")"),
         # Texts are compared by code point, as SQLite does, whatever the language of the database is.
         (r"\bTEXT\b", 'TEXT COLLATE "C"'),
@@ -194,8 +193,9 @@ def schema_statements(script: str) -> list[str]:
 
 
 def cut_statements(script: str) -> Iterator[str]:
-    """Cut a script into its statements, without comments. None of its texts has a semicolon or two hyphens."""
-    for statement in re.sub(r"--[^\n]*", "", script).split(";"):
+    """Cut a script into its statements, without comments."""
+    bare = re.sub(r"('(?:[^']|'')*')|--[^\n]*", lambda match: match[1] or "", script)
+    for statement in re.findall(r"(?:'(?:[^']|'')*'|[^;'])+", bare):
         if statement.strip():
             yield statement.strip()
 
@@ -262,5 +262,10 @@ def steps_of(migrations: Mapping[int, tuple[str, str]], version: int) -> tuple[l
     for number in sorted(migrations):
         if number > max(version, FIRST_VERSION):
             for script, statements in zip(migrations[number], (before, after), strict=True):
-                statements += [in_postgres(each) for each in cut_statements(script)]
-    return [each for each in before if each], after
+                statements += map(step_in_postgres, cut_statements(script))
+    return before, after
+
+
+def step_in_postgres(statement: str) -> str:
+    """Return a statement of a numbered step, which changes tables or rows, as PostgreSQL has it."""
+    return in_postgres(statement) if statement.upper().startswith(("CREATE", "ALTER")) else translated(statement)

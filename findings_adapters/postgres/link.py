@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 TEXT, BIGINT, INT = 25, 20, 23  # PostgreSQL's numbers of these types
 PREPARE_AFTER = 2  # times that a statement was run in this process
-MOST_PREPARED = 400  # statements of a connection
+MOST_PREPARED = 200  # statements of a connection, each of which takes the server some 50 KB
+LONGEST_PREPARED = 4000  # characters: what is longer is hardly ever asked for again, and takes much more
 MOST_COUNTED = 4000  # statements
 LOOK_AFTER = 10.0  # seconds that a connection was idle, after which the server is asked whether it is there
 LOOKING = 3.0  # seconds that it has to answer
@@ -182,7 +183,7 @@ class Link:
 
     def _prepare(self, text: str, types: Sequence[int]) -> bytes | None:
         """Have a statement planned once for all, if it is often run. The server is told so with its first use."""
-        if self.uses is None:
+        if self.uses is None or len(text) > LONGEST_PREPARED:
             return None
         if len(self.uses) > MOST_COUNTED:
             self.uses.clear()

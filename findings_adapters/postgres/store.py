@@ -412,14 +412,13 @@ class PostgresConnection(heart.Connection):
         if self.failed is not None:
             raise known_failure(self.failed)
         self.hear()
-        reply, warnings = self.send("COMMIT"), self.link.warnings
+        warnings, number = self.link.warnings, self.link.sent + 1
         try:
+            reply = self.link.send("COMMIT")
             self.link.settle()
         except Failure as failure:
-            if failure.lost and not 0 < failure.number < reply.number:
-                self._note(failure)
-                raise NobodyKnows from None
-            raise self._note(failure) from None
+            known = self._note(failure)
+            raise NobodyKnows if failure.lost and not 0 < failure.number < number else known from None
         self.open = False
         if reply.result.command_status != b"COMMIT":
             raise PostgresError("a transaction was undone without a word")
