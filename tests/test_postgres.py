@@ -474,6 +474,14 @@ def test_a_key_that_comes_twice_in_one_call_is_counted_twice(database: store.Pos
     assert counts(database) == {"a": 6, "b": 1}
 
 
+def test_a_great_many_rows_are_stored_by_several_statements(database: store.PostgresDatabase) -> None:
+    rows = [("one", f"{number:05}", "", 0, 0, 1) for number in range(2 * store.ROWS_AT_ONCE + 1)]
+    with database.transaction("one") as connection:
+        assert connection.executemany(COUNT, rows).rowcount == len(rows)
+        assert connection.executemany(COUNT, [*rows, *rows]).rowcount == 2 * len(rows)
+    assert set(counts(database).values()) == {3}
+
+
 def test_what_the_engine_numbers_is_in_the_order_of_the_rows(database: store.PostgresDatabase) -> None:
     names = [f"n{number}" for number in range(500)]
     with database.transaction("one") as connection:
@@ -559,6 +567,16 @@ def test_a_snapshot_sees_one_moment(database: store.PostgresDatabase) -> None:
     assert counts(database) == {"a": 1, "b": 1}
 
 
+def test_a_snapshot_within_a_read_ends_with_itself(database: store.PostgresDatabase) -> None:
+    with database.reading() as connection:
+        with database.snapshot() as same:
+            assert same is connection
+            assert counts(database) == {}
+        with in_thread(lambda: add(database, "a")):
+            pass
+        assert counts(database) == {"a": 1}
+
+
 def test_a_stamp_changes_with_each_commit(database: store.PostgresDatabase) -> None:
     def stamp() -> object:
         with database.snapshot() as connection:
@@ -624,11 +642,9 @@ def test_a_deadlock_may_be_tried_again(database: store.PostgresDatabase) -> None
 
 def test_last_uses_are_written_with_a_transaction_of_their_client(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
-        key = heart.insert_key(connection, "k", "one", "full")
-    with database.reading() as connection:
-        found = heart.select_principal(connection, key, heart.timestamp())
-    assert found is not None
-    database.use_later("one", "api_keys", found[0].key_id, "2026-01-01T00:00:00.000Z")
+        heart.insert_key(connection, "k", "one", "full")
+        (key_id,) = connection.execute("SELECT id FROM api_keys WHERE client_id = ?", ("one",)).fetchone()
+    database.use_later("one", "api_keys", key_id, "2026-01-01T00:00:00.000Z")
     with database.transaction("two"):
         pass
     assert database.last_uses

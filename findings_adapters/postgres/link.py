@@ -231,6 +231,11 @@ class Link:
             except psycopg.OperationalError as error:
                 raise self._gone(str(error)) from None
 
+    def press(self) -> None:
+        """Have the server say at once what becomes of what was sent; else it may be silent for long, and given up."""
+        with suppress(psycopg.OperationalError):  # which is told to whoever waits
+            self._pgconn.send_flush_request()
+
     def separate(self) -> None:
         """Have the server do what is sent from here on whatever becomes of what was sent before."""
         if self._pending and self._pending[-1] is not SYNC:

@@ -37,6 +37,8 @@ IDLE_IN_TRANSACTION = 60.0  # seconds after which the server ends a transaction 
 SILENCE = 15.0  # seconds beyond those of a statement after which a server that says nothing is given up
 LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
 LOOK_EVERY = 1.0  # seconds between two looks whether it is this process's turn to keep house
+ROWS_AT_ONCE = 5000  # that one statement stores: so it is done in a fraction of its time
+MANY_ROWS = 500  # whose statement takes a while
 BULKY = "task_details"  # in whose rows is what is large
 BLOCKS_AT_ONCE = 256  # texts of words that are read at once
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
@@ -304,16 +306,22 @@ class PostgresConnection(heart.Connection):
     def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> PostgresCursor:
         """Send a statement for many rows: as one for arrays of their values, where none of them meets another."""
         rows = list(parameters)
-        if len(rows) == 1:
-            return self.execute(sql, rows[0])
-        many = dialect.for_many(sql) if rows else None
+        lots = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
+        return PostgresCursor(self, [reply for lot in lots for reply in self._send_rows(sql, lot)])
+
+    def _send_rows(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Reply]:
+        """Send a statement for some rows."""
+        many = dialect.for_many(sql) if len(rows) > 1 else None
         if many is None or (many.keys is not None and have_doubles(rows, many.keys)):
-            return PostgresCursor(self, [reply for row in rows for reply in self.execute(sql, row).replies])
+            return [reply for row in rows for reply in self.execute(sql, row).replies]
         columns = list(zip(*rows, strict=True))
         kinds = [next((type_of(value) for value in column if value is not None), TEXT) for column in columns]
         text = dialect.with_rows(many.text, tuple(ARRAYS[kind][0] for kind in kinds))
         arrays = [array_of(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        return PostgresCursor(self, [self.send(text, arrays, [ARRAYS[kind][1] for kind in kinds], [1] * len(arrays))])
+        reply = self.send(text, arrays, [ARRAYS[kind][1] for kind in kinds], [1] * len(arrays))
+        if len(rows) >= MANY_ROWS:
+            self.link.press()
+        return [reply]
 
     def send(
         self,
@@ -427,20 +435,24 @@ class PostgresConnection(heart.Connection):
 
     def end(self) -> None:
         """Undo what is not committed, and leave the connection to the next one, without waiting for anything."""
+        self.undo()
+        self.link.patience = STATEMENT_TIME + SILENCE
+        if not self.link.broken:
+            with suppress(Failure):
+                self.link.leave()
+
+    def undo(self) -> None:
+        """Undo what is not committed, and wait for nothing."""
         self.forget()
         self.link.drop_stream()
-        self.link.patience = STATEMENT_TIME + SILENCE
-        if self.link.broken:
-            return
         try:
-            if self.open:
+            if self.open and not self.link.broken:
                 self.link.separate()
                 self.link.send("ROLLBACK")
-            self.link.leave()
         except Failure:
-            return
+            pass
         finally:
-            self.open = False
+            self.open, self.failed = False, None
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -762,10 +774,15 @@ class PostgresDatabase(heart.Database):
     @contextmanager
     def snapshot(self) -> Iterator[PostgresConnection]:
         """Give a connection to a reader whose statements must all see the same moment."""
-        if self._current is not None:
-            if not self._current.open:
-                self._current.begin("REPEATABLE READ, READ ONLY")
+        if self._current is not None and self._current.open:
             yield self._current
+            return
+        if self._current is not None:
+            self._current.begin("REPEATABLE READ, READ ONLY")
+            try:
+                yield self._current
+            finally:
+                self._current.undo()
             return
         with self._connection(read_only=True) as connection:
             connection.begin("REPEATABLE READ, READ ONLY")
