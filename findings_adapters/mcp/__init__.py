@@ -61,7 +61,8 @@ def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
                 check_http(url)
                 server.serve_http(*address, url)
             else:
-                server.serve_stdio(service_at(url, str(Path(db).resolve()), new=True, by="mcp"))
+                place = db if heart.scheme_of(db) else str(Path(db).resolve())
+                server.serve_stdio(service_at(url, place, new=True, by="mcp"))
         except heart.ConfigurationError as error:
             raise WrongUsage(str(error)) from None
 
