@@ -161,15 +161,14 @@ def placed(arguments: Sequence[str], folder: str | Path = "") -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _databases() -> Iterator[None]:
-    """Take back, behind a test, the databases that it has used."""
-    if not ON_POSTGRES:
-        yield
-        return
-    before = set(shelf().places)
+def _databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Take back, behind a test, the databases that it has used; those of a whole module are in folders of others."""
     yield
-    for path in set(shelf().places) - before:
-        shelf().give(shelf().places.pop(path))
+    if ON_POSTGRES:
+        shared, own = tmp_path_factory.getbasetemp(), tmp_path_factory.getbasetemp() / "test_"
+        for path in [*shelf().places]:
+            if not path.is_relative_to(shared) or str(path).startswith(str(own)):
+                shelf().give(shelf().places.pop(path))
 
 
 # A test's own look at a database

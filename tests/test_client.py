@@ -40,7 +40,7 @@ from findings_adapters.client import (
     stoppable,
 )
 from test_findings_service import LISTENING, PROGRAM, Server, cases, start_process, task
-from tests.engines import absence_of, db_at, engine_error
+from tests.engines import absence_of, busy_error, db_at, name_of
 
 Reply = tuple[int, dict[str, str], bytes]
 
@@ -381,11 +381,12 @@ def test_a_database_file_that_is_not_there_is_made_only_if_wanted(tmp_path: Path
 
 def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise engine_error("attempt to write a readonly database")
+        raise busy_error()
 
+    db = tmp_path / "findings.db"
     monkeypatch.setattr(findings_service, "insert_client", refuse)
-    with pytest.raises(findings_service.DatabaseUnusable, match=r"findings\.db cannot be used: attempt to write"):
-        Local(db_at(tmp_path / "findings.db"), new=True)
+    with pytest.raises(findings_service.DatabaseUnusable, match=f"{re.escape(name_of(db))} cannot be used: .*locked"):
+        Local(db_at(db), new=True)
 
 
 def test_settings_of_a_server_do_not_change_the_requests(
