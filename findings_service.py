@@ -6962,9 +6962,10 @@ def faults(connection: Connection) -> Iterator[str]:
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 
 
+# The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
 ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
     JOIN runs ON runs.client_id = other.client_id AND runs.seq = other.run_seq
-    WHERE other.client_id = sightings.client_id AND other.task_seq = sightings.task_seq AND {})"""
+    WHERE other.client_id = ? AND other.task_seq = sightings.task_seq AND {})"""
 
 
 def count_old_runs(connection: Connection, before: str) -> int:
@@ -6979,7 +6980,7 @@ def count_orphans(connection: Connection, before: str) -> int:
     statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
         JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
         WHERE old.client_id = ? AND old.finished_at < ? AND {kept}"""
-    rows = (connection.execute(statement, (each, before, before)) for each in select_clients(connection))
+    rows = (connection.execute(statement, (each, before, each, before)) for each in select_clients(connection))
     return sum(row.fetchone()[0] for row in rows)
 
 
@@ -6994,7 +6995,7 @@ def take_back(
         f"""SELECT {STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
             FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
             WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
-        (run.seq, client_id, run.seq, size),
+        (client_id, run.seq, client_id, run.seq, size),
     ).fetchall()
     gone = [State(*fields) for *fields, _, only in rows if only]
     left = [(State(*fields), bool(counted)) for *fields, counted, only in rows if not only]
@@ -7199,8 +7200,8 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
             connection.execute(
                 f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
                     WHERE {connection.by_seq("tasks", marks(lot))} AND ({column} = ? OR NOT EXISTS (
-                        SELECT 1 FROM runs WHERE runs.client_id = tasks.client_id AND runs.id = tasks.{column}))""",
-                (client_id, *lot, run.id),
+                        SELECT 1 FROM runs WHERE runs.client_id = ? AND runs.id = tasks.{column}))""",
+                (client_id, *lot, run.id, client_id),
             )
         connection.execute(  # the first reporter's counts from now on, and no other one that did not
             f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (

@@ -11579,7 +11579,7 @@ def test_no_counter_names_what_is_deleted(app: flask.Flask, client: Client, run:
     client.finish(run)
     for each in client.read("runs")["runs"]:
         client.remove(f"runs/{each['id']}")
-    assert rows_of(app, "SELECT DISTINCT scope FROM counters") == [
+    assert rows_of(app, "SELECT DISTINCT scope FROM counters ORDER BY scope") == [
         ("changes",),
         ("changes words",),
     ]
