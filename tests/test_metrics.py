@@ -194,6 +194,7 @@ def test_more_kinds_of_requests_than_there_is_room_for_are_left_out(
 
 
 def test_groups_of_writes_are_counted(counting: Server) -> None:
+    counting.start_run()  # behind which whoever writes knows whose the key is
     before = scraped(counting)
     path = f"{API}/runs/{counting.start_run()}/tasks"
     writers = [threading.Thread(target=counting.request, args=("POST", path, task())) for _ in range(5)]
