@@ -1103,7 +1103,8 @@ FACTS = r"""
         CASE WHEN convalidated THEN 'valid' ELSE 'not valid' END
     FROM tables JOIN pg_constraint ON conrelid = tables.oid
     UNION ALL
-    SELECT index.relname, regexp_replace(pg_get_indexdef(index.oid), ' ON \S+ ', ' ON ' || tables.relname || ' ')
+    SELECT index.relname,
+        regexp_replace(pg_get_indexdef(index.oid), ' ON (ONLY )?\S+ ', ' ON ' || tables.relname || ' ')
         || CASE WHEN indisvalid THEN '' ELSE ' invalid' END
     FROM tables JOIN pg_index ON indrelid = tables.oid JOIN pg_class AS index ON index.oid = indexrelid
     WHERE NOT EXISTS (SELECT 1 FROM pg_constraint WHERE conindid = indexrelid AND contype IN ('p', 'u'))"""
