@@ -45,7 +45,7 @@ import tracemalloc
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -6725,7 +6725,7 @@ def test_generated_models_take_a_night_through(
 # - a `json` or `text` block is what the run block above it printed: of `json` the last line, white space aside;
 # - a block that begins with a comment of a path alone is put there; /etc, /opt and /var lie in the page's folder.
 #
-# What a page does with the database `EXAMPLE_DATABASE` it does with one on PostgreSQL, where there is one here.
+# What a page does with a database that `EXAMPLE_DATABASE` matches it does with one of its own, where there can be one.
 #
 # A page of docs/ that says `$url` begins where the README's first two blocks end: with a server, `api` and `url`.
 # `REPRINT=1 python -m pytest -n 0 -k prints_what_it_says` writes into the pages what is printed now.
@@ -6745,9 +6745,12 @@ VARYING = (
     (r"PostgreSQL \d+\.\d+", "PostgreSQL 0.0"),
     (r'"(ms|bytes|sqlite|version)": ?("?)[\d.]+', r'"\1":\g<2>0'),
 )
-NOT_RUN = ("pytest", "bench.py")  # .ci/run runs these, the second in its short form
+# .ci/run runs the first two; the third takes minutes; and the databases that a page's reader makes are there.
+NOT_RUN = ("pytest", "bench.py", "failover.py", "CREATE DATABASE")
 SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installed
-EXAMPLE_DATABASE = "postgresql://findings@db.example.com/findings"
+EXAMPLE_DATABASE = re.compile(r"postgresql://findings@db\.example\.com/\w+")
+OF_POSTGRES = re.compile(rf"{EXAMPLE_DATABASE.pattern}|\$FINDINGS_DB|^psql|^pg_", re.MULTILINE)
+PUTS = "mkdir -p $(dirname "  # begins what puts a file where its block says
 PROGRAMS = {  # of a virtual environment that a reader makes
     "pip": "",  # it would fetch what is installed here; another test installs the service
     "python": 'exec "$PYTHON" "$@"',
@@ -6829,7 +6832,7 @@ class Step:
     @property
     def needs(self) -> str:
         """The server that it starts or uses and that is not installed here, if any."""
-        if EXAMPLE_DATABASE in self.command and self.printed is not None:
+        if OF_POSTGRES.search(self.command) and not self.command.startswith(PUTS):
             return "" if has_postgres() else "PostgreSQL"
         program = self.command.split()[0]
         return program if program in SERVERS and not shutil.which(program, path=search_path()) else ""
@@ -6864,7 +6867,7 @@ def steps_of(page: Path) -> list[Step]:
             places = ((line + 1 + text.count("\n", 0, found.start()), found) for found in PRINTED.finditer(text))
             steps += [Step(page, place, found[1], f"$ {found[1]}", found[2]) for place, found in places]
         elif named := NAMED_FILE.match(text):
-            steps.append(Step(page, line, f"mkdir -p $(dirname {named[1]})\ncat >{named[1]} <<'END'\n{text}END\n"))
+            steps.append(Step(page, line, f"{PUTS}{named[1]})\ncat >{named[1]} <<'END'\n{text}END\n"))
         else:
             assert kind in ("bash", "python"), f"{page.name}:{line} is {kind} without the name of a file"
             steps.append(Step(page, line, text if kind == "bash" else f"\"$PYTHON\" - <<'END'\n{text}END\n"))
@@ -6913,7 +6916,7 @@ def has_postgres() -> bool:
     return bool(there) and importlib.util.find_spec("psycopg") is not None
 
 
-def play(page: Path, home: Path, database: str) -> dict[Step, tuple[int, str]]:
+def play(page: Path, home: Path, databases: Mapping[str, str]) -> dict[Step, tuple[int, str]]:
     """Do what a page tells its reader to do, and return the exit code of each step and what it printed."""
     set_scene(home)
     before, steps = start_of(page), steps_of(page)
@@ -6922,7 +6925,8 @@ def play(page: Path, home: Path, database: str) -> dict[Step, tuple[int, str]]:
             each.bind(("127.0.0.1", 0))
         port, second = (str(each.getsockname()[1]) for each in (free, other))
     script = re.sub(r"(?<![\w./}])/(?=(?:etc|opt|var)/)", f"{home}/", script_of([*before, *steps], "-- done --"))
-    script = script.replace(EXAMPLE_DATABASE, database)
+    for example, database in databases.items():
+        script = script.replace(example, database)
     script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("127.0.0.1:8001", f"127.0.0.1:{second}")
     (home / "script").write_text(script, "utf-8")
     env = {
@@ -6944,7 +6948,8 @@ def play(page: Path, home: Path, database: str) -> dict[Step, tuple[int, str]]:
         check=False,
     )
     said = done.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(f"127.0.0.1:{second}", "127.0.0.1:8001")
-    said = said.replace(database, EXAMPLE_DATABASE)
+    for example, database in databases.items():
+        said = said.replace(database, example)
     said = re.sub(rf"{re.escape(str(home))}/(?=(?:etc|opt|var)/)", "/", said).replace(
         str(home), "/home/you/findings-service"
     )
@@ -6958,9 +6963,15 @@ def played(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[Path], dict[Step, tuple[int, str]]]]:
     """Do what a page says once a step of it is asked for, and what the next one says meanwhile."""
-    database = request.getfixturevalue("postgres").new() if has_postgres() else EXAMPLE_DATABASE
+
+    def databases_of(page: Path) -> dict[str, str]:
+        examples = {*EXAMPLE_DATABASE.findall(page.read_text("utf-8"))} if has_postgres() else set()
+        return {example: request.getfixturevalue("postgres").new() for example in examples}
+
     with ThreadPoolExecutor(2) as pool:
-        begun = cache(lambda page: pool.submit(play, page, tmp_path_factory.mktemp(page.stem).resolve(), database))
+        begun = cache(
+            lambda page: pool.submit(play, page, tmp_path_factory.mktemp(page.stem).resolve(), databases_of(page))
+        )
 
         def result(page: Path) -> dict[Step, tuple[int, str]]:
             doing = [begun(each) for each in PAGES[PAGES.index(page) :][:2]]
@@ -7016,6 +7027,7 @@ CHECKERS = {  # of configuration for other programs, in a folder that holds all 
     "ini": "systemd-analyze verify --man=no ROOT/etc/systemd/system/*.service ROOT/etc/systemd/system/*.timer",
     "nginx": "nginx -t -p ROOT -c ROOT/whole.conf",
     "caddy": "caddy adapt --adapter caddyfile --config ROOT/etc/caddy/Caddyfile",
+    "haproxy": "haproxy -c -f ROOT/etc/haproxy/haproxy.cfg",
 }
 
 
