@@ -127,8 +127,10 @@ class Address(NamedTuple):
         try:
             told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{theirs}")
         except psycopg.ProgrammingError:  # whose message repeats the password
-            message = "FINDINGS_DB: this is no URL of PostgreSQL; one is postgresql://user:password@host:5432/name"
-            raise heart.ConfigurationError(message) from None
+            raise heart.ConfigurationError(
+                "FINDINGS_DB: this is no URL of PostgreSQL, or has a parameter that libpq does not know; one is"
+                " postgresql://user:password@host:5432/name"
+            ) from None
         defaults = {
             "application_name": "findings-service",
             "client_encoding": "UTF8",
@@ -1079,9 +1081,10 @@ def values_of(*values: str | int) -> tuple[list[bytes | None], list[int]]:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return what is wrong with connecting, of which the last word is the last host's."""
+    """Return what is wrong with connecting: the reason that libpq gives for the last host, without its question."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    reasons = [line for line in lines if "failed: " in line] or lines
+    return reasons[-1].rpartition("connection failed: ")[2] if reasons else type(error).__name__
 
 
 def is_passing(error: Exception) -> bool:
