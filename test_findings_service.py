@@ -2765,6 +2765,16 @@ def test_a_key_that_this_process_revokes_is_refused_at_once(
     assert_problem(client.get(f"{API}/tasks"), 401, "unauthorized")
 
 
+def test_what_requests_are_read_as_is_worked_out_before_threads_read(make_app: Callable[..., flask.Flask]) -> None:
+    findings_service.decoder.cache_clear()
+    make_app()
+    before = findings_service.decoder.cache_info().misses
+    for operation in findings_service.OPERATIONS:
+        for model in operation.models:
+            findings_service.decoder(model)
+    assert findings_service.decoder.cache_info().misses == before
+
+
 def test_a_key_is_not_known_for_longer_because_another_thread_met_one_meanwhile(
     app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

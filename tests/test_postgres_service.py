@@ -147,6 +147,11 @@ class Load:
         await_(lambda: min(self.last_answers) > began or self.wrong, SOON)
         assert not self.wrong, self.wrong[0]
 
+    def await_refusals(self, words: str) -> None:
+        """Wait until somebody is told why nothing was stored, in these words."""
+        await_(lambda: any(words in detail for detail in self.refusals) or self.wrong, SOON)
+        assert not self.wrong, self.wrong[0]
+
     def _write(self, number: int) -> None:
         agent = self.agents[number % len(self.agents)]
         try:
@@ -303,7 +308,7 @@ def test_a_database_that_takes_no_writes_is_read_until_it_does(
     with Load([service], agents) as load:
         postgres.run(f"ALTER DATABASE {name_in(url)} SET default_transaction_read_only = on")
         end_backends(postgres, url)
-        await_(lambda: any("takes no writes" in detail for detail in load.refusals))
+        load.await_refusals("takes no writes")
         assert is_unavailable(ask(service, agents[0], *a_finding(agents[0])))
         assert ask(service, agents[0], "GET", f"{API}/tasks").status_code == 200
         postgres.run(f"ALTER DATABASE {name_in(url)} RESET default_transaction_read_only")
@@ -428,7 +433,7 @@ def test_a_network_that_cuts_connections_loses_and_doubles_nothing(url: str, ser
                 network.cut()
                 load.await_answers()
             network.go_away()
-            await_(lambda: load.refusals)
+            load.await_refusals("cannot be reached")
             network.come_back()
             load.await_answers()
         load.check(url)
@@ -441,7 +446,7 @@ def test_a_network_that_stalls_is_given_up_and_found_again(url: str, serving: Ca
         agents = with_agents(url, "one", "two")
         with Load([service], agents) as load:
             network.stall()
-            await_(lambda: len(load.refusals) and sum(load.refusals.values()) >= 4)
+            load.await_refusals("")
             threads = [threading.Thread(target=lambda: told.append(stalled(service, agents[0]))) for _ in range(40)]
             told: list[Any] = []
             for thread in threads:
