@@ -142,12 +142,12 @@ def test_a_statement_is_translated(sql: str, said: str) -> None:
     [
         (
             "INSERT INTO t (a, b) VALUES (?, ?)",
-            "INSERT INTO t (a, b) SELECT v1, v2 FROM unnest($1::text[], $2::bigint[]) AS given (v1, v2) ",
+            "INSERT INTO t (a, b) SELECT given.v1, given.v2 FROM unnest($1::text[], $2::bigint[]) AS given (v1, v2) ",
             None,
         ),
         (
             "INSERT INTO t (a, b) VALUES (?, ?) ON CONFLICT (b) DO UPDATE SET a = excluded.a",
-            "INSERT INTO t (a, b) SELECT v1, v2 FROM unnest($1::text[], $2::bigint[]) AS given (v1, v2)"
+            "INSERT INTO t (a, b) SELECT given.v1, given.v2 FROM unnest($1::text[], $2::bigint[]) AS given (v1, v2)"
             " ON CONFLICT (b) DO UPDATE SET a = excluded.a",
             (1,),
         ),
@@ -170,6 +170,33 @@ def test_a_statement_for_many_rows_takes_arrays(sql: str, said: str, keys: tuple
     assert many is not None
     assert many.keys == keys
     assert re.sub(r"\s+", " ", dialect.with_rows(many.text, ("text", "bigint"))).strip() == said.strip()
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        (
+            "INSERT INTO t (a, client_id) VALUES (?, ?)",
+            "INSERT INTO t (a, client_id) SELECT given.v1, $2::text FROM unnest($1::bigint[]) AS given (v1) ",
+        ),
+        (
+            "UPDATE t SET a = ? WHERE client_id = ? AND b = ?",
+            "UPDATE t SET a = given.v1 FROM unnest($1::bigint[], $3::bigint[]) AS given (v1, v3)"
+            " WHERE client_id = $2::text AND b = given.v3",
+        ),
+        (
+            "DELETE FROM t WHERE b = ? AND client_id = ?",
+            "DELETE FROM t USING unnest($1::bigint[]) AS given (v1) WHERE b = given.v1 AND client_id = $2::text",
+        ),
+    ],
+    ids=["insert", "update", "delete"],
+)
+def test_many_rows_of_one_client_name_it_once(sql: str, said: str) -> None:
+    many = dialect.for_many(sql)
+    assert many is not None
+    assert many.client == 1
+    types = ("bigint", "text", "bigint")[: sql.count("?")]
+    assert re.sub(r"\s+", " ", dialect.with_rows(many.text, types, many.client)).strip() == said.strip()
 
 
 @pytest.mark.parametrize(
@@ -1142,6 +1169,7 @@ def test_a_standby_is_read_and_takes_no_writes(
         either = standby.url.replace(":5433/", f":5433,{server.url.split('@')[1].split('/')[0]}/")
         follower = open_at(either, fill=False)  # of the one that takes writes
         add(follower, "c")
+        await_(lambda: "c" in counts(reader))  # which the standby is not waited for
         server.stop("immediate")
         standby.run("pg_ctl", "-D", standby.data, "promote")
         await_(lambda: tried(lambda: add(follower, "d")))

@@ -101,12 +101,14 @@ def marks_in(sql: str) -> int:
 class Many(NamedTuple):
     """A statement that takes arrays, and which of the values tell one row from another: none where that is no matter.
 
-    `{rows}` stands for the arrays made into rows of columns v1, v2 ….
+    `{rows}` stands for the arrays made into rows, and `{v1}`, `{v2}` … for the values of a row. `client` is the place
+    of the client, which goes as one value, and no array, where all rows have the same: so who plans the statement, or
+    sends it on, knows whose it is.
     """
 
     text: str
-    width: int
     keys: tuple[int, ...] | None
+    client: int | None
 
 
 INSERT = re.compile(
@@ -127,10 +129,10 @@ def for_many(sql: str) -> Many | None:
     if change is None or "RETURNING" in sql.upper():
         return None
     head, where = change["head"], change["where"]
-    width = marks_in(sql)
     named = as_columns(f"{head} \0 WHERE {where}").replace("\0", "FROM {rows}" if head[0] in "Uu" else "USING {rows}")
-    keys = tuple(range(marks_in(head), width)) if head[0] in "Uu" else None
-    return Many(named, width, keys)
+    keys = tuple(range(marks_in(head), marks_in(sql))) if head[0] in "Uu" else None
+    before, is_named, _ = where.partition("client_id = ?")
+    return Many(named, keys, marks_in(head) + marks_in(before) if is_named else None)
 
 
 def insert_of_many(insert: re.Match[str]) -> Many | None:
@@ -142,13 +144,13 @@ def insert_of_many(insert: re.Match[str]) -> Many | None:
     conflict = CONFLICT.match(rest)
     if conflict and conflict["what"] == "UPDATE":
         keys = tuple(columns.index(name.strip()) for name in conflict["columns"].split(","))
-    values = ", ".join(f"v{number}" for number in range(1, len(columns) + 1))
+    values = ", ".join(f"{{v{number}}}" for number in range(1, len(columns) + 1))
     text = f"INSERT INTO {insert['table']} ({', '.join(columns)}) SELECT {values} FROM {{rows}} {rest}"
-    return Many(with_words(text), len(columns), keys)
+    return Many(with_words(text), keys, columns.index("client_id") if "client_id" in columns else None)
 
 
 def as_columns(sql: str) -> str:
-    """Return a statement with a column of the rows for each mark."""
+    """Return a statement with the value of a row for each mark."""
     count = 0
 
     def named(match: re.Match[str]) -> str:
@@ -156,17 +158,21 @@ def as_columns(sql: str) -> str:
         if not match[0].startswith("?"):
             return match[0]
         count += 1
-        return f"given.v{count}"
+        return f"{{v{count}}}"
 
     return TOKEN.sub(named, with_words(sql).replace("{", "{{").replace("}", "}}"))
 
 
 @lru_cache(maxsize=KEPT_TEXTS)
-def with_rows(text: str, types: tuple[str, ...]) -> str:
-    """Return a statement of `for_many` for arrays of some types."""
-    arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(types, 1))
-    columns = ", ".join(f"v{number}" for number in range(1, len(types) + 1))
-    return text.format(rows=f"unnest({arrays}) AS given ({columns})")
+def with_rows(text: str, types: tuple[str, ...], single: int | None = None) -> str:
+    """Return a statement of `for_many` for arrays of some types, but for a `single` value that all rows have."""
+    names = {f"v{number}": f"given.v{number}" for number in range(1, len(types) + 1)}
+    arrays = {f"v{number}": f"${number}::{kind}[]" for number, kind in enumerate(types, 1)}
+    if single is not None:
+        names[f"v{single + 1}"] = f"${single + 1}::{types[single]}"
+        del arrays[f"v{single + 1}"]
+    rows = f"unnest({', '.join(arrays.values())}) AS given ({', '.join(arrays)})"
+    return text.format(rows=rows, **names)
 
 
 def merged(ranges: list[str], order: str) -> str:

@@ -522,8 +522,8 @@ class Pool:
         with self._changed:
             if good:
                 self._free.append(link)
-            while self._free and self._free[0].used < now - IDLE:
-                old.append(self._free.pop(0))
+            while self._free and (link.broken or self._free[0].used < now - IDLE):
+                old.append(self._free.pop(0))  # with a lost one all: there may be another server by now
             self._count_out()
         for each in old:
             each.close()

@@ -318,9 +318,13 @@ class PostgresConnection(heart.Connection):
             return [reply for row in rows for reply in self.execute(sql, row).replies]
         columns = list(zip(*rows, strict=True))
         kinds = [next((type_of(value) for value in column if value is not None), TEXT) for column in columns]
-        text = dialect.with_rows(many.text, tuple(ARRAYS[kind][0] for kind in kinds))
-        arrays = [array_of(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        reply = self.send(text, arrays, [ARRAYS[kind][1] for kind in kinds], [1] * len(arrays))
+        single = many.client if many.client is not None and len({*columns[many.client]}) == 1 else None
+        text = dialect.with_rows(many.text, tuple(ARRAYS[kind][0] for kind in kinds), single)
+        values = [array_of(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+        types, formats = [ARRAYS[kind][1] for kind in kinds], [1] * len(values)
+        if single is not None:
+            values[single], types[single], formats[single] = dumped(columns[single][0]) or b"", TEXT, 0
+        reply = self.send(text, values, types, formats)
         if len(rows) >= MANY_ROWS:
             self.link.press()
         return [reply]
