@@ -3,6 +3,7 @@
     python bench.py             # 10,000 and 1,000,000 stored tasks, in about ten minutes
     python bench.py --quick     # a little of everything, to see that it works
     python bench.py --only reads --only writes
+    python bench.py --postgres  # on PostgreSQL instead: on the server of a URL, or one that is started for this
 
 Machines differ and are noisy, so that a figure alone says little. Every row is therefore a ratio of two things
 measured in turns, A B A B …, in the same run on the same machine; the ratio that counts is the median of the
@@ -29,6 +30,7 @@ import shutil
 import socket
 import sqlite3
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -39,9 +41,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import flask
 
@@ -359,7 +363,7 @@ class Server:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
 
 
-def service_command(db: Path, port: int) -> list[str]:
+def service_command(db: Path | str, port: int) -> list[str]:
     """Return the command that serves a database."""
     return [sys.executable, str(SERVICE), "serve", "--db", str(db), "--host", HOST, "--port", str(port)]
 
@@ -389,7 +393,7 @@ def wait_for(port: int, path: str, alive: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def service(db: Path, **environment: str) -> Iterator[Server]:
+def service(db: Path | str, **environment: str) -> Iterator[Server]:
     """Serve a database with the service's own command."""
     port = fs.free_port(HOST, 0)
     environment = clean_environment() | environment
@@ -463,11 +467,16 @@ def new_database(path: Path) -> tuple[fs.Database, str]:
     Only the durability of the filling is less than the service's.
     """
     database = fs.SQLiteDatabase(fs.Settings(db=str(path), synchronous="NORMAL"))
+    return database, prepared(database)
+
+
+def prepared(database: fs.Database) -> str:
+    """Give a new database a project type, and a key that opens it, which is returned."""
     with database.transaction() as connection:
         key = fs.insert_key(connection, "bench", CLIENT, "full")
         schema = json.dumps(EXTENSION_SCHEMA)
         fs.insert_project_type(connection, CLIENT, PROJECT_TYPE, PROJECT_TYPE, "", schema)
-    return database, key
+    return key
 
 
 Batch = Sequence[fs.Report]
@@ -497,13 +506,19 @@ def report(
 
 def filled(path: Path, rows: int, branch_of: Callable[[int], str] = lambda _: fs.MAIN_LINE) -> Stored:
     """Make a database with that many tasks, reported by runs of 1,000."""
-    database, key = new_database(path)
+    database = fs.SQLiteDatabase(fs.Settings(db=str(path), synchronous="NORMAL"))
+    return Stored(path, rows, fill(database, rows, branch_of))
+
+
+def fill(database: fs.Database, rows: int, branch_of: Callable[[int], str] = lambda _: fs.MAIN_LINE) -> str:
+    """Fill a new database with that many tasks, and return a key that opens it."""
+    key = prepared(database)
     for number, first in enumerate(range(0, rows, BATCH)):
-        with database.transaction() as connection:
+        with database.transaction(CLIENT) as connection:
             batch = parsed(batch_body(first, min(BATCH, rows - first)))
             report(connection, target_of(number), [batch], branch=branch_of(number))
     database.close()
-    return Stored(path, rows, key)
+    return key
 
 
 def start_run(server: Server, key: str, target: str, project_type: str = PROJECT_TYPE) -> str:
@@ -617,6 +632,160 @@ class SameRows:
         seconds = time.perf_counter() - begun
         self.behind += batches * BATCH
         return batches * BATCH / seconds
+
+
+# ---------------------------------------------------------------------------
+# Floors: psycopg alone
+# ---------------------------------------------------------------------------
+
+Sent = tuple[str, tuple[Any, ...]]  # a statement with its parameters
+WAIT: Sent = ("", ())  # stands where an answer is waited for
+TEXT, BIGINT = 25, 20  # PostgreSQL's numbers of these types
+
+
+def array_values(data: bytes) -> list[Any]:
+    """Return what an array in PostgreSQL's binary form holds (array_recv in its source)."""
+    _, _, kind, count, _ = struct.unpack_from(">iiIii", data)
+    values, place = list[Any](), struct.calcsize(">iiIii")
+    for _ in range(count):
+        (length,) = struct.unpack_from(">i", data, place)
+        begin, place = place + 4, place + 4 + max(length, 0)
+        part = data[begin:place]
+        value = int.from_bytes(part, "big", signed=True) if kind == BIGINT else part.decode()
+        values.append(None if length < 0 else value)
+    return values
+
+
+def value_of(data: bytes | None, kind: int, binary: int) -> Any:
+    """Return a parameter as it was before it was made ready for the server."""
+    if data is None:
+        return None
+    return array_values(data) if binary else data.decode() if kind == TEXT else int(data)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Sent]]:
+    """Note the statements that this process sends to PostgreSQL, and where it waits for answers."""
+    from findings_adapters.postgres.link import Link
+
+    sent, kind = list[Sent](), vars(Link)
+    send, settle = kind["send"], kind["settle"]
+
+    def sending(link: Link, text: str, values: Any = (), types: Any = (), formats: Any = None) -> Any:
+        given = zip(values, types, formats or itertools.repeat(0), strict=False)
+        sent.append((text, tuple(value_of(*each) for each in given)))
+        return send(link, text, values, types, formats)
+
+    def settling(link: Link, *patience: float) -> None:
+        sent.append(WAIT)
+        settle(link, *patience)
+
+    type.__setattr__(Link, "send", sending)
+    type.__setattr__(Link, "settle", settling)
+    try:
+        yield sent
+    finally:
+        type.__setattr__(Link, "send", send)
+        type.__setattr__(Link, "settle", settle)
+
+
+def statements_of(url: str, groups: Iterable[Sequence[bytes]]) -> list[Sent]:
+    """Return what the service sends for groups of requests of one client, each group in one transaction."""
+    app = fs.create_app(db=url)
+    database, client = app.extensions["findings"].database, app.test_client()
+    with recorded() as sent:
+        for group in groups:
+            with database.transaction(CLIENT):
+                for each in group:
+                    head, _, body = each.partition(b"\r\n\r\n")
+                    first, *lines = head.decode().split("\r\n")
+                    method, path, _ = first.split(" ")
+                    headers = [line.split(": ", 1) for line in lines]
+                    answer = client.open(path, method=method, data=body, headers=headers)
+                    if answer.status_code not in (200, 201):
+                        raise ValueError(f"status {answer.status_code}: {answer.data[:500]!r}")
+    database.disconnect()
+    return sent
+
+
+def replayed(url: str, sent: Sequence[Sent]) -> float:
+    """Send statements by psycopg's cursors in its pipeline, prepared, and return the seconds that it takes.
+
+    The first transaction is sent before that, too, and undone: so that everything is at hand.
+    """
+    import psycopg
+
+    end = next(place for place, (text, _) in enumerate(sent) if text == "COMMIT")
+    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
+        connection.prepare_threshold = 0
+        with connection.pipeline():
+            send_again(connection, [*sent[:end], ("ROLLBACK", ()), WAIT])
+            begun = time.perf_counter()
+            send_again(connection, sent)
+            return time.perf_counter() - begun
+
+
+def send_again(connection: Any, sent: Iterable[Sent]) -> None:
+    """Send statements, and take in their answers where the service waited for them."""
+    waiting = []
+    for text, values in sent:
+        if text:
+            waiting.append(connection.execute(text, values))
+            continue
+        for cursor in waiting:
+            if cursor.description:
+                cursor.fetchall()
+        waiting.clear()
+
+
+class OnServer:
+    """A PostgreSQL server with a database that has tasks in it, and copies of that."""
+
+    def __init__(self, url: str, rows: int) -> None:
+        from tests.postgres_server import Databases
+
+        self.databases, self.rows = Databases(url), rows
+        self.first = self.databases.new()
+        database = fs.database_for(fs.Settings(db=self.first))
+        self.key = fill(database, rows)
+        with database.reading() as connection:
+            found = connection.execute("SELECT id FROM tasks WHERE client_id = ? LIMIT 1000", (CLIENT,))
+            self.paths = [f"/api/v1/tasks/{task_id}" for (task_id,) in found]
+        with database.transaction(CLIENT) as connection:
+            run = fs.insert_run(connection, CLIENT, PROJECT_TYPE, target_of(0), "{}", fs.MAIN_LINE)
+        self.submitting = f"/api/v1/runs/{run.id}/tasks"
+        database.disconnect()
+
+    def copy(self) -> str:
+        """Return the URL of a copy."""
+        return self.databases.new(urlsplit(self.first).path.removeprefix("/"))
+
+    def replay(self, sent: Sequence[Sent]) -> float:
+        """Return how many seconds it takes to send statements to a copy."""
+        url = self.copy()
+        try:
+            return replayed(url, sent)
+        finally:
+            self.databases.drop(url)
+
+
+@contextmanager
+def on_server(url: str, rows: int) -> Iterator[OnServer]:
+    """Give a database with tasks on the server of a URL, or on one that is started here."""
+    with ExitStack() as stack:
+        if not url:
+            from tests.postgres_server import PostgresServer, find_programs
+
+            programs = find_programs()
+            if programs is None:
+                raise RuntimeError("there is no PostgreSQL here; name a server: --postgres URL")
+            server = PostgresServer.make(programs, fsync="on", full_page_writes="on", synchronous_commit="on")
+            stack.callback(server.remove)
+            server.start()
+            url = server.url
+        found = OnServer(url, rows)
+        stack.callback(found.databases.close)
+        yield found
 
 
 # ---------------------------------------------------------------------------
@@ -1313,6 +1482,89 @@ def stored_rate(database: fs.Database, number: int) -> float:
     return BATCH / (time.perf_counter() - begun)
 
 
+def grouped(requests: Sequence[bytes], size: int = CONNECTIONS) -> Iterator[Sequence[bytes]]:
+    """Give requests as the service takes them together into transactions, where all connections have one under way."""
+    for first in range(0, len(requests), size):
+        yield requests[first : first + size]
+
+
+def posts(found: OnServer, first: int, count: int) -> list[bytes]:
+    """Return requests that submit one new task each."""
+    tasks = map(make_task, range(found.rows + first, found.rows + first + count))
+    return [request(found.key, "POST", found.submitting, json.dumps(task).encode()) for task in tasks]
+
+
+def batches(found: OnServer, first: int, count: int) -> list[bytes]:
+    """Return requests that submit many new tasks each."""
+    places = range(found.rows + first * BATCH, found.rows + (first + count) * BATCH, BATCH)
+    return [request(found.key, "POST", found.submitting, batch_body(place, BATCH)) for place in places]
+
+
+def measure_postgres(bench: Bench, found: OnServer) -> Iterator[Row]:
+    """Compare writes on PostgreSQL with psycopg sending the same statements, and many connections with one."""
+    plan, triage = bench.plan, Triage(found.key, found.paths)
+    works: Mapping[str, tuple[Callable[[int, int], list[bytes]], int, int, int, float]] = {
+        "PATCH a status, 16 connections": (lambda _, n: triage.next(n), plan.writes // 2, 200, CONNECTIONS, 0.5),
+        "POST one task, 16 connections": (partial(posts, found), plan.writes // 2, 201, CONNECTIONS, 0.5),
+        f"submit {BATCH:,} new tasks": (partial(batches, found), plan.batches, 201, 1, 0.6),
+    }
+    for name, (requests, count, status, connections, to_reach) in works.items():
+        url = found.copy()
+        sent = statements_of(url, grouped(requests(0, count), connections))
+        found.databases.drop(url)
+        pairs, served = list[tuple[float, float]](), found.copy()
+        with service(served) as server:
+            for number in range(plan.rounds + 1):
+                job = Job(server.port, requests(number * count, count), status, connections)
+                pairs.append((count / found.replay(sent), bench.load.run(job).rate))
+        tasks = BATCH if connections == 1 else 1
+        pairs = [(floor * tasks, measured * tasks) for floor, measured in pairs]
+        yield row_of("postgres", f"{name}, against psycopg", "/s", pairs[1:], to_reach, True)
+    yield from measure_distance(bench, found)
+
+
+DELAY = 0.002  # seconds each way
+
+
+def measure_distance(bench: Bench, found: OnServer) -> Iterator[Row]:
+    """Compare sixteen connections with one where the database is two milliseconds away."""
+    from tests.slow_network import slow_network
+
+    plan, url = bench.plan, urlsplit(found.copy())
+    keys = keys_of_clients(url.geturl())
+    host, _, port = unquote(url.netloc.rpartition("@")[2]).rpartition(":")
+    with slow_network(f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, int(port)), DELAY) as network:
+        far = f"postgresql://{url.username}@{HOST}:{network.port}{url.path}?pool_size="
+        with service(f"{far}1") as one, service(f"{far}{CONNECTIONS}") as many:
+            works: Mapping[str, tuple[Callable[[str], bytes], int]] = {
+                "GET a list": (lambda key: request(key, "GET", "/api/v1/tasks?limit=50"), 200),
+                "start a run": (lambda key: request(key, "POST", "/api/v1/runs", b'{"projectType":"bench"}'), 201),
+            }
+            for name, (make, status) in works.items():
+                pairs = []
+                for _ in range(plan.rounds + 1):
+                    requests = [make(key) for key in keys]
+                    rates = [
+                        bench.load.run(Job(server.port, requests, status, seconds=2 * plan.seconds)).rate
+                        for server in (one, many)
+                    ]
+                    pairs.append((rates[0], rates[1]))
+                title = f"{name}, {DELAY * 1000:g} ms away: 16 connections against one"
+                yield row_of("postgres", title, "/s", pairs[1:], 8.0, True)
+
+
+def keys_of_clients(url: str) -> list[str]:
+    """Make as many clients as there are connections, and return their keys."""
+    database = fs.database_for(fs.Settings(db=url))
+    keys = []
+    for number in range(CONNECTIONS):
+        with database.transaction() as connection:
+            keys.append(fs.insert_key(connection, "bench", f"client {number}", "full"))
+            fs.insert_project_type(connection, f"client {number}", PROJECT_TYPE, PROJECT_TYPE, "", None)
+    database.disconnect()
+    return keys
+
+
 PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "reads": measure_reads,
     "metrics": measure_metrics,
@@ -1362,6 +1614,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="stored tasks of the big database (default 1,000,000)")
     parser.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument(
+        "--postgres",
+        nargs="?",
+        const="",
+        metavar="URL",
+        help="measure the service on PostgreSQL, and nothing else: on this server, else on one that is started",
+    )
     parser.add_argument("--only", action="append", choices=list(PARTS), help="measure this part; may be repeated")
     return parser.parse_args()
 
@@ -1395,11 +1654,13 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="findings-bench-")))
         load, other = stack.enter_context(load_process()), stack.enter_context(load_process())
         bench = Bench(plan, load, other, folder, filled(folder / "small.db", plan.small))
-        for part in given.only or PARTS:
-            for row in PARTS[part](bench):
-                rows.append(row)
-                if not given.json:
-                    print(line_of(row), flush=True)
+        parts = [PARTS[part](bench) for part in given.only or PARTS]
+        if given.postgres is not None:
+            parts = [measure_postgres(bench, stack.enter_context(on_server(given.postgres, plan.small)))]
+        for row in itertools.chain.from_iterable(parts):
+            rows.append(row)
+            if not given.json:
+                print(line_of(row), flush=True)
     if given.json:
         print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
 

@@ -619,7 +619,7 @@ def requests_of(agents: Sequence[Agent], ids: Sequence[str], kind: str, mark: st
         body = json.dumps({"title": f"{mark} {number}", "severity": "low"}).encode()
         return bench.request(agent.key, "POST", agent.tasks, body)
 
-    return [request(number) for number in range(1600)]
+    return [request(number) for number in range(960)]
 
 
 @pytest.mark.parametrize("kind", ["a task", "a list", "a comment", "a report"])
