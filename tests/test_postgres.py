@@ -804,7 +804,9 @@ def test_a_list_has_a_bounded_time(database: store.PostgresDatabase) -> None:
         connection.execute("SELECT pg_sleep(5)").fetchall()
     with pytest.raises(TimeoutError), database.snapshot() as connection, connection.limited(0.02):
         [connection.execute("SELECT 1").fetchall() for _ in range(10_000)]
-    with database.snapshot() as connection:
+    with database.snapshot() as connection, connection.limited(0.5):
+        connection.execute("SELECT 1").fetchall()
+    with database.reading() as connection:
         with connection.limited(0.5):
             connection.execute("SELECT 1").fetchall()
         assert connection.execute("SELECT current_setting('statement_timeout')").fetchone() == ("30s",)

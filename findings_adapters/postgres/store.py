@@ -519,15 +519,18 @@ class PostgresConnection(heart.Connection):
     def limited(self, seconds: float) -> Iterator[None]:
         """Let what is done within have no more than so many seconds of this process, and some more of the server.
 
+        The server's limit holds to the end of a transaction: to end it sooner would take another answer.
+
         :raises TimeoutError: when they are over.
         :raises heart.Busy: when half of the server's went by in waiting for a lock.
         """
         worked, waited = time.thread_time() + seconds, time.monotonic() + heart.WAITING * seconds
         self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
-        local = "LOCAL" if self.open else "SESSION"
-        limit = max(2, round(LIST_SHARE * seconds * 1000))
-        self.send(f"SET {local} statement_timeout TO {limit}")
-        self.send(f"SET {local} lock_timeout TO {limit // 2}")
+        limit, ends_with = max(2, round(LIST_SHARE * seconds * 1000)), str(self.open).lower()
+        self.send(
+            f"""SELECT set_config('statement_timeout', '{limit}', {ends_with}),
+                set_config('lock_timeout', '{limit // 2}', {ends_with})"""
+        )
         try:
             yield
         except heart.Busy:
@@ -536,9 +539,9 @@ class PostgresConnection(heart.Connection):
             raise TimeoutError from None
         finally:
             self.is_late = bool
-            if not self.link.broken and self.failed is None:
-                self.send(f"SET {local} statement_timeout TO DEFAULT")
-                self.send(f"SET {local} lock_timeout TO DEFAULT")
+            if not self.open and not self.link.broken:  # what is set in a transaction ends with it
+                self.send("SET SESSION statement_timeout TO DEFAULT")
+                self.send("SET SESSION lock_timeout TO DEFAULT")
 
     def stamp(self) -> object:
         """Return what tells which transactions are seen (https://www.postgresql.org/docs/15/functions-info.html).
