@@ -408,6 +408,22 @@ def test_a_database_that_is_not_there_is_one_line_without_the_password(url: str)
     assert "\n" not in str(refused.value)
 
 
+def test_a_database_of_another_encoding_is_refused(postgres: Databases, url: str) -> None:
+    name = f"{name_in(url)}_latin"
+    postgres.run(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    try:
+        with pytest.raises(heart.DatabaseUnusable, match="its encoding is LATIN1, not UTF8"):
+            heart.create_app(db=url.replace(name_in(url), name))
+    finally:
+        postgres.run(f"DROP DATABASE {name}")
+
+
+def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "OLDEST", 10**9)
+    with pytest.raises(heart.DatabaseUnusable, match="; 15 or newer is needed"):
+        heart.create_app(db=url)
+
+
 def test_absence_is_told_without_making_anything(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
     database = open_at(url, fill=False)
     assert "no database of this service" in database.absence()

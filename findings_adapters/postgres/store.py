@@ -713,12 +713,12 @@ class PostgresDatabase(heart.Database):
         uses = self._uses_of_statements if self.address.prepares else None
         link = Link(connection, uses, STATEMENT_TIME + SILENCE)
         self._server = link.server("server_version").partition(" ")[0]
-        if link.version < OLDEST or link.server("server_encoding") != "UTF8":
-            encoding = link.server("server_encoding")
-            link.close()
-            needed = "15 or newer is needed" if link.version < OLDEST else f"its encoding is {encoding}, not UTF8"
-            raise heart.DatabaseUnusable(f"{self.name} is PostgreSQL {self._server}; {needed}")
-        return link
+        encoding = link.server("server_encoding")
+        if link.version >= OLDEST and encoding == "UTF8":
+            return link
+        needed = "15 or newer is needed" if link.version < OLDEST else f"its encoding is {encoding}, not UTF8"
+        link.close()
+        raise heart.DatabaseUnusable(f"{self.name} is PostgreSQL {self._server}; {needed}")
 
     def _greet(self, link: Link) -> int | None:
         """Return the version of the schema, None where there is none; and have commits as durable as is set."""
