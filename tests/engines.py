@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
@@ -54,18 +53,8 @@ def start_server() -> Callable[[], object]:
     server = PostgresServer.make(programs, max_connections="200")
     server.start()
     TOLD["server"] = os.environ[GIVEN] = server.url
-    line = 'cat; [ -e "$2/postmaster.pid" ] && kill -QUIT "$1" && sleep 1; rm -rf "$3"'
-    keeper = subprocess.Popen(
-        ["/bin/sh", "-c", line, "keeper", str(server.pid()), str(server.data), str(server.folder)],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-    def stop() -> None:
-        server.remove()
-        keeper.communicate()
-
-    return stop
+    server.end_with_this_process()
+    return server.remove
 
 
 # Databases

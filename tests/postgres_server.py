@@ -55,6 +55,7 @@ class PostgresServer:
         self.port = port  # which names the socket
         self.data = folder / f"data-{port}"
         self.started: subprocess.Popen[bytes] | None = None
+        self.keeper: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -96,10 +97,14 @@ class PostgresServer:
             time.sleep(0.02)
         self.started = started
 
-    def leave(self) -> None:
-        """Let it outlive this process."""
-        if self.started is not None:
-            self.started.returncode, self.started = 0, None
+    def end_with_this_process(self) -> None:
+        """Have it stopped and removed when this process is gone, even if it is killed."""
+        line = 'cat; [ -e "$2/postmaster.pid" ] && kill -QUIT "$1" && sleep 1; rm -rf "$3"'
+        self.keeper = subprocess.Popen(
+            ["/bin/sh", "-c", line, "keeper", str(self.pid()), str(self.data), str(self.folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def is_ready(self) -> bool:
         line = [self.programs / "pg_isready", "-q", "-h", self.folder, "-p", str(self.port)]
@@ -140,6 +145,8 @@ class PostgresServer:
         if self.is_running():
             self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.keeper is not None:
+            self.keeper.communicate()
 
 
 def is_alive(pid: int) -> bool:
@@ -156,28 +163,29 @@ def children_of(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def shared_server(folder: Path) -> Iterator[str]:
-    """Give the URL of a server that all processes with a folder share. The first starts it, the last removes it."""
+    """Give the URL of a server that all processes with a folder share. The first starts it, and removes it at last."""
     programs = find_programs()
     if programs is None:
         pytest.skip(f"there is no PostgreSQL here, and {GIVEN} names none")
     note = folder / "postgres-server"
     with (folder / "postgres-users").open("w") as users, (folder / "postgres-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if note.exists():
-            server = PostgresServer(Path(note.read_text()), programs)
-        else:
+        starts = not note.exists()
+        if starts:
             server = PostgresServer.make(programs)
             server.start()
-            server.leave()
+            server.end_with_this_process()
             note.write_text(str(server.folder))
+        else:
+            server = PostgresServer(Path(note.read_text()), programs)
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(lock, fcntl.LOCK_UN)
         try:
             yield server.url
         finally:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else has it any more
+            if starts:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(users, fcntl.LOCK_EX)  # nobody else has it any more
                 note.unlink()
                 server.remove()
 

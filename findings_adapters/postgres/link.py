@@ -32,6 +32,7 @@ TEXT, BIGINT, INT = 25, 20, 23  # PostgreSQL's numbers of these types
 PREPARE_AFTER = 2  # times that a statement was run in this process
 MOST_PREPARED = 200  # statements of a connection, each of which takes the server some 50 KB
 LONGEST_PREPARED = 4000  # characters: what is longer is hardly ever asked for again, and takes much more
+MOST_VALUES = 24  # of a statement that is planned once for all: for long lists, it matters which values they have
 MOST_COUNTED = 4000  # statements
 LOOK_AFTER = 10.0  # seconds that a connection was idle, after which the server is asked whether it is there
 LOOKING = 3.0  # seconds that it has to answer
@@ -183,7 +184,7 @@ class Link:
 
     def _prepare(self, text: str, types: Sequence[int]) -> bytes | None:
         """Have a statement planned once for all, if it is often run. The server is told so with its first use."""
-        if self.uses is None or len(text) > LONGEST_PREPARED:
+        if self.uses is None or len(text) > LONGEST_PREPARED or len(types) > MOST_VALUES:
             return None
         if len(self.uses) > MOST_COUNTED:
             self.uses.clear()
