@@ -1773,7 +1773,7 @@ class Database(ABC):
         self.commit_seconds = 0.0
         self.last_uses: dict[UseKey, str] = {}
         self._noting = threading.Lock()  # for `last_uses`
-        self._refusing: int | None = None  # the thread that gets no transaction
+        self._refusing: set[int] = set()  # the threads that get no transaction
         DATABASES.add(self)
 
     @property
@@ -1847,11 +1847,11 @@ class Database(ABC):
     @contextmanager
     def refusing(self) -> Iterator[None]:
         """Refuse every transaction of this thread, as while another process has the database."""
-        self._refusing = threading.get_ident()
+        self._refusing.add(threading.get_ident())
         try:
             yield
         finally:
-            self._refusing = None
+            self._refusing.discard(threading.get_ident())
 
     @abstractmethod
     def keeps_house(self) -> bool:
@@ -2401,7 +2401,7 @@ class SQLiteDatabase(Database):
         :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
         thread = threading.get_ident()
-        if self._refusing == thread:
+        if thread in self._refusing:
             raise Busy
         if self.transacting:
             with self._savepoint() as connection:
@@ -9647,6 +9647,12 @@ class Lane(Struct, eq=False):
     gathered_by: float = 0.0
     is_at_work: bool = False
 
+    def take(self) -> Write | None:
+        """Take the write that has waited longest, None where the last one has just been given up."""
+        with suppress(IndexError):
+            return self.waiting.popleft()
+        return None
+
 
 class Housekeeper:
     """Keeps house in a database for as long as it is asked to, one step at a time; `next_step` is when."""
@@ -9743,8 +9749,7 @@ class Writing(ABC):
         try:
             with self.database.transaction(lane.client_id, self.patience) as connection:
                 end = time.monotonic() + GROUP_TIME
-                while connection.in_transaction and time.monotonic() < end and self._has_next(lane, len(group)):
-                    write = lane.waiting.popleft()
+                while connection.in_transaction and time.monotonic() < end and (write := self._next(lane, len(group))):
                     group.append(write)
                     write.answer = self._run(write)
                 if not connection.in_transaction:
@@ -9754,14 +9759,22 @@ class Writing(ABC):
                 self._refuse_waiting(lane, error)
                 return
             for write in group:  # what is undone is done again one by one, each with its own luck
-                write.answer = self._run(write) if isinstance(error, TryAgain) else refused(error)
+                again = isinstance(error, TryAgain) and time.monotonic() < write.until
+                write.answer = self._run(write) if again else refused(error)
         else:
-            for listener in self._listeners.committed if group else ():
-                listener(len(group))
+            self._tell(len(group))
         self._settle(group)
         lane.expected = len(group) + len(lane.waiting)
         patience = min(GROUP_TIME, max(GATHERING, GATHERING_SHARE * self.database.commit_seconds))
         lane.gathered_by = time.monotonic() + patience
+
+    def _tell(self, size: int) -> None:
+        """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""
+        try:
+            for listener in self._listeners.committed if size else ():
+                listener(size)
+        except Exception as error:
+            log.error("counting a group failed", exc_info=error)
 
     def _run(self, write: Write) -> Answer:
         """Return what the application answers; an exception out of it is no reason to leave anybody waiting.
@@ -9769,6 +9782,7 @@ class Writing(ABC):
         :raises TryAgain: when the database has undone the transaction that this is a part of.
         """
         self._began = time.monotonic()
+        write.environ.pop(POSTPONED, None)  # which it was, maybe, in a group that was undone
         try:
             answer = run_held_up(self.app, write.environ)
         except Exception as error:
@@ -9779,14 +9793,14 @@ class Writing(ABC):
             raise TryAgain
         return answer
 
-    def _has_next(self, lane: Lane, size: int) -> bool:
-        """Tell whether a group goes on, and give the clients of the last one, who have had their answers, time to come.
+    def _next(self, lane: Lane, size: int) -> Write | None:
+        """Take what comes next in a group, and give the clients of the last one, who have their answers, time to come.
 
         Sleeping leaves the interpreter to the threads that receive requests; who writes alone never waits.
         """
         while not lane.waiting and size < lane.expected and time.monotonic() < lane.gathered_by:
             time.sleep(GATHERING / 3)
-        return bool(lane.waiting)
+        return lane.take()
 
     def _settle(self, writes: Sequence[Write]) -> None:
         """Have the event loop give requests their answers, unless their clients have gone."""
@@ -9803,7 +9817,8 @@ class Writing(ABC):
         """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
         settled = []
         for _ in range(len(lane.waiting)):
-            write = lane.waiting.popleft()
+            if (write := lane.take()) is None:
+                break
             if not is_busy(error) or time.monotonic() > write.until:
                 write.answer = refused(error)
             elif not write.tried:
@@ -9934,14 +9949,15 @@ class WriteLanes(Writing):
             self._threads.submit(self._work, lane)
 
     def _work(self, lane: Lane) -> None:
-        self._commit_group(lane)
-
         def go_on() -> None:
             lane.is_at_work = False
             self._wake(lane)
 
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(go_on)
+        try:
+            self._commit_group(lane)
+        finally:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(go_on)
 
     def _keep_house(self) -> None:
         while not self._stopping.wait(max(0.0, self._house.next_step - time.monotonic())):

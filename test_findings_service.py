@@ -69,7 +69,17 @@ from werkzeug.datastructures import Headers
 from werkzeug.routing import Rule
 
 import findings_service
-from findings_service import LARGE_WAL, OPERATIONS, Missing, Settings, create_app, create_blueprint
+from findings_service import (
+    LARGE_WAL,
+    OPERATIONS,
+    Busy,
+    DatabaseUnusable,
+    Missing,
+    Settings,
+    TryAgain,
+    create_app,
+    create_blueprint,
+)
 from tests import postgres_server
 from tests.engines import (
     ON_POSTGRES,
@@ -9411,6 +9421,156 @@ def test_a_request_that_was_given_up_keeps_no_answer_from_the_others_of_its_grou
         return (await asyncio.wait_for(group[1].future, 5)).status
 
     assert asyncio.run(settle()) == 201
+
+
+class Undone:
+    """What a database with several writers may do: undo the first transaction, when that is to be committed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.commits = 0
+        kind, name = what_commits()
+        self._commit = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given: self._commit_or_not(*given))
+
+    def _commit_or_not(self, *given: Any) -> None:
+        self.commits += 1
+        if self.commits == 1:
+            raise TryAgain
+        self._commit(*given)
+
+
+LANES = cases(queue=findings_service.WriteQueue, lanes=findings_service.WriteLanes)
+
+
+def in_lane(writes: Any, count: int, until: float = 60.0) -> findings_service.Lane:
+    """Return a lane in which so many writes wait, and nobody works."""
+    lane, loop = findings_service.Lane(), asyncio.new_event_loop()
+    waits = time.monotonic() + until
+    lane.waiting.extend(findings_service.Write({}, loop.create_future(), waits) for _ in range(count))
+    loop.close()
+    writes._settle = lambda group: writes.settled.extend(group)
+    writes.settled = []
+    return lane
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_a_write_whose_group_was_undone_is_not_done_once_more_elsewhere(
+    app: flask.Flask, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    def slow_at_first(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        seen.append(findings_service.POSTPONED in environ)
+        if len(seen) == 1:
+            environ[findings_service.POSTPONED] = True
+        return crashing(environ, start_response)
+
+    seen: list[bool] = []
+    Undone(monkeypatch)
+    writes = kind(slow_at_first, database_of(app))
+    lane = in_lane(writes, 1)
+    writes._commit_group(lane)
+    assert seen == [False, False]
+    (write,) = writes.settled
+    assert write.answer.status == 200
+    assert findings_service.POSTPONED not in write.environ
+
+
+def test_what_a_database_goes_on_undoing_is_refused_when_its_time_is_over(
+    app: flask.Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        done.append(environ)
+        return crashing(environ, start_response)
+
+    done: list[Any] = []
+    Undone(monkeypatch)
+    writes = findings_service.WriteLanes(application, database_of(app))
+    writes._commit_group(in_lane(writes, 3, until=-1.0))
+    assert len(done) == 3
+    assert [write.answer.status for write in writes.settled] == [503] * 3
+
+
+@pytest.mark.parametrize("error", [Busy, DatabaseUnusable])
+def test_a_write_may_be_given_up_while_those_that_wait_are_refused(
+    app: flask.Flask, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    writes = findings_service.WriteLanes(app, database_of(app))
+    lane = in_lane(writes, 2)
+    refused, second = findings_service.refused, lane.waiting[1]
+
+    def meanwhile(*given: Any) -> Any:
+        if second in lane.waiting:
+            writes._give_up(lane, second)
+        return refused(Busy())
+
+    monkeypatch.setattr(writes, "_refusal", meanwhile)
+    monkeypatch.setattr(findings_service, "refused", meanwhile)
+    writes._refuse_waiting(lane, error())
+    assert len(writes.settled) == 1
+    assert second.future.done()
+    assert not lane.waiting
+
+
+def test_each_thread_is_refused_transactions_for_itself(app: flask.Flask) -> None:
+    database, both, over = database_of(app), threading.Barrier(2), threading.Event()
+
+    def refuse_another() -> None:
+        with database.refusing():
+            both.wait(5)
+            over.wait(5)
+
+    with ThreadPoolExecutor(1) as pool, database.refusing():
+        other = pool.submit(refuse_another)
+        both.wait(5)
+        with pytest.raises(Busy), database.transaction():
+            pass
+        over.set()
+        other.result(5)
+        with pytest.raises(Busy), database.transaction():
+            pass
+    with database.transaction():
+        pass
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_whatever_goes_wrong_beside_a_group_it_is_answered_and_others_come(
+    app: flask.Flask, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    listeners = findings_service.Listeners()
+    listeners.committed.append(lambda _: 1 // 0)
+
+    async def write() -> list[int]:
+        writes = kind(crashing, database_of(app), listeners)
+        writes._clients = {"Bearer key": "default"}
+        writes.start(asyncio.get_running_loop())
+        try:
+            environ = {"HTTP_AUTHORIZATION": "Bearer key"}
+            return [(await asyncio.wait_for(writes.run({**environ}), 5)).status for _ in range(3)]
+        finally:
+            writes.stop()
+
+    assert asyncio.run(write()) == [200] * 3
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_lane_goes_on_whatever_happens_to_the_thread_that_had_it(
+    app: flask.Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write() -> int:
+        writes = findings_service.WriteLanes(crashing, database_of(app))
+        writes._clients = {"Bearer key": "default"}
+        writes.start(asyncio.get_running_loop())
+        commit = writes._commit_group
+        with monkeypatch.context() as patch:
+            patch.setattr(writes, "_commit_group", lambda _: 1 // 0)
+            first = asyncio.ensure_future(writes.run({"HTTP_AUTHORIZATION": "Bearer key"}))
+            await asyncio.sleep(0.05)
+        writes._commit_group = commit
+        try:
+            return (await asyncio.wait_for(first, 5)).status
+        finally:
+            writes.stop()
+
+    assert asyncio.run(write()) == 200
 
 
 def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -> None:

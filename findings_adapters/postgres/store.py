@@ -859,7 +859,7 @@ class PostgresDatabase(heart.Database):
         :param patience: seconds to wait for them; None for what is set.
         :raises heart.TryAgain: when the server undid it.
         """
-        if self._refusing == threading.get_ident():
+        if threading.get_ident() in self._refusing:
             raise heart.Busy
         if self._current is not None and not self._current.read_only:
             with self._current.savepoint():
