@@ -7291,6 +7291,7 @@ def select_last_backup(connection: Connection) -> str | None:
 
 # What the front door and the routes tell each other in the WSGI environment: of the body ...
 BODY = "findings_service.body"
+ARRIVED = "findings_service.arrived"  # it, as another WSGI server gave it
 AWAITED = "findings_service.awaited"  # it has not been read yet, because it is large
 WANTED = "findings_service.wanted"  # all that could be judged without it is good
 LIMIT = "findings_service.limit"  # bytes that it may have
@@ -8017,12 +8018,17 @@ def read_body(settings: Settings, formats: Mapping[str, BodyFormat]) -> tuple[by
     return text, form
 
 
-def arrived_body(environ: Mapping[str, Any], limit: int) -> bytes:
-    """Return what has come of a body, a byte over the limit at most: from the front door, or another WSGI server."""
+def arrived_body(environ: dict[str, Any], limit: int) -> bytes:
+    """Return what has come of a body, a byte over the limit at most: from the front door, or another WSGI server.
+
+    What a stream gave is kept: a request that the database undid is read once more.
+    """
     if BODY in environ:
         return typing.cast(bytes, environ[BODY])
     try:  # what is not in the stream any more, something of the application may have read and kept before
-        return flask.request.stream.read(limit + 1) or flask.request.get_data()
+        if ARRIVED not in environ:
+            environ[ARRIVED] = flask.request.stream.read(limit + 1) or flask.request.get_data()
+        return typing.cast(bytes, environ[ARRIVED])
     except ClientDisconnected:
         return b""
 
@@ -8462,13 +8468,10 @@ class Call:
         return self.database.transaction(self.client_id)
 
     def perform(self, parts: Mapping[str, str]) -> flask.Response:
-        """Return the answer to the request: the one it got before, if it is a repeated one."""
-        try:
-            if self.request_key is not None:
-                ask_for_answer(self.database, self.request_key, self.body_hash)
-            return self.operation.handler(self, **parts)
-        except AnsweredBefore as repeated:
-            return kept_answer(repeated.answer)
+        """Return the answer to the request. :raises AnsweredBefore: if it is a repeated one."""
+        if self.request_key is not None:
+            ask_for_answer(self.database, self.request_key, self.body_hash)
+        return self.operation.handler(self, **parts)
 
     def write_once(self, write: Callable[[Connection], flask.Response]) -> flask.Response:
         """Return what `write` answers, in one transaction with keeping the answer for the request's key.
@@ -8502,9 +8505,12 @@ class Call:
 
 
 def perform_call(service: Service, operation: Operation, parts: Mapping[str, str]) -> flask.Response:
-    """Return the answer to a request of an operation."""
-    with service.database.hearing():
-        return Call(service, operation, parts.get("run_id")).perform(parts)
+    """Return the answer to a request of an operation: the one it got before, if it is a repeated one."""
+    try:
+        with service.database.hearing():
+            return Call(service, operation, parts.get("run_id")).perform(parts)
+    except AnsweredBefore as repeated:
+        return kept_answer(repeated.answer)
 
 
 def done_again(database: Database, work: Callable[[], flask.Response]) -> flask.Response:

@@ -75,6 +75,7 @@ from findings_service import (
     Busy,
     DatabaseUnusable,
     Missing,
+    Postponed,
     Settings,
     TryAgain,
     create_app,
@@ -9571,6 +9572,34 @@ def test_a_lane_goes_on_whatever_happens_to_the_thread_that_had_it(
             writes.stop()
 
     assert asyncio.run(write()) == 200
+
+
+def test_what_a_database_undid_is_done_again_behind_any_wsgi_server(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"Idempotency-Key": "one"}
+    undone = Undone(monkeypatch)
+    answered = client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers)
+    assert answered.status_code == 201
+    assert undone.commits == 2
+    assert [task["title"] for task in client.read("tasks")["tasks"]] == ["Émile"]
+    assert client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers).json == answered.json
+    assert client.read("overview")["total"] == 1
+
+
+@pytest.mark.parametrize("error", [partial(Missing, "gone"), Postponed])
+def test_a_request_that_was_answered_before_is_answered_so_whatever_would_become_of_it_now(
+    client: Client, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]
+) -> None:
+    def failing(*_: Any) -> NoReturn:
+        raise error()
+
+    path, body, headers = f"{API}/project-types", {"name": "api"}, {"Idempotency-Key": "one"}
+    before = client.post(path, json=body, headers=headers)
+    monkeypatch.setattr(findings_service, "read_schema", failing)
+    again = client.post(path, json=body, headers=headers)
+    assert (again.status_code, again.json) == (201, before.json)
+    assert client.post(path, json={"name": "web"}, headers=headers).json["code"] == "idempotency_conflict"
 
 
 def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -> None:
