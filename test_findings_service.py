@@ -10592,6 +10592,44 @@ def test_every_route_is_open_to_whom_it_says(
         assert response.status_code in (200, 201, 204)
 
 
+EVERYTHING = [*OPERATIONS, *findings_service.METRICS_OPERATIONS]
+FORMS = ("*/*", "text/csv", "application/sarif+json", "text/markdown")
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    "each", [pytest.param(each, id=f"{each.method} {each.path}") for each in EVERYTHING if each.level]
+)
+def test_a_key_that_was_good_until_now_opens_nothing_any_more(
+    make_app: Callable[..., flask.Flask], each: Any, grouped: bool
+) -> None:
+    app = make_app(metrics="1")
+    asking, other = client_of(app), client_of(app, name="other")
+    asking.register("web")
+    run = asking.start()
+    path = each.path.format(run_id=run, task_id=asking.add(run), name="web")
+    database = database_of(app)
+    asking.read("tasks")
+    with database.transaction("default") as connection:
+        connection.execute("UPDATE api_keys SET revoked_at = created_at WHERE name = ?", ("tests",))
+    bodies: list[Any] = [None, {"json": BODIES.get((each.method, each.path))}, {"data": "{"}, {"data": "{}"}]
+    headers: list[dict[str, str]] = [{"Accept": form} for form in FORMS]
+    headers += [
+        {"Content-Type": "text/plain"},
+        {"If-Match": "?"},
+        {"Idempotency-Key": "x" * 256},
+        {"Idempotency-Key": "1"},
+    ]
+    for place, body, header in itertools.product((path, f"{path}?limit=no", f"{path}x"), bodies, headers):
+        given = {"content_type": findings_service.JSON_TYPE, **(body or {})}
+        with database.transaction("default") if grouped else nullcontext():
+            response = asking.open(place, method=each.method, headers=header, **given)
+        assert response.status_code in ((401,) if place != f"{path}x" else (401, 404, 405)), (place, given, header)
+        assert "errors" not in response.json
+    assert other.read("tasks")["total"] == 1
+    assert (other.read("runs")["total"], other.read(f"runs/{run}")["status"]) == (1, "running")
+
+
 def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     server.start_run()
     second = command("keys", "create", "second", "--db", str(server.db)).stdout.strip()

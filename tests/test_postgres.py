@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -707,6 +707,33 @@ def test_statements_wait_for_no_answer_before_somebody_asks(database: store.Post
         assert len(connection.link._pending) > 50
         assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (50,)
         assert not connection.link._pending
+
+
+def refuse(_: Any) -> NoReturn:
+    raise heart.Unauthorized("nobody")
+
+
+def asking_first(database: store.PostgresDatabase, how: str) -> None:
+    """Be a request of nobody that asks nothing of a connection, and maybe fails within."""
+    opened = {"read": database.reading, "snapshot": database.snapshot}.get(how.split()[0], database.transaction)
+    with database.hearing():
+        database.ask_first("SELECT 1", (), refuse)
+        with opened() as connection:
+            connection.execute("SELECT 2")
+            if how.endswith("fails"):
+                raise KeyError
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("how", ["read", "snapshot", "write", "read fails", "snapshot fails", "write fails"])
+def test_who_asked_first_is_told_whatever_comes_of_the_rest(
+    database: store.PostgresDatabase, how: str, grouped: bool
+) -> None:
+    with database.transaction() if grouped else nullcontext():
+        with pytest.raises(heart.Unauthorized):
+            asking_first(database, how)
+        with database.hearing(), database.reading() as connection:  # of which nothing is left for others
+            assert connection.execute("SELECT 3").fetchone() == (3,)
 
 
 def test_much_is_sent_while_much_is_received(database: store.PostgresDatabase) -> None:

@@ -228,6 +228,9 @@ def array_of(values: Sequence[Any], kind: int) -> bytes:
     return b"".join(parts)
 
 
+Question = tuple[str, "Sequence[Any]", "Callable[[Any], None]"]  # a statement, its values, and who is told
+
+
 class PostgresCursor:
     """What a statement has come to, or several of them: they are waited for when somebody asks."""
 
@@ -286,7 +289,7 @@ class PostgresConnection(heart.Connection):
         self.open = False  # whether a transaction is
         self.locked: set[str] = set()  # clients
         self.uses: dict[Any, str] = {}  # that the transaction writes
-        self.questions: list[tuple[PostgresCursor, Callable[[Any], None]]] = []  # that came first, and who is told
+        self.questions: list[tuple[PostgresCursor, Question]] = []  # that came first, and nobody was told of yet
         self._next_seqs: dict[str, int] = {}
 
     @property
@@ -379,13 +382,13 @@ class PostgresConnection(heart.Connection):
 
     def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
         """Have `hear` told the row of a statement, or None, before anybody is told what is asked after it."""
-        self.questions.append((self.execute(sql, parameters), hear))
+        self.questions.append((self.execute(sql, parameters), (sql, parameters, hear)))
 
     def hear(self) -> None:
         """Tell what was asked first. What is raised there, ends it."""
         while self.questions:
             questions, self.questions = self.questions, []
-            for asked, hear in questions:
+            for asked, (_, _, hear) in questions:
                 hear(asked.fetchone())
 
     def _note(self, failure: Failure) -> Exception:
@@ -477,8 +480,10 @@ class PostgresConnection(heart.Connection):
     def _undo(self, first: int) -> None:
         """Undo what was sent behind a savepoint; what failed before that stays failed."""
         if self.failed is None:
-            with suppress(Exception):
-                self.settle()
+            try:
+                self.link.settle()
+            except Failure as failure:
+                self._note(failure)
         if self.link.broken or (self.failed is not None and self.failed.number < first):
             return
         self.failed = None
@@ -652,6 +657,7 @@ class PostgresDatabase(heart.Database):
             yield connection
         finally:
             self._at_work.connection = outer
+            self._questions.extend(question for _, question in connection.questions)
             connection.end()
             if link.broken:
                 self._pool.losses += 1
@@ -811,8 +817,8 @@ class PostgresDatabase(heart.Database):
             self._questions.append((sql, parameters, hear))
 
     @property
-    def _questions(self) -> list[tuple[str, Sequence[Any], Callable[[Any], None]]]:
-        """What this thread asks with its next connection."""
+    def _questions(self) -> list[Question]:
+        """What this thread asks with its next connection: what its last one has not told, too."""
         if not hasattr(self._at_work, "questions"):
             self._at_work.questions = []
         return self._at_work.questions  # type: ignore[no-any-return]
