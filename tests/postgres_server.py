@@ -86,7 +86,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start it, and wait until it takes connections. It is this process's child, so that a killed one is gone."""
         with (self.folder / "log").open("ab") as log:
-            line = [self.programs / "postgres", "-D", self.data]
+            line = [str(self.programs / "postgres"), "-D", str(self.data)]
             started = subprocess.Popen(
                 line, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_server_user()
             )
@@ -107,7 +107,7 @@ class PostgresServer:
         )
 
     def is_ready(self) -> bool:
-        line = [self.programs / "pg_isready", "-q", "-h", self.folder, "-p", str(self.port)]
+        line = [str(self.programs / "pg_isready"), "-q", "-h", str(self.folder), "-p", str(self.port)]
         return subprocess.run(line, check=False).returncode == 0
 
     def stop(self, mode: str = "fast") -> None:
