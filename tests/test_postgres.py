@@ -571,6 +571,20 @@ def test_an_error_within_a_savepoint_leaves_the_transaction_good(database: store
     assert counts(database) == {"before": 1, "after": 1}
 
 
+def test_what_is_asked_first_is_told_whatever_undoes_a_savepoint(database: store.PostgresDatabase) -> None:
+    def refuse(_: object) -> None:
+        raise heart.Unauthorized("no such key")
+
+    def request() -> None:
+        with database.hearing():
+            database.ask_first("SELECT 1", (), refuse)
+            with database.transaction("one"):
+                raise heart.Missing("no such task")
+
+    with database.transaction("one"), pytest.raises(heart.Unauthorized):
+        request()
+
+
 def test_an_error_that_comes_late_undoes_the_transaction(database: store.PostgresDatabase) -> None:
     def write() -> None:
         with database.transaction("one") as connection:

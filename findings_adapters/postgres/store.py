@@ -481,7 +481,7 @@ class PostgresConnection(heart.Connection):
         """Undo what was sent behind a savepoint; what failed before that stays failed."""
         if self.failed is None:
             try:
-                self.link.settle()
+                self.link.settle()  # and whoever asked first is told later: that counts for more than what undoes this
             except Failure as failure:
                 self._note(failure)
         if self.link.broken or (self.failed is not None and self.failed.number < first):
