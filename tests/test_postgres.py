@@ -22,6 +22,7 @@ from findings_adapters.postgres import dialect
 from tests.postgres_server import USER, Databases, PostgresServer, name_in
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
+psycopg = pytest.importorskip("psycopg")
 
 SCHEMA = heart.schema_path().read_text("utf-8")
 COUNT = """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
@@ -471,6 +472,12 @@ def test_the_parameters_of_the_url_win() -> None:
     for told in ("connect_timeout=9", "application_name=x", "-c jit=off", "-cjit=on'"):
         assert told in address.conninfo
     assert address.conninfo.index("jit=off") < address.conninfo.index("jit=on")
+
+
+def test_a_parameter_of_the_url_is_read_as_libpq_reads_it() -> None:
+    address = store.Address.of("postgresql://h/d?password=a+b%2Bc&pool_size=%33&application_name=", 10)
+    told = psycopg.conninfo.conninfo_to_dict(address.conninfo)
+    assert (told["password"], address.pool_size, told["application_name"]) == ("a+b+c", 3, "")
 
 
 def test_without_psycopg_it_is_said_what_to_install() -> None:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, unquote
 
 import psycopg
 from psycopg import conninfo
@@ -121,9 +121,9 @@ class Address(NamedTuple):
     def of(cls, url: str, lock_patience: float) -> Address:
         """Return what a URL says. :raises heart.ConfigurationError: where it makes no sense."""
         place, _, query = url.partition("?")
-        given = parse_qsl(query, keep_blank_values=True)
-        ours = {name: value for name, value in given if name in ("pool_size", "prepare")}
-        theirs = urlencode([pair for pair in given if pair[0] not in ours], quote_via=quote)
+        given = [pair.partition("=")[::2] for pair in query.split("&") if pair]
+        ours = {name: unquote(value) for name, value in given if name in ("pool_size", "prepare")}
+        theirs = "&".join(f"{name}={value}" for name, value in given if name not in ours)
         try:
             told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{theirs}")
         except psycopg.ProgrammingError:  # whose message repeats the password
