@@ -871,9 +871,21 @@ def test_a_list_has_a_bounded_time(database: store.PostgresDatabase) -> None:
     with database.snapshot() as connection, connection.limited(0.5):
         connection.execute("SELECT 1").fetchall()
     with database.reading() as connection:
-        with connection.limited(0.5):
-            connection.execute("SELECT 1").fetchall()
         assert connection.execute("SELECT current_setting('statement_timeout')").fetchone() == ("30s",)
+
+
+def test_a_list_that_somebody_cancels_is_busy(postgres: Databases, url: str, database: store.PostgresDatabase) -> None:
+    def cancel() -> None:
+        active = f"SELECT pid FROM pg_stat_activity WHERE datname = '{name_in(url)}' AND query LIKE '%pg_sleep%'"
+        await_(lambda: postgres.run(active))
+        postgres.run(f"SELECT pg_cancel_backend(pid) FROM ({active}) AS active")
+
+    def read() -> None:
+        with database.snapshot() as connection, connection.limited(5):
+            connection.execute("SELECT pg_sleep(10)").fetchall()
+
+    with pytest.raises(heart.Busy), in_thread(cancel):
+        read()
 
 
 def test_words_are_looked_for_by_the_server(database: store.PostgresDatabase) -> None:

@@ -524,29 +524,26 @@ class PostgresConnection(heart.Connection):
     def limited(self, seconds: float) -> Iterator[None]:
         """Let what is done within have no more than so many seconds of this process, and some more of the server.
 
-        The server's limit holds to the end of a transaction: to end it sooner would take another answer.
+        The server's limit is the transaction's, and holds to its end: to end it sooner would take another answer.
 
         :raises TimeoutError: when they are over.
-        :raises heart.Busy: when half of the server's went by in waiting for a lock.
+        :raises heart.Busy: when half of the server's went by in waiting for a lock, or somebody cancelled a statement.
         """
-        worked, waited = time.thread_time() + seconds, time.monotonic() + heart.WAITING * seconds
+        began, limit = time.monotonic(), max(2, round(LIST_SHARE * seconds * 1000))
+        worked, waited = time.thread_time() + seconds, began + heart.WAITING * seconds
         self.is_late = lambda: time.thread_time() > worked or time.monotonic() > waited
-        limit, ends_with = max(2, round(LIST_SHARE * seconds * 1000)), str(self.open).lower()
         self.send(
-            f"""SELECT set_config('statement_timeout', '{limit}', {ends_with}),
-                set_config('lock_timeout', '{limit // 2}', {ends_with})"""
+            f"""SELECT set_config('statement_timeout', '{limit}', true),
+                set_config('lock_timeout', '{limit // 2}', true)"""
         )
         try:
             yield
         except heart.Busy:
-            if self.failed is None or self.failed.state != TIMED_OUT:
+            if self.failed is None or self.failed.state != TIMED_OUT or time.monotonic() < began + limit / 1000:
                 raise
             raise TimeoutError from None
         finally:
             self.is_late = bool
-            if not self.open and not self.link.broken:  # what is set in a transaction ends with it
-                self.send("SET SESSION statement_timeout TO DEFAULT")
-                self.send("SET SESSION lock_timeout TO DEFAULT")
 
     def stamp(self) -> object:
         """Return what tells which transactions are seen (https://www.postgresql.org/docs/15/functions-info.html).
