@@ -704,6 +704,19 @@ def test_a_deadlock_may_be_tried_again(database: store.PostgresDatabase) -> None
     assert not database.transacting
 
 
+def test_last_uses_that_cannot_be_sent_are_remembered(
+    database: store.PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise heart.TryAgain
+
+    database.use_later("one", "api_keys", "k", "2026-01-01T00:00:00.000Z")
+    monkeypatch.setattr(heart, "write_last_uses", lose)
+    with pytest.raises(heart.TryAgain), database.transaction("one"):
+        pass
+    assert database.last_uses
+
+
 def test_last_uses_are_written_with_a_transaction_of_their_client(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
         heart.insert_key(connection, "k", "one", "full")

@@ -872,17 +872,18 @@ class PostgresDatabase(heart.Database):
             return
         with self._connection() as connection:
             connection.begin("READ COMMITTED")
-            if client_id is not None:
-                connection.lock(client_id, patience)
-                self._write_uses_of(connection, client_id)
-            self._ask(connection)
             try:
+                if client_id is not None:
+                    connection.lock(client_id, patience)
+                    self._write_uses_of(connection, client_id)
+                self._ask(connection)
                 yield connection
                 connection.write_counts()
                 began = time.perf_counter()
                 connection.commit()
             except BaseException:
-                self._remember(connection.uses)
+                with self._noting:  # what could not be written is written another time
+                    self.last_uses = {**connection.uses, **self.last_uses}
                 raise
             with self._counting:
                 self.commit_seconds = time.perf_counter() - began
@@ -896,12 +897,6 @@ class PostgresDatabase(heart.Database):
             for key in [key for key in self.last_uses if key[0] == client_id]:
                 connection.uses[key] = self.last_uses.pop(key)
         heart.write_last_uses(connection, connection.uses)
-
-    def _remember(self, uses: Mapping[Any, str]) -> None:
-        """Remember uses that could not be written."""
-        if uses:
-            with self._noting:
-                self.last_uses = {**uses, **self.last_uses}
 
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing: client by client."""
