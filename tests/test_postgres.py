@@ -455,6 +455,10 @@ def test_the_name_of_a_database_has_no_password(url: str, name: str) -> None:
     "url",
     [
         "postgresql://u:s3cret@[::1/d",
+        "postgresql://u:s3cret/2@h/d",
+        "postgresql://u:1@s3cret@h/d",
+        "postgresql://u:1%s3cret@h/d",
+        "postgresql://u:1?s3cret@h/d",
         "postgresql://u:s3cret@h/d?nonsense=1",
         "postgresql://u:s3cret@h/d?pool_size=0",
         "postgresql://u:s3cret@h/d?prepare=maybe",

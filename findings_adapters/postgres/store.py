@@ -124,12 +124,15 @@ class Address(NamedTuple):
         given = [pair.partition("=")[::2] for pair in query.split("&") if pair]
         ours = {name: unquote(value) for name, value in given if name in ("pool_size", "prepare")}
         theirs = "&".join(f"{name}={value}" for name, value in given if name not in ours)
+        user, at, rest = place.partition("://")[2].partition("@")
         try:
+            if at and ("/" in user or "@" in rest):  # which libpq reads as a host or a name, and messages would show
+                raise psycopg.ProgrammingError
             told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{theirs}")
         except psycopg.ProgrammingError:  # whose message repeats the password
             raise heart.ConfigurationError(
                 "FINDINGS_DB: this is no URL of PostgreSQL, or has a parameter that libpq does not know; one is"
-                " postgresql://user:password@host:5432/name"
+                " postgresql://user:password@host:5432/name, with / @ % ? of a password written as %2F %40 %25 %3F"
             ) from None
         defaults = {
             "application_name": "findings-service",
