@@ -10536,7 +10536,7 @@ def opened_file(db: str, command: str) -> Iterator[SQLiteDatabase]:
 @click.group(cls=MainGroup)
 @click.version_option(__version__, prog_name="findings-service")
 def main() -> None:
-    """Keep the findings of agents in one SQLite file, and serve them over HTTP."""
+    """Keep the findings of agents in one SQLite file, or in PostgreSQL, and serve them over HTTP."""
 
 
 @main.command(cls=ServeCommand)

@@ -421,6 +421,18 @@ def test_a_source_that_is_not_there_is_told(url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "new.db").exists()
 
 
+def test_a_source_that_is_no_database_is_told_by_its_name(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.db"
+    junk.write_bytes(b"junk" * 1024)
+    assert f"Error: {junk} cannot be used" in copy(junk, tmp_path / "new.db", code=1).output
+    assert f"Error: {tmp_path} cannot be used" in copy(tmp_path, tmp_path / "new.db", code=1).output
+
+
+@pytest.mark.parametrize("ends", [("", "new.db"), ("old.db", "")], ids=["from", "to"])
+def test_a_name_that_is_none_is_told(ends: tuple[str, str]) -> None:
+    assert "this names no database" in copy(*ends, code=2).output
+
+
 def test_an_older_source_is_not_changed(small: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(small)) as connection:
         connection.execute("PRAGMA user_version = 6")

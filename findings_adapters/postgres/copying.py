@@ -270,7 +270,7 @@ def require_present_version(name: str, version: int | None) -> None:
 @contextmanager
 def file_source(database: heart.SQLiteDatabase) -> Iterator[FilePlace]:
     """Give what is in a file now, which is not brought up to date for that."""
-    with closing(look_into(database.settings.db)) as connection:
+    with heart.readable_errors(database.name), closing(look_into(database.settings.db)) as connection:
         heart.require_ours(connection, database.name)
         require_present_version(database.name, heart.user_version(connection))
     with database.snapshot() as moment:
@@ -482,9 +482,33 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@heart.main.command()
-@click.option("--from", "source", required=True, metavar="DATABASE", help="What is copied: a file, or a URL.")
-@click.option("--to", "target", required=True, metavar="DATABASE", help="Where to: a new or an empty one.")
+def named(_context: click.Context, option: click.Parameter, value: str) -> str:
+    """Refuse a name that is none, as of a variable that was not set."""
+    if not value:
+        raise click.BadParameter("this names no database", param=option)
+    return value
+
+
+@heart.main.command(
+    epilog="Stop the service before, or what is written meanwhile is not in the copy. Nothing is ever written over, and"
+    " of a copy that fails nothing is left."
+)
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    metavar="DATABASE",
+    callback=named,
+    help="What is copied: a file, or a postgresql:// URL.",
+)
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    metavar="DATABASE",
+    callback=named,
+    help="Where to: a new file, or a URL of a database without data of the service.",
+)
 def copy(source: str, target: str) -> None:
     """Copy a database to another, also from SQLite to PostgreSQL and back: as it is at one moment, verified."""
     tables = read_tables()

@@ -596,7 +596,8 @@ class PostgresDatabase(heart.Database):
         "restore": "for PostgreSQL say: pg_restore --dbname={name} findings.dump",
         "compact": (
             "PostgreSQL's autovacuum gives the space to what comes next, and where much was removed, this gives it back"
-            " to the disk: psql --command='VACUUM FULL' {name}"
+            " to the disk, while requests wait: PGOPTIONS='-c client_min_messages=error' psql --command='VACUUM FULL'"
+            " {name}"
         ),
     }
 
