@@ -495,6 +495,12 @@ def test_without_psycopg_it_is_said_what_to_install() -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_on_windows_it_is_said_where_this_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("select.poll")
+    with pytest.raises(heart.ConfigurationError, match="is for Linux and macOS"):
+        heart.database_for(heart.Settings.read(db="postgresql://h/d"))
+
+
 # Connections, transactions and the pipeline
 
 

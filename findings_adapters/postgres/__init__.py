@@ -8,6 +8,7 @@ SQLite, `link.py` a connection at the level of the protocol, and `store.py` what
 
 from __future__ import annotations
 
+import select
 from typing import TYPE_CHECKING
 
 import findings_service as heart
@@ -22,8 +23,10 @@ INSTALL = "pip install 'findings-service[postgres]'"
 def open_postgres(settings: heart.Settings) -> PostgresDatabase:
     """Return the database that a URL names. Nothing is opened yet.
 
-    :raises heart.ConfigurationError: when psycopg is not there, or the URL makes no sense.
+    :raises heart.ConfigurationError: on Windows, when psycopg is not there, or when the URL makes no sense.
     """
+    if not hasattr(select, "poll"):
+        raise heart.ConfigurationError("a database of postgresql:// is for Linux and macOS; on Windows, use a file")
     try:
         from findings_adapters.postgres import store
     except ImportError as missing:
