@@ -126,7 +126,7 @@ class Address(NamedTuple):
         theirs = "&".join(f"{name}={value}" for name, value in given if name not in ours)
         user, at, rest = place.partition("://")[2].partition("@")
         try:
-            if at and ("/" in user or "@" in rest):  # which libpq reads as a host or a name, and messages would show
+            if ("/" in user or "@" in rest) if at else "@" in query:  # which messages would show, as a host or a name
                 raise psycopg.ProgrammingError
             told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{theirs}")
         except psycopg.ProgrammingError:  # whose message repeats the password
