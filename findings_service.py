@@ -8047,11 +8047,13 @@ IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 Exposition = Callable[[str, str], tuple[bytes, str]]
 
 
-def keep_some(known: dict[str, Item], most: int) -> dict[str, Item]:
-    """Return what is known, without the oldest of it where it is full."""
-    if len(known) >= most:
-        del known[next(iter(known))]
-    return known
+def remember(known: dict[str, Item], name: str, item: Item) -> Item:
+    """Keep something by its name, and forget the oldest where there is too much. Threads may do so at once."""
+    known[name] = item
+    while len(known) > MOST_KNOWN:
+        with suppress(KeyError, RuntimeError):  # another thread was faster
+            del known[next(iter(known))]
+    return item
 
 
 class Service:
@@ -8114,7 +8116,7 @@ class Service:
             principal, last_used_at = found
             if (last_used_at or "")[:16] != now[:16]:
                 self.database.use_later(principal.client_id, "api_keys", principal.key_id, now)
-            met[header] = keep_some(self._known, MOST_KNOWN)[header] = principal
+            met[header] = remember(self._known, header, principal)
 
         if principal := self._known.get(header):
             ask_for_principal(self.database, key, now, hear)
@@ -9686,20 +9688,22 @@ class Housekeeper:
         """Keep house for ever, one step at a time; each gives the seconds until the next.
 
         The runs that nobody uses any more are failed, a large WAL is folded in, and then by turns, by one process of
-        several, what was deleted is erased, and the runs that are older than the settings keep are forgotten.
+        several, what was deleted is erased, and the runs that are older than the settings keep are forgotten. Where the
+        thread has nothing else to do it waits for locks: a client that always writes would keep it from all others.
         """
         database, settings = self.database, self.database.settings
+        patience = None if database.concurrent else 0
         erasing: Iterator[object] | None = None
         while True:
             again = time.monotonic() + HOUSEKEEPING
             erasing = erasing or database.erasing_slices()
-            database.write_uses(patience=0)
+            database.write_uses(patience)
             if not database.concurrent or database.keeps_house():
-                for _ in idle_slices(database, settings.run_timeout, patience=0):
+                for _ in idle_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
             database.keep_house()
             if settings.keep and database.keeps_house() and time.monotonic() >= self._next_search:
-                self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience=0)
+                self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience)
             while (erasing or self._old) and time.monotonic() < again:
                 if erasing and next(erasing, None) is None:
                     erasing = None
@@ -9922,11 +9926,9 @@ class WriteLanes(Writing):
         if client_id is None:
             answer = await self._run_alone(environ)
             if (noted := environ.get(NOTED)) and noted.principal:
-                keep_some(self._clients, MOST_KNOWN)[header] = noted.principal.client_id
+                remember(self._clients, header, noted.principal.client_id)
             return answer
-        lane = self._lanes.get(client_id)
-        if lane is None:
-            lane = keep_some(self._lanes, MOST_KNOWN)[client_id] = Lane(client_id)
+        lane = self._lanes.get(client_id) or remember(self._lanes, client_id, Lane(client_id))
         write = self._put(lane, environ)
         self._wake(lane)
         timer = self._loop.call_later(self.database.settings.busy_timeout, self._give_up, lane, write)
@@ -10593,7 +10595,7 @@ def first_key(settings: Settings) -> str | None:
     """Make the first key of a new database and return it; None where there is a key already."""
     database = database_for(settings)
     try:
-        with database.transaction() as connection:
+        with database.transaction("default") as connection:
             insert_client(connection, "default")
             if settings.api_key or select_keys(connection):
                 return None
@@ -10811,10 +10813,10 @@ def create_key(name: str, client: str, level: str, expires: float | None, new: b
     """Make a key called NAME and print it, this once."""
     expires_at = timestamp(ago=-expires) if expires is not None else None
     hint = "; say --new to make it, or name another with --db"
-    with opened(db, new=new, hint=hint) as database, database.transaction() as connection:
+    with opened(db, new=new, hint=hint) as database, database.transaction(client) as connection:
+        is_new = insert_client(connection, client)  # who makes a key of that name at the same time waits here
         if select_live_keys(connection, client, name):
             raise click.ClickException(f"client {client!r} has a live key {name!r}; revoke it, or choose another name")
-        is_new = insert_client(connection, client)
         key = insert_key(connection, name, client, level, expires_at)
     if is_new:
         click.echo(f"Client {client!r} is new.", err=True)

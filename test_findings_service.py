@@ -2777,6 +2777,34 @@ def test_a_key_that_this_process_revokes_is_refused_at_once(
     assert_problem(client.get(f"{API}/tasks"), 401, "unauthorized")
 
 
+def test_keys_are_remembered_as_long_as_there_is_room(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings_service, "MOST_KNOWN", 2)
+    monkeypatch.setattr(findings_service, "KEY_KNOWN", 0)
+    known, clients = app.extensions["findings"]._known, [client_of(app, name=str(number)) for number in range(3)]
+    for client in (*clients[:2], *clients[:2]):
+        client.read("tasks")
+    assert [who.name for who in known.values()] == ["0", "1"]
+    clients[2].read("tasks")
+    assert [who.name for who in known.values()] == ["1", "2"]
+
+
+def test_threads_remember_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(thread: int) -> None:
+        for number in range(20_000):
+            findings_service.remember(known, f"{thread} {number}", number)
+
+    known: dict[str, int] = {}
+    monkeypatch.setattr(findings_service, "MOST_KNOWN", 5)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(fill, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(known) <= 5 + 4
+
+
 def test_what_requests_are_read_as_is_worked_out_before_threads_read(make_app: Callable[..., flask.Flask]) -> None:
     findings_service.decoder.cache_clear()
     make_app()

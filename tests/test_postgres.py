@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import click
 import pytest
 
 import findings_service as heart
@@ -964,6 +966,60 @@ def test_one_process_keeps_house_until_it_is_gone(
     end_backends(postgres, url)
     await_(lambda: first.keeps_house() or second.keeps_house())
     assert first.keeps_house() != second.keeps_house()
+
+
+def test_house_is_kept_for_all_clients_while_one_writes(database: store.PostgresDatabase) -> None:
+    for client_id in ("one", "two"):
+        with database.transaction(client_id) as connection:
+            heart.insert_project_type(connection, client_id, "web", "web", "", None)
+            heart.insert_run(connection, client_id, "web", "", "{}", heart.MAIN_LINE)
+    with database.transaction() as connection:
+        connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'")
+    await_(database.keeps_house)
+    house, held = heart.Housekeeper(database), threading.Event()
+
+    def write() -> None:
+        with database.transaction("one") as connection:
+            connection.settle()
+            held.set()
+            time.sleep(0.3)
+
+    with in_thread(write):
+        held.wait(SOON)
+        house.step()
+        house.step()
+    with database.reading() as connection:
+        assert connection.execute("SELECT status FROM runs").fetchall() == [("failed",), ("failed",)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_two_who_make_a_key_at_once_make_one(
+    database: store.PostgresDatabase, url: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def meanwhile(select: Callable[..., object], *given: object) -> object:
+        found = select(*given)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+        return found
+
+    def make() -> None:
+        with suppress(click.ClickException):
+            heart.create_key.callback("ci", "default" if known else "new", "agent", None, False, url)
+
+    for name in ("select_live_keys", "select_keys"):
+        monkeypatch.setattr(heart, name, partial(meanwhile, getattr(heart, name)))
+    if known:
+        with database.transaction() as connection:
+            heart.insert_client(connection, "default")
+    for work in (make, lambda: heart.first_key(heart.Settings(db=url))):
+        both.reset()
+        with in_thread(work):
+            work()
+        with database.transaction() as connection:
+            assert connection.execute("SELECT COUNT(*) FROM api_keys").fetchone() == (1,)
+            connection.execute("DELETE FROM api_keys")
 
 
 def test_a_fork_leaves_the_connections_of_its_parent_alone(database: store.PostgresDatabase) -> None:
