@@ -366,6 +366,34 @@ def test_a_database_is_brought_up_to_date_by_one_process(
         assert connection.execute("SELECT version FROM schema_version").fetchall() == [(newer,)]
 
 
+def test_a_table_that_is_made_anew_is_numbered_on(
+    url: str, open_at: Callable[..., store.PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = open_at(url)
+    columns = "seq, client_id, name, project_type, target_url, reported"
+    steps = (
+        "ALTER TABLE branch_sightings DROP CONSTRAINT branch_sightings_client_id_branch_seq_fkey;"
+        f"CREATE TABLE older AS SELECT {columns} FROM branches;"
+        "DROP TABLE branches;",
+        f"INSERT INTO branches ({columns}) SELECT {columns} FROM older ORDER BY seq;"
+        "DROP TABLE older;"
+        "ALTER TABLE branch_sightings ADD FOREIGN KEY (client_id, branch_seq) REFERENCES branches (client_id, seq)"
+        " ON DELETE CASCADE;",
+    )
+    with database.transaction("one") as connection:
+        for name in "abc":
+            heart.insert_branch(connection, "one", "web", "", name)
+    monkeypatch.setattr(heart, "SCHEMA_VERSION", heart.SCHEMA_VERSION + 1)
+    monkeypatch.setattr(heart, "MIGRATIONS", {**heart.MIGRATIONS, heart.SCHEMA_VERSION: steps})
+    newer = open_at(url, fill=False)
+    with newer.transaction("one") as connection:
+        heart.insert_branch(connection, "one", "web", "", "d")
+        rows = connection.execute("SELECT name, seq FROM branches WHERE client_id = ? ORDER BY name", ("one",))
+        assert rows.fetchall() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    with newer.snapshot() as connection:
+        assert list(connection.faults()) == []
+
+
 def test_a_service_older_than_its_database_refuses(database: store.PostgresDatabase, url: str) -> None:
     with database.transaction() as connection:
         connection.execute("UPDATE schema_version SET version = version + 1")

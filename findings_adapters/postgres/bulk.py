@@ -173,12 +173,8 @@ class ServerTarget(copying.Target, ServerPlace):
             self.connection.execute(statement.encode())
         for table in tables:
             self.connection.execute(f"ANALYZE {table.name}".encode())
-            if "seq" in table.columns:
-                self.connection.execute(
-                    f"""SELECT setval(pg_get_serial_sequence(%s, 'seq'),
-                            (SELECT COALESCE(MAX(seq), 0) + 1 FROM {table.name}), false)""".encode(),
-                    (table.name,),
-                )
+        for name in dialect.numbered_by_itself(self.statements):
+            self.connection.execute(dialect.numbering(name).encode())
 
     def faults(self) -> Iterator[str]:
         """Audit what is there, and whether the schema is as it was."""

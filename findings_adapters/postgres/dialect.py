@@ -257,6 +257,18 @@ def tables_of(statements: list[str]) -> list[str]:
     return [name for each in statements if (name := table_name(each))]
 
 
+def numbered_by_itself(statements: list[str]) -> list[str]:
+    """Return the names of those whose rows the server numbers."""
+    return tables_of([each for each in statements if " AS IDENTITY" in each])
+
+
+def numbering(table: str) -> str:
+    """Return the statement that has a table numbered on behind its last row, where rows came with their numbers."""
+    last = f"SELECT pg_get_serial_sequence('{table}', 'seq')::regclass AS place, MAX(seq) AS newest FROM {table}"
+    return f"""SELECT setval(place, newest) FROM ({last}) AS last
+        WHERE newest > COALESCE(pg_sequence_last_value(place), 0)"""
+
+
 def in_temporary(statement: str) -> str:
     """Return a statement of the schema for a table that is there for one transaction."""
     return statement.replace("CREATE TABLE IF NOT EXISTS ", "CREATE TEMPORARY TABLE ", 1)

@@ -998,6 +998,7 @@ class PostgresDatabase(heart.Database):
             statements = [dialect.MAKE_VERSION_TABLE, *statements]
         else:
             before, after = dialect.steps_of(heart.MIGRATIONS, version)
+            after += map(dialect.numbering, dialect.numbered_by_itself(statements))
         for statement in (*before, *statements, *after):
             link.send(statement)
         link.send(
