@@ -472,6 +472,7 @@ def test_a_value_too_large_for_an_index_is_told(small: Path, url: str) -> None:
     refused = copy(small, url, code=1)
     assert "index row size" in refused.output
     assert "tasks_by_identity" in refused.output
+    assert "externalId may have some 2,500 bytes" in refused.output
     assert is_empty(url)
 
 

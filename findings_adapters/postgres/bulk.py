@@ -46,8 +46,9 @@ def complaint(error: psycopg.Error) -> str:
     said = error.diag
     if error.sqlstate == IN_USE:
         return "others are using its tables; stop them"
-    parts = [said.message_primary or str(error).strip().partition("\n")[0], said.message_detail]
-    return ": ".join(part for part in parts if part)
+    long = store.TOO_LONG_TOGETHER if error.sqlstate == store.TOO_LONG else ""
+    parts = [said.message_primary or str(error).strip().partition("\n")[0], said.message_detail, long]
+    return ": ".join(part.rstrip(".") for part in parts if part)
 
 
 @contextmanager
