@@ -1483,14 +1483,12 @@ MIGRATIONS: Mapping[int, tuple[str, str]] = {
                 AND runs.scope = 'runs' || substr(counters.scope, 8));""",
     ),
     6: ("", ""),
-    # Runs refer to the table of project types, which no other name may take from them: it goes, and comes again before
-    # the transaction ends.
+    # Runs refer to the table of project types, which no other name may take from them: it goes, and comes again.
     7: (
         """ALTER TABLE api_keys RENAME TO api_keys_of_version_6;
         ALTER TABLE task_details RENAME TO task_details_of_version_6;
         DROP TABLE IF EXISTS task_cells;
         CREATE TABLE project_types_of_version_6 AS SELECT * FROM project_types;
-        PRAGMA defer_foreign_keys = ON;
         DROP TABLE project_types;""",
         f"""INSERT INTO api_keys (client_id, id, name, level, hash, created_at, expires_at, revoked_at, last_used_at)
         SELECT client_id, id, name, level, hash, created_at, expires_at, revoked_at, last_used_at
@@ -2131,13 +2129,16 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
         connection.execute("PRAGMA fullfsync = ON")
         connection.execute("PRAGMA checkpoint_fullfsync = ON")
-        connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
         connection.execute(f"PRAGMA cache_size = -{READER_CACHE if read_only else WRITER_CACHE}")
         if not read_only:
+            connection.execute(
+                "PRAGMA foreign_keys = OFF"
+            )  # or to make a table anew costs a search for each of its rows
             prepare_schema(connection, settings.db)
+        connection.execute("PRAGMA foreign_keys = ON")
     except BaseException:
         connection.close()
         raise

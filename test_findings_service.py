@@ -11251,6 +11251,30 @@ def test_a_database_of_the_sixth_schema_has_the_client_in_every_key(app: flask.F
 
 
 @pytest.mark.sqlite
+def test_many_runs_of_many_types_are_brought_up_to_date_soon(app: flask.Flask, client: Client) -> None:
+    path, types, runs = database_of(app).settings.db, 1_000, 20_000
+    database_of(app).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executemany(
+            "INSERT INTO project_types VALUES ('default', ?, ?, 'x', '', NULL, 'x')",
+            [(f"t{number}", str(number)) for number in range(types)],
+        )
+        connection.executemany(
+            """INSERT INTO runs (client_id, id, project_type, status, created_at, updated_at, last_used_at)
+               VALUES ('default', ?, ?, 'running', 'x', 'x', 'x')""",
+            [(str(number), f"t{number % types}") for number in range(runs)],
+        )
+        connection.commit()
+        connection.executescript(TO_SIXTH_SCHEMA_FROM_SEVENTH)
+    began = time.monotonic()
+    with database_of(app).reading() as connection:
+        assert connection.execute("PRAGMA foreign_keys").fetchone() == (1,)
+    assert time.monotonic() - began < 2  # and not types times runs
+    with pytest.raises(sqlite3.IntegrityError), database_of(app).transaction() as connection:
+        connection.execute("DELETE FROM project_types WHERE name = 't1'")
+
+
+@pytest.mark.sqlite
 def test_every_unique_index_and_reference_has_the_client(app: flask.Flask) -> None:
     with database_of(app).reading() as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
