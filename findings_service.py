@@ -154,14 +154,6 @@ def scheme_of(db: str) -> str:
     return scheme.lower() if colon and regex.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme) else ""
 
 
-def without_password(db: str) -> str:
-    """Return what messages may call a database by: its path, or its URL without the password that may be in it."""
-    if not scheme_of(db):
-        return db
-    shown = regex.sub(r"^([^:/?#]+://[^:/?#@]*):[^/?#]*@", r"\1@", db)
-    return regex.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
-
-
 def parse_path(text: str) -> str:
     """Return the path of a database file, or a URL. :raises ValueError: for what no engine takes for either."""
     if text == ":memory:":
@@ -9949,7 +9941,8 @@ class WriteLanes(Writing):
         """Refuse a write whose turn has not come."""
         with suppress(ValueError):
             lane.waiting.remove(write)
-            write.future.set_result(refused(Busy(OTHERS_WAIT)))
+            if not write.future.done():  # as it is where the client has gone
+                write.future.set_result(refused(Busy(OTHERS_WAIT)))
 
     def _wake(self, lane: Lane) -> None:
         """Have a thread commit a group of a lane, and then another one; only the event loop's thread does this."""
@@ -10507,7 +10500,8 @@ def readable_errors(db: str) -> Iterator[None]:
     except (ConfigurationError, DatabaseUnusable, ChildProcessError, OSError) as error:
         raise click.ClickException(str(error)) from None
     except ENGINE_ERRORS as error:
-        raise click.ClickException(str(unusable(without_password(db), error))) from None
+        name = database_for(Settings.read(db=db)).name  # without a password
+        raise click.ClickException(str(unusable(name, error))) from None
 
 
 @contextmanager

@@ -481,6 +481,13 @@ def test_the_name_of_a_database_has_no_password(url: str, name: str) -> None:
     assert store.Address.of(url, 10).name == name
 
 
+@pytest.mark.parametrize("query", ["", "?password=s3cret", "?sslpassword=s3cret"])
+def test_what_the_database_says_against_a_command_is_told_without_the_password(query: str) -> None:
+    with pytest.raises(click.ClickException) as told, heart.readable_errors(f"postgresql://u:s3cret@h/d{query}"):
+        raise heart.Busy
+    assert told.value.message.startswith("postgresql://u@h/d cannot be used: ")
+
+
 @pytest.mark.parametrize(
     "url",
     [
