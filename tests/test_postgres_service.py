@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ SOON = 5.0  # seconds within which everything works again once the database does
 LONGEST = 8.0  # seconds that an answer may take, whatever is wrong
 LOCK_TIME = 1.0  # seconds that a write waits for a lock in these tests
 SECOND = 1.0
+# With a branch of 255 letters the counters' index has no room for it, which is told with COMMIT, and the others' have.
+LONG_TARGET = f"https://a.example/{''.join(hashlib.sha256(bytes([n])).hexdigest() for n in range(30))}"[:1890]
 IMPATIENT = "import findings_adapters.postgres.store as store; store.STATEMENT_TIME = 1.0; store.SILENCE = 0.5"
 
 
@@ -361,6 +364,32 @@ def test_who_holds_a_client_holds_up_that_client_alone(url: str, serving: Callab
         assert not load.refusals
     assert ask(service, held, *a_finding(held)).status_code == 201
     load.check(url)
+
+
+def test_what_is_wrong_with_a_write_is_not_said_to_those_that_share_its_transaction(
+    url: str, serving: Callable[..., Server]
+) -> None:
+    import psycopg
+
+    service = serving(FINDINGS_BUSY_TIMEOUT="10")
+    (agent,) = with_agents(url, "one")
+    long = {"projectType": "web", "branch": "".join(map(chr, range(0x4E00, 0x4EFF))), "targetUrl": LONG_TARGET}
+    good = {"projectType": "web", "targetUrl": "https://a.example/"}
+    answers: list[tuple[bool, int]] = []
+
+    def write(body: Any) -> None:
+        answers.append((body is good, ask(service, agent, "POST", f"{API}/runs", body).status_code))
+
+    write(good)  # from here on it is known whose writes these are
+    threads = [threading.Thread(target=write, args=(body,)) for body in [good, *[good, long, good] * 3]]
+    with psycopg.connect(url) as somebody:
+        somebody.execute("SELECT FROM clients WHERE id = 'one' FOR UPDATE")
+        for thread in threads:  # the first waits for the lock, and the others meanwhile for the first
+            thread.start()
+            time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert Counter(answers) == {(True, 201): 8, (False, 422): 3}
 
 
 def test_a_statement_that_takes_too_long_is_given_up(url: str, serving: Callable[..., Server]) -> None:

@@ -278,7 +278,8 @@ class PostgresCursor:
 class PostgresConnection(heart.Connection):
     """A connection to PostgreSQL for as long as somebody reads, or for a transaction.
 
-    `failed` is what has undone the transaction.
+    `failed` is what has undone the transaction, and `shared` whether there were savepoints in it: it may be that of
+    several requests then.
     """
 
     def __init__(self, database: PostgresDatabase, link: Link, *, read_only: bool = False) -> None:
@@ -290,6 +291,7 @@ class PostgresConnection(heart.Connection):
         self.begin_counting()
         self.failed: Failure | None = None
         self.open = False  # whether a transaction is
+        self.shared = False
         self.locked: set[str] = set()  # clients
         self.uses: dict[Any, str] = {}  # that the transaction writes
         self.questions: list[tuple[PostgresCursor, Question]] = []  # that came first, and nobody was told of yet
@@ -302,7 +304,13 @@ class PostgresConnection(heart.Connection):
 
     def ending(self) -> Exception:
         """Return what stands for what has ended the transaction."""
-        return known_failure(self.failed) if self.failed is not None else super().ending()
+        return self._blaming(self.failed) if self.failed is not None else super().ending()
+
+    def _blaming(self, failure: Failure) -> Exception:
+        """Return what stands for what undid a transaction: one request may be to blame, and no other of those in it."""
+        known = known_failure(failure)
+        whose = self.shared and not isinstance(known, heart.Busy | heart.StorageFull)
+        return heart.TryAgain("Another request was refused") if whose else known
 
     # Statements
 
@@ -430,15 +438,16 @@ class PostgresConnection(heart.Connection):
         :raises NobodyKnows: when the connection was lost meanwhile, or there was a warning.
         """
         if self.failed is not None:
-            raise known_failure(self.failed)
+            raise self._blaming(self.failed)
         self.hear()
         warnings, number = self.link.warnings, self.link.sent + 1
         try:
             reply = self.link.send("COMMIT")
             self.link.settle()
         except Failure as failure:
-            known = self._note(failure)
-            raise NobodyKnows if failure.lost and not 0 < failure.number < number else known from None
+            self._note(failure)
+            unknown = failure.lost and not 0 < failure.number < number
+            raise NobodyKnows if unknown else self._blaming(failure) from None
         self.open = False
         if reply.result.command_status != b"COMMIT":
             raise PostgresError("a transaction was undone without a word")
@@ -469,6 +478,7 @@ class PostgresConnection(heart.Connection):
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Have what is done within stored with the transaction, or undone where it raises anything."""
+        self.shared = True
         first = self.send("SAVEPOINT request").number
         try:
             yield
