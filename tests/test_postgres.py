@@ -321,6 +321,13 @@ def test_a_new_schema_is_sound_and_what_is_amiss_is_told(database: store.Postgre
         assert word in told
 
 
+def test_an_audit_needs_no_more_than_one_connection_of_the_pool(
+    url: str, open_at: Callable[..., store.PostgresDatabase]
+) -> None:
+    with open_at(with_options(url, "pool_size=1")).snapshot() as connection:
+        assert list(heart.faults(connection)) == []
+
+
 def test_many_processes_make_one_schema(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
     databases = [open_at(url, fill=False) for _ in range(6)]
     found: list[int] = []

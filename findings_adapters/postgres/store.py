@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -975,19 +975,22 @@ class PostgresDatabase(heart.Database):
 
     # The schema
 
-    def absence(self) -> str:
-        """Say that there is no schema, without making one; "" where there is. :raises DatabaseUnusable: if unknown."""
+    @contextmanager
+    def _apart(self) -> Iterator[Link]:
+        """Give a connection that is none of the pool's. :raises heart.DatabaseUnusable: where there is none."""
         try:
-            link = self._connect()
-            try:
-                version = self._greet(link)
-            finally:
-                link.close()
+            with closing(self._connect()) as link:
+                yield link
         except psycopg.OperationalError as error:
             raise heart.DatabaseUnusable(f"{self.name} cannot be used: {in_one_line(error)}") from None
         except Failure as failure:
             raise heart.DatabaseUnusable(f"{self.name} cannot be used: {failure}") from None
-        return "" if version is not None else f"there is no database of this service at {self.name}"
+
+    def absence(self) -> str:
+        """Say that there is no schema, without making one; "" where there is. :raises DatabaseUnusable: if unknown."""
+        with self._apart() as link:
+            there = self._greet(link) is not None
+        return "" if there else f"there is no database of this service at {self.name}"
 
     def _make_schema(self, link: Link) -> None:
         """Create the schema, or bring an older one up to date, all of it or nothing, in one process of many."""
@@ -1043,11 +1046,13 @@ class PostgresDatabase(heart.Database):
     def schema_faults(self) -> Iterator[str]:
         """Tell what of the schema is not there, or is otherwise than it should be.
 
-        The server itself says how it would have it, of tables that are there for a transaction.
+        The server itself says how it would have it, of tables that are there for a transaction. Who asks for that has a
+        connection, which may be the only one of the pool's.
         """
         statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
         tables = dialect.tables_of(statements)
-        with self._connection() as connection:
+        with self._apart() as link:
+            connection = PostgresConnection(self, link)
             connection.begin("READ COMMITTED")
             found = dict(facts_of(connection, "current_schema()", tables))
             version = connection.execute(f"SELECT version FROM {dialect.VERSION_TABLE} WHERE id = 1").fetchone()
