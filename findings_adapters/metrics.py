@@ -55,10 +55,10 @@ HELP = {
     "findings_tasks": "Tasks of the key's client, of the main line and of branches.",
     "findings_runs": "Runs of the key's client, of the main line and of branches.",
     "findings_last_backup_timestamp_seconds": "When the last good `findings-service backup` began; 0 for never.",
-    "findings_database_bytes": "Size of the database file, without its WAL.",
+    "findings_database_bytes": "Size of the database, without its WAL.",
     "findings_wal_bytes": "Size of the WAL: the last commits, which are folded into the database file.",
     "findings_disk_free_bytes": "Room for the service on the disk that the database file is on.",
-    "findings_build": "1, for the version of the service and of its SQLite.",
+    "findings_build": "1, for the version of the service and of the engine that keeps its data.",
 }
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
@@ -216,6 +216,8 @@ class Metrics:
         encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
         with self._database.reading() as connection:
             stored = [*stored_figures(connection, client_id)]
+            if "backup" not in self._database.advice:  # else another program makes them, and notes nothing
+                stored += last_backup(connection)
         return encode(Collected([*self._counted(), *stored, *self._of_files(), build(self._database)])), media_type
 
     def _counted(self) -> Iterator[Metric]:
@@ -266,6 +268,10 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     for status in heart.RUN_STATUSES:
         by_status.add_metric((status,), counts[runs, status, 0])
     yield from (by_severity, by_status)
+
+
+def last_backup(connection: heart.Connection) -> Iterator[Metric]:
+    """Give when the last backup began."""
     made_at = heart.select_last_backup(connection)
     seconds = datetime.fromisoformat(made_at).timestamp() if made_at else 0.0
     yield from gauge("findings_last_backup_timestamp_seconds", lambda: seconds)

@@ -645,7 +645,7 @@ def test_forks_while_others_count_hang_nobody_and_lose_nothing(tmp_path: Path) -
 # ---------------------------------------------------------------------------
 
 
-OF_FILES = {"findings_wal_bytes", "findings_disk_free_bytes"}
+OF_FILES = {"findings_wal_bytes", "findings_disk_free_bytes", "findings_last_backup_timestamp_seconds"}
 
 
 def handbook_files() -> dict[str, str]:
