@@ -579,7 +579,9 @@ def keep_logs(folder: Path, where: Path) -> None:
 
 def main() -> None:
     """Do what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Kill the primary of a PostgreSQL cluster under load.")
+    what = "Kill the primary of a PostgreSQL cluster under load, all of it on this machine, and count what is lost."
+    failing = f"The exit code is 1 when something is lost or doubled, or a writer waits for more than {LIMIT:g} s."
+    parser = argparse.ArgumentParser(description=what, epilog=failing)
     parser.add_argument("--rounds", type=int, default=2, help="how often (default 2)")
     parser.add_argument("--writers", type=int, default=4, help="of each of the two clients (default 4)")
     parser.add_argument("--freeze", action="store_true", help="let the node hang, and wake up when writes go on")
