@@ -6808,7 +6808,7 @@ VARYING = (
     (UUID7.pattern, "ID"),
     (TIME.pattern, "TIME"),
     (KEY.pattern, "KEY"),
-    (r"\d{4}-\d\d-\d\d(?:T\d{6}Z)?(?=\.db)", "DATE"),
+    (r"\d{4}-\d\d-\d\d(?:T\d{6}Z)?(?=\.db|\.dump)", "DATE"),
     (r"[\d,]+ bytes(?: before, [\d,]+ now)?", "0 bytes"),
     (r"(Service|SQLite|version) \d+\.\d+\.\d+", r"\1 0.0.0"),
     (r"PostgreSQL \d+\.\d+", "PostgreSQL 0.0"),
@@ -6859,7 +6859,7 @@ systemctl() {  # there is no systemd where tests run: this does what the unit sa
 start_unit() {
     [ -f "$1" ] || return 0
     local settings=$(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^Environment=/export /p')
-    local line="$settings"$'\n'"exec $(sed -n 's/^ExecStart=//p' "$1")"
+    local line="$settings"$'\n'"exec $(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^ExecStart=//p' | tail -n 1)"
     if grep -q ^Type=oneshot "$1"; then bash -c "$line" >>"$said" 2>&1; else in_background "$line"; fi
 }
 journalctl() {  # all that the server has said
