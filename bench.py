@@ -754,6 +754,7 @@ class OnServer:
         with database.transaction(CLIENT) as connection:
             run = fs.insert_run(connection, CLIENT, PROJECT_TYPE, target_of(0), "{}", fs.MAIN_LINE)
         self.submitting = f"/api/v1/runs/{run.id}/tasks"
+        self.engine = database.engine
         database.disconnect()
 
     def copy(self) -> str:
@@ -772,13 +773,15 @@ class OnServer:
 @contextmanager
 def on_server(url: str, rows: int) -> Iterator[OnServer]:
     """Give a database with tasks on the server of a URL, or on one that is started here."""
+    if absent := [name for name in ("psycopg", "pytest") if not importlib.util.find_spec(name)]:
+        sys.exit(f"--postgres needs {' and '.join(absent)}, as the tests do: pip install '.[test]'")
     with ExitStack() as stack:
         if not url:
             from tests.postgres_server import PostgresServer, find_programs
 
             programs = find_programs()
             if programs is None:
-                raise RuntimeError("there is no PostgreSQL here; name a server: --postgres URL")
+                sys.exit("there is no PostgreSQL here; name a server: --postgres URL")
             server = PostgresServer.make(programs, fsync="on", full_page_writes="on", synchronous_commit="on")
             stack.callback(server.remove)
             server.start()
@@ -1597,12 +1600,13 @@ def line_of(row: Row) -> str:
     return f"{row.name:<56} {figures} {row.ratio:>7.2f}  {goal:<8} {'ok' if row.reached else 'MISSED'}"
 
 
-def machine() -> dict[str, Any]:
+def machine(found: OnServer | None) -> dict[str, Any]:
     """Return where this was measured."""
+    engine, version = found.engine if found else ("sqlite", sqlite3.sqlite_version)
     return {
         "service": fs.__version__,
         "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
+        engine.lower(): version,
         "system": f"{platform.system()} {platform.machine()}",
         "processors": os.cpu_count(),
     }
@@ -1647,22 +1651,21 @@ def main() -> None:
     given = arguments()
     plan, rows = plan_of(given), []
     fs.load_rooms()
-    if not given.json:
-        print(", ".join(f"{name} {value}" for name, value in machine().items()))
-        print(f"{'work':<56} {'measured':>16} {'floor':>16} {'ratio':>7}  to reach")
     with ExitStack() as stack:
+        found = None if given.postgres is None else stack.enter_context(on_server(given.postgres, plan.small))
+        if not given.json:
+            print(", ".join(f"{name} {value}" for name, value in machine(found).items()))
+            print(f"{'work':<56} {'measured':>16} {'floor':>16} {'ratio':>7}  to reach", flush=True)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="findings-bench-")))
         load, other = stack.enter_context(load_process()), stack.enter_context(load_process())
         bench = Bench(plan, load, other, folder, filled(folder / "small.db", plan.small))
-        parts = [PARTS[part](bench) for part in given.only or PARTS]
-        if given.postgres is not None:
-            parts = [measure_postgres(bench, stack.enter_context(on_server(given.postgres, plan.small)))]
+        parts = [measure_postgres(bench, found)] if found else [PARTS[part](bench) for part in given.only or PARTS]
         for row in itertools.chain.from_iterable(parts):
             rows.append(row)
             if not given.json:
                 print(line_of(row), flush=True)
     if given.json:
-        print(json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=2))
+        print(json.dumps({"machine": machine(found), "rows": [asdict(row) for row in rows]}, indent=2))
 
 
 if __name__ == "__main__":
