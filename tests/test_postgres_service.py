@@ -392,6 +392,28 @@ def test_what_is_wrong_with_a_write_is_not_said_to_those_that_share_its_transact
     assert Counter(answers) == {(True, 201): 8, (False, 422): 3}
 
 
+def test_who_reads_all_the_time_leaves_connections_to_others(url: str, serving: Callable[..., Server]) -> None:
+    import psycopg
+
+    service = serving()
+    greedy, other = with_agents(url, "greedy", "other")
+    for agent in (greedy, other):
+        assert ask(service, agent, "GET", f"{API}/runs").status_code == 200
+    with psycopg.connect(url) as somebody:
+        somebody.execute("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE")  # so that they are waited for
+        readers = [threading.Thread(target=ask, args=(service, greedy, "GET", f"{API}/tasks/x")) for _ in range(40)]
+        for reader in readers:
+            reader.start()
+        time.sleep(0.3)
+        began = time.monotonic()
+        for method, path, body in (("GET", f"{API}/runs", None), ("POST", f"{API}/runs", {"projectType": "web"})):
+            assert ask(service, other, method, path, body).status_code in (200, 201)
+        assert time.monotonic() - began < 0.4
+        somebody.rollback()
+        for reader in readers:
+            reader.join()
+
+
 def test_a_statement_that_takes_too_long_is_given_up(url: str, serving: Callable[..., Server]) -> None:
     import psycopg
 
