@@ -482,6 +482,7 @@ def test_absence_is_told_without_making_anything(url: str, open_at: Callable[...
         ("postgresql://u@h1:1,h2:2/d", "postgresql://u@h1:1,h2:2/d"),
         ("postgresql://u@[::1]:5/d", "postgresql://u@[::1]:5/d"),
         ("postgresql:///d?host=/run/x&user=u", "postgresql://u@%2Frun%2Fx/d"),
+        ("postgresql://h/d?options=-csearch_path%3Ds&pool_size=2", "postgresql://h/d?options=-csearch_path%3Ds"),
     ],
 )
 def test_the_name_of_a_database_has_no_password(url: str, name: str) -> None:

@@ -349,8 +349,8 @@ def test_a_server_is_copied_to_another_and_to_a_schema_of_its_own(small: Path, u
     other = postgres.new()
     run_in(other, "CREATE SCHEMA apart")
     copy(small, url)
-    for target in (other, f"{other}?options=-csearch_path%3Dapart"):
-        copy(url, target)
+    for source, target in ((url, other), (other, f"{other}?options=-csearch_path%3Dapart")):
+        copy(source, target)
         assert rows_of(target) == rows_of(small)
         check(target)
     postgres.drop(other)

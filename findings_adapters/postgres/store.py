@@ -144,7 +144,7 @@ class Address(NamedTuple):
             "tcp_user_timeout": "25000",
             "target_session_attrs": "read-write" if "," in str(told.get("host", "")) else "any",
         }
-        options = f"{session_options(lock_patience)} {told.pop('options', '')}".strip()
+        options = f"{session_options(lock_patience)} {told.get('options', '')}".strip()
         return cls(
             conninfo.make_conninfo("", **{**defaults, **told, "options": options}),
             name_of(told),
@@ -179,7 +179,8 @@ def name_of(told: Mapping[str, Any]) -> str:
         for host, port in itertools.zip_longest(hosts, ports, fillvalue="")
     ]
     user = f"{quote(str(told['user']), safe='')}@" if told.get("user") else ""
-    return f"postgresql://{user}{','.join(places)}/{quote(str(told.get('dbname') or ''), safe='')}"
+    options = f"?options={quote(str(told['options']), safe='')}" if told.get("options") else ""  # that say which schema
+    return f"postgresql://{user}{','.join(places)}/{quote(str(told.get('dbname') or ''), safe='')}{options}"
 
 
 def whole_number(name: str, text: str) -> int:
