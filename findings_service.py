@@ -9639,7 +9639,8 @@ async def done_in_thread(
 class Lane(Struct, eq=False):
     """Writes that share transactions, one after the other: those of a client, or of all where one thread writes.
 
-    `expected` is how many of them come soon, until a time of the monotonic clock.
+    `expected` is how many of them come soon, until a time of the monotonic clock, and `trouble` what kept the last
+    transaction from beginning.
     """
 
     client_id: str | None = None
@@ -9647,6 +9648,7 @@ class Lane(Struct, eq=False):
     expected: int = 0
     gathered_by: float = 0.0
     is_at_work: bool = False
+    trouble: Exception | None = None
 
     def take(self) -> Write | None:
         """Take the write that has waited longest, None where the last one has just been given up."""
@@ -9759,6 +9761,7 @@ class Writing(ABC):
                     raise connection.ending()
         except Exception as error:
             if not group:
+                lane.trouble = error
                 self._refuse_waiting(lane, error)
                 return
             for write in group:  # what is undone is done again one by one, each with its own luck
@@ -9767,6 +9770,7 @@ class Writing(ABC):
         else:
             self._tell(len(group))
         self._settle(group)
+        lane.trouble = None
         lane.expected = len(group) + len(lane.waiting)
         patience = min(GROUP_TIME, max(GATHERING, GATHERING_SHARE * self.database.commit_seconds))
         lane.gathered_by = time.monotonic() + patience
@@ -9942,7 +9946,7 @@ class WriteLanes(Writing):
         with suppress(ValueError):
             lane.waiting.remove(write)
             if not write.future.done():  # as it is where the client has gone
-                write.future.set_result(refused(Busy(OTHERS_WAIT)))
+                write.future.set_result(refused(lane.trouble or Busy(OTHERS_WAIT)))
 
     def _wake(self, lane: Lane) -> None:
         """Have a thread commit a group of a lane, and then another one; only the event loop's thread does this."""
