@@ -39,7 +39,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -708,17 +708,18 @@ def statements_of(url: str, groups: Iterable[Sequence[bytes]]) -> list[Sent]:
     return sent
 
 
-def replayed(url: str, sent: Sequence[Sent]) -> float:
-    """Send statements by psycopg's cursors in its pipeline, prepared, and return the seconds that it takes.
+def replayed(url: str, sent: Sequence[Sent], pipelined: bool) -> float:
+    """Send statements by psycopg's cursors, prepared, and return the seconds that it takes.
 
-    The first transaction is sent before that, too, and undone: so that everything is at hand.
+    Each is waited for, or, in psycopg's pipeline, where the service waited. The first transaction is sent before that,
+    too, and undone: so that everything is at hand.
     """
     import psycopg
 
     end = next(place for place, (text, _) in enumerate(sent) if text == "COMMIT")
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
         connection.prepare_threshold = 0
-        with connection.pipeline():
+        with connection.pipeline() if pipelined else nullcontext():
             send_again(connection, [*sent[:end], ("ROLLBACK", ()), WAIT])
             begun = time.perf_counter()
             send_again(connection, sent)
@@ -726,7 +727,7 @@ def replayed(url: str, sent: Sequence[Sent]) -> float:
 
 
 def send_again(connection: Any, sent: Iterable[Sent]) -> None:
-    """Send statements, and take in their answers where the service waited for them."""
+    """Send statements, and take in their rows where the service waited for them."""
     waiting = []
     for text, values in sent:
         if text:
@@ -761,11 +762,11 @@ class OnServer:
         """Return the URL of a copy."""
         return self.databases.new(urlsplit(self.first).path.removeprefix("/"))
 
-    def replay(self, sent: Sequence[Sent]) -> float:
+    def replay(self, sent: Sequence[Sent], pipelined: bool = False) -> float:
         """Return how many seconds it takes to send statements to a copy."""
         url = self.copy()
         try:
-            return replayed(url, sent)
+            return replayed(url, sent, pipelined)
         finally:
             self.databases.drop(url)
 
@@ -806,16 +807,19 @@ class Row:
     floor: float
     unit: str
     ratio: float
-    to_reach: float
+    to_reach: float | None  # None where the row is there to be compared with others
     at_least: bool
     reached: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        good = self.ratio >= self.to_reach if self.at_least else self.ratio <= self.to_reach
+        bound, ratio = self.to_reach, self.ratio
+        good = bound is None or (ratio >= bound if self.at_least else ratio <= bound)
         object.__setattr__(self, "reached", good)
 
 
-def row_of(part: str, name: str, unit: str, pairs: Sequence[tuple[float, float]], to_reach: float, least: bool) -> Row:
+def row_of(
+    part: str, name: str, unit: str, pairs: Sequence[tuple[float, float]], to_reach: float | None, least: bool
+) -> Row:
     """Return the row of some rounds, each the floor's figure and ours."""
     ratio = statistics.median(measured / floor for floor, measured in pairs)
     floor, measured = (statistics.median(figures) for figures in zip(*pairs, strict=True))
@@ -1515,14 +1519,17 @@ def measure_postgres(bench: Bench, found: OnServer) -> Iterator[Row]:
         url = found.copy()
         sent = statements_of(url, grouped(requests(0, count), connections))
         found.databases.drop(url)
-        pairs, served = list[tuple[float, float]](), found.copy()
+        served, tasks = found.copy(), BATCH if connections == 1 else 1
+        plain, pipelined = list[tuple[float, float]](), list[tuple[float, float]]()
         with service(served) as server:
             for number in range(plan.rounds + 1):
                 job = Job(server.port, requests(number * count, count), status, connections)
-                pairs.append((count / found.replay(sent), bench.load.run(job).rate))
-        tasks = BATCH if connections == 1 else 1
-        pairs = [(floor * tasks, measured * tasks) for floor, measured in pairs]
-        yield row_of("postgres", f"{name}, against psycopg", "/s", pairs[1:], to_reach, True)
+                floors = [count * tasks / found.replay(sent, how) for how in (False, True)]
+                rate = bench.load.run(job).rate * tasks
+                plain.append((floors[0], rate))
+                pipelined.append((floors[1], rate))
+        yield row_of("postgres", f"{name}, against psycopg", "/s", plain[1:], to_reach, True)
+        yield row_of("postgres", f"{name}, against its pipeline", "/s", pipelined[1:], None, True)
     yield from measure_distance(bench, found)
 
 
@@ -1539,14 +1546,17 @@ def measure_distance(bench: Bench, found: OnServer) -> Iterator[Row]:
     with slow_network(f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, int(port)), DELAY) as network:
         far = f"postgresql://{url.username}@{HOST}:{network.port}{url.path}?pool_size="
         with service(f"{far}1") as one, service(f"{far}{CONNECTIONS}") as many:
-            works: Mapping[str, tuple[Callable[[str], bytes], int]] = {
-                "GET a list": (lambda key: request(key, "GET", "/api/v1/tasks?limit=50"), 200),
-                "start a run": (lambda key: request(key, "POST", "/api/v1/runs", b'{"projectType":"bench"}'), 201),
+            works: Mapping[str, tuple[list[bytes], int]] = {
+                "GET one task": ([request(found.key, "GET", path) for path in found.paths], 200),
+                "GET a list of 10": ([request(found.key, "GET", "/api/v1/tasks?limit=10")] * CONNECTIONS, 200),
+                "start a run": (
+                    [request(key, "POST", "/api/v1/runs", b'{"projectType":"bench"}') for key in keys],
+                    201,
+                ),
             }
-            for name, (make, status) in works.items():
+            for name, (requests, status) in works.items():
                 pairs = []
                 for _ in range(plan.rounds + 1):
-                    requests = [make(key) for key in keys]
                     rates = [
                         bench.load.run(Job(server.port, requests, status, seconds=2 * plan.seconds)).rate
                         for server in (one, many)
@@ -1595,9 +1605,10 @@ def figure(value: float, unit: str) -> str:
 
 def line_of(row: Row) -> str:
     """Return a row as a line of the table."""
-    goal = f"{'>=' if row.at_least else '<='} {row.to_reach:.2f}"
+    goal = "" if row.to_reach is None else f"{'>=' if row.at_least else '<='} {row.to_reach:.2f}"
+    verdict = "" if row.to_reach is None else "ok" if row.reached else "MISSED"
     figures = f"{figure(row.measured, row.unit):>16} {figure(row.floor, row.unit):>16}"
-    return f"{row.name:<56} {figures} {row.ratio:>7.2f}  {goal:<8} {'ok' if row.reached else 'MISSED'}"
+    return f"{row.name:<56} {figures} {row.ratio:>7.2f}  {goal:<8} {verdict}".rstrip()
 
 
 def machine(found: OnServer | None) -> dict[str, Any]:
