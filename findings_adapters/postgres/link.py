@@ -232,6 +232,11 @@ class Link:
             except psycopg.OperationalError as error:
                 raise self._gone(str(error)) from None
 
+    def push(self) -> None:
+        """Have the server begin with what was sent, as far as that can be had without waiting."""
+        with suppress(psycopg.OperationalError):  # which is told to whoever waits
+            self._pgconn.flush()
+
     def press(self) -> None:
         """Have the server say at once what becomes of what was sent; else it may be silent for long, and given up."""
         with suppress(psycopg.OperationalError):  # which is told to whoever waits

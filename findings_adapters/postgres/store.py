@@ -485,6 +485,7 @@ class PostgresConnection(heart.Connection):
             yield
             self.hear()
             self.send("RELEASE SAVEPOINT request")
+            self.link.push()
             self.settle_counts()
         except BaseException:
             self.counting.clear()
