@@ -10022,6 +10022,10 @@ class FrontDoor:
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
+        with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
+            await self._serve(scope, protocol)
+
+    async def _serve(self, scope: Any, protocol: Any) -> None:
         began, environ = time.perf_counter(), environ_of(scope)
         length = scope.headers.get("content-length")
         if length is None and "transfer-encoding" not in scope.headers:
@@ -10106,12 +10110,18 @@ class FrontDoor:
 
     async def _read_aside(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a read where threads read."""
-        share = self._shares.setdefault(environ.get("HTTP_AUTHORIZATION", ""), asyncio.Semaphore(READERS_OF_KEY))
-        try:
-            async with asyncio.timeout(self.settings.busy_timeout):
-                await share.acquire()
-        except TimeoutError:
-            return refused(Busy(OTHERS_WAIT))
+        header = environ.get("HTTP_AUTHORIZATION", "")
+        share = self._shares.get(header)
+        if share is None:
+            share = self._shares[header] = asyncio.Semaphore(READERS_OF_KEY)
+        if share.locked():
+            try:
+                async with asyncio.timeout(self.settings.busy_timeout):
+                    await share.acquire()
+            except TimeoutError:
+                return refused(Busy(OTHERS_WAIT))
+        else:
+            await share.acquire()
         try:
             return await self._run(environ)
         finally:
