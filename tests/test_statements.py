@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.engines import ON_POSTGRES, shelf
+import findings_service as heart
+from tests.postgres_server import Databases
 from tests.statements import Collector, Statement
 
-pytestmark = pytest.mark.skipif(not ON_POSTGRES, reason="the server of the PostgreSQL pass explains them")
 BOUND = (
     "SELECT title FROM tasks WHERE client_id = $1 AND seq = 5",
     "SELECT 1 FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = run_id WHERE runs.client_id = $1",
@@ -36,21 +38,29 @@ UNBOUND = {
 }
 
 
-def told_of(text: str) -> list[str]:
+@pytest.fixture(scope="module")
+def url(postgres: Databases) -> Iterator[str]:
+    """A database that has the schema."""
+    made = postgres.new()
+    database = heart.database_for(heart.Settings.read(db=made))
+    with database.reading() as connection:
+        connection.execute("SELECT 1 FROM clients").fetchone()
+    database.disconnect()
+    yield made
+    postgres.drop(made)
+
+
+def told_of(text: str, url: str) -> list[str]:
     collector = Collector()
     collector.statements[text] = Statement(text, [b"default"], [25], None)
-    url = shelf().take(ready=True)
-    try:
-        return [complaint.partition(":")[0] for complaint in collector.complaints(url)]
-    finally:
-        shelf().give(url)
+    return [complaint.partition(":")[0] for complaint in collector.complaints(url)]
 
 
 @pytest.mark.parametrize("text", BOUND)
-def test_a_statement_that_names_the_client_of_each_table_is_good(text: str) -> None:
-    assert told_of(text) == []
+def test_a_statement_that_names_the_client_of_each_table_is_good(text: str, url: str) -> None:
+    assert told_of(text, url) == []
 
 
 @pytest.mark.parametrize(("tables", "text"), [(tables, text) for tables, texts in UNBOUND.items() for text in texts])
-def test_a_statement_that_leaves_a_client_out_is_told_of(tables: str, text: str) -> None:
-    assert told_of(text) == [tables]
+def test_a_statement_that_leaves_a_client_out_is_told_of(tables: str, text: str, url: str) -> None:
+    assert told_of(text, url) == [tables]
