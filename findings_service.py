@@ -10036,7 +10036,7 @@ class FrontDoor:
             answer = environ.get(REFUSED) or await self._answer(environ)
         else:
             answer = await self._answer_large(environ, length, protocol)
-        size = len(answer.body) if answer.pieces is None else await self._send_pieces(answer, protocol)
+        size = len(answer.body) if answer.pieces is None else await self._send_pieces(environ, answer, protocol)
         for listener in self._listeners.answered:
             listener(environ, answer.status, size, time.perf_counter() - began)
         if scope.method == "HEAD":
@@ -10047,16 +10047,21 @@ class FrontDoor:
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
 
-    async def _send_pieces(self, answer: Answer, protocol: Any) -> int:
+    async def _send_pieces(self, environ: dict[str, Any], answer: Answer, protocol: Any) -> int:
         """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between.
 
         granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
         keeps in memory until then: all of a list that a slow client asks for.
         """
         size, respond = 0, partial(protocol.response_file, answer.status, answer.headers)
+        share = self._share_of(environ)
         try:
             async with pipe_read_by(respond, self._folder) as pipe:
-                while (piece := await self._do(None, next, answer.pieces, None)) is not None:
+                while True:
+                    async with share:
+                        piece = await self._do(None, next, answer.pieces, None)
+                    if piece is None:
+                        break
                     await write_to(pipe, piece)
                     size += len(piece)
                     await asyncio.sleep(0)
@@ -10108,12 +10113,17 @@ class FrontDoor:
             asyncio.get_running_loop().call_later(took, self._end_rest, key)
         return answer
 
-    async def _read_aside(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a read where threads read."""
+    def _share_of(self, environ: dict[str, Any]) -> asyncio.Semaphore:
+        """Return what a key's reads take, so that no key has all threads."""
         header = environ.get("HTTP_AUTHORIZATION", "")
         share = self._shares.get(header)
         if share is None:
             share = self._shares[header] = asyncio.Semaphore(READERS_OF_KEY)
+        return share
+
+    async def _read_aside(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to a read where threads read."""
+        share = self._share_of(environ)
         if share.locked():
             try:
                 async with asyncio.timeout(self.settings.busy_timeout):

@@ -23,6 +23,7 @@ import findings_service as heart
 from findings_adapters.postgres import dialect
 from tests.postgres_server import USER, Databases, PostgresServer, name_in
 
+link = pytest.importorskip("findings_adapters.postgres.link", reason="psycopg is not installed")
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")
 
@@ -1370,13 +1371,51 @@ def test_a_standby_is_read_and_takes_no_writes(
         follower = open_at(either, fill=False)  # of the one that takes writes
         add(follower, "c")
         await_(lambda: "c" in counts(reader))  # which the standby is not waited for
+        assert_seen(server.url, reader)
+        known = known_to(follower)
+        assert known_to(follower) is known
         server.stop("immediate")
         standby.run("pg_ctl", "-D", standby.data, "promote")
         await_(lambda: tried(lambda: add(follower, "d")))
         await_(lambda: tried(lambda: add(reader, "e")))
         assert counts(follower) == {"a": 1, "c": 1, "d": 1, "e": 1}
+        assert known_to(follower) is not known  # as numbers may come again that were given on the server before
     finally:
         standby.stop("immediate")
+
+
+def assert_seen(url: str, reader: store.PostgresDatabase) -> None:
+    """Check that a standby tells what it sees from what it saw, between the same oldest and newest transactions."""
+
+    def seen() -> tuple[bool, object]:
+        with reader.snapshot() as connection:
+            stamp = connection.stamp()
+            return connection.execute("SELECT 1 FROM clients WHERE id = 'second'").fetchone() is not None, stamp
+
+    with psycopg.connect(url) as first, psycopg.connect(url) as second, psycopg.connect(url) as third:
+        for name, connection in (("first", first), ("second", second), ("third", third)):
+            connection.execute("INSERT INTO clients (id, created_at) VALUES (%s, '')", (name,))
+        third.commit()
+        await_(lambda: is_known(reader, "third"))
+        before = seen()
+        second.commit()
+        await_(lambda: is_known(reader, "second"))
+        after = seen()
+        first.rollback()
+    assert before[0] is False
+    assert after[0] is True
+    assert before[1] != after[1]
+
+
+def is_known(database: store.PostgresDatabase, name: str) -> bool:
+    with database.reading() as connection:
+        return connection.execute("SELECT 1 FROM clients WHERE id = ?", (name,)).fetchone() is not None
+
+
+def known_to(database: store.PostgresDatabase) -> object:
+    """Return what is known of the server that reads go to."""
+    with database.reading() as connection:
+        return connection.task_sets
 
 
 def tried(work: Callable[[], object]) -> bool:
@@ -1411,3 +1450,32 @@ def test_an_interrupted_wait_leaves_no_connection_behind(database: store.Postgre
 def test_the_figures_have_the_size_of_the_database(database: store.PostgresDatabase) -> None:
     figures = database.figures()
     assert figures["findings_database_bytes"]() > 1_000_000
+
+
+# The pool
+
+
+def test_who_waits_until_nobody_has_a_connection_takes_no_news_from_others(database: store.PostgresDatabase) -> None:
+    pool = link.Pool(database._open_link, 1, lambda _: False)
+    given = pool.take(SOON)
+    order: list[str] = []
+
+    def hold() -> None:
+        pool.hold()
+        order.append("held")
+        pool.let_go()
+
+    def take() -> None:
+        taken = pool.take(SOON)
+        order.append("taken")
+        pool.give(taken)
+
+    with in_thread(hold):
+        time.sleep(0.1)
+        with in_thread(take):
+            time.sleep(0.1)
+            began = time.monotonic()
+            pool.give(given)
+        assert time.monotonic() - began < SOON / 2
+    pool.close()
+    assert order == ["taken", "held"]

@@ -125,6 +125,7 @@ class Link:
         self.sent = 0
         self.warnings = 0
         self.broken = False
+        self.known: Any = None  # what its user found there before
         self._stream: Stream | None = None
         self._owed = 0  # up to which statement nobody wants the answers any more
         self._pgconn: Any = connection.pgconn
@@ -452,7 +453,9 @@ class Pool:
         self._free: list[Link] = []  # the one that was used last at its end
         self._users: dict[int, int] = {}  # connections in use, by thread
         self._making = 0  # of those, how many are not there yet
-        self._changed = threading.Condition(threading.RLock())
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._emptied = threading.Condition(lock)  # so that who waits for that takes no news from the others
         self._out_since: float | None = None
 
     def take(self, patience: float) -> Link:
@@ -476,12 +479,14 @@ class Pool:
     def _take_free(self, end: float) -> Link | None:
         """Return a free connection, None where one may be made."""
         with self._changed:
-            while not self._free and sum(self._users.values()) >= self.size:
-                if not self._changed.wait(end - time.monotonic()):
-                    raise Exhausted
+            if not self._changed.wait_for(self._has_room, end - time.monotonic()):
+                raise Exhausted
             thread = threading.get_ident()
             self._users[thread] = self._users.get(thread, 0) + 1
             return self._free.pop() if self._free else None
+
+    def _has_room(self) -> bool:
+        return bool(self._free) or sum(self._users.values()) < self.size
 
     def _make(self, end: float) -> Link | None:
         """Make a connection. None where that failed, and is to be tried again.
@@ -518,6 +523,7 @@ class Pool:
             if not self._users[thread]:
                 del self._users[thread]
             self._changed.notify()
+            self._emptied.notify()
             return sum(self._users.values()) - self._making
 
     def give(self, link: Link) -> None:
@@ -550,7 +556,7 @@ class Pool:
         """Wait until no other thread uses a connection, and let none."""
         self._changed.acquire()
         while self._users.keys() - {threading.get_ident()}:
-            self._changed.wait()
+            self._emptied.wait()
 
     def let_go(self) -> None:
         """Let connections be used again."""

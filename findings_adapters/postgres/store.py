@@ -288,7 +288,7 @@ class PostgresConnection(heart.Connection):
         self.link = link
         self.read_only = read_only
         if read_only:  # what a transaction reads may yet be undone
-            self.cells, self.task_sets = database.cells, database.task_sets
+            self.cells, self.task_sets = link.known
         self.begin_counting()
         self.failed: Failure | None = None
         self.open = False  # whether a transaction is
@@ -563,9 +563,11 @@ class PostgresConnection(heart.Connection):
     def stamp(self) -> object:
         """Return what tells which transactions are seen (https://www.postgresql.org/docs/15/functions-info.html).
 
-        Behind a lost connection there may be another server, which numbers its transactions anew.
+        On a standby it does not say which of them run, and so nothing is like anything before.
         """
-        return self.database.losses, self.execute("SELECT pg_current_snapshot()::text").fetchone()[0]
+        if self.link.server("in_hot_standby") == "on":
+            return object()
+        return self.execute("SELECT pg_current_snapshot()::text").fetchone()[0]
 
     def words_holding(self, client_id: str, word: str) -> Iterator[tuple[int, str]]:
         """Give the blocks of a client whose words have a text within them, by block."""
@@ -596,6 +598,18 @@ def have_doubles(rows: Sequence[Sequence[Any]], keys: Sequence[int]) -> bool:
     return len({tuple(row[key] for key in keys) for row in rows}) < len(rows)
 
 
+class Known(NamedTuple):
+    """What was counted and searched for before, on one server."""
+
+    cells: heart.Stamped[heart.ReportedCells]
+    task_sets: heart.Stamped[heart.TaskSet]
+
+    @classmethod
+    def nothing(cls) -> Known:
+        """Return what is known of a server that was never asked."""
+        return cls(heart.Stamped(heart.REPORTERS_KNOWN), heart.Stamped(heart.TASK_SETS_KEPT))
+
+
 class PostgresDatabase(heart.Database):
     """A process's connections to a PostgreSQL server, which it may share with many others.
 
@@ -616,8 +630,8 @@ class PostgresDatabase(heart.Database):
     def __init__(self, settings: heart.Settings) -> None:
         super().__init__(settings)
         self.address = Address.of(settings.db, settings.busy_timeout)
-        self.cells: heart.Stamped[heart.ReportedCells] = heart.Stamped(heart.REPORTERS_KNOWN)
-        self.task_sets: heart.Stamped[heart.TaskSet] = heart.Stamped(heart.TASK_SETS_KEPT)
+        self._place: object = None  # where `_known` was found
+        self._known = Known.nothing()
         self._uses_of_statements: Counter[str] = Counter()
         self._pool = Pool(self._open_link, self.address.pool_size, is_passing)
         self._at_work = threading.local()  # `connection`: the one that this thread has
@@ -643,11 +657,6 @@ class PostgresDatabase(heart.Database):
     def engine(self) -> tuple[str, str]:
         """PostgreSQL, and the server's version, once it is known."""
         return "PostgreSQL", self._server
-
-    @property
-    def losses(self) -> int:
-        """How often connections were lost."""
-        return self._pool.losses
 
     @property
     def _current(self) -> PostgresConnection | None:
@@ -719,6 +728,7 @@ class PostgresDatabase(heart.Database):
             version = self._greet(link)
             if version != heart.SCHEMA_VERSION:
                 self._make_schema(link)
+            link.known = self._known_at(link)
         except BaseException as error:
             link.close()
             raise self._refusal(error) if isinstance(error, Failure) else error from None
@@ -726,6 +736,23 @@ class PostgresDatabase(heart.Database):
             heart.log.warning("%s is back", self.name)
         self._reached, self._out = True, False
         return link
+
+    def _known_at(self, link: Link) -> Known:
+        """Return what is known of the server of a connection.
+
+        A standby that took over may lack what was found on the server before it, and count up to the same numbers once
+        more; so may a server that crashed, whose connections were lost.
+        """
+        reply = link.send(
+            """SELECT pg_postmaster_start_time()::text, oid::text FROM pg_database
+               WHERE datname = current_database()"""
+        )
+        link.settle()
+        place = (link.rows(reply.result), self._pool.losses)
+        with self._counting:
+            if place != self._place:
+                self._place, self._known = place, Known.nothing()
+            return self._known
 
     def _connect(self) -> Link:
         connection = psycopg.Connection.connect(self.address.conninfo, autocommit=True, prepare_threshold=None)
