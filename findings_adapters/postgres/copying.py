@@ -203,7 +203,7 @@ class FileTarget(Target, FilePlace):
         """Make the indexes, have all of it on the disk, and read it from there from now on."""
         self._run(indexes=True)
         self.connection.execute("COMMIT")
-        self.connection.close()
+        self.close()
         flush(self.partial)
         self.connection = self._connect()
 
@@ -211,9 +211,13 @@ class FileTarget(Target, FilePlace):
         """Audit the file."""
         return heart.faults(self.connection)
 
+    def close(self) -> None:
+        """Leave the file."""
+        self.connection.close()
+
     def keep(self) -> None:
         """Let the file take its place."""
-        self.connection.close()
+        self.close()
         require_new(self.path, self.tables)
         heart.make_way(self.path)
         Path(self.partial).replace(self.path)
@@ -289,7 +293,7 @@ def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iter
     try:
         target = FileTarget(path, tables)
         target.name = database.name
-        with closing(target.connection):
+        with closing(target):
             target.make()
             yield target
     finally:
