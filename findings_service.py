@@ -4670,7 +4670,7 @@ def insert_branch(connection: Connection, client_id: str, project_type: str, tar
     """Make a branch of a type and target, unless it is there."""
     connection.execute(
         """INSERT INTO branches (client_id, name, project_type, target_url) VALUES (?, ?, ?, ?)
-           ON CONFLICT (client_id, name, project_type, target_url) DO NOTHING""",
+           ON CONFLICT DO NOTHING""",
         (client_id, name, project_type, target_url),
     )
 
@@ -6235,11 +6235,10 @@ def ask_for_findings(connection: Connection, client_id: str, run: RunKey, extern
         connection.execute(
             f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
                     task_details.description, task_details.evidence, task_details.remediation,
-                    task_details.success_criteria, task_details.extensions, sightings.run_seq IS NOT NULL
-                FROM tasks {DETAILS}
-                LEFT JOIN sightings ON sightings.client_id = tasks.client_id
-                    AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq
-                WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
+                    task_details.success_criteria, task_details.extensions,
+                    (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
+                     AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
+                FROM tasks {DETAILS} WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
                     AND tasks.external_id IN ({marks(lot)})""",
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )

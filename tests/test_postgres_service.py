@@ -233,6 +233,26 @@ def a_finding(agent: Agent) -> tuple[str, str, dict[str, Any]]:
     return "POST", agent.tasks, {"title": "A finding", "severity": "high"}
 
 
+# What a server plans for tables that had no rows yet
+
+READ_ROWS = """SELECT (SELECT SUM(seq_tup_read) FROM pg_stat_user_tables)
+    + (SELECT SUM(idx_tup_read) FROM pg_stat_user_indexes)"""
+
+
+def test_what_a_finding_costs_does_not_grow_with_those_before(url: str) -> None:
+    """The connection keeps the plans of its first statements."""
+    batches = [[{"title": "A", "severity": "low", "externalId": f"{n}-{m}"} for m in range(500)] for n in range(6)]
+    (agent,) = with_agents(url, "one")
+    look(url, "VACUUM ANALYZE")
+    app = heart.create_app(db=f"{url}?pool_size=1")
+    headers = {"Authorization": f"Bearer {agent.key}"}
+    for batch in (batches[0][:1], *batches, *batches):
+        answer = app.test_client().post(agent.tasks, json={"tasks": batch}, headers=headers)
+        assert answer.status_code in (200, 201), answer.text
+    app.extensions["findings"].database.close()
+    assert look(url, READ_ROWS)[0][0] < 20 * 2 * sum(map(len, batches))
+
+
 # When something goes wrong
 
 

@@ -71,7 +71,7 @@ def connected(database: store.PostgresDatabase) -> Iterator[tuple[psycopg.Connec
         try:
             version = database._greet(link)
             leave_pipeline(link)
-            for setting in ("statement_timeout = 0", "idle_in_transaction_session_timeout = 0"):
+            for setting in ("statement_timeout = 0", "idle_in_transaction_session_timeout = 0", "enable_seqscan = on"):
                 connection.execute(f"SET {setting}")
             connection.execute(f"SET lock_timeout = '{LOCK_TIME}s'")
             yield connection, version

@@ -164,6 +164,8 @@ def session_options(lock_patience: float) -> str:
         "tcp_keepalives_count": "3",
         "client_min_messages": "warning",
         "jit": "off",
+        # A plan is kept, and may be from when a table had no rows yet: then, to read it as it lies seems best.
+        "enable_seqscan": "off",
     }
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
@@ -590,6 +592,7 @@ class PostgresConnection(heart.Connection):
         yield from self.database.schema_faults()
         if self.open:
             self.send("SET LOCAL statement_timeout TO 0")
+            self.send("SET LOCAL enable_seqscan TO on")
             self.link.patience = math.inf
 
 
