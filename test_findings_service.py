@@ -6834,8 +6834,11 @@ sudo() {  # what it would be needed for lies in the page's folder
     "$@"
 }
 halt() {
-    [ -z "$server" ] || kill -- -$server 2>/dev/null
-    while [ -n "$server" ] && kill -0 -- -$server 2>/dev/null; do sleep 0.05; done
+    local tries=0
+    while [ -n "$server" ] && kill -0 -- -$server 2>/dev/null; do
+        [ $((tries++ % 100)) -ne 0 ] || kill -- -$server 2>/dev/null  # again: uWSGI loses what comes while it starts
+        sleep 0.05
+    done
     server=
 }
 in_background() {  # a server, for which a reader opens another terminal
