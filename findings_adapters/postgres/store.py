@@ -1030,6 +1030,7 @@ class PostgresDatabase(heart.Database):
         link.send("BEGIN ISOLATION LEVEL READ COMMITTED")
         for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
             link.send(f"SET LOCAL {name} = 0")
+        link.send("SET LOCAL enable_seqscan = on")
         link.send("SELECT pg_advisory_xact_lock($1, hashtext('schema ' || current_schema()))", *values_of(LOCKS))
         link.settle(math.inf)
         reply = link.send("SELECT to_regclass($1) IS NOT NULL", *values_of(dialect.VERSION_TABLE))
