@@ -2038,8 +2038,10 @@ def user_version(connection: SQLiteConnection) -> int:
 
 def require_ours(connection: SQLiteConnection, path: str) -> None:
     """Refuse a file that is not ours, or newer than we are. :raises DatabaseUnusable: then."""
+    # In this order: another process may be making the schema, which comes together with the mark that it is ours.
+    filled = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
-    if not ours and connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+    if filled and not ours:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
     if (version := user_version(connection)) > SCHEMA_VERSION:
         raise DatabaseUnusable(

@@ -52,6 +52,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import click
@@ -9714,6 +9715,23 @@ def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
             each.kill()
             each.communicate()
     assert faults_of(tmp_path / "x.db") == []
+
+
+@pytest.mark.sqlite
+def test_a_database_that_another_process_makes_meanwhile_is_ours(tmp_path: Path) -> None:
+    settings = findings_service.Settings(db=str(tmp_path / "x.db"))
+
+    class Meanwhile(findings_service.SQLiteConnection):
+        """Another makes the database behind the first statement."""
+
+        def execute(self, *arguments: Any) -> Any:
+            rows = super().execute(*arguments).fetchall()
+            findings_service.open_database(settings).close()
+            return SimpleNamespace(fetchone=lambda: rows[0])
+
+    with closing(sqlite3.connect(settings.db, isolation_level=None, factory=Meanwhile)) as connection:
+        findings_service.require_ours(connection, settings.db)
+        assert connection.execute("SELECT COUNT(*) FROM tasks").fetchone() == (0,)
 
 
 @pytest.mark.sqlite
