@@ -49,7 +49,6 @@ INDEX = re.compile(
     r"\((?P<columns>[^()]*)\)(?P<rest>.*)$",
     re.DOTALL,
 )
-
 REFERENCE = re.compile(r"\bREFERENCES (\w+)")
 
 # The one row that says which version the schema has. SQLite keeps that in the head of its file.
