@@ -1761,6 +1761,7 @@ class Database(ABC):
     advice: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: Settings) -> None:
+        """Make the database known to whoever forks the process: the last step of making one."""
         self.settings = settings
         self.version = 0
         self.commit_seconds = 0.0
@@ -2294,10 +2295,9 @@ class SQLiteDatabase(Database):
     """
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(msgspec.structs.replace(settings, db=str(Path(settings.db).absolute())))  # wherever we go
         self._given = settings.db
         self.checkpointer = Checkpointer(settings.db)
-        self._written_uses = self.last_uses
+        self._written_uses: dict[UseKey, str] = {}
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
@@ -2305,13 +2305,14 @@ class SQLiteDatabase(Database):
         self._file: tuple[int, int] | None = None
         self._away = self._left = False  # whether the file is, and whether the connections have left it
         self._looked = self._asked = -LOOK_EVERY
+        super().__init__(msgspec.structs.replace(settings, db=str(Path(settings.db).absolute())))  # wherever we go
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Let another application in this process checkpoint, when the one that had this database is gone.
 
         When the interpreter ends, this module's names may be gone too, and SQLite closes its connections by itself.
         """
-        if hasattr(self, "_asked") and not is_finalizing():
+        if hasattr(self, "settings") and not is_finalizing():
             self.disconnect()
 
     @property

@@ -1113,6 +1113,13 @@ def test_a_fork_leaves_the_connections_of_its_parent_alone(database: store.Postg
     assert counts(database) == {"a": 3}
 
 
+def test_a_fork_does_not_wait_for_a_database_that_could_not_be_made(database: store.PostgresDatabase) -> None:
+    with pytest.raises(heart.ConfigurationError) as kept:
+        heart.database_for(heart.Settings.read(db="postgresql://h/d?pool_size=0"))
+    test_a_fork_leaves_the_connections_of_its_parent_alone(database)
+    assert kept.traceback  # which has kept what there was of the database until here
+
+
 def test_a_fork_within_a_transaction_leaves_that_alone(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
         connection.execute(COUNT, ("one", "a", "", 0, 0, 1))

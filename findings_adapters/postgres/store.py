@@ -631,7 +631,6 @@ class PostgresDatabase(heart.Database):
     }
 
     def __init__(self, settings: heart.Settings) -> None:
-        super().__init__(settings)
         self.address = Address.of(settings.db, settings.busy_timeout)
         self._place: object = None  # where `_known` was found
         self._known = Known.nothing()
@@ -645,10 +644,11 @@ class PostgresDatabase(heart.Database):
         self._housekeeper = False
         self._housing = threading.RLock()  # for these two
         self._looked = -LOOK_EVERY
+        super().__init__(settings)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close the connections of an application that is gone."""
-        if hasattr(self, "_looked") and not is_finalizing():
+        if hasattr(self, "settings") and not is_finalizing():
             self.disconnect()
 
     @property
