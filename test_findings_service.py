@@ -1822,7 +1822,7 @@ def submit_surfaces(client: Client, count: int) -> list[str]:
             name, target = f"type-{number}", f"https://example.com/{number % 7}"
             findings_service.insert_project_type(connection, "default", name, name, "", None)
             run = findings_service.insert_run(connection, "default", name, target, "{}")
-            findings_service.submit_reports(connection, who, run, reports)
+            findings_service.submit_reports(connection, who, run, [reports])
             runs.append(run.id)
     return runs
 
@@ -1881,7 +1881,7 @@ def reports_of(*tasks: dict[str, Any]) -> Any:
 def run_of(connection: Any, *tasks: dict[str, Any]) -> Any:
     """Report tasks in a run of its own."""
     run = findings_service.insert_run(connection, "default", "web", "", "{}")
-    findings_service.submit_reports(connection, TESTER, run, reports_of(*tasks))
+    findings_service.submit_reports(connection, TESTER, run, [reports_of(*tasks)])
     findings_service.finish_run(connection, TESTER, run, "completed", None, False)
     return findings_service.select_run_key(connection, "default", run.id)
 
@@ -1914,9 +1914,9 @@ def resolve_both(connection: Any) -> None:
 
 def dismiss_both(connection: Any) -> None:
     update = findings_service.TaskUpdate(status="dismissed")
-    findings_service.triage_tasks(
-        connection, TESTER, findings_service.select_states(connection, "default", [1, 2]), update
-    )
+    states = findings_service.select_states(connection, "default", [1, 2])
+    decisions = [findings_service.Decision.of(state, update) for state in states]
+    findings_service.triage_tasks(connection, TESTER, decisions, findings_service.timestamp())
 
 
 @pytest.mark.sqlite
@@ -3664,7 +3664,7 @@ def test_a_submission_of_nothing_changes_nothing_but_uses_the_run(app: flask.Fla
     with database_of(app).transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2020-01-01T00:00:00.000Z'")
         key = findings_service.select_run_key(connection, "default", run)
-        done = findings_service.submit_reports(connection, who, key, [])
+        (done,) = findings_service.submit_reports(connection, who, key, [[]])
         assert connection.execute("SELECT last_used_at FROM runs").fetchone()[0] > "2026"
     assert (done.created, done.updated, done.reopened, done.unchanged, done.tasks) == (0, 0, 0, 0, [])
 
@@ -9416,7 +9416,7 @@ def test_reads_give_way_beside_a_long_write(app: flask.Flask, monkeypatch: pytes
         return crashing(environ, start_response)
 
     writes = findings_service.WriteQueue(application, database_of(app))
-    writes._run(findings_service.Write({}, None, 0.0))
+    writes._run(findings_service.Write({}, None, 0.0), findings_service.Prepared.stored)
     assert [*seen, writes.is_long_at_work()] == [False, True, False]
     door = findings_service.FrontDoor(crashing, Settings(), database_of(app))
     monkeypatch.setattr(door.writes, "is_long_at_work", lambda: True)
