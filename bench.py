@@ -1699,7 +1699,7 @@ def pocketbase_program(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         sys.exit("--against pocketbase needs npm, which gets it")
-    run_quietly([npm, "install", "--ignore-scripts", "--prefix", folder, POCKETBASE])
+    run_quietly([npm, "install", "--prefix", folder, POCKETBASE])
     return next(folder.glob("**/pocketbase-*/pocketbase"))
 
 

@@ -1518,6 +1518,7 @@ FILE_HEADER = 100  # bytes before the first page's own header
 BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
 REPORTERS_KNOWN = 1_000  # runs and branches whose cells are kept: as many as a filter names
 TASK_SETS_KEPT = 16
+PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
@@ -1563,10 +1564,11 @@ class Stamped(Generic[Found_]):
     """What was found last, of each key, with a stamp that tells whether it still holds. Threads may share it.
 
     :param most: how many keys are remembered: those that were asked for last.
+    :param fits: tells whether something is small enough for that.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, fits: Callable[[Found_], bool] = lambda _: True) -> None:
+        self._most, self._fits = most, fits
         self._found: dict[tuple[Any, ...], tuple[Any, Found_]] = {}
         self._changing = threading.Lock()
 
@@ -1581,7 +1583,8 @@ class Stamped(Generic[Found_]):
             found = find()
         with self._changing:
             self._found.pop(key, None)
-            self._found[key] = (stamp, found)  # the last one used, as a dict keeps its order
+            if self._fits(found):
+                self._found[key] = (stamp, found)  # the last one used, as a dict keeps its order
             if len(self._found) > self._most:
                 del self._found[next(iter(self._found))]
         return found
@@ -1611,15 +1614,16 @@ class Connection(ABC):
     every row that it touches.
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has. `cells` are
-    the runs and branches that were counted last, and `task_sets` what was searched for and in: only a `read_only`
-    connection keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list
-    is over. `deletes` is whether the transaction takes anything away for good: then the counters that have come to
-    nothing go too, because their scopes name what is gone.
+    the runs and branches that were counted last, `task_sets` what was searched for and in, and `pages` lists as they
+    went out: only a `read_only` connection keeps them, because what another one reads may yet be undone. `is_late`
+    tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for good: then
+    the counters that have come to nothing go too, because their scopes name what is gone.
     """
 
     read_only = False
     cells: Stamped[ReportedCells] = Stamped(0)
     task_sets: Stamped[TaskSet] = Stamped(0)
+    pages: Stamped[bytes] | None = None
 
     def begin_counting(self) -> None:
         """Make what a transaction counts by; whoever makes a connection does this once."""
@@ -1676,6 +1680,10 @@ class Connection(ABC):
     @abstractmethod
     def stamp(self) -> object:
         """Return something that is another thing once somebody has committed something."""
+
+    def recall_page(self, key: tuple[Any, ...], make: Callable[[], bytes]) -> bytes:
+        """Return a page as it went out before, if nobody has written since, or else what `make` makes of it now."""
+        return make() if self.pages is None else self.pages.recall(key, self.stamp(), make)
 
     @abstractmethod
     def merged(self, ranges: Sequence[str], order: str) -> str:
@@ -2123,6 +2131,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
             connection.cells, connection.task_sets = Stamped(REPORTERS_KNOWN), Stamped(TASK_SETS_KEPT)
+            connection.pages = Stamped(PAGES_KEPT, lambda page: len(page) <= PAGE_KEPT)
         else:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
@@ -3589,11 +3598,14 @@ class IdMaker:
         with self._lock:
             first = max((time.time_ns() // 1_000_000) << 12, self._last + 1)
             self._last = first + count - 1
-        return [self._text(number) for number in range(first, first + count)]
+        randomness = os.urandom(8 * count)
+        return [
+            self._text(number, int.from_bytes(randomness[8 * place : 8 * place + 8], "big") >> 2)
+            for place, number in enumerate(range(first, first + count))
+        ]
 
     @staticmethod
-    def _text(number: int) -> str:
-        randomness = secrets.randbits(62)
+    def _text(number: int, randomness: int) -> str:
         digits = f"{(number >> 12) << 80 | 7 << 76 | (number & 0xFFF) << 64 | 2 << 62 | randomness:032x}"
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -7569,7 +7581,7 @@ def stored(items: Sequence[Any] | None) -> str | None:
 def stored_steps(steps: Iterable[RemediationStep]) -> list[StoredStep]:
     """Return the steps in their order; one without a number has that of its place."""
     numbered = [StoredStep(int(step.step or place), step.instruction) for place, step in enumerate(steps, start=1)]
-    return sorted(numbered, key=lambda step: step.step)
+    return sorted(numbered, key=operator.attrgetter("step"))
 
 
 def stored_criteria(criteria: Sequence[SuccessCriterion]) -> Sequence[SuccessCriterion]:
@@ -7591,8 +7603,8 @@ def rule_problems(
     if over(description, 64 * KIB):
         yield Problem("must be at most 64 KiB of UTF-8", "/description")
     for place, item in enumerate(evidence):
-        if item is not None:
-            yield from (problem.below(f"/evidence/{place}") for problem in evidence_problems(item))
+        for problem in () if item is None else evidence_problems(item):
+            yield problem.below(f"/evidence/{place}")
     taken = set()
     for place, step in enumerate(remediation):
         if step is None:
@@ -7603,19 +7615,21 @@ def rule_problems(
         taken.add(number)
 
 
-def evidence_problems(item: Evidence) -> Iterator[Problem]:
-    """Tell which rules an item of evidence breaks that its model cannot express."""
+def evidence_problems(item: Evidence) -> list[Problem]:
+    """Return which rules an item of evidence breaks that its model cannot express."""
+    problems = []
     if item.url is None and item.content is None and item.label is None:
-        yield Problem(SHOWS_NOTHING, "")
+        problems.append(Problem(SHOWS_NOTHING, ""))
     if over(item.content, 256 * KIB):
-        yield Problem("must be at most 256 KiB of UTF-8", "/content")
+        problems.append(Problem("must be at most 256 KiB of UTF-8", "/content"))
     if item.url is not None and (complaint := evidence_url_complaint(item.url)):
-        yield Problem(complaint, "/url", value=cut(item.url))
+        problems.append(Problem(complaint, "/url", value=cut(item.url)))
+    return problems
 
 
 def evidence_url_complaint(url: str) -> str | None:
     """Say what is wrong with the URL of an evidence item, if anything is."""
-    scheme = url.partition(":")[0].lower()
+    scheme = "https" if url.startswith("https:") else url.partition(":")[0].lower()
     if scheme in ("javascript", "vbscript"):
         return f"must not be a {scheme}: URL"
     if scheme == "data":
@@ -8990,6 +9004,17 @@ def export_tasks(call: Call, form: ListFormat) -> Answer:
     return Answer(200, headers, pieces=begun_with(first, pieces))
 
 
+def page_of_tasks(call: Call, connection: Connection) -> bytes:
+    """Return the page of tasks that a request asks for, as JSON."""
+    query: TaskQuery = call.query
+    position = page_position(call, connection, "tasks", query.sort)
+    wanted = read_task_filter(connection, call.client_id, query)
+    tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
+    taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
+    page: Any = FullTaskPage if query.view == "full" else TaskPage
+    return msgspec.json.encode(page(*page_of(call, taken, whole.count(connection))))
+
+
 @operation(
     "GET",
     "/api/v1/tasks",
@@ -9003,15 +9028,9 @@ def get_tasks(call: Call) -> Answer:
     """List tasks, newest first or by severity."""
     if call.export:
         return export_tasks(call, call.export)
-    query: TaskQuery = call.query
+    asked = (call.client_id, call.address, call.environ["QUERY_STRING"])
     with listing(call) as connection:
-        position = page_position(call, connection, "tasks", query.sort)
-        wanted = read_task_filter(connection, call.client_id, query)
-        tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
-        taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
-        total = whole.count(connection)
-    page: Any = FullTaskPage if query.view == "full" else TaskPage
-    body = msgspec.json.encode(page(*page_of(call, taken, total)))
+        body = connection.recall_page(asked, partial(page_of_tasks, call, connection))
     return whole_answer(200, body, Allow=methods_for(call.principal.level, call.operation.path))
 
 
@@ -9636,7 +9655,7 @@ HEADER_TIMEOUT = 5  # seconds
 WRITERS = 16  # threads that write to a database with many connections,
 READERS = 20  # that read there,
 READERS_OF_KEY = 12  # and that read for one key at once: so there are connections left for others
-GATHERING = 0.00015  # seconds that a group waits for the clients of the last one, or, where that is more,
+GATHERING = 0.00015  # seconds that a group waits for each client of the last one, or for all, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
@@ -10001,7 +10020,7 @@ class Writing(ABC):
         self._settle(group)
         lane.trouble = None
         lane.expected = len(group) + len(lane.waiting)
-        patience = min(GROUP_TIME, max(GATHERING, GATHERING_SHARE * self.database.commit_seconds))
+        patience = min(GROUP_TIME, max(GATHERING * lane.expected, GATHERING_SHARE * self.database.commit_seconds))
         lane.gathered_by = time.monotonic() + patience
 
     def _tell(self, size: int) -> None:
