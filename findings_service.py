@@ -114,6 +114,7 @@ log = logging.getLogger("findings_service")
 # Configuration
 # ---------------------------------------------------------------------------
 
+SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SHORTEST_KEY = 16  # characters
 SHORTEST_KEEP = 3600.0  # seconds
@@ -141,6 +142,28 @@ def parse_count(text: str) -> int:
     if not regex.fullmatch(r"[0-9]{1,15}", text.strip()) or int(text) < 1:
         raise ValueError(f"{text!r} is no whole number above zero")
     return int(text)
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that the machine has; a great many where it does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `text` means: a whole number, alone or with k, m or g, of no less than a MiB.
+
+    :raises ValueError: when it means none, or more than the machine has.
+    """
+    match = regex.fullmatch(r"([0-9]{1,15})([kmg]?)", text.strip().lower())
+    size = int(match[1]) * SIZES[match[2]] if match else 0
+    if size < SIZES["m"]:
+        raise ValueError(f"{text!r} is no size of 1 MiB or more: give bytes, or a number with k, m or g, such as 256m")
+    if size > machine_memory():
+        raise ValueError(f"{text!r} is more than the memory of this machine")
+    return size
 
 
 def parse_synchronous(text: str) -> str:
@@ -235,6 +258,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     synchronous: Annotated[
         str, Meta(description="FULL, EXTRA or NORMAL, which is faster and loses the last commits in a power cut.")
     ] = "FULL"
+    cache: Annotated[
+        int, Meta(description="Bytes of the database file that a process keeps in memory; 256m for a million tasks.")
+    ] = 56 * SIZES["m"]
     keep: Annotated[
         float,
         Meta(description="`serve` removes runs that finished longer ago, as `prune` does: 365d, say."),
@@ -260,6 +286,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "schema_timeout": parse_duration,
         "body_timeout": parse_duration,
         "synchronous": parse_synchronous,
+        "cache": parse_size,
         "keep": parse_keep,
         "log": parse_log,
         "base_url": parse_base_url,
@@ -1501,10 +1528,11 @@ MIGRATIONS: Mapping[int, tuple[str, str]] = {
 }
 # What later sections do to the rows of a database that is brought up to date, by the version that it leads to.
 BACKFILLS: dict[int, list[Callable[[Connection], None]]] = {}
-LARGE_WAL = 32 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
-CHECKPOINT_PAGES = 4000  # of the WAL, after which a commit folds it into the file, which takes three more fsyncs
-READER_CACHE = 8192  # KiB; every commit empties it
-WRITER_CACHE = 49152  # KiB
+LARGE_WAL = 64 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
+# Pages of the WAL after which a commit folds it into the file, which takes three more fsyncs. What the WAL has several
+# times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
+CHECKPOINT_PAGES = 12_000
+READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
 LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
@@ -2140,7 +2168,8 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
-        connection.execute(f"PRAGMA cache_size = -{READER_CACHE if read_only else WRITER_CACHE}")
+        theirs = settings.cache // READERS_SHARE
+        connection.execute(f"PRAGMA cache_size = -{(theirs if read_only else settings.cache - theirs) // 1024}")
         if not read_only:
             connection.execute(
                 "PRAGMA foreign_keys = OFF"

@@ -6385,7 +6385,7 @@ def test_a_real_server_sends_a_list_piece_by_piece(lister: Server) -> None:
     answer = lister.request("GET", f"{API}/tasks", Accept="text/lines")
     assert answer.headers["Transfer-Encoding"] == "chunked"
     assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
-    assert memory_of(lister) < before + findings_service.READER_CACHE / KIB + 4
+    assert memory_of(lister) < before + Settings().cache / findings_service.READERS_SHARE / KIB**2 + 4
     assert lister.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
     assert listed_bytes(lister, 2) == [len(answer.data), 0]
 
