@@ -5,8 +5,10 @@
 #     "flask>=3.1.3",
 #     "granian>=2.7,<3",
 #     "jsonschema>=4.21,<5",
+#     "jsonschema-rs>=0.30; implementation_name == 'cpython' and platform_machine in 'x86_64 aarch64 arm64 AMD64 ARM64'",
 #     "msgspec>=0.20",
 #     "regex>=2024.11.6",
+#     "uvloop>=0.21; implementation_name == 'cpython' and sys_platform != 'win32' and platform_machine in 'x86_64 aarch64 arm64'",
 #     "werkzeug>=3.1.6",
 # ]
 # ///
