@@ -5,10 +5,10 @@
 #     "flask>=3.1.3",
 #     "granian>=2.7,<3",
 #     "jsonschema>=4.21,<5",
-#     "jsonschema-rs>=0.30; implementation_name == 'cpython' and platform_machine in 'x86_64 aarch64 arm64 AMD64 ARM64'",
+#     "jsonschema-rs>=0.30; platform_machine in 'x86_64 aarch64 arm64 AMD64 ARM64'",
 #     "msgspec>=0.20",
 #     "regex>=2024.11.6",
-#     "uvloop>=0.21; implementation_name == 'cpython' and sys_platform != 'win32' and platform_machine in 'x86_64 aarch64 arm64'",
+#     "uvloop>=0.21; sys_platform != 'win32' and platform_machine in 'x86_64 aarch64 arm64'",
 #     "werkzeug>=3.1.6",
 # ]
 # ///
@@ -65,26 +65,27 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 
+if TYPE_CHECKING:
+    import flask
+    import referencing
+    from werkzeug.routing import MapAdapter
+
+# What takes long to load is loaded where it is needed: half of a start is Flask's and jsonschema's modules.
+LOADED_LATER = ("flask", "jsonschema", "referencing")
 try:
     import click
-    import flask
-    import jsonschema
     import msgspec
-    import referencing
-    import referencing.jsonschema
     import regex
-    from jsonschema import validators
     from msgspec import Meta, Raw, Struct
-    from werkzeug.datastructures import Headers, MIMEAccept
-    from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
-    from werkzeug.http import parse_accept_header
-    from werkzeug.routing import MapAdapter
-    from werkzeug.wsgi import get_content_length
+
+    for later in LOADED_LATER:
+        if importlib.util.find_spec(later) is None:
+            raise ModuleNotFoundError(f"No module named {later!r}", name=later)
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -2924,18 +2925,7 @@ PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P
 SET_PART = 80  # characters of a set that take what another part does
 RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>)")  # takes a hundred megabytes over a long text
 PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
-DRAFTS = {
-    str(draft.META_SCHEMA.get("$id", draft.META_SCHEMA.get("id"))).rstrip("#"): draft
-    for draft in (
-        jsonschema.Draft202012Validator,
-        jsonschema.Draft201909Validator,
-        jsonschema.Draft7Validator,
-        jsonschema.Draft6Validator,
-        jsonschema.Draft4Validator,
-        jsonschema.Draft3Validator,
-    )
-}
-NEWEST_DRAFT = next(iter(DRAFTS))
+NEWEST_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 JSONSCHEMAS = "jsonschema>=4.21,<5"  # whose private names are known, as in the metadata; a test runs the ends
 # Where a schema holds others: by name, or as one schema or a list of them.
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -3196,6 +3186,29 @@ def additional_properties(keywords: types.ModuleType) -> Any:
 
 
 @cache
+def drafts() -> dict[str, Any]:
+    """Return jsonschema's validator classes by what `$schema` names them, the newest first."""
+    import jsonschema
+
+    known = (
+        jsonschema.Draft202012Validator,
+        jsonschema.Draft201909Validator,
+        jsonschema.Draft7Validator,
+        jsonschema.Draft6Validator,
+        jsonschema.Draft4Validator,
+        jsonschema.Draft3Validator,
+    )
+    return {str(draft.META_SCHEMA.get("$id", draft.META_SCHEMA.get("id"))).rstrip("#"): draft for draft in known}
+
+
+def validator_of(draft: Any, schema: Any) -> Any:
+    """Return what judges by a schema, with every step under the deadline."""
+    import referencing
+
+    return guarded(draft)(schema, registry=referencing.Registry())
+
+
+@cache
 def keywords_by_module() -> dict[str, types.ModuleType]:
     """Return jsonschema's modules of keywords, with our patterns, comparisons and deadline in them."""
     helpers = vars(private_copy("jsonschema._utils", re=TimedPatterns, uniq=all_differ))
@@ -3235,6 +3248,8 @@ def timed_evolve(self: Any, **changes: Any) -> Any:
 @cache
 def guarded(stock: Any) -> Any:
     """Return jsonschema's validator class for a draft, with every step under the deadline."""
+    from jsonschema import validators
+
     copies = keywords_by_module()
     keywords = {
         keyword: getattr(copies[function.__module__], function.__name__)
@@ -3251,7 +3266,7 @@ def require_known_jsonschema() -> None:
     :raises ConfigurationError: when it has not.
     """
     try:
-        for draft in DRAFTS.values():
+        for draft in drafts().values():
             guarded(draft)({"pattern": "a"}).evolve(schema={})
     except (ImportError, AttributeError, LookupError, TypeError) as error:
         version = importlib.metadata.version("jsonschema")
@@ -3261,12 +3276,14 @@ def require_known_jsonschema() -> None:
 def draft_of(schema: Mapping[str, Any]) -> Any:
     """Return the stock validator class that `$schema` names, by default 2020-12, or None when none is known."""
     named = schema.get("$schema", NEWEST_DRAFT)
-    return DRAFTS.get(named.rstrip("#")) if isinstance(named, str) else None
+    return drafts().get(named.rstrip("#")) if isinstance(named, str) else None
 
 
 def specification_of(draft: Any) -> referencing.Specification[Any]:
     """Return how `referencing` finds anchors and ids in schemas of a draft."""
-    return referencing.jsonschema.specification_with(draft.ID_OF(draft.META_SCHEMA))
+    from referencing.jsonschema import specification_with
+
+    return specification_with(draft.ID_OF(draft.META_SCHEMA))
 
 
 def escaped(token: object) -> str:
@@ -3329,6 +3346,8 @@ def pattern_problem(pattern: str, pointer: str) -> Problem | None:
 
 def walked(root: Subschema, specification: referencing.Specification[Any]) -> Iterator[Subschema | Problem]:
     """Give every schema that a check can come to, itself first, and the references that lead nowhere."""
+    from referencing.exceptions import Unresolvable
+
     waiting, seen = deque([root]), set()
     while waiting:
         tick()
@@ -3349,7 +3368,7 @@ def walked(root: Subschema, specification: referencing.Specification[Any]) -> It
             pointer = joined((keyword,), subschema.pointer)
             try:
                 found = subschema.resolver.lookup(target)
-            except (referencing.exceptions.Unresolvable, LookupError, AttributeError, TypeError, ValueError):
+            except (Unresolvable, LookupError, AttributeError, TypeError, ValueError):
                 detail = "is not found inside this schema, and nothing is fetched from elsewhere"
                 yield Problem(detail, pointer, value=cut(target))
             else:
@@ -3361,14 +3380,16 @@ def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
     """Tell everything that is wrong with a client's schema, each with its pointer."""
     draft = draft_of(schema)
     if draft is None:
-        yield Problem(f"must be one of: {', '.join(DRAFTS)}", f"{pointer}/$schema", value=short(schema["$schema"]))
+        yield Problem(f"must be one of: {', '.join(drafts())}", f"{pointer}/$schema", value=short(schema["$schema"]))
         return
-    judge = guarded(draft)(draft.META_SCHEMA, registry=referencing.Registry())
+    from referencing import Registry
+
+    judge = validator_of(draft, draft.META_SCHEMA)
     for fault in judge.iter_errors(schema):
         yield Problem(cut(fault.message), joined(fault.absolute_path, pointer))
     specification = specification_of(draft)
     try:
-        resolver = referencing.Registry().resolver_with_root(specification.create_resource(schema))
+        resolver = Registry().resolver_with_root(specification.create_resource(schema))
     except AttributeError:  # its id is no text, as has just been told
         return
     for found in walked(Subschema(schema, pointer, resolver), specification):
@@ -3459,7 +3480,7 @@ def make_judge(text: str) -> tuple[Judge, int]:
     """Return the judge of a stored schema, and its weight."""
     schema = msgspec.json.decode(text)
     draft, weight = draft_of(schema), len(text)
-    validator = guarded(draft)(schema, registry=referencing.Registry())
+    validator = validator_of(draft, schema)
     accepts = None
     if weight <= TAME_WEIGHT and draft.__name__ in TAME_DRAFTS and is_tame(schema):
         weight += PART_WEIGHT * tame_cost(schema)
@@ -7491,7 +7512,7 @@ def judge_of(model: Any) -> Any:
     """Return what finds everything that is wrong with a value: the schema that OpenAPI publishes of its model."""
     references, components = schemas_of([model])
     schema = {**references[model], "components": {"schemas": components}}
-    return guarded(jsonschema.Draft202012Validator)(schema, registry=referencing.Registry())
+    return validator_of(drafts()[NEWEST_DRAFT], schema)
 
 
 def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, pointer: str = "") -> Iterator[Problem]:
@@ -8063,6 +8084,13 @@ def prefix_of(environ: Mapping[str, Any]) -> str:
     return decoded(environ.get("SCRIPT_NAME", "")).rstrip("/")
 
 
+def length_of(environ: Mapping[str, Any]) -> int:
+    """Return how long the body of a request is said to be, 0 where that is no number."""
+    text = environ.get("CONTENT_LENGTH") or ""
+    chunked = environ.get("HTTP_TRANSFER_ENCODING", "") == "chunked"
+    return int(text) if regex.fullmatch("[0-9]{1,18}", text) and not chunked else 0
+
+
 class BodyAwaited(Exception):
     """Everything about a request is good that can be judged before its body; now the front door may read that."""
 
@@ -8081,7 +8109,7 @@ def read_body(
     """
     form = formats.get(media_type_of(environ))
     limit = environ[LIMIT] = form.limit(settings) if form else settings.max_body
-    length = get_content_length(environ) or 0  # 0 where it is no number
+    length = length_of(environ)
     text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
     if text is None or len(text) > limit:
         raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
@@ -8106,6 +8134,9 @@ def arrived_body(environ: dict[str, Any], limit: int) -> bytes:
     """
     if BODY in environ:
         return typing.cast(bytes, environ[BODY])
+    import flask
+    from werkzeug.exceptions import ClientDisconnected
+
     try:  # what is not in the stream any more, something of the application may have read and kept before
         if ARRIVED not in environ:
             environ[ARRIVED] = flask.request.stream.read(limit + 1) or flask.request.get_data()
@@ -8332,9 +8363,6 @@ def refuse_path(environ: dict[str, Any], path: str, operations: Sequence[Operati
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
 
-BODILESS = (204, 304)  # statuses of answers that have no body, and no length (RFC 9110, 8.6)
-
-
 class Answer(Struct):
     """What a request gets: a body, or the pieces that it is to be sent in. Its length is none of the headers."""
 
@@ -8386,13 +8414,20 @@ def known_error(error: Exception) -> ServiceError | None:
     return storage_error(error) if isinstance(error, sqlite3.Error) else None
 
 
+def flask_error(error: Exception) -> ServiceError | None:
+    """Return what a caller is told of an exception of Flask's, None when it is a bug."""
+    from werkzeug.exceptions import HTTPException
+
+    if not isinstance(error, HTTPException) or (error.code or 500) >= 500:
+        return None
+    if error.code == 413:
+        return BodyTooLarge("The body is over the limit of the application; send it in parts.")
+    return InvalidParameter("request", str(error.description))
+
+
 def as_service_error(error: Exception, environ: Mapping[str, Any]) -> ServiceError:
     """Return what a caller is told of any exception; a bug is logged here."""
-    known = known_error(error)
-    if isinstance(error, HTTPException) and error.code == 413:
-        known = BodyTooLarge("The body is over the limit of the application; send it in parts.")
-    elif isinstance(error, HTTPException) and (error.code or 500) < 500:
-        known = InvalidParameter("request", str(error.description))
+    known = known_error(error) or flask_error(error)
     if known is None:
         log.error("bug in %r %r", environ["REQUEST_METHOD"], path_of(environ), exc_info=error)
         known = InternalError("The service has a bug here; it is in its log. Nothing was stored.")
@@ -8442,6 +8477,11 @@ def preferred_export(exports: Mapping[str, Any], accept: str) -> Any:
 
     No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
     """
+    if accept in ("*/*", JSON_TYPE):
+        return None
+    from werkzeug.datastructures import MIMEAccept
+    from werkzeug.http import parse_accept_header
+
     accepted = MIMEAccept((value.partition(";")[0], q) for value, q in parse_accept_header(accept, MIMEAccept))
     return exports.get(accepted.best_match([JSON_TYPE, *exports]) or JSON_TYPE)
 
@@ -8664,46 +8704,28 @@ def respond(service: Service, environ: dict[str, Any], work: Callable[[], Given]
 # Behind Flask
 
 
-class WholeResponse(flask.Response):
-    """A finished answer: its headers are as they stand, and need no working out for each request.
+class Measured:
+    """The pieces of an answer; `size` is how many bytes of them have gone out."""
 
-    But for its length where an embedding application has changed the body, to compress it, say.
-    """
-
-    automatically_set_content_length = False
-
-    def __init__(self, text: bytes, status: int, headers: Headers) -> None:
-        super().__init__(text, status, headers)
-        self._as_made = self.response
-
-    def get_wsgi_headers(self, environ: Any) -> Headers:  # noqa: ARG002
-        """Return the headers."""
-        if self.response is not self._as_made:
-            self.headers["Content-Length"] = str(len(self.get_data()))
-        return self.headers
-
-
-class StreamedResponse(flask.Response):
-    """An answer that goes out piece by piece; `size` is how many bytes of it have."""
-
-    def __init__(self, pieces: Iterable[bytes], headers: Headers) -> None:
-        super().__init__(self._counted(pieces), 200, headers)
+    def __init__(self, pieces: Any) -> None:
+        self._pieces = pieces
         self.size = 0
 
-    def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        for piece in pieces:
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
             self.size += len(piece)
             yield piece
 
+    def close(self) -> None:
+        """End them."""
+        self._pieces.close()
 
-def response_of(given: Answer) -> flask.Response:
+
+def response_of(given: Answer, body: bytes | Measured) -> flask.Response:
     """Return an answer as Flask has it."""
-    headers = Headers([*given.headers.items()])
-    if given.pieces is not None:
-        return StreamedResponse(given.pieces, headers)
-    if given.status not in BODILESS:
-        headers["Content-Length"] = str(len(given.body))
-    response = WholeResponse(given.body, given.status, headers)
+    import flask
+
+    response = flask.Response(body, given.status, [*given.headers.items()])
     if "Content-Type" not in given.headers:
         del response.headers["Content-Type"]  # Flask's own
     return response
@@ -8711,19 +8733,23 @@ def response_of(given: Answer) -> flask.Response:
 
 def responded(service: Service, work: Callable[[dict[str, Any]], Answer]) -> flask.Response:
     """Return what `work` answers to Flask's request. Behind another server, keep house, and tell who listens."""
+    import flask
+
     began, environ = time.perf_counter(), flask.request.environ
-    response = response_of(respond(service, environ, lambda: work(environ)))
+    given = respond(service, environ, lambda: work(environ))
+    body = given.body if given.pieces is None else Measured(given.pieces)
+    response = response_of(given, body)
     if BODY in environ:  # the front door does these itself: it knows when a group has been committed
         return response
     service.erase_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
     if service.listeners.answered:
 
         def tell() -> None:
-            size = response.size if isinstance(response, StreamedResponse) else len(response.get_data())
+            size = body.size if isinstance(body, Measured) else len(response.get_data())
             for listener in service.listeners.answered:
                 listener(environ, response.status_code, size, time.perf_counter() - began)
 
-        if isinstance(response, StreamedResponse):
+        if isinstance(body, Measured):
             response.call_on_close(tell)
         else:
             tell()
@@ -9285,6 +9311,8 @@ def get_page_file(environ: dict[str, Any], path: str) -> Answer:
     asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
     if path == "/" and not asked.endswith("/"):
         return Answer(308, {"Location": f"{asked.rpartition('/')[2]}/"})
+    import flask
+
     file = PAGE_FILES[path]
     response = flask.Response(file.body, headers={"Cache-Control": "no-cache", **file.headers})
     response.set_etag(file.etag)
@@ -9475,12 +9503,28 @@ def get_openapi(call: Call) -> Answer:
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
-class FindingsBlueprint(flask.Blueprint):
-    """The service as a part of a Flask application; `service` is what its routes share."""
+if TYPE_CHECKING:
 
-    def __init__(self, name: str, service: Service) -> None:
-        super().__init__(name, __name__)
-        self.service = service
+    class FindingsBlueprint(flask.Blueprint):
+        """The service as a part of a Flask application; `service` is what its routes share."""
+
+        service: Service
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return the class of blueprints, which is there only once Flask is (PEP 562)."""
+        if name != "FindingsBlueprint":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return blueprint_class()
+
+
+@cache
+def blueprint_class() -> Any:
+    """Return the class of blueprints."""
+    import flask
+
+    return type("FindingsBlueprint", (flask.Blueprint,), {"__module__": __name__, "service": None})
 
 
 def open_once(service: Service) -> None:
@@ -9526,6 +9570,24 @@ def load_metrics() -> Any:
     return importlib.import_module("findings_adapters.metrics")
 
 
+def start_service(settings: Settings) -> Service:
+    """Open the database, and return what all routes share.
+
+    :raises ConfigurationError: for a package that is not there or not known.
+    :raises DatabaseUnusable: when the database cannot be opened.
+    """
+    require_known_jsonschema()
+    load_rooms()
+    service = Service(settings)
+    if settings.log:
+        service.listeners.answered.append(partial(log_request, settings.log))
+    if settings.metrics:
+        service.exposition = load_metrics().Metrics(service).exposition
+    open_once(service)
+    prepare_models(operations_of(service))
+    return service
+
+
 def create_blueprint(
     settings: Settings | None = None, name: str = "findings", *, page: bool = False
 ) -> FindingsBlueprint:
@@ -9538,16 +9600,13 @@ def create_blueprint(
     :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
     :raises DatabaseUnusable: when the database file cannot be opened.
     """
-    require_known_jsonschema()
-    load_rooms()
-    service = Service(settings or Settings.read())
-    if service.settings.log:
-        service.listeners.answered.append(partial(log_request, service.settings.log))
-    if service.settings.metrics:
-        service.exposition = load_metrics().Metrics(service).exposition
-    open_once(service)
-    blueprint, operations = FindingsBlueprint(name, service), operations_of(service)
-    prepare_models(operations)
+    return blueprint_of(start_service(settings or Settings.read()), name, page=page)
+
+
+def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprint:
+    """Return a service's routes as a blueprint."""
+    blueprint: FindingsBlueprint = blueprint_class()(name, __name__)
+    blueprint.service, operations = service, operations_of(service)
 
     def view_of(each: Operation) -> Callable[..., flask.Response]:
         return lambda **parts: responded(
@@ -9570,14 +9629,6 @@ def create_blueprint(
     if page:
         add_page(blueprint)
     return blueprint
-
-
-class NoSessions(flask.sessions.SessionInterface):
-    """Keeps no sessions: every request brings its key."""
-
-    def open_session(self, app: flask.Flask, request: flask.Request) -> flask.sessions.NullSession:  # noqa: ARG002
-        """Return a session that holds nothing."""
-        return flask.sessions.NullSession()
 
 
 class Paths:
@@ -9604,38 +9655,47 @@ class Paths:
         return None
 
 
-class LeanFlask(flask.Flask):
-    """The service as a Flask application of its own, without what it never needs: sessions, and routing by host."""
+def adapter_of(app: flask.Flask, request: flask.Request | None) -> MapAdapter | None:
+    """Return what routes a request, by its path and method alone: by its host, which may be anything, nothing is."""
+    from werkzeug.routing import MapAdapter
 
-    session_interface = NoSessions()
+    if request is None:
+        return None
+    environ, prefix = request.environ, prefix_of(request.environ)
+    path = decoded(environ.get("PATH_INFO", ""))
+    return MapAdapter(
+        app.url_map, "localhost", prefix or "/", "", request.scheme, path, request.method, environ["QUERY_STRING"]
+    )
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(__name__, static_folder=None)
-        self.service = service
-        self.url_map.merge_slashes = False
-        self._paths = Paths(operations_of(service))
 
-    def create_url_adapter(self, request: flask.Request | None) -> MapAdapter | None:
-        """Return what routes a request, by its path and method alone."""
-        if request is None:
-            return None
-        environ, prefix = request.environ, prefix_of(request.environ)
-        path = decoded(environ.get("PATH_INFO", ""))
-        return MapAdapter(
-            self.url_map, "localhost", prefix or "/", "", request.scheme, path, request.method, environ["QUERY_STRING"]
-        )
+def app_of(service: Service) -> flask.Flask:
+    """Return a service as a WSGI application of its own."""
+    import flask
+    from werkzeug.exceptions import MethodNotAllowed, NotFound
 
-    def answer(self, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given | None:
-        """Answer a request of one of the service's operations, without what Flask does around a view.
+    class NoSessions(flask.sessions.SessionInterface):
+        """Keeps no sessions: every request brings its key."""
 
-        The front door asks for this, behind which nobody has put anything in between. None where it is another request.
-        """
-        path = environ["PATH_INFO"]
-        found = self._paths.find(environ["REQUEST_METHOD"], path) if path.isascii() else None
-        if found is None:
-            return None
-        operation, parts = found
-        return respond(self.service, environ, lambda: perform_call(self.service, operation, environ, parts, finish))
+        def open_session(self, app: flask.Flask, request: flask.Request) -> flask.sessions.NullSession:  # noqa: ARG002
+            """Return a session that holds nothing."""
+            return flask.sessions.NullSession()
+
+    def refuse_unrouted(error: Exception) -> flask.Response:
+        def refuse_it(environ: dict[str, Any]) -> Answer:
+            if not isinstance(error, (NotFound, MethodNotAllowed)):
+                return refuse(error, environ)
+            refuse_path(environ, path_of(environ), operations_of(service))
+
+        return responded(service, refuse_it)
+
+    app = flask.Flask(__name__, static_folder=None)
+    app.session_interface = NoSessions()
+    app.url_map.merge_slashes = False
+    app.create_url_adapter = partial(adapter_of, app)  # type: ignore[method-assign]
+    app.register_blueprint(blueprint_of(service, "findings", page=True))
+    app.register_error_handler(Exception, refuse_unrouted)
+    app.extensions["findings"] = service
+    return app
 
 
 def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
@@ -9647,22 +9707,35 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     """
     if settings is not None and given:
         raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
-    blueprint = create_blueprint(settings or Settings.read(**given), page=True)
-    service = blueprint.service
-    app = LeanFlask(service)
-    app.register_blueprint(blueprint)
-    app.extensions["findings"] = service
+    return app_of(start_service(settings or Settings.read(**given)))
 
-    def refuse_unrouted(error: Exception) -> flask.Response:
-        def refuse_it(environ: dict[str, Any]) -> Answer:
-            if not isinstance(error, (NotFound, MethodNotAllowed)):
-                return refuse(error, environ)
-            refuse_path(environ, path_of(environ), operations_of(service))
 
-        return responded(service, refuse_it)
+class Lean:
+    """The service as a WSGI application that answers its own operations without what Flask does around a view.
 
-    app.register_error_handler(Exception, refuse_unrouted)
-    return app
+    All else is Flask's, which is loaded for that: the page, HEAD, and what has to be refused.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._paths = Paths(operations_of(service))
+
+    @cached_property
+    def _app(self) -> flask.Flask:
+        return app_of(self.service)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """Answer any request."""
+        return self._app(environ, start_response)
+
+    def answer(self, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given | None:
+        """Answer a request of one of the service's operations; None where it is another."""
+        path = environ["PATH_INFO"]
+        found = self._paths.find(environ["REQUEST_METHOD"], path) if path.isascii() else None
+        if found is None:
+            return None
+        operation, parts = found
+        return respond(self.service, environ, lambda: perform_call(self.service, operation, environ, parts, finish))
 
 
 # ---------------------------------------------------------------------------
@@ -9807,7 +9880,7 @@ def run_app(app: Any, environ: dict[str, Any], finish: Callable[[Prepared], Give
 
     :param finish: what that does with a write that is prepared.
     """
-    given = app.answer(environ, finish) if isinstance(app, LeanFlask) else None
+    given = app.answer(environ, finish) if isinstance(app, Lean) else None
     return given or run_wsgi(app, environ)
 
 
@@ -10665,14 +10738,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 def run_worker(settings: Settings, host: str, port: int, message: str, parent: int | None = None) -> None:
     """Serve with one process."""
-    app = create_app(settings)
-    service: Service = app.extensions["findings"]
+    service = start_service(settings)
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
     gc.set_threshold(10_000, 10, 10)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = FrontDoor(app, settings, service.database, service.listeners)
+        door = FrontDoor(Lean(service), settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, message, parent))
     service.database.close()
 

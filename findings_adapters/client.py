@@ -39,7 +39,6 @@ from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 import click
 import msgspec
 from msgspec import Struct
-from werkzeug.test import create_environ, run_wsgi_app
 
 import findings_service as heart
 
@@ -289,6 +288,8 @@ class Local:
         self._database.close()
 
     def _perform(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+        from werkzeug.test import create_environ, run_wsgi_app
+
         environ = create_environ(path, method=method, data=body, headers=headers, environ_overrides=self._given)
         pieces, status, answered = run_wsgi_app(self._app, environ)
         heads = {name.lower(): value for name, value in answered.items()}
