@@ -35,7 +35,6 @@ import hashlib
 import heapq
 import hmac
 import importlib
-import importlib.metadata
 import importlib.util
 import io
 import itertools
@@ -3269,8 +3268,11 @@ def require_known_jsonschema() -> None:
         for draft in drafts().values():
             guarded(draft)({"pattern": "a"}).evolve(schema={})
     except (ImportError, AttributeError, LookupError, TypeError) as error:
-        version = importlib.metadata.version("jsonschema")
-        raise ConfigurationError(f"jsonschema {version} is not known here ({error}); use {JSONSCHEMAS}") from error
+        from importlib.metadata import version
+
+        raise ConfigurationError(
+            f"jsonschema {version('jsonschema')} is not known here ({error}); use {JSONSCHEMAS}"
+        ) from error
 
 
 def draft_of(schema: Mapping[str, Any]) -> Any:
