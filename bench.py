@@ -1,9 +1,11 @@
 """Measures the service through its real front door, against floors of its own that run beside it.
 
-    python bench.py             # 10,000 and 1,000,000 stored tasks, in about ten minutes
+    python bench.py             # 10,000 and 1,000,000 stored tasks, in about fifteen minutes
     python bench.py --quick     # a little of everything, to see that it works
     python bench.py --only reads --only writes
     python bench.py --against pocketbase --against datasette
+    python bench.py --only hostile     # ten minutes of bad requests between good ones
+    python bench.py --huge FILE        # reads of ten million tasks: FILE, 17 GB, is made where it is not there
     python bench.py --postgres  # on PostgreSQL instead: on the server of a URL, or one that is started for this
 
 Machines differ and are noisy, so that a figure alone says little. Every row is therefore a ratio of two things
@@ -40,7 +42,8 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -407,13 +410,15 @@ def load_process() -> Iterator[Load]:
 
 
 def service_command(db: Path | str, port: int) -> list[str]:
-    """Return the command that serves a database."""
-    return [sys.executable, str(SERVICE), "serve", "--db", str(db), "--host", HOST, "--port", str(port)]
+    """Return the command that serves a database, as the installed one does it: its modules are compiled already."""
+    start = ["-c", "from findings_service import main; main()", "serve"]
+    return [sys.executable, *start, "--db", str(db), "--host", HOST, "--port", str(port)]
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without settings of the service."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FINDINGS_")}
+    """Return the environment without settings of the service, or what keeps Python from keeping compiled modules."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FINDINGS_", "PYTHON"))}
+    return kept | {"PYTHONPATH": str(SERVICE.parent)}
 
 
 def answers(port: int, path: str) -> bool:
@@ -907,6 +912,7 @@ class Plan:
     submissions: int = 8
     runs: int = 10_000
     results: int = 100_000
+    hostile: float = 600.0
 
     def timed(self, load: Load, server: Server, requests: Sequence[bytes]) -> Rate:
         """Return the rate at which a server answers requests, over and over."""
@@ -934,6 +940,11 @@ class Bench:
 # ---------------------------------------------------------------------------
 
 
+def other_pages(path: str) -> list[str]:
+    """Return the paths of more lists of about fifty tasks than are kept until somebody writes."""
+    return [f"{path}{'&' if '?' in path else '?'}limit={limit}" for limit in range(25, 76)]
+
+
 def measure_reads(bench: Bench) -> Iterator[Row]:
     """Compare reading with a hello world."""
     plan, stored = bench.plan, bench.small.copy("reads.db")
@@ -941,9 +952,13 @@ def measure_reads(bench: Bench) -> Iterator[Row]:
     works = {
         "GET one task, 16 connections": (
             [request(stored.key, "GET", path) for path in stored.task_paths(1000)],
-            0.60,
+            0.75,
         ),
         "GET the list of 50, 16 connections": ([request(stored.key, "GET", "/api/v1/tasks")], 0.35),
+        "GET another list of 50 each time, 16 connections": (
+            [request(stored.key, "GET", path) for path in other_pages("/api/v1/tasks")],
+            0.35,
+        ),
         "GET a run with its summary, 16 connections": ([request(stored.key, "GET", f"/api/v1/runs/{run_id}")], 0.35),
     }
     greeting = [request("", "GET", "/")]
@@ -1064,8 +1079,8 @@ def measure_writes(bench: Bench) -> Iterator[Row]:
     with service(stored.path) as server:
         creation = Creation(server, stored)
         works = {
-            "PATCH a status": (floor.update_rate, triage.next, 200, {CONNECTIONS: 0.60, 1: 0.20}),
-            "POST one task": (floor.insert_rate, creation.next, 201, {CONNECTIONS: 0.50, 1: 0.16}),
+            "PATCH a status": (floor.update_rate, triage.next, 200, {CONNECTIONS: 0.75, 1: 0.20}),
+            "POST one task": (floor.insert_rate, creation.next, 201, {CONNECTIONS: 0.62, 1: 0.15}),
         }
         for name, (floor_rate, requests, status, to_reach) in works.items():
             for connections, share in to_reach.items():
@@ -1099,9 +1114,7 @@ def measure_batches(bench: Bench) -> Iterator[Row]:
             new.append((floor.rate(stored, plan.batches), created))
             again.append((created, seen.rate.times(BATCH)))
             first += plan.batches * BATCH
-    fast = importlib.util.find_spec("jsonschema_rs") is not None
-    name = f"POST batches of 1,000 new tasks, {'with' if fast else 'without'} jsonschema-rs"
-    yield row_of("batches", name, " tasks/s", new[1:], 0.55 if fast else 0.30, True)
+    yield row_of("batches", "POST batches of 1,000 new tasks", " tasks/s", new[1:], 0.75, True)
     yield row_of("batches", "POST the same 1,000 again, against new ones", " tasks/s", again[1:], 1.5, True)
 
 
@@ -1245,31 +1258,44 @@ def measure_slow_disk(bench: Bench) -> Iterator[Row]:
     yield row_of("slow-disk", name, "/s", created[1:], 0.60, True)
 
 
-def start_seconds(stored: Stored) -> float:
-    """Return how long the service takes from its command to its first 200."""
+HELLO = """
+import sys
+from flask import Flask
+app = Flask("hello")
+app.add_url_rule("/healthz", "hello", lambda: "Hello, world!")
+app.run("127.0.0.1", int(sys.argv[1]))
+"""
+HELP_TIME = 150  # ms
+
+
+def start_ms(command: Callable[[int], Sequence[str]]) -> float:
+    """Return how many milliseconds a server takes from its command to its first 200."""
     port, begun = fs.free_port(HOST, 0), time.perf_counter()
-    command = service_command(stored.path, port)
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=clean_environment()) as process:
+    with subprocess.Popen(command(port), stderr=subprocess.DEVNULL, env=clean_environment()) as process:
         try:
             wait_for(port, "/healthz", lambda: process.poll() is None)
-            return time.perf_counter() - begun
+            return (time.perf_counter() - begun) * 1000
         finally:
             process.terminate()
 
 
-def import_seconds() -> float:
-    """Return how long Python takes to import Flask."""
+def help_ms() -> float:
+    """Return how many milliseconds the service takes to say what its commands are."""
     begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import flask"], check=True)
-    return time.perf_counter() - begun
+    command = [sys.executable, "-c", "from findings_service import main; main()", "--help"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=clean_environment())
+    return (time.perf_counter() - begun) * 1000
 
 
 def measure_start(bench: Bench) -> Iterator[Row]:
-    """Compare starting with importing Flask."""
-    stored = bench.small.copy("start.db")
-    import_seconds(), start_seconds(stored)
-    pairs = [(import_seconds() * 1000, start_seconds(stored) * 1000) for _ in range(bench.plan.rounds)]
-    yield row_of("start", "start to the first 200 from /healthz", " ms", pairs, 3.0, False)
+    """Compare starting with starting a hello world of Flask's."""
+    stored, rounds = bench.small.copy("start.db"), range(bench.plan.rounds + 1)
+    hello = [sys.executable, "-c", HELLO]
+    pairs = [
+        (start_ms(lambda port: [*hello, str(port)]), start_ms(partial(service_command, stored.path))) for _ in rounds
+    ]
+    yield row_of("start", "start to the first 200, against a hello world's", " ms", pairs[1:], 1.6, False)
+    yield limit_row("start", "--help", " ms", statistics.median([help_ms() for _ in rounds][1:]), HELP_TIME)
 
 
 BRANCH = "next"
@@ -1289,23 +1315,25 @@ def branched(path: Path, rows: int) -> Stored:
 
 def flat_reads(stored: Stored) -> Mapping[str, list[bytes]]:
     """Return the reads that must cost the same whatever is stored."""
-    deep = stored.read("SELECT id FROM tasks WHERE seq <= ? ORDER BY seq DESC LIMIT 1000", stored.rows // 10)[::50]
+    deep = stored.read("SELECT id FROM tasks WHERE seq <= ? ORDER BY seq DESC LIMIT 1000", stored.rows // 10)[::20]
     run_id = stored.read("SELECT id FROM runs ORDER BY seq LIMIT 1 OFFSET ?", stored.rows // BATCH // 2)[0][0]
     many_runs = ",".join([*(row[0] for row in stored.read("SELECT id FROM runs LIMIT 2")), *map(str, range(998))])
     many_types = ",".join(["bench", *(f"type-{number}" for number in range(999))])
     external_id = stored.read("SELECT external_id FROM tasks WHERE seq = ?", stored.rows // 2)[0][0]
-    paths = {
-        "list, page 1": ["/api/v1/tasks"],
-        "list, one status": ["/api/v1/tasks?status=open"],
-        "list, one severity": ["/api/v1/tasks?severity=critical"],
-        "list, by severity": ["/api/v1/tasks?sort=severity"],
-        "list, 1,000 runs, of which two are known": [f"/api/v1/tasks?runId={many_runs}"],
-        "list, 1,000 project types": [f"/api/v1/tasks?projectType={many_types}&status=open"],
-        "list, one externalId": [f"/api/v1/tasks?externalId={external_id}"],
-        "list, what the main line knows": ["/api/v1/tasks?mainLine=true"],
-        "list, what only branches know": ["/api/v1/tasks?mainLine=false"],
-        "list, one branch": [f"/api/v1/tasks?branch={BRANCH}"],
-        "list, one branch and status": [f"/api/v1/tasks?branch={BRANCH}&status=open"],
+    lists = {
+        "page 1": "/api/v1/tasks",
+        "one status": "/api/v1/tasks?status=open",
+        "one severity": "/api/v1/tasks?severity=critical",
+        "by severity": "/api/v1/tasks?sort=severity",
+        "1,000 runs, of which two are known": f"/api/v1/tasks?runId={many_runs}",
+        "1,000 project types": f"/api/v1/tasks?projectType={many_types}&status=open",
+        "one externalId": f"/api/v1/tasks?externalId={external_id}",
+        "what the main line knows": "/api/v1/tasks?mainLine=true",
+        "what only branches know": "/api/v1/tasks?mainLine=false",
+        "one branch": f"/api/v1/tasks?branch={BRANCH}",
+        "one branch and status": f"/api/v1/tasks?branch={BRANCH}&status=open",
+    }
+    paths = {f"list, {name}": other_pages(path) for name, path in lists.items()} | {
         "list, next links behind 9 tenths": [f"/api/v1/tasks?limit=50&after={row[0]}" for row in deep],
         "a run with its summary": [f"/api/v1/runs/{run_id}"],
         "a brief": [f"/api/v1/brief?projectType={PROJECT_TYPE}&targetUrl={target_of(0)}"],
@@ -1324,17 +1352,46 @@ def measure_flatness(bench: Bench) -> Iterator[Row]:
     size = big.path.stat().st_size / plan.rows
     with service(small.path) as few, service(big.path) as many:
         yield file_row(bench, big, many, size)
-        reads = {name: (flat_reads(small)[name], requests) for name, requests in flat_reads(big).items()}
-        for name, (at_small, at_big) in reads.items():
-            pairs = []
-            for _ in range(plan.rounds + 1):
-                pair = (plan.timed(bench.load, few, at_small), plan.timed(bench.load, many, at_big))
-                pairs.append((1000 / pair[0], 1000 / pair[1]))
-            yield flat_row(plan, name, pairs[1:])
-        yield from flat_writes(bench, (small, few), (big, many))
+        yield from flat_read_rows(bench, (small, few), (big, many), 1.25)
+        yield from flat_writes(bench, (small, few), (big, many), "", 1.6)
         bodies = [batch_body(plan.rows * 2 + place * BATCH, BATCH) for place in range(plan.batches)]
         submit(bench, many, big.key, 0, bodies, 201)
-        yield limit_row("flatness", f"resident memory at {plan.rows:,}", " MB", many.memory(), MEMORY_LIMIT)
+        yield limit_row("flatness", f"resident memory at {plan.rows:,}", " MB", many.peak(), MEMORY_LIMIT)
+    others = [stored.copy(f"cached-{stored.rows}.db") for stored in (small, big)]
+    with service(others[0].path, FINDINGS_CACHE="256m") as few, service(others[1].path, FINDINGS_CACHE="256m") as many:
+        yield from flat_writes(bench, (others[0], few), (others[1], many), ", cache 256m", 1.35)
+
+
+def flat_read_rows(
+    bench: Bench, few: tuple[Stored, Server], many: tuple[Stored, Server], to_reach: float
+) -> Iterator[Row]:
+    """Compare reads at two sizes."""
+    plan, at_few = bench.plan, flat_reads(few[0])
+    for name, requests in flat_reads(many[0]).items():
+        pairs = []
+        for _ in range(plan.rounds + 1):
+            pair = (plan.timed(bench.load, few[1], at_few[name]), plan.timed(bench.load, many[1], requests))
+            pairs.append((1000 / pair[0], 1000 / pair[1]))
+        yield flat_row((few[0], many[0]), name, pairs[1:], to_reach)
+
+
+HUGE = 10_000_000
+
+
+def measure_huge(bench: Bench, path: Path) -> Iterator[Row]:
+    """Compare reads of ten million stored tasks with the same of few."""
+    if not path.exists():
+        partial_path = path.with_name(f"{path.name}.partial")
+        branched(partial_path, HUGE)
+        partial_path.rename(path)
+    database = fs.SQLiteDatabase(fs.Settings(db=str(path)))
+    with database.transaction() as connection:
+        key = fs.insert_key(connection, f"bench {time.time_ns()}", CLIENT, "full")
+    database.close()
+    huge, small = Stored(path, HUGE, key), branched(bench.folder / "flat.db", bench.plan.small)
+    with service(small.path) as few, service(path) as many:
+        yield from flat_read_rows(bench, (small, few), (huge, many), 1.5)
+        yield limit_row("huge", f"resident memory at {HUGE:,}", " MB", many.peak(), MEMORY_LIMIT)
 
 
 def file_row(bench: Bench, stored: Stored, server: Server, size: float) -> Row:
@@ -1344,12 +1401,15 @@ def file_row(bench: Bench, stored: Stored, server: Server, size: float) -> Row:
     return Row("flatness", "file per task, against its JSON", size, length, " bytes", size / length, 1.6, False)
 
 
-def flat_row(plan: Plan, name: str, pairs: Sequence[tuple[float, float]]) -> Row:
+def flat_row(sizes: tuple[Stored, Stored], name: str, pairs: Sequence[tuple[float, float]], to_reach: float) -> Row:
     """Return the row of one request at two sizes, in milliseconds."""
-    return row_of("flatness", f"{plan.rows:,} against {plan.small:,}: {name}", " ms", pairs, 1.25, False)
+    few, many = sizes
+    return row_of("flatness", f"{many.rows:,} against {few.rows:,}: {name}", " ms", pairs, to_reach, False)
 
 
-def flat_writes(bench: Bench, few: tuple[Stored, Server], many: tuple[Stored, Server]) -> Iterator[Row]:
+def flat_writes(
+    bench: Bench, few: tuple[Stored, Server], many: tuple[Stored, Server], how: str, to_reach: float
+) -> Iterator[Row]:
     """Compare writes at two sizes."""
     plan = bench.plan
     places = [
@@ -1366,7 +1426,87 @@ def flat_writes(bench: Bench, few: tuple[Stored, Server], many: tuple[Stored, Se
         pairs["submit 200 tasks"].append(tuple(submitted))
         pairs["PATCH a status"].append(tuple(patched))
     for name, figures in pairs.items():
-        yield flat_row(plan, name, [(figure[0], figure[1]) for figure in figures[1:]])
+        both = [(figure[0], figure[1]) for figure in figures[1:]]
+        yield flat_row((few[0], many[0]), f"{name}{how}", both, to_reach)
+
+
+NESTED = b"[" * 100_000
+LONG_NUMBER = b"9" * 100_000
+
+
+def hostile_bodies() -> list[tuple[str, bytes]]:
+    """Return bodies that nobody should send, each with its media type."""
+    wrong = [{"title": "", "severity": "worst", "evidence": [{"url": "javascript:1"}] * 20}] * BATCH
+    found = [
+        b"",
+        b"\xff\xfe",
+        NESTED,
+        b'{"tasks":' + NESTED,
+        b'{"title":"a","severity":"low","extensions":' + b'{"a":' * 1000 + b"1" + b"}" * 1001,
+        b'{"title":' + LONG_NUMBER + b"}",
+        b'{"title":"' + b"a" * 15_000_000 + b'","severity":"low"}',
+        body_of(wrong),
+        body_of([make_task(0)] * (BATCH + 1)),
+        body_of(make_task(number) | {"extensions": {"wcag": "1" * 100_000}} for number in range(100)),
+        b'{"tasks":[' + b"{}," * 500_000 + b"{}]}",
+    ]
+    sarif = [
+        b'{"runs":' + NESTED,
+        sarif_document(3000)[:-9],
+        b'{"version":"2.1.0","runs":[' + b"{}," * 100_000 + b"{}]}",
+    ]
+    return [("application/json", body) for body in found] + [("application/sarif+json", body) for body in sarif]
+
+
+def hostile_paths() -> list[str]:
+    """Return paths that cost, or that there are not."""
+    lists = ["limit=200&view=full", "limit=200&page=9999", "sort=severity&limit=200", f"q={'a' * 500}", "q=a+b+c+d+e+f"]
+    many = [f"runId={','.join(map(str, range(1000)))}", f"projectType={','.join(map(str, range(1000)))}", "limit=%00"]
+    others = ["/api/v1/%00", "/api/v1/tasks/" + "x" * 5000, "/../..", "/api/v1/stats", "/api/v1/openapi.json", "/"]
+    return [*(f"/api/v1/tasks?{query}" for query in (*lists, *many)), *others]
+
+
+def hostile_requests(stored: Stored, run_id: str) -> list[bytes]:
+    """Return bad requests, and some good ones between them, in no order."""
+    place, triage = f"/api/v1/runs/{run_id}/tasks", Triage(stored.key, stored.task_paths(200))
+    bad = [request(stored.key, "POST", place, body, kind) for kind, body in hostile_bodies()]
+    bad += [request(stored.key, "GET", path) for path in hostile_paths()]
+    bad += [request("fts_" + "a" * 43, "GET", "/api/v1/tasks"), random.randbytes(300), b"GET / HTTP/1.1\r\n" * 2000]
+    export = request(stored.key, "GET", "/api/v1/tasks").replace(b"\r\n\r\n", b"\r\nAccept: text/csv\r\n\r\n")
+    cut_short = request(stored.key, "POST", place, b"a" * 1_000_000)[:-900_000]
+    good = [request(stored.key, "POST", place, batch_body(stored.rows + 100 * n, 100)) for n in range(10)]
+    return random.sample(found := [*bad, export, cut_short, *good, *triage.next(50)], len(found))
+
+
+def bombard(server: Server, requests: Sequence[bytes], until: float) -> Counter[int]:
+    """Send requests until a time, each on a connection of its own, and return how many answers had which status.
+
+    0 is for those that had none: the server hung up, or this client did before all was there, as it does with most.
+    """
+    statuses: Counter[int] = Counter()
+    for each in itertools.cycle(requests):
+        if time.monotonic() > until:
+            return statuses
+        said = b""
+        with suppress(OSError), socket.create_connection((HOST, server.port), 10) as connection:
+            connection.sendall(each)
+            said = connection.recv(1 << 12)
+        statuses[int(said[9:12]) if said.startswith(b"HTTP/1.1 ") else 0] += 1
+    return statuses
+
+
+def measure_hostile(bench: Bench) -> Iterator[Row]:
+    """Compare the memory after minutes of bad requests, and good ones between them, with the limit."""
+    stored = filled(bench.folder / "hostile.db", bench.plan.rows)
+    with service(stored.path) as server, ThreadPoolExecutor(CONNECTIONS) as threads:
+        run_id, until = start_run(server, stored.key, target_of(0)), time.monotonic() + bench.plan.hostile
+        lots = [hostile_requests(stored, run_id) for _ in range(CONNECTIONS)]
+        statuses = sum(threads.map(lambda lot: bombard(server, lot, until), lots), Counter[int]())
+        told = ", ".join(f"{number:,} of {status or 'none'}" for status, number in sorted(statuses.items()))
+        print(f"answers: {told}", file=sys.stderr)
+        name = f"after {bench.plan.hostile:g} s of hostile load: resident memory"
+        yield limit_row("hostile", name, " MB", server.memory(), MEMORY_LIMIT)
+        yield limit_row("hostile", "answers of 500", "", statuses[500], 1)
 
 
 AGAIN = 200  # findings that are reported again and again
@@ -1663,6 +1803,7 @@ class Side:
     update: Callable[[int], list[bytes]]
     one: list[bytes]
     fifty: list[bytes]
+    others: list[bytes]
     filtered: list[bytes]
 
 
@@ -1716,7 +1857,10 @@ def pocketbase_collection() -> dict[str, Any]:
         "name": "tasks",
         "type": "base",
         "schema": [{"name": name, "type": kind, "options": options} for name, kind, options in fields],
-        "indexes": ["CREATE UNIQUE INDEX tasks_by_external_id ON tasks (externalId)"],
+        "indexes": [
+            "CREATE UNIQUE INDEX tasks_by_external_id ON tasks (externalId)",
+            "CREATE INDEX tasks_by_age ON tasks (created)",
+        ],
         **dict.fromkeys(("listRule", "viewRule", "createRule", "updateRule"), ""),
     }
 
@@ -1742,15 +1886,16 @@ def pocketbase(bench: Bench) -> Iterator[Side]:
         bench.load.run(Job(server, create(STORED_BY_BOTH), 200))
         pages = (ask(port, "GET", f"{path}?fields=id&perPage=500&page={page}") for page in (1, 20, 40))
         paths = [f"{path}/{item['id']}" for page in pages for item in page["items"]]
-        newest = f"{path}?perPage=50&sort=-created"
+        newest = f"{path}?sort=-created"
         yield Side(
             server,
             create,
             200,
             Triage("", paths).next,
             [request("", "GET", each) for each in paths],
-            [request("", "GET", newest)],
-            [request("", "GET", f"{newest}&filter=status%3D'open'%26%26severity%3D'high'")],
+            [request("", "GET", f"{newest}&perPage=50")],
+            [request("", "GET", other.replace("limit", "perPage")) for other in other_pages(newest)],
+            [request("", "GET", f"{newest}&perPage=50&filter=status%3D'open'%26%26severity%3D'high'")],
         )
 
 
@@ -1758,7 +1903,7 @@ def pocketbase(bench: Bench) -> Iterator[Side]:
 def our_side(bench: Bench) -> Iterator[Side]:
     """Serve the same tasks with the service."""
     stored = filled(bench.folder / "both.db", STORED_BY_BOTH)
-    paths, newest = stored.task_paths(1500), "/api/v1/tasks?view=full&limit=50"
+    paths, newest = stored.task_paths(1500), "/api/v1/tasks?view=full"
     with service(stored.path) as server:
         yield Side(
             server,
@@ -1766,17 +1911,19 @@ def our_side(bench: Bench) -> Iterator[Side]:
             201,
             Triage(stored.key, paths).next,
             [request(stored.key, "GET", each) for each in paths],
-            [request(stored.key, "GET", newest)],
-            [request(stored.key, "GET", f"{newest}&status=open&severity=high")],
+            [request(stored.key, "GET", f"{newest}&limit=50")],
+            [request(stored.key, "GET", other) for other in other_pages(newest)],
+            [request(stored.key, "GET", f"{newest}&limit=50&status=open&severity=high")],
         )
 
 
 def measure_pocketbase(bench: Bench) -> Iterator[Row]:
     """Compare the service with PocketBase: both have the same tasks, and sixteen connections."""
     plan, load = bench.plan, bench.load
-    works: Mapping[str, tuple[Callable[[Side], Rate], float]] = {
+    works: Mapping[str, tuple[Callable[[Side], Rate], float | None]] = {
         "GET one task": (lambda side: plan.timed(load, side.server, side.one), 2.5),
         "GET the list of 50, whole": (lambda side: plan.timed(load, side.server, side.fifty), 7.0),
+        "GET another list of 50 each time": (lambda side: plan.timed(load, side.server, side.others), None),
         "GET a filtered list of 50, whole": (lambda side: plan.timed(load, side.server, side.filtered), 30.0),
         "PATCH a status": (lambda side: load.run(Job(side.server, side.update(plan.writes), 200)).rate, 2.0),
         "POST one task": (lambda side: load.run(Job(side.server, side.create(plan.writes), side.created)).rate, 1.1),
@@ -1838,7 +1985,9 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "flatness": measure_flatness,
     "old": measure_old,
     "search": measure_search,
+    "hostile": measure_hostile,
 }
+BY_NAME_ALONE = ("hostile",)  # parts that are measured only when they are asked for
 
 
 # ---------------------------------------------------------------------------
@@ -1892,6 +2041,12 @@ def arguments() -> argparse.Namespace:
         choices=list(OTHERS),
         help="measure the service beside another one, which is fetched for this, and nothing else; may be repeated",
     )
+    parser.add_argument(
+        "--huge",
+        type=Path,
+        metavar="FILE",
+        help="measure reads of ten million tasks, and nothing else: in this file of 17 GB, made if it is not there",
+    )
     parser.add_argument("--only", action="append", choices=list(PARTS), help="measure this part; may be repeated")
     return parser.parse_args()
 
@@ -1909,6 +2064,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
             submissions=2,
             runs=200,
             results=3000,
+            hostile=5.0,
         )
     return Plan(given.rows or Plan.rows)
 
@@ -1930,8 +2086,11 @@ def main() -> None:
         parts = [OTHERS[other](bench) for other in given.against or ()]
         if found:
             parts.append(measure_postgres(bench, found))
+        if given.huge:
+            parts.append(measure_huge(bench, given.huge))
         if not parts:
-            parts = [PARTS[part](bench) for part in given.only or PARTS]
+            wanted = given.only or [part for part in PARTS if part not in BY_NAME_ALONE]
+            parts = [PARTS[part](bench) for part in wanted]
         for row in itertools.chain.from_iterable(parts):
             rows.append(row)
             if not given.json:
