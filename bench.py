@@ -1271,7 +1271,8 @@ HELP_TIME = 150  # ms
 def start_ms(command: Callable[[int], Sequence[str]]) -> float:
     """Return how many milliseconds a server takes from its command to its first 200."""
     port, begun = fs.free_port(HOST, 0), time.perf_counter()
-    with subprocess.Popen(command(port), stderr=subprocess.DEVNULL, env=clean_environment()) as process:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command(port), stdout=quiet, stderr=quiet, env=clean_environment()) as process:
         try:
             wait_for(port, "/healthz", lambda: process.poll() is None)
             return (time.perf_counter() - begun) * 1000
@@ -1350,6 +1351,7 @@ def measure_flatness(bench: Bench) -> Iterator[Row]:
     plan = bench.plan
     big, small = branched(bench.folder / "big.db", plan.rows), branched(bench.folder / "flat.db", plan.small)
     size = big.path.stat().st_size / plan.rows
+    others = [stored.copy(f"cached-{stored.rows}.db") for stored in (small, big)]
     with service(small.path) as few, service(big.path) as many:
         yield file_row(bench, big, many, size)
         yield from flat_read_rows(bench, (small, few), (big, many), 1.25)
@@ -1357,7 +1359,6 @@ def measure_flatness(bench: Bench) -> Iterator[Row]:
         bodies = [batch_body(plan.rows * 2 + place * BATCH, BATCH) for place in range(plan.batches)]
         submit(bench, many, big.key, 0, bodies, 201)
         yield limit_row("flatness", f"resident memory at {plan.rows:,}", " MB", many.peak(), MEMORY_LIMIT)
-    others = [stored.copy(f"cached-{stored.rows}.db") for stored in (small, big)]
     with service(others[0].path, FINDINGS_CACHE="256m") as few, service(others[1].path, FINDINGS_CACHE="256m") as many:
         yield from flat_writes(bench, (others[0], few), (others[1], many), ", cache 256m", 1.35)
 

@@ -2500,6 +2500,8 @@ class SQLiteDatabase(Database):
     @contextmanager
     def _savepoint(self) -> Iterator[SQLiteConnection]:
         connection = typing.cast(SQLiteConnection, self._writer)
+        if not connection.in_transaction:  # or this would be one of its own
+            raise connection.ending()
         connection.execute("SAVEPOINT request")
         try:
             yield connection
@@ -8935,7 +8937,7 @@ def get_run_gate(call: Call, run_id: str) -> Answer:
         return answer(200, select_gate(connection, call.client_id, run, call.query))
 
 
-FEW_REPORTS = 100  # of a submission that may be stored together with others
+FEW_REPORTS = 20  # of a submission that may be stored together with others
 
 
 def submit_together(connection: Connection, writes: Sequence[Prepared]) -> list[Answer | ServiceError]:
@@ -9766,6 +9768,7 @@ GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
+TOGETHER = 32  # writes of a group, at most, that are stored by the same statements
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 OTHERS_WAIT = "The database has not answered others yet"
 BODIED = ("POST", "PUT", "PATCH")
@@ -9958,8 +9961,14 @@ class Write(Struct, eq=False):
     future: asyncio.Future[Answer]
     until: float
     tried: bool = False
-    prepared: Prepared | None = None
     answer: Answer | None = None
+
+
+class Alike(Struct, eq=False):
+    """Writes of a group that may be stored together, each as it is prepared, and all that they touch."""
+
+    writes: list[tuple[Write, Prepared]] = msgspec.field(default_factory=list)
+    touched: set[str] = msgspec.field(default_factory=set)
 
 
 async def done_in_thread(
@@ -10104,13 +10113,13 @@ class Writing(ABC):
         group: list[Write] = []
         try:
             with self.database.transaction(lane.client_id, self.patience) as connection:
-                alike: dict[Any, list[Write]] = {}
+                prepared: dict[Any, Alike] = {}
                 end = time.monotonic() + GROUP_TIME
                 while connection.in_transaction and time.monotonic() < end and (write := self._next(lane, len(group))):
                     group.append(write)
-                    self._begin(write, alike)
-                for writes in alike.values():
-                    self._store(writes)
+                    self._begin(write, prepared)
+                for alike in prepared.values():
+                    self._store(alike)
                 if not connection.in_transaction:
                     raise connection.ending()
         except Exception as error:
@@ -10154,27 +10163,27 @@ class Writing(ABC):
             raise TryAgain
         return answer
 
-    def _begin(self, write: Write, alike: dict[Any, list[Write]]) -> None:
+    def _begin(self, write: Write, prepared: dict[Any, Alike]) -> None:
         """Run a write of a group, or put it to those that are stored together."""
         given = self._run(write, type(self).finish)
         if isinstance(given, Answer):
             write.answer = given
             return
-        write.prepared = given
-        others = alike.setdefault(given.like, [])
-        if any(not given.touches.isdisjoint(typing.cast(Prepared, other.prepared).touches) for other in others):
+        others = prepared.setdefault(given.like, Alike())
+        if len(others.writes) == TOGETHER or not given.touches.isdisjoint(others.touched):
             self._store(others)
-            others.clear()
-        others.append(write)
+            others = prepared[given.like] = Alike()
+        others.writes.append((write, given))
+        others.touched |= given.touches
 
-    def _store(self, writes: Sequence[Write]) -> None:
+    def _store(self, alike: Alike) -> None:
         """Store writes of a group together."""
         self._began = time.monotonic()
         try:
-            answers = store_together([typing.cast(Prepared, write.prepared) for write in writes])
+            answers = store_together([prepared for _, prepared in alike.writes])
         finally:
             self._began = math.inf
-        for write, answer in zip(writes, answers, strict=True):
+        for (write, _), answer in zip(alike.writes, answers, strict=True):
             write.answer = answer
 
     def _next(self, lane: Lane, size: int) -> Write | None:

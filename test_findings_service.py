@@ -2018,6 +2018,64 @@ def test_a_page_ends_early_where_it_would_be_too_large(
     assert len(client.read("tasks", sort=sort)["tasks"]) == 10
 
 
+def read_again(client: Client, **query: Any) -> Any:
+    """Return a list, and check that it is the same when it is read again."""
+    page = client.read("tasks", **query)
+    assert client.read("tasks", **query) == page
+    return page
+
+
+@pytest.mark.sqlite
+def test_a_list_that_is_asked_for_again_is_kept_until_somebody_writes(
+    app: flask.Flask, client: Client, run: str, make_app: Callable[..., flask.Flask]
+) -> None:
+    client.add(run, title="first")
+    pages = reader_of(app).pages
+    read_again(client, view="full")
+    before = len(pages)
+    read_again(client, view="full")
+    assert len(pages) == before > 0
+    task_id = client.add(run, title="second")
+    assert [item["title"] for item in read_again(client, view="full")["tasks"]] == ["second", "first"]
+    client.triage(task_id, "dismissed")
+    assert read_again(client, view="full")["tasks"][0]["status"] == "dismissed"
+    other = client_of(make_app(), name="another process")
+    other.triage(task_id, "open")
+    assert read_again(client, view="full")["tasks"][0]["status"] == "open"
+    client.delete(f"{API}/tasks/{task_id}")
+    assert [item["title"] for item in read_again(client, view="full")["tasks"]] == ["first"]
+
+
+def test_a_list_that_is_kept_is_its_clients_and_its_level_s(app: flask.Flask, client: Client, run: str) -> None:
+    client.add(run)
+    stranger, reader = client_of(app, client="other"), client_of(app, "read", name="reader")
+    for _ in range(2):
+        assert client.read("tasks")["total"] == 1
+        assert stranger.read("tasks")["total"] == 0
+        allowed = [each.get(f"{API}/tasks").headers["Allow"] for each in (client, reader)]
+        assert allowed == ["GET, HEAD, PATCH", "GET, HEAD"]
+
+
+def test_the_next_link_of_a_kept_list_has_the_prefix_that_was_asked_at(client: Client, run: str) -> None:
+    for _ in range(2):
+        client.add(run)
+    for prefix in ("", "/a", "/b"):
+        link = client.get(f"{API}/tasks?limit=1", environ_overrides={"SCRIPT_NAME": prefix}).json["next"]
+        assert link.startswith(f"{prefix}{API}/tasks?")
+
+
+@pytest.mark.sqlite
+def test_large_lists_are_not_kept_and_few_others_are(app: flask.Flask, client: Client, run: str) -> None:
+    client.add(run, description="x" * 60_000)
+    client.submit(run, *[task(description="x" * 60_000)] * 2)
+    pages = reader_of(app).pages
+    client.read("tasks", view="full")
+    assert len(pages) == 0
+    for limit in range(1, findings_service.PAGES_KEPT + 9):
+        client.read("tasks", limit=limit)
+    assert len(pages) == findings_service.PAGES_KEPT
+
+
 def test_a_page_of_runs_ends_early_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.register("web")
     runs = [client.start(metadata={"a": "x" * 3000}) for _ in range(5)]
@@ -6010,6 +6068,10 @@ SETTINGS = cases(
     minutes=("FINDINGS_RUN_TIMEOUT", "5m", "run_timeout", 300),
     hours=("FINDINGS_RUN_TIMEOUT", "2h", "run_timeout", 7200),
     days=("FINDINGS_RUN_TIMEOUT", "7d", "run_timeout", 7 * 86400),
+    bytes=("FINDINGS_CACHE", "1048576", "cache", 1024 * KIB),
+    kibibytes=("FINDINGS_CACHE", "2048k", "cache", 2048 * KIB),
+    mebibytes=("FINDINGS_CACHE", "256M", "cache", 256 * 1024 * KIB),
+    gibibytes=("FINDINGS_CACHE", "1g", "cache", 1024 * 1024 * KIB),
     file=("FINDINGS_DB", "/x/y.db", "db", "/x/y.db"),
 )
 
@@ -6031,6 +6093,10 @@ BAD_SETTINGS = cases(
     base_url_scheme=("FINDINGS_BASE_URL", "tools.example/findings"),
     base_url_query=("FINDINGS_BASE_URL", "https://tools.example/?a=b"),
     log_word=("FINDINGS_LOG", "yes"),
+    cache_word=("FINDINGS_CACHE", "big"),
+    cache_small=("FINDINGS_CACHE", "1023k"),
+    cache_unit=("FINDINGS_CACHE", "1t"),
+    cache_of_no_machine=("FINDINGS_CACHE", "99999999g"),
     duration_endless=("FINDINGS_SCHEMA_TIMEOUT", "inf"),
 )
 
@@ -9209,6 +9275,47 @@ def test_a_thread_reads_its_own_changes_within_its_transaction(app: flask.Flask)
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize(("given", "sizes"), cases(default=(None, (7, 49)), more=("256m", (32, 224))))
+def test_the_cache_is_mostly_the_writer_s(
+    make_app: Callable[..., flask.Flask], given: str | None, sizes: tuple[int, int]
+) -> None:
+    app = make_app(cache=given)
+    asked = [each.execute("PRAGMA cache_size").fetchone()[0] for each in (reader_of(app), writer_of(app))]
+    assert asked == [-size * KIB for size in sizes]
+
+
+def test_what_takes_long_to_load_is_loaded_when_it_is_needed(tmp_path: Path) -> None:
+    program = (
+        "import sys; import findings_service as fs; from findings_adapters import client;"
+        "later = {*fs.LOADED_LATER, 'werkzeug', 'importlib.metadata'}; print(sorted(later & {*sys.modules}));"
+        "fs.Lean(fs.start_service(fs.Settings(db=sys.argv[1]))); print('flask' in sys.modules);"
+        "import flask; print(issubclass(fs.FindingsBlueprint, flask.Blueprint), fs.FindingsBlueprint.__module__);"
+        "fs.NoSuchName"
+    )
+    line = [sys.executable, "-c", program, db_at(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout.splitlines() == ["[]", "False", "True findings_service"]
+    assert done.stderr.splitlines()[-1] == "AttributeError: module 'findings_service' has no attribute 'NoSuchName'"
+
+
+@pytest.mark.parametrize("absent", ["flask", "jsonschema", "referencing", "msgspec"])
+def test_a_package_that_is_not_there_is_one_line_at_the_start(tmp_path: Path, absent: str) -> None:
+    program = (
+        "import importlib.util, runpy, sys; find = importlib.util.find_spec;"
+        "name, sys.argv = sys.argv[1], sys.argv[2:];"
+        "importlib.util.find_spec = lambda each, *rest: None if each == name else find(each, *rest);"
+        "sys.modules |= {name: None} if name == 'msgspec' else {};"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    line = [sys.executable, "-c", program, absent, str(HERE / "findings_service.py"), "--help"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"The package {absent} is not installed. ")
+
+
+@pytest.mark.sqlite
 def test_the_connection_that_reads_cannot_write_and_never_checkpoints(app: flask.Flask, client: Client) -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         reader_of(app).execute("DELETE FROM tasks")
@@ -9485,6 +9592,220 @@ def in_lane(writes: Any, count: int, until: float = 60.0) -> findings_service.La
     writes._settle = lambda group: writes.settled.extend(group)
     writes.settled = []
     return lane
+
+
+class Group:
+    """Requests that a service answers in one transaction, as the front door has it do."""
+
+    def __init__(self, app: flask.Flask, key: str) -> None:
+        self.service = app.extensions["findings"]
+        self.writes = findings_service.WriteQueue(findings_service.Lean(self.service), self.service.database)
+        self._key = key
+
+    def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
+        """Return a request as the front door has it."""
+        given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+        environ = {
+            **findings_service.ENVIRON,
+            "REQUEST_METHOD": method,
+            "PATH_INFO": path,
+            "QUERY_STRING": "",
+            "CONTENT_TYPE": "application/json",
+            "HTTP_AUTHORIZATION": f"Bearer {self._key}",
+            **given,
+        }
+        findings_service.put_body(environ, b"" if body is None else json.dumps(body).encode())
+        return environ
+
+    def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Return status and JSON of each answer."""
+        lane = in_lane(self.writes, len(requests))
+        for write, environ in zip(lane.waiting, requests, strict=True):
+            write.environ = environ
+        self.writes._commit_group(lane)
+        return [
+            (each.answer.status, json.loads(each.answer.body) if each.answer.body else None)
+            for each in self.writes.settled
+        ]
+
+
+@pytest.fixture
+def group(app: flask.Flask, client: Client) -> Group:
+    return Group(app, client.key)
+
+
+def statements_of(app: flask.Flask, action: Callable[[], object]) -> list[str]:
+    """Return the statements by which an application writes."""
+    said: list[str] = []
+    writer_of(app).set_trace_callback(said.append)
+    try:
+        action()
+    finally:
+        writer_of(app).set_trace_callback(None)
+    return said
+
+
+@pytest.mark.sqlite
+def test_submissions_to_one_run_are_stored_by_the_same_statements(
+    app: flask.Flask, client: Client, run: str, group: Group
+) -> None:
+    path = f"{API}/runs/{run}/tasks"
+    bodies = [task(externalId=f"{n}") for n in range(7)] + [{"tasks": [task(), task(externalId="batch")]}]
+    requests = [group.environ("POST", path, body) for body in bodies]
+    answers: list[tuple[int, Any]] = []
+    said = statements_of(app, lambda: answers.extend(group.ask(*requests)))
+    assert [status for status, _ in answers] == [201] * 8
+    assert [each["created"] for _, each in answers] == [1] * 7 + [2]
+    assert [[one["externalId"] for one in each["tasks"]] for _, each in answers] == [
+        *([f"{n}"] for n in range(7)),
+        [None, "batch"],
+    ]
+    assert sum(each.startswith("UPDATE runs SET created") for each in said) == 1
+    assert client.read("tasks")["total"] == 9
+    assert client.read(f"runs/{run}")["submitted"]["created"] == 9
+    assert client.read("tasks", externalId="3")["tasks"][0]["id"] == answers[3][1]["tasks"][0]["id"]
+    assert len({item["id"] for item in client.read("tasks")["tasks"]}) == 9
+
+
+@pytest.mark.sqlite
+def test_submissions_of_one_finding_in_a_group_are_one_task_and_the_last_has_the_last_word(
+    client: Client, run: str, group: Group
+) -> None:
+    titles = ("first", "second", "third")
+    bodies = [task(externalId="same", title=title) for title in titles]
+    answers = group.ask(*(group.environ("POST", f"{API}/runs/{run}/tasks", body) for body in bodies))
+    assert [(status, each["tasks"][0]["result"]) for status, each in answers] == [
+        (201, "created"),
+        (200, "updated"),
+        (200, "updated"),
+    ]
+    (stored,) = client.read("tasks")["tasks"]
+    assert (stored["title"], stored["timesSeen"]) == ("third", 1)
+
+
+@pytest.mark.sqlite
+def test_a_bad_write_is_refused_and_its_group_is_stored(client: Client, run: str, group: Group) -> None:
+    done = client.start()
+    client.finish(done)
+    asked = [
+        ("POST", f"{API}/runs/{run}/tasks", task(externalId="a")),
+        ("POST", f"{API}/runs/{run}/tasks", task(severity="worst")),
+        ("POST", f"{API}/runs/{done}/tasks", task(externalId="late")),
+        ("POST", f"{API}/runs/{run}/tasks", task(externalId="b")),
+        ("POST", f"{API}/runs/nowhere/tasks", task()),
+    ]
+    answers = group.ask(*(group.environ(*each) for each in asked))
+    assert [status for status, _ in answers] == [201, 422, 409, 201, 404]
+    assert {item["externalId"] for item in client.read("tasks")["tasks"]} == {"a", "b"}
+
+
+@pytest.mark.sqlite
+def test_a_run_that_ends_in_the_middle_of_a_group_takes_what_came_before_or_nothing(
+    client: Client, run: str, group: Group
+) -> None:
+    path = f"{API}/runs/{run}"
+    asked = [("POST", f"{path}/tasks", task(externalId=name)) for name in "ab"]
+    asked.append(("PATCH", path, {"status": "completed"}))
+    asked.append(("POST", f"{path}/tasks", task(externalId="c")))
+    answers = group.ask(*(group.environ(*each) for each in asked))
+    stored = {item["externalId"] for item in client.read("tasks")["tasks"]}
+    told = {each["tasks"][0]["externalId"] for status, each in answers if status == 201}
+    assert stored == told
+    assert (answers[2][0], answers[3][0]) == (200, 409)
+    assert client.read(f"runs/{run}")["submitted"]["created"] == len(stored)
+
+
+@pytest.mark.sqlite
+def test_triage_in_a_group_is_stored_by_the_same_statements(
+    app: flask.Flask, client: Client, run: str, group: Group
+) -> None:
+    ids = [client.add(run) for _ in range(5)]
+    update = {"status": "dismissed", "reason": "false_positive", "comment": "no"}
+    requests = [group.environ("PATCH", f"{API}/tasks/{task_id}", update) for task_id in ids]
+    requests.insert(2, group.environ("PATCH", f"{API}/tasks/nothing", update))
+    requests.insert(4, group.environ("PATCH", f"{API}/tasks/{ids[0]}", {"status": "worst"}))
+    changed = {"If_Match": '"another"'}
+    requests.append(group.environ("PATCH", f"{API}/tasks/{client.add(run)}", update, **changed))
+    answers: list[tuple[int, Any]] = []
+    said = statements_of(app, lambda: answers.extend(group.ask(*requests)))
+    assert [status for status, _ in answers] == [200, 200, 404, 200, 422, 200, 200, 412]
+    assert sum(each.startswith("SELECT tasks.id, tasks.run_id") for each in said) == 2
+    good = [each for status, each in answers if status == 200]
+    assert good == [client.read(f"tasks/{task_id}") for task_id in ids]
+    assert {each["status"] for each in good} == {"dismissed"}
+    assert [[entry["event"] for entry in client.history(task_id)] for task_id in ids] == [["created", "status"]] * 5
+    assert client.read("tasks", status="dismissed")["total"] == 5
+
+
+@pytest.mark.sqlite
+def test_triage_of_one_task_twice_in_a_group_is_done_in_order(client: Client, run: str, group: Group) -> None:
+    task_id = client.add(run)
+    statuses = ("in_progress", "resolved", "open")
+    answers = group.ask(*(group.environ("PATCH", f"{API}/tasks/{task_id}", {"status": each}) for each in statuses))
+    assert [(status, each["status"]) for status, each in answers] == [(200, each) for each in statuses]
+    history = [(entry["from"], entry["to"]) for entry in client.history(task_id) if entry["event"] == "status"]
+    assert history == [("open", "in_progress"), ("in_progress", "resolved"), ("resolved", "open")]
+
+
+@pytest.mark.sqlite
+def test_more_writes_than_are_stored_together_are_all_stored(client: Client, run: str, group: Group) -> None:
+    count = findings_service.TOGETHER * 2 + 3
+    path = f"{API}/runs/{run}/tasks"
+    answers = group.ask(*(group.environ("POST", path, task(externalId=f"{n}")) for n in range(count)))
+    assert [each["tasks"][0]["externalId"] for _, each in answers] == [f"{n}" for n in range(count)]
+    assert client.read("tasks")["total"] == count
+
+
+@pytest.mark.sqlite
+def test_a_group_with_idempotency_keys_and_large_batches_keeps_them_apart(
+    client: Client, run: str, group: Group
+) -> None:
+    path, large = f"{API}/runs/{run}/tasks", {"tasks": [task()] * (findings_service.FEW_REPORTS + 1)}
+    once = [group.environ("POST", path, task(externalId="once"), Idempotency_Key="k") for _ in range(2)]
+    answers = group.ask(*once, group.environ("POST", path, large), group.environ("POST", path, task()))
+    assert [status for status, _ in answers] == [201] * 4
+    assert answers[0] == answers[1]
+    assert client.read("tasks")["total"] == 1 + findings_service.FEW_REPORTS + 1 + 1
+
+
+@pytest.mark.sqlite
+def test_what_fails_together_is_stored_one_by_one(
+    client: Client, run: str, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert = findings_service.insert_history
+
+    def failing(connection: Any, entries: Any) -> None:
+        entries = list(entries)
+        if any(
+            "bad" in str(connection.execute("SELECT title FROM tasks WHERE seq = ?", (e[1],)).fetchone())
+            for e in entries
+        ):
+            raise sqlite3.IntegrityError("made up")
+        insert(connection, entries)
+
+    monkeypatch.setattr(findings_service, "insert_history", failing)
+    path = f"{API}/runs/{run}/tasks"
+    titles = ("one", "two", "bad", "three")
+    answers = group.ask(*(group.environ("POST", path, task(title=title)) for title in titles))
+    assert [status for status, _ in answers] == [201, 201, 500, 201]
+    assert {item["title"] for item in client.read("tasks")["tasks"]} == {"one", "two", "three"}
+    assert client.read(f"runs/{run}")["submitted"]["created"] == 3
+
+
+@pytest.mark.sqlite
+def test_a_transaction_that_the_disk_ended_is_not_begun_again_by_the_next_write_of_its_group(
+    app: flask.Flask, client: Client, run: str, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ending(connection: Any, *_: Any) -> NoReturn:
+        connection.execute("ROLLBACK")
+        raise full_error()
+
+    monkeypatch.setattr(findings_service, "insert_history", ending)
+    path = f"{API}/runs/{run}/tasks"
+    answers = group.ask(*(group.environ("POST", path, task()) for _ in range(3)))
+    assert [status for status, _ in answers] == [503] * 3
+    assert not writer_of(app).in_transaction
+    assert client.read("tasks")["total"] == 0
 
 
 @pytest.mark.parametrize("kind", LANES)
