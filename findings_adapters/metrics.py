@@ -198,8 +198,9 @@ class Metrics:
             row = book.rows.get((route, method, status))
             if row is None:  # a new one, or of a method that anybody made up
                 row = book.row((route, method if method in heart.ANY_METHOD else OTHER_METHOD, status))
-            book.cells[row + bucket] += 1
-            book.cells[row + SUM] += seconds
+            cells = book.cells  # which a new row may have moved
+            cells[row + bucket] += 1
+            cells[row + SUM] += seconds
 
     def count_group(self, size: int) -> None:
         """Count a group of writes that is committed."""
