@@ -16,6 +16,7 @@ import hashlib
 import http.client
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import io
 import itertools
@@ -5760,6 +5761,18 @@ QUICK_WORK = cases(
     wide_pattern=(any_of({"pattern": "^(.?){450}x$"}, 1), "😀" * 20),
     pattern_over_much=({"items": {"anyOf": [{"pattern": "(.{50}){2}x"}, True]}}, "😀" * 200),
 )
+
+
+def test_without_jsonschema_rs_extensions_are_judged_alike(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jsonschema_rs" else find(name))
+    schema = {**WCAG_SCHEMA, "title": "judged by jsonschema alone"}
+    assert findings_service.make_judge(json.dumps(schema))[0].accepts is None
+    client.register("web", schema)
+    run = client.start()
+    answer = client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"wcag": "one"}))
+    assert problems_of(answer).keys() == {"/extensions/wcag"}
+    assert client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"wcag": "1.1.1"})).status_code == 201
 
 
 @pytest.mark.parametrize(("schema", "item"), QUICK_WORK)
