@@ -991,7 +991,7 @@ class Call:
             raise ValueError(f"status {status} instead of 200")
 
 
-def counting_doors(app: flask.Flask, settings: fs.Settings, folder: Path) -> Iterator[fs.FrontDoor]:
+def counting_doors(app: fs.Lean, settings: fs.Settings, folder: Path) -> Iterator[fs.FrontDoor]:
     """Give front doors of an application: one that counts nothing, one in memory, and one where other workers look."""
     yield fs.FrontDoor(app, settings)
     for place in ("", str(folder)):
@@ -1032,7 +1032,7 @@ def measure_metrics(bench: Bench) -> Iterator[Row]:
         plan.timed(bench.load, server, reading)
         rate = statistics.median(plan.timed(bench.load, server, reading) for _ in range(plan.rounds))
     settings = fs.Settings(db=str(stored.path))
-    app = fs.create_app(settings)
+    app = fs.Lean(fs.start_service(settings))
     doors = [*counting_doors(app, settings, bench.folder)]
     calls = [Call(path, {"authorization": f"Bearer {stored.key}"}) for path in stored.task_paths(1000)]
     with asyncio.Runner() as runner:
@@ -1040,7 +1040,7 @@ def measure_metrics(bench: Bench) -> Iterator[Row]:
     for place, workers in enumerate(("1 worker", "2 workers"), start=1):
         pairs = [(0.02 * 1e6 / rate, took[place] - took[0]) for took in rounds]
         yield row_of("metrics", f"counting a GET of one task, {workers}, against 2 % of it", " µs", pairs, 1.0, False)
-    app.extensions["findings"].database.close()
+    app.service.database.close()
     took = statistics.median(told.waits) * 1000
     yield limit_row("metrics", "GET /metrics, 2 workers", " ms", took, 20)
 

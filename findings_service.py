@@ -5,10 +5,10 @@
 #     "flask>=3.1.3",
 #     "granian>=2.7,<3",
 #     "jsonschema>=4.21,<5",
-#     "jsonschema-rs>=0.30; platform_machine in 'x86_64 aarch64 arm64 AMD64 ARM64'",
+#     "jsonschema-rs>=0.30; sys_platform in 'linux darwin win32' and platform_machine in 'x86_64 aarch64 arm64 AMD64'",
 #     "msgspec>=0.20",
 #     "regex>=2024.11.6",
-#     "uvloop>=0.21; sys_platform != 'win32' and platform_machine in 'x86_64 aarch64 arm64'",
+#     "uvloop>=0.21; sys_platform in 'linux darwin' and platform_machine in 'x86_64 aarch64 arm64'",
 #     "werkzeug>=3.1.6",
 # ]
 # ///
@@ -64,7 +64,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
@@ -75,16 +75,15 @@ if TYPE_CHECKING:
     from werkzeug.routing import MapAdapter
 
 # What takes long to load is loaded where it is needed: half of a start is Flask's and jsonschema's modules.
-LOADED_LATER = ("flask", "jsonschema", "referencing")
+LOADED_LATER = ("flask", "jsonschema", "referencing", "werkzeug")
 try:
     import click
     import msgspec
     import regex
     from msgspec import Meta, Raw, Struct
 
-    for later in LOADED_LATER:
-        if importlib.util.find_spec(later) is None:
-            raise ModuleNotFoundError(f"No module named {later!r}", name=later)
+    for absent in filter(lambda name: importlib.util.find_spec(name) is None, LOADED_LATER):
+        raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -7388,6 +7387,7 @@ CUT_SHORT = "findings_service.cut_short"
 # ... and of the request.
 POSTPONED = "findings_service.postponed"
 UNDONE = "findings_service.undone"  # the database has, with all of the transaction that this was a part of
+BEFORE_WRITING = "findings_service.before_writing"  # what is to be done before it writes
 NOTED = "findings_service.noted"
 PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this process: no header comes by that name
 STREAMED = "findings_service.streamed"  # the answer is to be sent piece by piece
@@ -7685,7 +7685,7 @@ def evidence_problems(item: Evidence) -> list[Problem]:
 
 def evidence_url_complaint(url: str) -> str | None:
     """Say what is wrong with the URL of an evidence item, if anything is."""
-    scheme = "https" if url.startswith("https:") else url.partition(":")[0].lower()
+    scheme = "https" if url.startswith("https:") else url.partition(":")[0].lower()  # most are, and are long
     if scheme in ("javascript", "vbscript"):
         return f"must not be a {scheme}: URL"
     if scheme == "data":
@@ -8368,7 +8368,7 @@ PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has un
 
 
 class Answer(Struct):
-    """What a request gets: a body, or the pieces that it is to be sent in. Its length is none of the headers."""
+    """What a request gets: a body, or the pieces that it is to be sent in. Who sends it knows its length."""
 
     status: int
     headers: Mapping[str, str]
@@ -8571,7 +8571,9 @@ class Call:
         return self.service.database
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """Give the connection that writes what is the client's."""
+        """Give the connection that writes what is the client's, behind what came before this request in its group."""
+        if (before := self.environ.pop(BEFORE_WRITING, None)) is not None:
+            before()
         return self.database.transaction(self.client_id)
 
     def perform(self, parts: Mapping[str, str]) -> Answer | Prepared:
@@ -8618,7 +8620,7 @@ class Prepared(Struct, eq=False, frozen=True):
     :param item: what is to be stored.
     :param store: stores such writes, and returns the answer to each, or what it is refused with.
     :param like: what writes have in common that may be stored together; None for one that is stored alone.
-    :param touches: what no other of these may touch.
+    :param touches: what no other of these may touch. :param tasks: how many it is about.
     """
 
     call: Call
@@ -8626,6 +8628,7 @@ class Prepared(Struct, eq=False, frozen=True):
     store: Callable[[Connection, Sequence[Prepared]], list[Answer | ServiceError]]
     like: tuple[str, ...] | None
     touches: frozenset[str]
+    tasks: int = 1
 
     def stored(self) -> Answer:
         """Store this alone, and return the answer. :raises AnsweredBefore: when there is one already."""
@@ -8667,16 +8670,16 @@ def perform_call(
 
 def store_together(writes: Sequence[Prepared]) -> list[Answer]:
     """Return the answers to writes that are alike. What fails together is done again one by one."""
-    call = writes[0].call
     try:
-        with call.transaction() as connection:
+        with writes[0].call.transaction() as connection:
             given = writes[0].store(connection, writes)
     except Exception as error:
         if len(writes) == 1:
-            return [refuse(error, call.environ)]
-        return [store_together([each])[0] for each in writes]
-    pairs = zip(given, writes, strict=True)
-    return [each if isinstance(each, Answer) else refuse(each, write.call.environ) for each, write in pairs]
+            return [refuse(error, writes[0].call.environ)]
+    else:
+        pairs = zip(given, writes, strict=True)
+        return [each if isinstance(each, Answer) else refuse(each, write.call.environ) for each, write in pairs]
+    return [store_together([each])[0] for each in writes]
 
 
 def done_again(database: Database, work: Callable[[], Given]) -> Given:
@@ -8971,7 +8974,7 @@ def post_tasks(call: Call, run_id: str) -> Prepared:
     alone = call.request_key is not None or len(parsed.reports) > FEW_REPORTS
     touched = () if alone else filter(None, [report.external_id for report in parsed.reports])
     like = None if alone else ("submission", call.principal.key_id, run_id)
-    return Prepared(call, (run, parsed.reports), submit_together, like, frozenset(touched))
+    return Prepared(call, (run, parsed.reports), submit_together, like, frozenset(touched), len(parsed.reports))
 
 
 def export_end(call: Call) -> tuple[TaskHead | None, str | None]:
@@ -9723,14 +9726,18 @@ class Lean:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._paths = Paths(operations_of(service))
+        self._app: flask.Flask | None = None
+        self._loading = threading.Lock()
 
-    @cached_property
-    def _app(self) -> flask.Flask:
-        return app_of(self.service)
+    def load(self) -> flask.Flask:
+        """Return the application of Flask's, which is made once."""
+        with self._loading:
+            self._app = self._app or app_of(self.service)
+        return self._app
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         """Answer any request."""
-        return self._app(environ, start_response)
+        return self.load()(environ, start_response)
 
     def answer(self, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given | None:
         """Answer a request of one of the service's operations; None where it is another."""
@@ -9746,6 +9753,7 @@ class Lean:
 # Front door: granian's RSGI before Flask, one thread that reads, and one that writes
 # ---------------------------------------------------------------------------
 
+LOADING = 1.0  # seconds after the start when Flask is loaded, for what is not one of the service's operations
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
 OWN_FILES = 40  # that the process itself has open
 STALLED = 5.0  # seconds that a large body may be behind the pace at which it would arrive in time
@@ -9768,7 +9776,7 @@ GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
-TOGETHER = 32  # writes of a group, at most, that are stored by the same statements
+TOGETHER = 64  # tasks that writes of a group, which are put off to be stored together, are about at the most
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 OTHERS_WAIT = "The database has not answered others yet"
 BODIED = ("POST", "PUT", "PATCH")
@@ -9964,11 +9972,31 @@ class Write(Struct, eq=False):
     answer: Answer | None = None
 
 
-class Alike(Struct, eq=False):
-    """Writes of a group that may be stored together, each as it is prepared, and all that they touch."""
+class PutOff:
+    """Writes of a group that are prepared and not stored, by what they have in common.
 
-    writes: list[tuple[Write, Prepared]] = msgspec.field(default_factory=list)
-    touched: set[str] = msgspec.field(default_factory=set)
+    `touched` is what they touch, of which no two writes that are stored together may have anything in common, and
+    `tasks` how many tasks they are about.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.alike: dict[Any, list[tuple[Write, Prepared]]] = {}
+        self.touched: set[tuple[Any, str]] = set()
+        self.tasks = 0
+
+    def holds(self, prepared: Prepared) -> bool:
+        """Tell whether anything that a write touches is touched by one of these."""
+        return any((prepared.like, name) in self.touched for name in prepared.touches)
+
+    def add(self, write: Write, prepared: Prepared) -> None:
+        """Put a write off."""
+        self.alike.setdefault(prepared.like, []).append((write, prepared))
+        self.touched.update((prepared.like, name) for name in prepared.touches)
+        self.tasks += prepared.tasks
 
 
 async def done_in_thread(
@@ -10068,10 +10096,10 @@ class Housekeeper:
 
 
 class Writing(ABC):
-    """Runs the writes that wait in a lane in one transaction, each in a savepoint.
+    """Runs the writes that wait in a lane in one transaction, in the order in which they came, each in a savepoint.
 
-    They share one fsync, and are answered when the COMMIT is through; when it fails, all of them have failed. The next
-    group gathers meanwhile.
+    Those that are alike and follow each other may share one. All share one fsync, and are answered when the COMMIT is
+    through; when it fails, all of them have failed. The next group gathers meanwhile.
     """
 
     patience: ClassVar[float | None] = None  # seconds that a group waits for the database's lock; None for what is set
@@ -10113,13 +10141,12 @@ class Writing(ABC):
         group: list[Write] = []
         try:
             with self.database.transaction(lane.client_id, self.patience) as connection:
-                prepared: dict[Any, Alike] = {}
+                put_off = PutOff()
                 end = time.monotonic() + GROUP_TIME
                 while connection.in_transaction and time.monotonic() < end and (write := self._next(lane, len(group))):
                     group.append(write)
-                    self._begin(write, prepared)
-                for alike in prepared.values():
-                    self._store(alike)
+                    self._begin(write, put_off)
+                self._store(put_off)
                 if not connection.in_transaction:
                     raise connection.ending()
         except Exception as error:
@@ -10163,28 +10190,33 @@ class Writing(ABC):
             raise TryAgain
         return answer
 
-    def _begin(self, write: Write, prepared: dict[Any, Alike]) -> None:
-        """Run a write of a group, or put it to those that are stored together."""
-        given = self._run(write, type(self).finish)
+    def _begin(self, write: Write, put_off: PutOff) -> None:
+        """Run a write of a group, or put it off, to be stored with others. What came before it is stored before it."""
+        write.environ[BEFORE_WRITING] = partial(self._store, put_off)
+        try:
+            given = self._run(write, type(self).finish)
+        finally:
+            write.environ.pop(BEFORE_WRITING, None)
         if isinstance(given, Answer):
             write.answer = given
             return
-        others = prepared.setdefault(given.like, Alike())
-        if len(others.writes) == TOGETHER or not given.touches.isdisjoint(others.touched):
-            self._store(others)
-            others = prepared[given.like] = Alike()
-        others.writes.append((write, given))
-        others.touched |= given.touches
+        if put_off.holds(given):
+            self._store(put_off)
+        put_off.add(write, given)
+        if put_off.tasks >= TOGETHER:
+            self._store(put_off)
 
-    def _store(self, alike: Alike) -> None:
-        """Store writes of a group together."""
-        self._began = time.monotonic()
+    def _store(self, put_off: PutOff) -> None:
+        """Store writes of a group that were put off."""
+        before, self._began = self._began, time.monotonic()
         try:
-            answers = store_together([prepared for _, prepared in alike.writes])
+            for writes in put_off.alike.values():
+                answers = store_together([prepared for _, prepared in writes])
+                for (write, _), answer in zip(writes, answers, strict=True):
+                    write.answer = answer
         finally:
-            self._began = math.inf
-        for (write, _), answer in zip(alike.writes, answers, strict=True):
-            write.answer = answer
+            self._began = before
+            put_off.clear()
 
     def _next(self, lane: Lane, size: int) -> Write | None:
         """Take what comes next in a group, and give the clients of the last one, who have their answers, time to come.
@@ -10754,9 +10786,16 @@ def run_worker(settings: Settings, host: str, port: int, message: str, parent: i
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
     gc.set_threshold(10_000, 10, 10)
+    lean = Lean(service)
+    loading = threading.Timer(
+        LOADING, lean.load
+    )  # so that nobody has to wait for it, also who is told that he is wrong
+    loading.daemon = True
+    loading.start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = FrontDoor(Lean(service), settings, service.database, service.listeners)
+        door = FrontDoor(lean, settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, message, parent))
+    loading.cancel()
     service.database.close()
 
 
