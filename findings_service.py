@@ -10781,14 +10781,17 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def give_memory_back() -> None:
-    """Have glibc give large blocks back to the system as soon as they are free (mallopt(3), M_MMAP_THRESHOLD).
+    """Have glibc give large blocks back to the system as soon as they are free (mallopt(3)).
 
     It would keep them from the first large body on, some in each of its arenas: 70 MB behind ten minutes of such.
     """
     import ctypes
 
+    mmap_threshold, trim_threshold = -3, -1
     with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).mallopt(-3, LARGE_BLOCK)
+        library = ctypes.CDLL(None)
+        library.mallopt(mmap_threshold, LARGE_BLOCK)
+        library.mallopt(trim_threshold, 32 * LARGE_BLOCK)  # which else would follow the largest block, and now does not
 
 
 def run_worker(settings: Settings, host: str, port: int, message: str, parent: int | None = None) -> None:
