@@ -605,12 +605,19 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
 NOT_BLANK = r"\S"
 # Without spaces and control characters: browsers drop them, and so would run `java\tscript:`.
 PRINTABLE = r"[^\x00-\x20\x7f]"
+# Nor can threads load a package at once whose modules load each other: one meets what another has half of.
 ABSOLUTE_URL = rf"^[A-Za-z][A-Za-z0-9+.-]*:{PRINTABLE}+\Z"
 HTTP_URL = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://([^\x00-\x20\x7f/?#@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f/?#@:\[\]\\]+)"
     rf"(:[0-9]{{1,5}})?([/?#]{PRINTABLE}*)?\Z"
 )
 # A place in a list: behind an item, in a list by severity behind one that had that severity; in a history, which
+def load_package(name: str) -> None:
+    """Load one of the packages that are loaded later, if no thread has."""
+    with LEARNING:
+        importlib.import_module(name)
+
+
 # only grows, behind so many entries.
 PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 ENTRY_PLACE = r"^[0-9]{1,15}\Z"
@@ -8514,6 +8521,7 @@ class Call:
         self, service: Service, operation: Operation, environ: dict[str, Any], run_id: str | None = None
     ) -> None:
         """Check all that does not depend on what is stored, in the contract's order."""
+    load_package("flask")
         self.service, self.operation, self.environ = service, operation, environ
         self.noted = environ[NOTED] = Noted(operation.path, run_id)
         self._body: Any = None
@@ -8577,6 +8585,7 @@ class Call:
         return self.database.transaction(self.client_id)
 
     def perform(self, parts: Mapping[str, str]) -> Answer | Prepared:
+    load_package("flask")
         """Return the answer to the request, or what is to be stored for it.
 
         :raises AnsweredBefore: if it is a repeated one.
@@ -9771,6 +9780,7 @@ LEAVING = 60.0  # seconds that clients have to take their answers then
 HEADER_TIMEOUT = 5  # seconds
 WRITERS = 16  # threads that write to a database with many connections,
 READERS = 20  # that read there,
+    load_package("flask")
 READERS_OF_KEY = 12  # and that read for one key at once: so there are connections left for others
 GATHERING = 0.00015  # seconds that a group waits for each client of the last one, or for all, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took

@@ -10154,6 +10154,36 @@ def test_a_file_system_without_locks_checkpoints_in_each_process(
     checkpointer.give_back()
 
 
+LOADING_AT_ONCE = """
+import sys, threading
+import findings_service
+
+sys.setswitchinterval(1e-5)
+lean = findings_service.Lean(findings_service.start_service(findings_service.Settings(db=sys.argv[1])))
+assert "flask" not in sys.modules and "werkzeug" not in sys.modules
+begin = threading.Barrier(4)
+
+def run(work):
+    begin.wait()
+    work()
+
+works = (
+    lean.load,
+    lambda: findings_service.preferred_export({"text/csv": None}, "text/csv"),
+    lambda: findings_service.flask_error(ValueError()),
+    lambda: findings_service.app_of(lean.service),
+)
+for work in works:
+    threading.Thread(target=run, args=(work,)).start()
+"""
+
+
+def test_threads_that_need_flask_at_once_all_get_it(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", LOADING_AT_ONCE, db_at(tmp_path / "x.db")]
+    done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
 def test_all_workers_stop_when_one_dies(serve: Callable[..., Server]) -> None:
     server = serve("--workers", "2")
