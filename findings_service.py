@@ -46,6 +46,7 @@ import os
 import random
 import re
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -117,6 +118,8 @@ log = logging.getLogger("findings_service")
 
 SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+CONTROL_GROUP = Path("/proc/self/cgroup")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 SHORTEST_KEY = 16  # characters
 SHORTEST_KEEP = 3600.0  # seconds
 # The rooms for other engines than SQLite, by the scheme of a database's URL.
@@ -145,12 +148,36 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def group_limits(name: str) -> Iterator[Sequence[str]]:
+    """Give what a limit is set to in each of the control groups that this process is in; none where there are none.
+
+    A container may see its own group as the outermost (https://docs.kernel.org/admin-guide/cgroup-v2.html).
+    """
+    with suppress(OSError):
+        for line in CONTROL_GROUP.read_text().splitlines():
+            hierarchy, _, own = line.rpartition(":")
+            for group in (Path(own), *Path(own).parents) if hierarchy == "0:" else ():
+                with suppress(OSError):
+                    yield (CONTROL_GROUPS / group.relative_to("/") / name).read_text().split()
+
+
 def machine_memory() -> int:
-    """Return the bytes of memory that the machine has; a great many where it does not tell."""
+    """Return the bytes of memory that there are for this process; a great many where nothing tells."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return sys.maxsize
+        memory = sys.maxsize
+    return min([memory, *(int(most) for (most,) in group_limits("memory.max") if most != "max")])
+
+
+def processors() -> float:
+    """Return how many processors there are for this process, which may be a part of one."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux tells
+        allowed = os.cpu_count() or 1
+    shares = (int(quota) / int(period) for quota, period in group_limits("cpu.max") if quota != "max")
+    return min([allowed, *shares])
 
 
 def parse_size(text: str) -> int:
@@ -260,7 +287,8 @@ class Settings(Struct, frozen=True, kw_only=True):
         str, Meta(description="FULL, EXTRA or NORMAL, which is faster and loses the last commits in a power cut.")
     ] = "FULL"
     cache: Annotated[
-        int, Meta(description="Bytes of the database file that a process keeps in memory; 256m for a million tasks.")
+        int,
+        Meta(description="Bytes of the file that `serve` keeps in memory, all processes; 256m for a million tasks."),
     ] = 56 * SIZES["m"]
     keep: Annotated[
         float,
@@ -577,10 +605,17 @@ def problem_details(error: ServiceError) -> ProblemDetails:
 Checked = TypeVar("Checked", bound=Struct)
 # What msgspec knows of a model stands at the model's class while it is still being made, and a thread that uses the
 # half of it ends the process. So only one makes a decoder at a time, and what is converted has had its decoder made.
+# Nor can threads load a package at once whose modules load each other: one meets what another has half of.
 LEARNING = threading.RLock()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=LEARNING.acquire, after_in_parent=LEARNING.release, after_in_child=LEARNING.release)
+
+
+def load_package(name: str) -> None:
+    """Load one of the packages that are loaded later, if no thread has."""
+    with LEARNING:
+        importlib.import_module(name)
 
 
 @cache
@@ -605,19 +640,12 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
 NOT_BLANK = r"\S"
 # Without spaces and control characters: browsers drop them, and so would run `java\tscript:`.
 PRINTABLE = r"[^\x00-\x20\x7f]"
-# Nor can threads load a package at once whose modules load each other: one meets what another has half of.
 ABSOLUTE_URL = rf"^[A-Za-z][A-Za-z0-9+.-]*:{PRINTABLE}+\Z"
 HTTP_URL = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://([^\x00-\x20\x7f/?#@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f/?#@:\[\]\\]+)"
     rf"(:[0-9]{{1,5}})?([/?#]{PRINTABLE}*)?\Z"
 )
 # A place in a list: behind an item, in a list by severity behind one that had that severity; in a history, which
-def load_package(name: str) -> None:
-    """Load one of the packages that are loaded later, if no thread has."""
-    with LEARNING:
-        importlib.import_module(name)
-
-
 # only grows, behind so many entries.
 PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 ENTRY_PLACE = r"^[0-9]{1,15}\Z"
@@ -1556,6 +1584,8 @@ REPORTERS_KNOWN = 1_000  # runs and branches whose cells are kept: as many as a 
 TASK_SETS_KEPT = 16
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
+LEFT_TO_OTHERS = 0.0001  # seconds after its turn to write in which a process does not take the next one
+TURN_PATIENCE = 1.0  # seconds that it waits for its turn before it looks whether it can do without
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1794,7 +1824,8 @@ NOTHING = nullcontext()
 class Database(ABC):
     """Where an application keeps its data: what gives connections to readers and writers.
 
-    `version` counts the commits of this process, and `commit_seconds` is how long the last one took. Everything raises
+    `version` counts the commits of this process, and `commit_seconds` is how long the last one took. `turn` is what the
+    processes of one service hand on to each other to write, where they write one at a time. Everything raises
     a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable` where the database cannot
     be used. A database may be used by all threads, and is closed while the process forks.
 
@@ -1811,6 +1842,7 @@ class Database(ABC):
         self.settings = settings
         self.version = 0
         self.commit_seconds = 0.0
+        self.turn: Turn | None = None
         self.last_uses: dict[UseKey, str] = {}
         self._noting = threading.Lock()  # for `last_uses`
         self._refusing: set[int] = set()  # the threads that get no transaction
@@ -1869,6 +1901,10 @@ class Database(ABC):
         """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
         with self._noting:
             self.last_uses[client_id, table, key] = at
+
+    def in_turn(self) -> AbstractContextManager[None]:
+        """Keep everybody else of this service from writing, where there is one writer at a time."""
+        return NOTHING
 
     @abstractmethod
     def write_uses(self, patience: float | None = None) -> None:
@@ -2336,6 +2372,38 @@ def processes_using(path: str) -> int:
     return len(found - {str(os.getpid())})
 
 
+class Turn:
+    """Whose turn it is to write, of the processes of one service: whoever has taken the one byte out of a pipe.
+
+    There they wake who is next, where SQLite's lock lets them sleep and look again. That lock still is what keeps
+    them apart: where a process was killed in its turn, the others write without, which takes them longer.
+    """
+
+    def __init__(self) -> None:
+        self._listened, self._written = os.pipe()
+        os.set_blocking(self._listened, False)
+        self._given = 0.0
+        self.give()
+
+    def take(self, patience: float) -> bool:
+        """Wait for the turn, some seconds at most, and tell whether it came. Who just had it lets others be first."""
+        pause, end = self._given + LEFT_TO_OTHERS - time.monotonic(), time.monotonic() + patience
+        if pause > 0:
+            time.sleep(pause)
+        waiting = select.poll()
+        waiting.register(self._listened, select.POLLIN)
+        while True:
+            with suppress(BlockingIOError):
+                return bool(os.read(self._listened, 1))
+            if not waiting.poll(max(0.0, end - time.monotonic()) * 1000):
+                return False
+
+    def give(self) -> None:
+        """Let another process have the turn."""
+        os.write(self._written, b".")
+        self._given = time.monotonic()
+
+
 class SQLiteDatabase(Database):
     """A process's two connections to its file, and the one way to write through them.
 
@@ -2350,6 +2418,8 @@ class SQLiteDatabase(Database):
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
         self._transacting: int | None = None  # the thread that has a transaction
+        self._entered = 0  # how many times the thread that has `_writing` is in it
+        self._has_turn = False
         self._file: tuple[int, int] | None = None
         self._away = self._left = False  # whether the file is, and whether the connections have left it
         self._looked = self._asked = -LOOK_EVERY
@@ -2461,10 +2531,34 @@ class SQLiteDatabase(Database):
             self._roll_back()
             raise
 
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Keep everybody else of this service from writing."""
+        self._enter_turn()
+        try:
+            yield
+        finally:
+            self._leave_turn()
+
+    def _enter_turn(self) -> None:
+        """Wait until no other thread writes, and no other process of this service unless it takes too long."""
+        self._writing.acquire()
+        self._entered += 1
+        if self._entered == 1 and self.turn is not None:
+            self._has_turn = self.turn.take(TURN_PATIENCE)
+
+    def _leave_turn(self) -> None:
+        """Let others write."""
+        self._entered -= 1
+        if self._entered == 0 and self._has_turn:
+            self._has_turn = False
+            typing.cast(Turn, self.turn).give()
+        self._writing.release()
+
     def _begin(self) -> SQLiteConnection:
         """Take the lock and open a transaction."""
         self._look()
-        self._writing.acquire()
+        self._enter_turn()
         try:
             self._require_file()
             connection = self._writer or self._open_writer()
@@ -2488,7 +2582,7 @@ class SQLiteDatabase(Database):
         self.version += 1
         self._written_uses = {}
         self._transacting = None
-        self._writing.release()
+        self._leave_turn()
 
     def _roll_back(self) -> None:
         """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
@@ -2501,7 +2595,7 @@ class SQLiteDatabase(Database):
                     self._writer.execute("ROLLBACK")
         finally:
             self._transacting = None
-            self._writing.release()
+            self._leave_turn()
 
     @contextmanager
     def _savepoint(self) -> Iterator[SQLiteConnection]:
@@ -2526,7 +2620,7 @@ class SQLiteDatabase(Database):
     def maintaining(self) -> Iterator[SQLiteConnection]:
         """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
         self._look()
-        with self._writing:
+        with self.in_turn():
             self._require_file()
             connection = self._writer or self._open_writer()
             self._share_checkpoints(connection)
@@ -2687,7 +2781,7 @@ class SQLiteDatabase(Database):
         )
         self._close_reader()
         with suppress(sqlite3.Error):
-            if self.checkpointer.held:
+            if self.checkpointer.held or self.checkpointer.try_take():  # of which one may have left before
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._writer.execute("PRAGMA journal_mode = DELETE")
         self.checkpointer.give_back()
@@ -8427,6 +8521,7 @@ def known_error(error: Exception) -> ServiceError | None:
 
 def flask_error(error: Exception) -> ServiceError | None:
     """Return what a caller is told of an exception of Flask's, None when it is a bug."""
+    load_package("flask")
     from werkzeug.exceptions import HTTPException
 
     if not isinstance(error, HTTPException) or (error.code or 500) >= 500:
@@ -8490,6 +8585,7 @@ def preferred_export(exports: Mapping[str, Any], accept: str) -> Any:
     """
     if accept in ("*/*", JSON_TYPE):
         return None
+    load_package("flask")
     from werkzeug.datastructures import MIMEAccept
     from werkzeug.http import parse_accept_header
 
@@ -8521,7 +8617,6 @@ class Call:
         self, service: Service, operation: Operation, environ: dict[str, Any], run_id: str | None = None
     ) -> None:
         """Check all that does not depend on what is stored, in the contract's order."""
-    load_package("flask")
         self.service, self.operation, self.environ = service, operation, environ
         self.noted = environ[NOTED] = Noted(operation.path, run_id)
         self._body: Any = None
@@ -8585,7 +8680,6 @@ class Call:
         return self.database.transaction(self.client_id)
 
     def perform(self, parts: Mapping[str, str]) -> Answer | Prepared:
-    load_package("flask")
         """Return the answer to the request, or what is to be stored for it.
 
         :raises AnsweredBefore: if it is a repeated one.
@@ -9686,6 +9780,7 @@ def adapter_of(app: flask.Flask, request: flask.Request | None) -> MapAdapter | 
 
 def app_of(service: Service) -> flask.Flask:
     """Return a service as a WSGI application of its own."""
+    load_package("flask")
     import flask
     from werkzeug.exceptions import MethodNotAllowed, NotFound
 
@@ -9763,6 +9858,7 @@ class Lean:
 # ---------------------------------------------------------------------------
 
 LARGE_BLOCK = 1024 * KIB  # bytes
+ROOM_FOR_TWO = 3 * 512 * 1024 * KIB  # bytes of memory; the second process takes some 40 MB
 LOADING = 1.0  # seconds after the start when Flask is loaded, for what is not one of the service's operations
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
 OWN_FILES = 40  # that the process itself has open
@@ -9780,11 +9876,11 @@ LEAVING = 60.0  # seconds that clients have to take their answers then
 HEADER_TIMEOUT = 5  # seconds
 WRITERS = 16  # threads that write to a database with many connections,
 READERS = 20  # that read there,
-    load_package("flask")
 READERS_OF_KEY = 12  # and that read for one key at once: so there are connections left for others
 GATHERING = 0.00015  # seconds that a group waits for each client of the last one, or for all, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
+WAL_LOOK = 0.25  # seconds between two looks at how large a WAL is that other processes write, too
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 TOGETHER = 64  # tasks that writes of a group, which are put off to be stored together, are about at the most
@@ -10103,7 +10199,10 @@ class Housekeeper:
                 if self._old and next(self._old, None) is None:
                     self._old, self._next_search = None, time.monotonic() + FORGETTING
                 yield SLICE_PAUSE
-            yield max(0.0, again - time.monotonic())
+            while (left := again - time.monotonic()) > WAL_LOOK and database.turn is not None:
+                yield WAL_LOOK
+                database.keep_house()
+            yield max(0.0, left)
 
 
 class Writing(ABC):
@@ -10149,12 +10248,21 @@ class Writing(ABC):
 
     def _commit_group(self, lane: Lane) -> None:
         """Run writes until they are all done or their time is over, commit, and have them answered."""
+        with self.database.in_turn():
+            self._gather(lane)
+            group = self._write_group(lane)
+            lane.expected = len(group) + len(lane.waiting)
+            patience = min(GROUP_TIME, max(GATHERING * lane.expected, GATHERING_SHARE * self.database.commit_seconds))
+            lane.gathered_by = time.monotonic() + patience
+
+    def _write_group(self, lane: Lane) -> Sequence[Write]:
+        """Run the writes of a lane in one transaction, have them answered, and return them."""
         group: list[Write] = []
         try:
             with self.database.transaction(lane.client_id, self.patience) as connection:
                 put_off = PutOff()
                 end = time.monotonic() + GROUP_TIME
-                while connection.in_transaction and time.monotonic() < end and (write := self._next(lane, len(group))):
+                while connection.in_transaction and time.monotonic() < end and (write := lane.take()):
                     group.append(write)
                     self._begin(write, put_off)
                 self._store(put_off)
@@ -10164,7 +10272,7 @@ class Writing(ABC):
             if not group:
                 lane.trouble = error
                 self._refuse_waiting(lane, error)
-                return
+                return group
             for write in group:  # what is undone is done again one by one, each with its own luck
                 again = isinstance(error, TryAgain) and time.monotonic() < write.until
                 write.answer = self._run(write, Prepared.stored) if again else refused(error)
@@ -10172,9 +10280,7 @@ class Writing(ABC):
             self._tell(len(group))
         self._settle(group)
         lane.trouble = None
-        lane.expected = len(group) + len(lane.waiting)
-        patience = min(GROUP_TIME, max(GATHERING * lane.expected, GATHERING_SHARE * self.database.commit_seconds))
-        lane.gathered_by = time.monotonic() + patience
+        return group
 
     def _tell(self, size: int) -> None:
         """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""
@@ -10229,14 +10335,13 @@ class Writing(ABC):
             self._began = before
             put_off.clear()
 
-    def _next(self, lane: Lane, size: int) -> Write | None:
-        """Take what comes next in a group, and give the clients of the last one, who have their answers, time to come.
+    def _gather(self, lane: Lane) -> None:
+        """Give the clients of the last group, who have their answers, time to come.
 
         Sleeping leaves the interpreter to the threads that receive requests; who writes alone never waits.
         """
-        while not lane.waiting and size < lane.expected and time.monotonic() < lane.gathered_by:
+        while len(lane.waiting) < lane.expected and time.monotonic() < lane.gathered_by:
             time.sleep(GATHERING / 3)
-        return lane.take()
 
     def _settle(self, writes: Sequence[Write]) -> None:
         """Have the event loop give requests their answers, unless their clients have gone."""
@@ -10723,9 +10828,9 @@ def call_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -
         stop()
 
     loop.add_reader(listened, hear)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for name in STOPPING:
         signal.signal(name, lambda *_: None)
-    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
 
 
 def ignore_signals() -> None:
@@ -10735,12 +10840,12 @@ def ignore_signals() -> None:
 
 
 async def serve_until_stopped(
-    app: Any, host: str, port: int, message: str, parent: int | None = None, interface: str = "rsgi"
+    app: Any, host: str, port: int, message: str, workers: Workers | None = None, interface: str = "rsgi"
 ) -> None:
     """Serve until SIGTERM or SIGINT, and finish what is under way, but for answers that nobody takes.
 
     :param app: a `FrontDoor`, or what has its `hurry` and `close` and speaks another interface of granian's.
-    :param parent: a pipe that ends when the process that watches over this one wants it to stop, or is gone.
+    :param workers: the processes that this is one of, which stop together.
     """
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
@@ -10761,8 +10866,10 @@ async def serve_until_stopped(
     )
 
     def stop() -> None:
-        if parent is not None:
-            loop.remove_reader(parent)
+        if workers is not None:
+            for end in workers.ends:
+                loop.remove_reader(end)
+            workers.stop()
         app.hurry()
         server.stop()  # type: ignore[no-untyped-call]
         loop.call_later(LEAVING, serving.cancel)
@@ -10770,8 +10877,8 @@ async def serve_until_stopped(
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve())
     call_on_signals(loop, stop)
-    if parent is not None:
-        loop.add_reader(parent, stop)
+    for end in workers.ends if workers is not None else ():
+        loop.add_reader(end, stop)
     saying = loop.create_task(announce(reachable(host), port, message)) if message else None
     with suppress(asyncio.CancelledError):
         await serving
@@ -10804,10 +10911,53 @@ def give_memory_back() -> None:
         library.mallopt(trim_threshold, 32 * LARGE_BLOCK)  # which else would follow the largest block, and now does not
 
 
-def run_worker(settings: Settings, host: str, port: int, message: str, parent: int | None = None) -> None:
-    """Serve with one process."""
+class Workers:
+    """The processes of one service, which end together: this one, and those that it has begun.
+
+    `ends` are pipes that end when one of the others has. `turn` is what they hand on to write.
+    """
+
+    def __init__(self) -> None:
+        listened, end = os.pipe()
+        self.ends = [listened]
+        self.turn = Turn()
+        self._held = os.fdopen(end, "wb")
+        self._children: list[int] = []
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Have another process do some work."""
+        listened, life = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._held.close()
+            for end in (listened, *self.ends[1:]):
+                os.close(end)
+            self.ends, self._children = self.ends[:1], []
+            work()
+            os._exit(0)  # which ends `life`
+        os.close(life)
+        self.ends.append(listened)
+        self._children.append(child)
+
+    def stop(self, *_: object) -> None:
+        """Have those that this process has begun stop, and this one, also where it is still starting."""
+        self._held.close()
+
+    def wait(self) -> None:
+        """Wait until those have ended. :raises ChildProcessError: when one died by itself."""
+        self.stop()
+        statuses = [os.waitpid(child, 0)[1] for child in self._children]
+        if any(statuses):
+            raise ChildProcessError("a worker died, and so all were stopped")
+
+
+def run_worker(service: Service, host: str, port: int, message: str, workers: Workers | None = None) -> None:
+    """Serve with this process."""
     give_memory_back()
-    service = start_service(settings)
+    with (
+        service.database.reading()
+    ):  # which opens what is there now, and not what may take its place before it is asked
+        pass
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
@@ -10819,44 +10969,38 @@ def run_worker(settings: Settings, host: str, port: int, message: str, parent: i
     loading.daemon = True
     loading.start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = FrontDoor(lean, settings, service.database, service.listeners)
-        runner.run(serve_until_stopped(door, host, port, message, parent))
+        door = FrontDoor(lean, service.settings, service.database, service.listeners)
+        runner.run(serve_until_stopped(door, host, port, message, workers))
     loading.cancel()
     service.database.close()
 
 
-def run_workers(settings: Settings, host: str, port: int, message: str, count: int) -> None:
-    """Serve with several processes. When one dies, all stop.
+def usual_workers(db: str) -> int:
+    """Return how many processes serve a database where nobody says: two for a file, or one where there is little room.
 
-    :raises ChildProcessError: when a worker died by itself.
+    Of the systems that have `fork`, only Linux shares connections out among the processes that listen at a port
+    (socket(7), SO_REUSEPORT). Before PostgreSQL each would need connections of its own.
     """
-    watched, end = os.pipe()
-    held = os.fdopen(end, "wb")  # whose end tells every worker to stop, also one that is still starting
+    has_room = processors() >= 2 and machine_memory() >= ROOM_FOR_TWO
+    return 2 if has_room and sys.platform == "linux" and not scheme_of(db) else 1
 
-    def stop(*_: object) -> None:
-        held.close()
 
+def run_workers(service: Service, host: str, port: int, message: str, count: int) -> None:
+    """Serve with several processes, of which this is one.
+
+    :raises ChildProcessError: when another one died by itself; then all stop.
+    """
+    workers = Workers()
+    service.database.turn = workers.turn
     for name in STOPPING:
-        signal.signal(name, stop)
-    children = set()
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            held.close()
-            run_worker(settings, host, port, message if number == 0 else "", watched)
-            os._exit(0)
-        children.add(child)
-    os.close(watched)
-    failed = False
-    while children:
-        child, status = os.wait()
-        children.remove(child)
-        if status != 0:
-            failed = True
-            stop()
-    ignore_signals()
-    if failed:
-        raise ChildProcessError("a worker died, and so all were stopped")
+        signal.signal(name, workers.stop)
+    gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
+    try:
+        for _ in range(1, count):
+            workers.begin(lambda: run_worker(service, host, port, "", workers))
+        run_worker(service, host, port, message, workers)
+    finally:
+        workers.wait()
 
 
 # ---------------------------------------------------------------------------
@@ -11033,11 +11177,11 @@ def main() -> None:
     "--workers",
     cls=Option,
     envvar="FINDINGS_WORKERS",
-    default=1,
     type=click.IntRange(1, 64),
-    help="Processes. One is the fastest for most; see docs/operations.md.",
+    show_default="2 for a file where there is room, else 1",
+    help="Processes; see docs/operations.md.",
 )
-def serve(db: str, host: str, port: int, workers: int) -> None:
+def serve(db: str, host: str, port: int, workers: int | None) -> None:
     """Serve the API until SIGTERM or Ctrl-C."""
     if fcntl is None:
         raise click.ClickException(
@@ -11045,6 +11189,7 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         )
     with readable_errors(db):
         settings = Settings.read(db=db)
+        workers = workers or usual_workers(db)
         try:
             port = free_port(host, port)
         except OSError as error:
@@ -11055,10 +11200,12 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         if key:
             message += first_steps(key, url_of(host, port))
         with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
+            # What may be kept of the file, the processes share out.
+            service = start_service(msgspec.structs.replace(settings, cache=settings.cache // workers))
             if workers == 1:
-                run_worker(settings, host, port, message)
+                run_worker(service, host, port, message)
             else:
-                run_workers(settings, host, port, message, workers)
+                run_workers(service, host, port, message, workers)
 
 
 def first_key(settings: Settings) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import base64
+import copy
 import errno
 import gc
 import gzip
@@ -502,9 +503,11 @@ def environment(**more: str) -> dict[str, str]:
     """Return the environment of a command: ours, without settings of the service but for the given ones.
 
     What would be printed otherwise elsewhere is left out too: a terminal's width and colours, and the variables by
-    which a CI platform tells where a job runs, which these tests may be part of.
+    which a CI platform tells where a job runs, which these tests may be part of. A service is one process, unless a
+    test is about more, so that it knows what the request before left it with.
     """
-    return {name: value for name, value in os.environ.items() if not SURROUNDINGS.match(name)} | more
+    ours = {name: value for name, value in os.environ.items() if not SURROUNDINGS.match(name)}
+    return ours | {"FINDINGS_WORKERS": "1"} | more
 
 
 # Starting Python and importing the module takes a third of a second, which hundreds of processes would each spend anew.
@@ -8253,7 +8256,7 @@ def test_a_server_with_workers_answers_from_one_database(serve: Callable[..., Se
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("started", [1, 8])
+@pytest.mark.parametrize("started", [1, 7])
 def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started: int) -> None:
     line = [*PROGRAM, "serve", "--port", "0", "--workers", "8", "--db", str(tmp_path / "starting.db")]
     process = subprocess.Popen(
@@ -8969,33 +8972,38 @@ def took_away_and_replaced(db: Path) -> None:
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("take_away", [took_away, took_away_and_replaced])
 def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
-    serve: Callable[..., Server], take_away: Callable[[Path], None]
+    serve: Callable[..., Server], take_away: Callable[[Path], None], workers: int
 ) -> None:
-    server = serve(program=program_with(LOOK_EVERY=0.2))
+    server = serve("--workers", str(workers), program=program_with(LOOK_EVERY=0.2))
     path, moved = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("moved.db")
     with ThreadPoolExecutor(4) as pool:
         writes = [pool.submit(server.request, "POST", path, task()) for _ in range(200)]
         take_away(server.db)
         kept = Counter(each.result().status_code for each in writes)
-        deadline = time.monotonic() + 5
-        while server.request("GET", "/healthz").status_code == 200 and time.monotonic() < deadline:
+        deadline, noticed = time.monotonic() + 5, 0
+        while noticed < 8 * workers and time.monotonic() < deadline:
+            noticed = 0 if server.request("GET", "/healthz").status_code == 200 else noticed + 1
             kept[201] += server.request("POST", path, task()).status_code == 201
     refused_everywhere(server.request)
     time.sleep(0.3)
     refused_everywhere(server.request)
-    assert not server.db.with_name("served.db-wal").exists()
+    wal = server.db.with_name("served.db-wal")
+    assert wal.stat().st_size == 0 if workers > 1 else not wal.exists()
     assert faults_of(moved) == []
     server.db.unlink(missing_ok=True)
     moved.rename(server.db)
-    deadline = time.monotonic() + 5
-    while server.request("GET", "/healthz").status_code != 200 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    deadline, noticed = time.monotonic() + 5, 0
+    while noticed < 8 * workers and time.monotonic() < deadline:
+        noticed = noticed + 1 if server.request("GET", "/healthz").status_code == 200 else 0
+        time.sleep(0.02)
     assert server.request("POST", path, task()).status_code == 201
     assert server.request("GET", f"{API}/tasks").json["total"] == kept[201] + 1
     log = next(server.db.parent.glob("*.log")).read_text("utf-8")
-    assert (log.count("moved, replaced or deleted"), log.count("is back"), "Traceback" in log) == (1, 1, False)
+    assert (log.count("moved, replaced or deleted"), "Traceback" in log) == (workers, False)
+    assert 1 <= log.count("is back") <= workers  # the others are soon there
 
 
 @pytest.mark.sqlite
@@ -10154,6 +10162,132 @@ def test_a_file_system_without_locks_checkpoints_in_each_process(
     checkpointer.give_back()
 
 
+def children_of(process_id: int) -> list[int]:
+    """Return the processes that a process has begun."""
+    return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text("ascii").split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_all_workers_stop_when_one_dies(serve: Callable[..., Server], number: int) -> None:
+    server = serve("--workers", "3")
+    processes = [server.process.pid, *children_of(server.process.pid)]
+    assert len(processes) == 3
+    os.kill(processes[number], signal.SIGKILL)
+    assert server.process.wait(10) == (1 if number else -signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while left := [process for process in processes if is_running(process)]:
+        assert time.monotonic() < deadline, left
+
+
+def is_running(process_id: int) -> bool:
+    """Tell whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text("ascii").rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+ROOM = cases(
+    laptop=(8.0, 16 << 30, "linux", "findings.db", 2),
+    two=(2.0, 2 << 30, "linux", "findings.db", 2),
+    one_processor=(1.0, 16 << 30, "linux", "findings.db", 1),
+    share_of_two=(1.5, 16 << 30, "linux", "findings.db", 1),
+    little_memory=(8.0, 1 << 30, "linux", "findings.db", 1),
+    mac=(8.0, 16 << 30, "darwin", "findings.db", 1),
+    postgresql=(8.0, 16 << 30, "linux", "postgresql://localhost/findings", 1),
+)
+
+
+@pytest.mark.parametrize(("processors", "memory", "platform", "db", "workers"), ROOM)
+def test_two_processes_serve_a_file_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, processors: float, memory: int, platform: str, db: str, workers: int
+) -> None:
+    monkeypatch.setattr(findings_service, "processors", lambda: processors)
+    monkeypatch.setattr(findings_service, "machine_memory", lambda: memory)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert findings_service.usual_workers(db) == workers
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
+@pytest.mark.parametrize("asked", ["", "1", "3"])
+def test_serve_decides_how_many_processes_it_is_unless_it_is_told(
+    serve: Callable[..., Server], tmp_path: Path, asked: str
+) -> None:
+    usual = findings_service.usual_workers(db_at(tmp_path / "served.db"))
+    server = serve(FINDINGS_WORKERS=asked)
+    assert 1 + len(children_of(server.process.pid)) == int(asked or usual)
+    assert server.stop() == 0
+
+
+LIMITS = cases(
+    none=("0::/", {}, None, None),
+    unlimited=("0::/", {"memory.max": "max", "cpu.max": "max 100000"}, None, None),
+    container=("0::/", {"memory.max": "536870912", "cpu.max": "150000 100000"}, 512 * 1024 * KIB, 1.5),
+    unit=("0::/system.slice/x.service", {"system.slice/x.service/cpu.max": "50000 100000"}, None, 0.5),
+    slice=(
+        "1:name=systemd:/\n0::/system.slice/x.service",
+        {"system.slice/memory.max": "268435456", "system.slice/x.service/memory.max": "max"},
+        256 * 1024 * KIB,
+        None,
+    ),
+    host_path=("0::/docker/1f", {"cpu.max": "25000 100000"}, None, 0.25),
+    first_version=("4:memory:/x\n1:cpu:/", {"memory.max": "1", "cpu.max": "1 2"}, None, None),
+)
+
+
+@pytest.mark.parametrize(("group", "files", "memory", "processors"), LIMITS)
+def test_a_control_group_is_the_machine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: str,
+    files: dict[str, str],
+    memory: int | None,
+    processors: float | None,
+) -> None:
+    monkeypatch.setattr(findings_service, "CONTROL_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(findings_service, "CONTROL_GROUPS", tmp_path / "groups")
+    whole = (findings_service.machine_memory(), findings_service.processors())
+    (tmp_path / "cgroup").write_text(f"{group}\n")
+    for name, text in files.items():
+        file = tmp_path / "groups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    found = (findings_service.machine_memory(), findings_service.processors())
+    assert found == (memory or whole[0], processors or whole[1])
+
+
+ENDS = cases(
+    well=("os._exit(0)", ()),
+    badly=("os._exit(7)", ("a worker died, and so all were stopped",)),
+    error=("1 / 0", ("ZeroDivisionError", "a worker died, and so all were stopped")),
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork there is one process")
+@pytest.mark.parametrize(("end", "said"), ENDS)
+def test_processes_share_out_the_cache_and_tell_of_one_that_failed(
+    tmp_path: Path, end: str, said: Sequence[str]
+) -> None:
+    program = f"""
+import os, findings_service
+
+def run_worker(service, host, port, message, workers):
+    os.write(1, b"%d %s\\n" % (service.settings.cache, b"first" if message else b"other"))
+    if not message:
+        {end}
+
+findings_service.run_worker = run_worker
+findings_service.main()
+"""
+    line = [sys.executable, "-c", program, "serve", "--workers", "3", "--port", "0", "--db", str(tmp_path / "x.db")]
+    settings = environment(FINDINGS_CACHE="9m")
+    done = subprocess.run(line, cwd=HERE, env=settings, capture_output=True, text=True, timeout=30, check=False)
+    assert sorted(done.stdout.splitlines()) == [f"{3 << 20} first", f"{3 << 20} other", f"{3 << 20} other"]
+    assert (done.returncode, "No child" in done.stderr) == (1 if said else 0, False)
+    assert all(words in done.stderr for words in said), done.stderr
+
+
 LOADING_AT_ONCE = """
 import sys, threading
 import findings_service
@@ -10184,15 +10318,45 @@ def test_threads_that_need_flask_at_once_all_get_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
-def test_all_workers_stop_when_one_dies(serve: Callable[..., Server]) -> None:
-    server = serve("--workers", "2")
-    parent = server.process.pid
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii").split()
-    assert len(children) == 2
-    os.kill(int(children[1]), signal.SIGKILL)
-    assert server.process.wait(10) == 1
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+def test_a_turn_is_one_processs_at_a_time_and_nobody_has_it_twice_before_who_waits() -> None:
+    turn = findings_service.Turn()
+    had: list[int] = []
+
+    def take(own: Any, number: int) -> None:
+        for _ in range(20):
+            assert own.take(5)
+            had.append(number)
+            time.sleep(0.002)  # in which the other one begins to wait
+            assert had[-1] == number
+            own.give()
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(take, copy.copy(turn), number) for number in range(2)]:
+            done.result()
+    shared = had[had.index(1) : 40 - had[::-1].index(0)] if had[0] == 0 else had[had.index(0) : 40 - had[::-1].index(1)]
+    assert all(each != following for each, following in itertools.pairwise(shared)), had
+
+
+@pytest.mark.sqlite
+def test_who_never_gets_its_turn_writes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings_service, "TURN_PATIENCE", 0.05)
+    database = findings_service.SQLiteDatabase(findings_service.Settings(db=str(tmp_path / "x.db")))
+    database.turn = findings_service.Turn()
+    assert database.turn.take(0)  # as a process did that was killed then
+    with database.transaction() as connection:
+        findings_service.insert_client(connection, "one")
+    database.turn.give()
+    with database.in_turn(), database.transaction() as connection:
+        assert not copy.copy(database.turn).take(0)
+        findings_service.insert_client(connection, "two")
+    with pytest.raises(ZeroDivisionError), database.transaction():
+        raise ZeroDivisionError
+    assert database.turn.take(0)  # whoever wrote gave it back, once
+    assert not database.turn.take(0)
+    database.turn.give()
+    with database.reading() as connection:
+        assert {"one", "two"} <= {row[0] for row in connection.execute("SELECT id FROM clients")}
+    database.close()
 
 
 # ---------------------------------------------------------------------------
@@ -11831,6 +11995,19 @@ def test_the_wal_shrinks_again_after_a_long_read(server: Server) -> None:
         assert server.request("POST", path, task()).status_code == 201
         time.sleep(0.05)
     assert wal.stat().st_size <= LARGE_WAL
+
+
+@pytest.mark.sqlite
+def test_the_process_that_checkpoints_folds_in_what_the_other_one_wrote(serve: Callable[..., Server]) -> None:
+    program = program_with(LARGE_WAL=100_000, HOUSEKEEPING=8, WAL_LOOK=0.05)
+    server = serve("--workers", "2", program=program)
+    path, wal = f"{API}/runs/{server.start_run()}/tasks", server.db.with_name("served.db-wal")
+    patience = 16.0  # until house is kept for the first time
+    for _ in range(16):  # each by whichever process
+        assert server.request("POST", path, task(evidence=[{"content": "x" * 100_000}])).status_code == 201
+        deadline, patience = time.monotonic() + patience, 4
+        while wal.stat().st_size > 0:
+            assert time.monotonic() < deadline
 
 
 @pytest.mark.sqlite
