@@ -43,7 +43,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -202,28 +202,41 @@ class Server:
     port: int
     process_id: int
 
+    def processes(self) -> Iterator[Path]:
+        """Give what Linux tells of it, and then of the processes that it began."""
+        children = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text().split()
+        yield from (Path("/proc") / each for each in (str(self.process_id), *children))
+
     def worked(self) -> float:
-        """Return the seconds of processors that it and the processes that it began have had, 0 where nothing tells."""
+        """Return the seconds of processors that all of them have had, 0 where nothing tells."""
         try:
-            children = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text().split()
-            stats = [Path(f"/proc/{each}/stat").read_text() for each in (self.process_id, *children)]
+            stats = [(each / "stat").read_text() for each in self.processes()]
         except OSError:
             return 0.0
         ticks = (stat.rpartition(") ")[2].split()[11:13] for stat in stats)
         return sum(map(int, itertools.chain.from_iterable(ticks))) / os.sysconf("SC_CLK_TCK")
 
     def peak(self) -> float:
-        """Return the most resident memory that it has had, in MB; what it has now, where nothing tells."""
-        status = Path(f"/proc/{self.process_id}/status")
-        return int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0]) / 1024 if status.exists() else self.memory()
+        """Return the most resident memory that they have had, in MB; what they have now, where nothing tells."""
+        return self._resident("VmHWM")
 
     def memory(self) -> float:
-        """Return its resident memory in MB."""
-        status = Path(f"/proc/{self.process_id}/status")
-        if status.exists():
-            return int(re.findall(r"VmRSS:\s+(\d+)", status.read_text())[0]) / 1024
-        command = ["ps", "-o", "rss=", "-p", str(self.process_id)]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+        """Return their resident memory in MB, where what the first shares with others counts once."""
+        return self._resident("VmRSS")
+
+    def _resident(self, figure: str) -> float:
+        try:
+            first, *others = self.processes()
+            shared = sum(kilobytes_of(each / "smaps_rollup", "Shared_(?:Clean|Dirty)") for each in others)
+            return (sum(kilobytes_of(each / "status", figure) for each in (first, *others)) - shared) / 1024
+        except OSError:
+            command = ["ps", "-o", "rss=", "-p", str(self.process_id)]
+            return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+
+
+def kilobytes_of(file: Path, name: str) -> int:
+    """Return the sum of the figures of a name that Linux tells in one of its files."""
+    return sum(map(int, re.findall(rf"^{name}:\s+(\d+) kB", file.read_text(), re.MULTILINE)))
 
 
 LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
@@ -451,6 +464,11 @@ def service(db: Path | str, **environment: str) -> Iterator[Server]:
             yield Server(port, process.pid)
         finally:
             process.terminate()
+
+
+def one_process(db: Path | str, **environment: str) -> AbstractContextManager[Server]:
+    """Serve a database with one process, as the floors have."""
+    return service(db, FINDINGS_WORKERS="1", **environment)
 
 
 def serve_hello(port: int) -> None:
@@ -968,7 +986,7 @@ def measure_reads(bench: Bench) -> Iterator[Row]:
         "GET a run with its summary, 16 connections": ([request(stored.key, "GET", f"/api/v1/runs/{run_id}")], 0.35),
     }
     greeting = [request("", "GET", "/")]
-    with hello() as floor, service(stored.path) as server:
+    with hello() as floor, one_process(stored.path) as server:
         for name, (requests, to_reach) in works.items():
             plan.timed(bench.load, floor, greeting)
             plan.timed(bench.load, server, requests)
@@ -1034,7 +1052,7 @@ def measure_metrics(bench: Bench) -> Iterator[Row]:
         plan.timed(bench.load, server, reading)
         scrapes = [request(stored.key, "GET", "/metrics")] * 10 * plan.rounds
         told = bench.load.run(Job(server, scrapes, 200, connections=1))
-    with service(stored.path) as server:
+    with one_process(stored.path) as server:
         plan.timed(bench.load, server, reading)
         rate = statistics.median(plan.timed(bench.load, server, reading) for _ in range(plan.rounds))
     settings = fs.Settings(db=str(stored.path))
@@ -1082,7 +1100,7 @@ def measure_writes(bench: Bench) -> Iterator[Row]:
     """Compare single durable writes with SQLite's, of many clients and of one alone."""
     plan, stored = bench.plan, bench.small.copy("writes.db")
     floor, triage = OneRow(bench.small), Triage(stored.key, stored.task_paths(1000))
-    with service(stored.path) as server:
+    with one_process(stored.path) as server:
         creation = Creation(server, stored)
         works = {
             "PATCH a status": (floor.update_rate, triage.next, 200, {CONNECTIONS: 0.75, 1: 0.20}),
@@ -1098,6 +1116,39 @@ def measure_writes(bench: Bench) -> Iterator[Row]:
                 yield row_of("writes", f"{name}, {connections} connection{many}, durable", "/s", pairs[1:], share, True)
 
 
+NOT_SLOWER = 0.95  # of a rate: two measurements of the same differ by as much
+
+
+def measure_workers(bench: Bench) -> Iterator[Row]:
+    """Compare two processes with one, each with a copy of the same database."""
+    if fs.processors() < 2:
+        print("workers is left out: it takes two processors", file=sys.stderr)
+        return
+    plan, load = bench.plan, bench.load
+    copies = [bench.small.copy(f"workers-{number}.db") for number in (1, 2)]
+    paths = bench.small.task_paths(1000)
+    reading = [request(bench.small.key, "GET", path) for path in paths]
+    others = [request(bench.small.key, "GET", path) for path in other_pages("/api/v1/tasks?view=full")]
+    with one_process(copies[0].path) as one, service(copies[1].path, FINDINGS_WORKERS="2") as two:
+        triages = [Triage(bench.small.key, paths).next for _ in copies]
+        creations = [Creation(server, stored).next for server, stored in zip((one, two), copies, strict=True)]
+        works: Mapping[str, tuple[Callable[[int], Rate], float]] = {
+            "GET one task": (lambda side: plan.timed(load, (one, two)[side], reading), 1.3),
+            "GET another list of 50": (lambda side: plan.timed(load, (one, two)[side], others), 1.3),
+            "PATCH a status": (
+                lambda side: load.run(Job((one, two)[side], triages[side](plan.writes), 200)).rate,
+                NOT_SLOWER,
+            ),
+            "POST one task": (
+                lambda side: load.run(Job((one, two)[side], creations[side](plan.writes), 201)).rate,
+                NOT_SLOWER,
+            ),
+        }
+        for name, (rate, to_reach) in works.items():
+            pairs = [(rate(0), rate(1)) for _ in range(plan.rounds * 2 + 1)]
+            yield row_of("workers", f"two processes against one: {name}", "/s", pairs[1:], to_reach, True)
+
+
 def submit(bench: Bench, server: Server, key: str, run_number: int, bodies: Sequence[bytes], status: int) -> Outcome:
     """Submit batches to a new run, one after the other."""
     path = f"/api/v1/runs/{start_run(server, key, target_of(run_number))}/tasks"
@@ -1110,7 +1161,7 @@ def measure_batches(bench: Bench) -> Iterator[Row]:
     plan, stored = bench.plan, bench.small.copy("batches.db")
     floor = SameRows(bench.small, "same-rows.db")
     first, new, again = stored.rows, list[tuple[float, float]](), list[tuple[float, float]]()
-    with service(stored.path) as server:
+    with one_process(stored.path) as server:
         for number in range(plan.rounds + 1):
             bodies = [batch_body(first + batch * BATCH, BATCH) for batch in range(plan.batches)]
             created = submit(bench, server, stored.key, number, bodies, 201).rate.times(BATCH)
@@ -1157,7 +1208,7 @@ def measure_sarif(bench: Bench) -> Iterator[Row]:
     stored, project_type = sarif_server(bench, "sarif.db")
     pairs, peak = list[tuple[float, float]](), 0.0
     for number in range(min(bench.plan.rounds, 3)):
-        with service(stored.path) as server:
+        with one_process(stored.path) as server:
 
             def rate(bodies: Sequence[bytes], kind: str, target: str, server: Server = server) -> float:
                 path = f"/api/v1/runs/{start_run(server, stored.key, target, project_type)}/tasks"
@@ -1181,7 +1232,7 @@ def measure_beside(bench: Bench) -> Iterator[Row]:
     for task in tasks:
         del task["externalId"]  # so that they are new, however often they are sent
     pairs, reads = list[tuple[float, float]](), list[Outcome]()
-    with service(stored.path) as server:
+    with one_process(stored.path) as server:
 
         def job(requests: Sequence[bytes], status: int) -> Job:
             return Job(server, requests, status, connections=1, seconds=plan.seconds * 2)
@@ -1243,7 +1294,7 @@ def measure_slow_disk(bench: Bench) -> Iterator[Row]:
     plan, stored = bench.plan, bench.small.copy("slow-disk.db")
     triage = Triage(stored.key, stored.task_paths(1000))
     pairs, reads, created = list[tuple[float, float]](), list[Outcome](), list[tuple[float, float]]()
-    with service(stored.path, LD_PRELOAD=str(library)) as server:
+    with one_process(stored.path, LD_PRELOAD=str(library)) as server:
         creation = Creation(server, stored)
         require_slow(bench.load.run(Job(server, creation.next(5), 201, connections=1)))
         paths = [request(stored.key, "GET", path) for path in stored.task_paths(1000)]
@@ -1985,6 +2036,7 @@ PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {
     "reads": measure_reads,
     "metrics": measure_metrics,
     "writes": measure_writes,
+    "workers": measure_workers,
     "batches": measure_batches,
     "sarif": measure_sarif,
     "beside": measure_beside,
