@@ -9859,6 +9859,7 @@ class Lean:
 
 LARGE_BLOCK = 1024 * KIB  # bytes
 ROOM_FOR_TWO = 3 * 512 * 1024 * KIB  # bytes of memory; the second process takes some 40 MB
+GIVING_BACK = 10.0  # seconds between two times that the system gets memory back, which takes a millisecond
 LOADING = 1.0  # seconds after the start when Flask is loaded, for what is not one of the service's operations
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
 OWN_FILES = 40  # that the process itself has open
@@ -10897,18 +10898,22 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def give_memory_back() -> None:
-    """Have glibc give large blocks back to the system as soon as they are free (mallopt(3)).
+def give_memory_back() -> Callable[[], object]:
+    """Have glibc give large blocks back to the system as soon as they are free, and return what gives back the others.
 
-    It would keep them from the first large body on, some in each of its arenas: 70 MB behind ten minutes of such.
+    It would keep them from the first large body on, some in each of its arenas, which are as many as threads: 70 MB
+    behind ten minutes of such. The threads hardly meet in one (mallopt(3), malloc_trim(3)).
     """
     import ctypes
 
-    mmap_threshold, trim_threshold = -3, -1
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8
     with suppress(AttributeError, OSError, TypeError):  # another C library
         library = ctypes.CDLL(None)
+        library.mallopt(arena_max, 1)
         library.mallopt(mmap_threshold, LARGE_BLOCK)
         library.mallopt(trim_threshold, 32 * LARGE_BLOCK)  # which else would follow the largest block, and now does not
+        return partial(library.malloc_trim, 0)
+    return int
 
 
 class Workers:
@@ -10953,25 +10958,27 @@ class Workers:
 
 def run_worker(service: Service, host: str, port: int, message: str, workers: Workers | None = None) -> None:
     """Serve with this process."""
-    give_memory_back()
-    with (
-        service.database.reading()
-    ):  # which opens what is there now, and not what may take its place before it is asked
+    give_back = give_memory_back()
+    with service.database.reading():  # which opens what is there now, before something else may take its place
         pass
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
     gc.set_threshold(10_000, 10, 10)
     lean = Lean(service)
-    loading = threading.Timer(
-        LOADING, lean.load
-    )  # so that nobody has to wait for it, also who is told that he is wrong
-    loading.daemon = True
-    loading.start()
+    ended = threading.Event()
+
+    def look_after_memory() -> None:
+        if not ended.wait(LOADING):  # so that nobody has to wait for it, also who is told that he is wrong
+            lean.load()
+        while not ended.wait(GIVING_BACK):
+            give_back()
+
+    threading.Thread(target=look_after_memory, name="findings-memory", daemon=True).start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         door = FrontDoor(lean, service.settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, message, workers))
-    loading.cancel()
+    ended.set()
     service.database.close()
 
 
