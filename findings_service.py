@@ -10959,8 +10959,7 @@ class Workers:
 def run_worker(service: Service, host: str, port: int, message: str, workers: Workers | None = None) -> None:
     """Serve with this process."""
     give_back = give_memory_back()
-    with service.database.reading():  # which opens what is there now, before something else may take its place
-        pass
+    service.database.keep_house()  # which opens what is there now, before something else may take its place
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
