@@ -2769,8 +2769,8 @@ class SQLiteDatabase(Database):
     def _leave(self) -> None:
         """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
 
-        So a moved file is whole, and a deleted one can still be saved from /proc. Where other processes have the file
-        open too, the WAL is only emptied.
+        So a moved file is whole, and a deleted one can still be saved from /proc. While other processes have the file
+        open too, SQLite keeps the WAL: then this one closes it, and the last of them to leave is who does all that.
         """
         if self._writer is None:
             return
@@ -2780,8 +2780,8 @@ class SQLiteDatabase(Database):
             self.settings.db,
         )
         self._close_reader()
-        with suppress(sqlite3.Error):
-            if self.checkpointer.held or self.checkpointer.try_take():  # of which one may have left before
+        try:
+            if self.checkpointer.held or self.checkpointer.try_take():  # another process may have held it, and left
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._writer.execute("PRAGMA journal_mode = DELETE")
         self.checkpointer.give_back()
@@ -2789,7 +2789,7 @@ class SQLiteDatabase(Database):
     def _return(self) -> None:
         if self._writer is not None:
             self._writer.execute("PRAGMA journal_mode = WAL")
-            log.warning("%r is back; going on", self.settings.db)
+        log.warning("%r is back; going on", self.settings.db)
 
     def close(self) -> None:
         """Write what is left to write, and close the connections; SQLite then folds the WAL into the file."""
@@ -2805,7 +2805,10 @@ class SQLiteDatabase(Database):
         self._close_reader()
         if self._writer is not None:
             self._writer.close()
-            self._writer = self._file = None
+        except sqlite3.Error:
+            self._writer.close()
+            self._writer = None
+        self._writer = self._file = None
         self.checkpointer.give_back()
         self._asked, self._away, self._left = -LOOK_EVERY, False, False
 
