@@ -225,13 +225,12 @@ class Server:
         return self._resident("VmRSS")
 
     def _resident(self, figure: str) -> float:
-        try:
-            first, *others = self.processes()
-            shared = sum(kilobytes_of(each / "smaps_rollup", "Shared_(?:Clean|Dirty)") for each in others)
-            return (sum(kilobytes_of(each / "status", figure) for each in (first, *others)) - shared) / 1024
-        except OSError:
+        if not Path("/proc/self/smaps_rollup").exists():
             command = ["ps", "-o", "rss=", "-p", str(self.process_id)]
             return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+        first, *others = self.processes()
+        shared = sum(kilobytes_of(each / "smaps_rollup", "Shared_(?:Clean|Dirty)") for each in others)
+        return (sum(kilobytes_of(each / "status", figure) for each in (first, *others)) - shared) / 1024
 
 
 def kilobytes_of(file: Path, name: str) -> int:

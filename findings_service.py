@@ -154,9 +154,9 @@ def group_limits(name: str) -> Iterator[Sequence[str]]:
     A container may see its own group as the outermost (https://docs.kernel.org/admin-guide/cgroup-v2.html).
     """
     with suppress(OSError):
-        for line in CONTROL_GROUP.read_text().splitlines():
-            hierarchy, _, own = line.rpartition(":")
-            for group in (Path(own), *Path(own).parents) if hierarchy == "0:" else ():
+        for line in os.fsdecode(CONTROL_GROUP.read_bytes()).splitlines():
+            hierarchy, _, own = line.split(":", 2)
+            for group in (Path(own), *Path(own).parents) if hierarchy == "0" else ():
                 with suppress(OSError):
                     yield (CONTROL_GROUPS / group.relative_to("/") / name).read_text().split()
 
@@ -1585,7 +1585,7 @@ TASK_SETS_KEPT = 16
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 LEFT_TO_OTHERS = 0.0001  # seconds after its turn to write in which a process does not take the next one
-TURN_PATIENCE = 1.0  # seconds that it waits for its turn before it looks whether it can do without
+TURN_PATIENCE = 0.1  # seconds that it waits for its turn before it looks whether it can do without
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1935,6 +1935,10 @@ class Database(ABC):
     @abstractmethod
     def keep_house(self) -> None:
         """Do what the engine wants done now and then."""
+
+    def in_disorder(self) -> bool:
+        """Tell whether that cannot wait until it is time for it."""
+        return False
 
     @abstractmethod
     def erasing_slices(self) -> Iterator[bool]:
@@ -2376,32 +2380,39 @@ class Turn:
     """Whose turn it is to write, of the processes of one service: whoever has taken the one byte out of a pipe.
 
     There they wake who is next, where SQLite's lock lets them sleep and look again. That lock still is what keeps
-    them apart: where a process was killed in its turn, the others write without, which takes them longer.
+    them apart: where a process stands still in its turn, the others write without, which takes them longer.
     """
 
     def __init__(self) -> None:
         self._listened, self._written = os.pipe()
         os.set_blocking(self._listened, False)
-        self._given = 0.0
+        self._patience = TURN_PATIENCE
+        self._given_at = 0.0
         self.give()
 
-    def take(self, patience: float) -> bool:
-        """Wait for the turn, some seconds at most, and tell whether it came. Who just had it lets others be first."""
-        pause, end = self._given + LEFT_TO_OTHERS - time.monotonic(), time.monotonic() + patience
+    def take(self) -> bool:
+        """Wait for the turn, and tell whether it came. Who just had it lets others be first.
+
+        Who waited in vain waits for a shorter time from then on, until it comes.
+        """
+        pause, end = self._given_at + LEFT_TO_OTHERS - time.monotonic(), time.monotonic() + self._patience
         if pause > 0:
             time.sleep(pause)
         waiting = select.poll()
         waiting.register(self._listened, select.POLLIN)
         while True:
             with suppress(BlockingIOError):
-                return bool(os.read(self._listened, 1))
+                os.read(self._listened, 1)
+                self._patience = TURN_PATIENCE
+                return True
             if not waiting.poll(max(0.0, end - time.monotonic()) * 1000):
+                self._patience = BUSY_SLICE
                 return False
 
     def give(self) -> None:
         """Let another process have the turn."""
         os.write(self._written, b".")
-        self._given = time.monotonic()
+        self._given_at = time.monotonic()
 
 
 class SQLiteDatabase(Database):
@@ -2544,8 +2555,12 @@ class SQLiteDatabase(Database):
         """Wait until no other thread writes, and no other process of this service unless it takes too long."""
         self._writing.acquire()
         self._entered += 1
-        if self._entered == 1 and self.turn is not None:
-            self._has_turn = self.turn.take(TURN_PATIENCE)
+        try:
+            if self._entered == 1 and self.turn is not None:
+                self._has_turn = self.turn.take()
+        except BaseException:
+            self._leave_turn()
+            raise
 
     def _leave_turn(self) -> None:
         """Let others write."""
@@ -2635,6 +2650,12 @@ class SQLiteDatabase(Database):
         with suppress(sqlite3.Error, OSError, DatabaseUnusable), self.maintaining() as connection:
             if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def in_disorder(self) -> bool:
+        """Tell whether the WAL is large, which other processes write, too, and only this one folds in."""
+        with suppress(OSError):
+            return self.turn is not None and self.checkpointer.held and self.wal_size() > LARGE_WAL
+        return False
 
     def erasing_slices(self) -> Iterator[bool]:
         """Erase what was asked for from the file and the WAL, where it is this process's turn, a part with each step.
@@ -2784,6 +2805,9 @@ class SQLiteDatabase(Database):
             if self.checkpointer.held or self.checkpointer.try_take():  # another process may have held it, and left
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._writer.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.Error:
+            self._writer.close()
+            self._writer = None
         self.checkpointer.give_back()
 
     def _return(self) -> None:
@@ -2805,9 +2829,6 @@ class SQLiteDatabase(Database):
         self._close_reader()
         if self._writer is not None:
             self._writer.close()
-        except sqlite3.Error:
-            self._writer.close()
-            self._writer = None
         self._writer = self._file = None
         self.checkpointer.give_back()
         self._asked, self._away, self._left = -LOOK_EVERY, False, False
@@ -9861,7 +9882,7 @@ class Lean:
 # ---------------------------------------------------------------------------
 
 LARGE_BLOCK = 1024 * KIB  # bytes
-ROOM_FOR_TWO = 3 * 512 * 1024 * KIB  # bytes of memory; the second process takes some 40 MB
+ROOM_FOR_TWO = 3 * 512 * 1024 * KIB  # bytes of memory; the second process takes some 30 MB
 GIVING_BACK = 10.0  # seconds between two times that the system gets memory back, which takes a millisecond
 LOADING = 1.0  # seconds after the start when Flask is loaded, for what is not one of the service's operations
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
@@ -10205,7 +10226,8 @@ class Housekeeper:
                 yield SLICE_PAUSE
             while (left := again - time.monotonic()) > WAL_LOOK and database.turn is not None:
                 yield WAL_LOOK
-                database.keep_house()
+                if database.in_disorder():
+                    database.keep_house()
             yield max(0.0, left)
 
 
@@ -10364,10 +10386,10 @@ class Writing(ABC):
         for _ in range(len(lane.waiting)):
             if (write := lane.take()) is None:
                 break
-            if not is_busy(error) or time.monotonic() > write.until:
-                write.answer = refused(error)
-            elif not write.tried:
+            if is_busy(error) and not write.tried:
                 write.answer = self._refusal(write)
+            if write.answer is None and (not is_busy(error) or time.monotonic() > write.until):
+                write.answer = refused(error)
             if write.answer is None:
                 lane.waiting.append(write)
             else:
@@ -10916,33 +10938,49 @@ def give_memory_back() -> Callable[[], object]:
         library.mallopt(mmap_threshold, LARGE_BLOCK)
         library.mallopt(trim_threshold, 32 * LARGE_BLOCK)  # which else would follow the largest block, and now does not
         return partial(library.malloc_trim, 0)
-    return int
+    return lambda: None
 
 
 class Workers:
     """The processes of one service, which end together: this one, and those that it has begun.
 
-    `ends` are pipes that end when one of the others has. `turn` is what they hand on to write.
+    `ends` are pipes that end when this one is told to stop, and when another has ended: in the first process those that
+    it has begun, in these the first. `turn` is what they hand on to write.
     """
 
     def __init__(self) -> None:
-        listened, end = os.pipe()
-        self.ends = [listened]
         self.turn = Turn()
-        self._held = os.fdopen(end, "wb")
         self._children: list[int] = []
+        self.ends: list[int] = []
+        self._hold()
+
+    def _hold(self) -> None:
+        """Make the pipe that ends when this process is told to stop, or has ended."""
+        listened, held = os.pipe()
+        self.ends.append(listened)
+        self._held = os.fdopen(held, "wb")
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Have another process do some work."""
-        listened, life = os.pipe()
+        """Have another process do some work, and then end."""
+        listened, life = os.pipe()  # nothing is ever written to `life`, which the child alone keeps open
         child = os.fork()
         if child == 0:
+            stopped = self._held.closed
             self._held.close()
             for end in (listened, *self.ends[1:]):
                 os.close(end)
             self.ends, self._children = self.ends[:1], []
-            work()
-            os._exit(0)  # which ends `life`
+            self._hold()
+            if stopped:
+                self.stop()
+            status = 1
+            try:
+                work()
+                status = 0
+            except Exception as error:
+                log.error("a worker failed", exc_info=error)
+            finally:  # what the first process does in the end is not to be done twice
+                os._exit(status)
         os.close(life)
         self.ends.append(listened)
         self._children.append(child)

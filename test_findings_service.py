@@ -8270,6 +8270,23 @@ def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started
     assert (process.returncode, "Traceback" in said) == (0, False), said
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
+@pytest.mark.parametrize("named", ["SIGTERM", "SIGINT"])
+def test_a_worker_that_is_told_to_stop_while_it_starts_does(tmp_path: Path, named: str) -> None:
+    pause = "findings_service.give_memory_back = lambda: time.sleep(1) or (lambda: None)"
+    program = f"import time; {IMPORTING}; {pause}; findings_service.main()"
+    line = [sys.executable, "-c", program, "serve", "--port", "0", "--workers", "2", "--db", str(tmp_path / "x.db")]
+    process = subprocess.Popen(
+        line, cwd=HERE, stderr=subprocess.PIPE, text=True, env=environment(FINDINGS_API_KEY=SECRET)
+    )
+    while not (children := children_of(process.pid)):
+        assert process.poll() is None
+    time.sleep(0.3)
+    os.kill(children[0], getattr(signal, named))
+    said = process.communicate(timeout=15)[1]
+    assert (process.returncode, "Traceback" in said) == (0, False), said
+
+
 NOT_UNIX = """
 import os, signal, sys
 sys.modules.update(dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios", "uvloop")))
@@ -8993,6 +9010,8 @@ def test_a_server_notices_that_its_file_has_gone_and_goes_on_when_it_is_back(
     assert not server.db.with_name("served.db-wal").exists()
     assert not server.db.with_name("served.db-shm").exists()
     assert faults_of(moved) == []
+    if server.db.exists():
+        assert faults_of(server.db) == []
     server.db.unlink(missing_ok=True)
     moved.rename(server.db)
     deadline, noticed = time.monotonic() + 5, 0
@@ -10232,6 +10251,8 @@ LIMITS = cases(
         None,
     ),
     host_path=("0::/docker/1f", {"cpu.max": "25000 100000"}, None, 0.25),
+    colons=("0::/kube.slice:cri:1f", {"kube.slice:cri:1f/memory.max": "536870912"}, 512 * 1024 * KIB, None),
+    no_utf8=("0::/\udcff", {"\udcff/memory.max": "536870912"}, 512 * 1024 * KIB, None),
     first_version=("4:memory:/x\n1:cpu:/", {"memory.max": "1", "cpu.max": "1 2"}, None, None),
 )
 
@@ -10248,7 +10269,7 @@ def test_a_control_group_is_the_machine(
     monkeypatch.setattr(findings_service, "CONTROL_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(findings_service, "CONTROL_GROUPS", tmp_path / "groups")
     whole = (findings_service.machine_memory(), findings_service.processors())
-    (tmp_path / "cgroup").write_text(f"{group}\n")
+    (tmp_path / "cgroup").write_bytes(os.fsencode(f"{group}\n"))
     for name, text in files.items():
         file = tmp_path / "groups" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -10324,7 +10345,7 @@ def test_a_turn_is_one_processs_at_a_time_and_nobody_has_it_twice_before_who_wai
 
     def take(own: Any, number: int) -> None:
         for _ in range(20):
-            assert own.take(5)
+            assert own.take()
             had.append(number)
             time.sleep(0.002)  # in which the other one begins to wait
             assert had[-1] == number
@@ -10338,21 +10359,35 @@ def test_a_turn_is_one_processs_at_a_time_and_nobody_has_it_twice_before_who_wai
 
 
 @pytest.mark.sqlite
+def test_processes_that_lost_their_turn_write_and_refuse_in_time(serve: Callable[..., Server]) -> None:
+    lost = f"{IMPORTING}; findings_service.Turn.give = lambda self: None; findings_service.main()"
+    server = serve("--workers", "2", program=(sys.executable, "-c", lost), FINDINGS_BUSY_TIMEOUT="0.1")
+    path = f"{API}/runs/{server.start_run()}/tasks"
+    began = time.monotonic()
+    assert [server.request("POST", path, task()).status_code for _ in range(50)] == [201] * 50
+    assert time.monotonic() - began < 50 * findings_service.TURN_PATIENCE
+    with locked(server.db):
+        for _ in range(8):  # some by each
+            assert_problem(server.request("POST", path, task(), key="wrong"), 401, "unauthorized")
+            assert_problem(server.request("POST", path, task()), 503, "busy")
+
+
+@pytest.mark.sqlite
 def test_who_never_gets_its_turn_writes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings_service, "TURN_PATIENCE", 0.05)
     database = findings_service.SQLiteDatabase(findings_service.Settings(db=str(tmp_path / "x.db")))
     database.turn = findings_service.Turn()
-    assert database.turn.take(0)  # as a process did that was killed then
+    assert database.turn.take()  # as a process did that stands still now
     with database.transaction() as connection:
         findings_service.insert_client(connection, "one")
     database.turn.give()
     with database.in_turn(), database.transaction() as connection:
-        assert not copy.copy(database.turn).take(0)
+        assert not copy.copy(database.turn).take()
         findings_service.insert_client(connection, "two")
     with pytest.raises(ZeroDivisionError), database.transaction():
         raise ZeroDivisionError
-    assert database.turn.take(0)  # whoever wrote gave it back, once
-    assert not database.turn.take(0)
+    assert database.turn.take()  # whoever wrote gave it back, once
+    assert not database.turn.take()
     database.turn.give()
     with database.reading() as connection:
         assert {"one", "two"} <= {row[0] for row in connection.execute("SELECT id FROM clients")}
