@@ -154,9 +154,9 @@ def group_limits(name: str) -> Iterator[Sequence[str]]:
     A container may see its own group as the outermost (https://docs.kernel.org/admin-guide/cgroup-v2.html).
     """
     with suppress(OSError):
-        for line in os.fsdecode(CONTROL_GROUP.read_bytes()).splitlines():
-            hierarchy, _, own = line.split(":", 2)
-            for group in (Path(own), *Path(own).parents) if hierarchy == "0" else ():
+        for line in os.fsdecode(CONTROL_GROUP.read_bytes()).split("\n"):
+            own = Path(line.removeprefix("0::"))
+            for group in (own, *own.parents) if line.startswith("0::") else ():
                 with suppress(OSError):
                     yield (CONTROL_GROUPS / group.relative_to("/") / name).read_text().split()
 

@@ -10253,6 +10253,7 @@ LIMITS = cases(
     host_path=("0::/docker/1f", {"cpu.max": "25000 100000"}, None, 0.25),
     colons=("0::/kube.slice:cri:1f", {"kube.slice:cri:1f/memory.max": "536870912"}, 512 * 1024 * KIB, None),
     no_utf8=("0::/\udcff", {"\udcff/memory.max": "536870912"}, 512 * 1024 * KIB, None),
+    other_breaks=("0::/a\fb\x85c", {"a\fb\x85c/memory.max": "536870912"}, 512 * 1024 * KIB, None),
     first_version=("4:memory:/x\n1:cpu:/", {"memory.max": "1", "cpu.max": "1 2"}, None, None),
 )
 
