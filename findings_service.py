@@ -2282,15 +2282,16 @@ def claim_file(path: str) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
-def open_database(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
-    """Return a connection to the settings' database, which is created when it is missing.
+def open_database(settings: Settings, *, read_only: bool = False, create: bool = True) -> SQLiteConnection:
+    """Return a connection to the settings' database.
 
+    :param create: whether to make a file where there is none.
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
-        if not read_only:
+        if create:
             claim_file(settings.db)
         opening = partial(connect, settings, read_only=read_only)
         return typing.cast(SQLiteConnection, patiently(opening, settings.busy_timeout))
@@ -2339,6 +2340,13 @@ class Checkpointer:
             self.held = True
         except OSError as error:
             self.held = error.errno in NO_LOCKS
+        return self.held
+
+    def take(self, patience: float) -> bool:
+        """Take the right, or wait some seconds for the process that has it, and tell whether it is held now."""
+        end = time.monotonic() + patience
+        while not self.try_take() and time.monotonic() < end:
+            time.sleep(BUSY_SLICE / 4)
         return self.held
 
     def _give_to_owner(self, file: int) -> None:
@@ -2740,34 +2748,40 @@ class SQLiteDatabase(Database):
         return self._writer
 
     def _open_reader(self) -> SQLiteConnection:
-        """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file.
-
-        It is opened by its path, where another file might be by now, or none.
-        """
+        """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file."""
         if self._writer is None:
             with self._writing:
                 self._writer = self._writer or self._open_writer()
+        self._reader = self._open_again(read_only=True)
+        return self._reader
+
+    def _open_again(self, *, read_only: bool) -> SQLiteConnection:
+        """Open the file once more, by its path, where another one might be by now, or none."""
         if self._is_away():
             raise DatabaseUnusable(AWAY)
-        reader = open_database(self.settings, read_only=True)
+        connection = open_database(self.settings, read_only=read_only, create=False)
         if self._is_away():
-            reader.close()
+            connection.close()
             raise DatabaseUnusable(AWAY)
-        self._reader = reader
-        return reader
+        return connection
 
     def _look(self) -> None:
-        """See, once a second, whether the file is where it was, and leave it, or return, once nobody writes."""
+        """See, once a second, whether the file is where it was, and leave it, or return, once nobody uses it.
+
+        It waits for neither lock, since who writes may have come here, and whoever reads wait for him.
+        """
         if time.monotonic() >= self._looked + LOOK_EVERY:
             self._looked = time.monotonic()
             self._away = self._is_away()
-        if self._away != self._left:
-            with self._reading:
+        if self._away != self._left and self._reading.acquire(blocking=False):
+            try:
                 if self._writing.acquire(blocking=False):
                     try:
                         self._leave_or_return()
                     finally:
                         self._writing.release()
+            finally:
+                self._reading.release()
 
     def _is_away(self) -> bool:
         file = self._file
@@ -2791,10 +2805,10 @@ class SQLiteDatabase(Database):
         """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
 
         So a moved file is whole, and a deleted one can still be saved from /proc. While other processes have the file
-        open too, SQLite keeps the WAL: then this one closes it, and the last of them to leave is who does all that.
+        open too, SQLite keeps the WAL: then this one closes it, and the last of them to leave is who does all that. So
+        that one of them is the last, each waits for another that is about it.
         """
-        if self._writer is None:
-            return
+        writer = typing.cast(SQLiteConnection, self._writer)
         log.error(
             "%r was moved, replaced or deleted: every request is refused until it is put back or the service is"
             " restarted",
@@ -2802,21 +2816,23 @@ class SQLiteDatabase(Database):
         )
         self._close_reader()
         try:
-            if self.checkpointer.held or self.checkpointer.try_take():  # another process may have held it, and left
-                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._writer.execute("PRAGMA journal_mode = DELETE")
+            if self.checkpointer.take(TURN_PATIENCE):
+                writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            writer.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.Error:
-            self._writer.close()
+            writer.close()
             self._writer = None
         self.checkpointer.give_back()
 
     def _return(self) -> None:
-        if self._writer is not None:
+        if self._writer is None:
+            self._writer = self._open_again(read_only=False)
+        else:
             self._writer.execute("PRAGMA journal_mode = WAL")
         log.warning("%r is back; going on", self.settings.db)
 
     def close(self) -> None:
-        """Write what is left to write, and close the connections; SQLite then folds the WAL into the file."""
+        """Write what is left to write, and close the connections; the last to close the file folds the WAL into it."""
         with self._reading, self._writing:
             if self._writer is None:
                 return

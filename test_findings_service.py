@@ -9075,6 +9075,59 @@ def test_who_waits_while_another_thread_finds_the_file_gone_is_refused_and_makes
     assert client.add(run) == client.read("tasks")["tasks"][0]["id"]
 
 
+@pytest.fixture
+def left_open_elsewhere(client: Client, run: str, tmp_path: Path) -> Iterator[findings_service.SQLiteDatabase]:
+    """A database that has left its file and closed it, because another one had it open, and is back."""
+    database, other = database_of(client.application), database_of(create_app(db=str(tmp_path / "findings.db")))
+    client.add(run)
+    for place, name in (("findings.db", "moved.db"), ("moved.db", "findings.db")):
+        (tmp_path / place).rename(tmp_path / name)
+        database._looked = -1e9
+        database._look()
+        assert database._left == (name == "moved.db")
+    yield database
+    other.close()
+
+
+@pytest.mark.sqlite
+def test_a_file_that_goes_again_as_soon_as_it_is_back_is_not_made_anew(
+    left_open_elsewhere: findings_service.SQLiteDatabase, client: Client, run: str, tmp_path: Path
+) -> None:
+    took_away(tmp_path / "findings.db")
+    left_open_elsewhere._looked = time.monotonic()
+    assert_storage_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), "storage_full")
+    assert not (tmp_path / "findings.db").exists()
+    (tmp_path / "moved.db").rename(tmp_path / "findings.db")
+    assert client.read("tasks")["total"] == 1
+
+
+@pytest.mark.sqlite
+def test_who_writes_does_not_wait_for_who_reads_to_find_the_file_gone(
+    client: Client, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add(run)
+    database, reading = database_of(client.application), threading.Event()
+
+    def write() -> None:
+        with database.in_turn():
+            assert reading.wait(10)
+            with database.transaction():
+                pass
+
+    def read() -> None:
+        with database._reading:
+            reading.set()
+            assert database._writing.acquire(timeout=5)
+            database._writing.release()
+
+    took_away(tmp_path / "findings.db")
+    monkeypatch.setattr(findings_service, "LOOK_EVERY", 0)
+    with ThreadPoolExecutor(2) as pool:
+        writing, waiting = pool.submit(write), pool.submit(read)
+        assert waiting.exception(10) is None
+        assert isinstance(writing.exception(10), findings_service.DatabaseUnusable)
+
+
 @pytest.mark.sqlite
 def test_a_database_that_is_closed_while_its_file_is_looked_at_is_not_gone(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
