@@ -10881,6 +10881,62 @@ def ignore_signals() -> None:
         signal.signal(name, signal.SIG_IGN)
 
 
+class Workers:
+    """The processes of one service, which end together: this one, and those that it has begun.
+
+    `ends` are pipes that end when this one is told to stop, and when another has ended: in the first process those that
+    it has begun, in these the first. `turn` is what they hand on to write.
+    """
+
+    def __init__(self) -> None:
+        self.turn = Turn()
+        self._children: list[int] = []
+        self.ends: list[int] = []
+        self._hold()
+
+    def _hold(self) -> None:
+        """Make the pipe that ends when this process is told to stop, or has ended."""
+        listened, held = os.pipe()
+        self.ends.append(listened)
+        self._held = os.fdopen(held, "wb")
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Have another process do some work, and then end."""
+        listened, life = os.pipe()  # nothing is ever written to `life`, which the child alone keeps open
+        usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until the child has what its handler closes
+        child = os.fork()
+        if child == 0:
+            self._held.close()
+            for end in (listened, *self.ends[1:]):
+                os.close(end)
+            self.ends, self._children = self.ends[:1], []
+            self._hold()
+            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+            status = 1
+            try:
+                work()
+                status = 0
+            except Exception as error:
+                log.error("a worker failed", exc_info=error)
+            finally:  # what the first process does in the end is not to be done twice
+                os._exit(status)
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+        os.close(life)
+        self.ends.append(listened)
+        self._children.append(child)
+
+    def stop(self, *_: object) -> None:
+        """Have those that this process has begun stop, and this one, also where it is still starting."""
+        self._held.close()
+
+    def wait(self) -> None:
+        """Wait until those have ended. :raises ChildProcessError: when one died by itself."""
+        self.stop()
+        statuses = [os.waitpid(child, 0)[1] for child in self._children]
+        if any(statuses):
+            raise ChildProcessError("a worker died, and so all were stopped")
+
+
 async def serve_until_stopped(
     app: Any, host: str, port: int, message: str, workers: Workers | None = None, interface: str = "rsgi"
 ) -> None:
@@ -10957,66 +11013,12 @@ def give_memory_back() -> Callable[[], object]:
     return lambda: None
 
 
-class Workers:
-    """The processes of one service, which end together: this one, and those that it has begun.
-
-    `ends` are pipes that end when this one is told to stop, and when another has ended: in the first process those that
-    it has begun, in these the first. `turn` is what they hand on to write.
-    """
-
-    def __init__(self) -> None:
-        self.turn = Turn()
-        self._children: list[int] = []
-        self.ends: list[int] = []
-        self._hold()
-
-    def _hold(self) -> None:
-        """Make the pipe that ends when this process is told to stop, or has ended."""
-        listened, held = os.pipe()
-        self.ends.append(listened)
-        self._held = os.fdopen(held, "wb")
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """Have another process do some work, and then end."""
-        listened, life = os.pipe()  # nothing is ever written to `life`, which the child alone keeps open
-        child = os.fork()
-        if child == 0:
-            stopped = self._held.closed
-            self._held.close()
-            for end in (listened, *self.ends[1:]):
-                os.close(end)
-            self.ends, self._children = self.ends[:1], []
-            self._hold()
-            if stopped:
-                self.stop()
-            status = 1
-            try:
-                work()
-                status = 0
-            except Exception as error:
-                log.error("a worker failed", exc_info=error)
-            finally:  # what the first process does in the end is not to be done twice
-                os._exit(status)
-        os.close(life)
-        self.ends.append(listened)
-        self._children.append(child)
-
-    def stop(self, *_: object) -> None:
-        """Have those that this process has begun stop, and this one, also where it is still starting."""
-        self._held.close()
-
-    def wait(self) -> None:
-        """Wait until those have ended. :raises ChildProcessError: when one died by itself."""
-        self.stop()
-        statuses = [os.waitpid(child, 0)[1] for child in self._children]
-        if any(statuses):
-            raise ChildProcessError("a worker died, and so all were stopped")
-
-
 def run_worker(service: Service, host: str, port: int, message: str, workers: Workers | None = None) -> None:
     """Serve with this process."""
     give_back = give_memory_back()
-    service.database.keep_house()  # which opens what is there now, before something else may take its place
+    with service.database.reading():  # which opens what is there now, before something else may take its place
+        pass
+    service.database.keep_house()
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
@@ -11035,7 +11037,6 @@ def run_worker(service: Service, host: str, port: int, message: str, workers: Wo
         door = FrontDoor(lean, service.settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, message, workers))
     ended.set()
-    service.database.close()
 
 
 def usual_workers(db: str) -> int:
@@ -11057,10 +11058,15 @@ def run_workers(service: Service, host: str, port: int, message: str, count: int
     service.database.turn = workers.turn
     for name in STOPPING:
         signal.signal(name, workers.stop)
+
+    def work() -> None:
+        with closing(service.database):
+            run_worker(service, host, port, "", workers)
+
     gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
     try:
         for _ in range(1, count):
-            workers.begin(lambda: run_worker(service, host, port, "", workers))
+            workers.begin(work)
         run_worker(service, host, port, message, workers)
     finally:
         workers.wait()
@@ -11265,10 +11271,11 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
         with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
             # What may be kept of the file, the processes share out.
             service = start_service(msgspec.structs.replace(settings, cache=settings.cache // workers))
-            if workers == 1:
-                run_worker(service, host, port, message)
-            else:
-                run_workers(service, host, port, message, workers)
+            with closing(service.database):  # after all others have: who closes last folds the WAL into the file
+                if workers == 1:
+                    run_worker(service, host, port, message)
+                else:
+                    run_workers(service, host, port, message, workers)
 
 
 def first_key(settings: Settings) -> str | None:

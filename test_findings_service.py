@@ -8271,20 +8271,47 @@ def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
+@pytest.mark.parametrize("started", [0, 0.3])
 @pytest.mark.parametrize("named", ["SIGTERM", "SIGINT"])
-def test_a_worker_that_is_told_to_stop_while_it_starts_does(tmp_path: Path, named: str) -> None:
+def test_a_worker_that_is_told_to_stop_while_it_starts_does(tmp_path: Path, named: str, started: float) -> None:
     pause = "findings_service.give_memory_back = lambda: time.sleep(1) or (lambda: None)"
     program = f"import time; {IMPORTING}; {pause}; findings_service.main()"
     line = [sys.executable, "-c", program, "serve", "--port", "0", "--workers", "2", "--db", str(tmp_path / "x.db")]
     process = subprocess.Popen(
         line, cwd=HERE, stderr=subprocess.PIPE, text=True, env=environment(FINDINGS_API_KEY=SECRET)
     )
-    while not (children := children_of(process.pid)):
-        assert process.poll() is None
-    time.sleep(0.3)
-    os.kill(children[0], getattr(signal, named))
-    said = process.communicate(timeout=15)[1]
+    try:
+        while not (children := children_of(process.pid)):
+            assert process.poll() is None
+        time.sleep(started)
+        os.kill(children[0], getattr(signal, named))
+        said = process.communicate(timeout=15)[1]
+    finally:
+        process.kill()
     assert (process.returncode, "Traceback" in said) == (0, False), said
+
+
+CLOSING_LATE = r"""
+def close(self, close=findings_service.SQLiteDatabase.close, first=os.getpid()):
+    if os.getpid() != first:
+        time.sleep(0.5)
+    os.write(2, b"closing the first\n" if os.getpid() == first else b"closing another\n")
+    close(self)
+findings_service.SQLiteDatabase.close = close
+findings_service.main()
+"""
+
+
+@pytest.mark.sqlite
+def test_the_first_process_closes_the_file_behind_the_others_and_so_folds_the_wal(serve: Callable[..., Server]) -> None:
+    program = (sys.executable, "-c", f"import os, time; {IMPORTING}\n{CLOSING_LATE}")
+    server = serve("--workers", "3", program=program)
+    run = server.start_run()
+    assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
+    assert server.stop() == 0
+    said = next(server.db.parent.glob("*.log")).read_text("utf-8").split("closing ")
+    assert [line.strip() for line in said[-3:]] == ["another", "another", "the first"]
+    assert not server.db.with_name("served.db-wal").exists()
 
 
 NOT_UNIX = """
