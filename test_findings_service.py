@@ -9750,7 +9750,13 @@ class Group:
 
 
 @pytest.fixture
-def group(app: flask.Flask, client: Client) -> Group:
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of writes end with the last one that waits, also on a machine that is busy with something else."""
+    monkeypatch.setattr(findings_service, "GROUP_TIME", 60)
+
+
+@pytest.fixture
+def group(app: flask.Flask, client: Client, unhurried: None) -> Group:
     return Group(app, client.key)
 
 
@@ -9878,7 +9884,7 @@ def test_what_a_group_puts_off_is_little(
     few = findings_service.FEW_REPORTS
     bodies = [(run, {"tasks": [task()] * few}) for run in runs * 2]
     answers = group.ask(*(group.environ("POST", f"{API}/runs/{run}/tasks", body) for run, body in bodies))
-    assert {status for status, _ in answers} == {201}
+    assert [status for status, _ in answers] == [201] * 18
     assert few < most < findings_service.TOGETHER + few
     assert client.read("tasks")["total"] == 18 * few
 
@@ -9998,7 +10004,7 @@ def test_a_write_whose_group_was_undone_is_not_done_once_more_elsewhere(
 
 
 def test_what_a_database_goes_on_undoing_is_refused_when_its_time_is_over(
-    app: flask.Flask, monkeypatch: pytest.MonkeyPatch
+    app: flask.Flask, unhurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         done.append(environ)

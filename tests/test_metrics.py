@@ -213,6 +213,7 @@ def test_a_group_is_told_once_it_is_committed_and_not_when_that_fails(
     def failing(*_: Any) -> None:
         raise full_error()
 
+    monkeypatch.setattr(findings_service, "GROUP_TIME", 60)
     service, told = on.extensions["findings"], list[int]()
     service.listeners.committed.append(told.append)
     writes = findings_service.WriteQueue(crashing, service.database, service.listeners)
