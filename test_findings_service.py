@@ -10648,7 +10648,11 @@ def test_many_quick_checks_cost_their_own_client_only(
     besieged: Server, hostile_key: str, rule: Any, value: Any, count: int
 ) -> None:
     body = {"name": f"product-{time.monotonic_ns()}", "extensionSchema": in_a(rule)}
-    assert besieged.request("POST", f"{API}/project-types", body, hostile_key).status_code == 201
+    for _ in range(10):  # a busy machine may need longer for it than it may take
+        made = besieged.request("POST", f"{API}/project-types", body, hostile_key)
+        if made.status_code == 201:
+            break
+        assert made.json["code"] == "extension_check_timeout"
     run = besieged.request("POST", f"{API}/runs", {"projectType": body["name"]}, hostile_key).json["id"]
     with another_client(besieged, 0.5):
         batch = {"tasks": [task(extensions={"a": value})] * count}
@@ -10890,12 +10894,13 @@ def test_a_lie_about_the_length_is_refused_and_stores_nothing(besieged: Server, 
     assert besieged.request("GET", f"{API}/project-types/smuggled").status_code == 404
 
 
-def test_an_oversized_chunked_body_is_refused_before_its_end(besieged: Server) -> None:
+def test_an_oversized_chunked_body_is_refused_before_its_end(server: Server) -> None:
+    server.start_run()
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    text = raw_request(besieged, "POST", f"{API}/project-types", NEW_TYPE, "Transfer-Encoding: chunked")
+    text = raw_request(server, "POST", f"{API}/project-types", NEW_TYPE, "Transfer-Encoding: chunked")
     with (
-        another_client(besieged, 2.0),
-        socket.create_connection(("127.0.0.1", besieged.port), timeout=5) as connection,
+        another_client(server, 2.0),
+        socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection,
     ):
         connection.sendall(text.removesuffix(NEW_TYPE))
         with suppress(OSError):
@@ -12419,13 +12424,13 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
         connection.execute("INSERT INTO counters VALUES ('default', 'runs', 'completed', 0, 0, 1500)")
     server.stop()
     again = serve(until=LISTENING, program=program_with(HOUSEKEEPING=0.2), FINDINGS_KEEP="1h")
-    waits, deadline = [], time.monotonic() + 20
+    waits, started = [], time.monotonic()
     while again.request("GET", f"{API}/runs?limit=1", key=server.key).json["total"] > 1485:
         began = time.monotonic()
-        assert began < deadline
+        assert began < started + 20
         assert again.request("GET", "/healthz", key=server.key).status_code == 200
         waits.append(time.monotonic() - began)
-    assert len(waits) > 100
+    assert time.monotonic() - started > 7 * findings_service.SLICE_PAUSE  # of 14, some before anybody could ask
     assert max(waits) < 1
 
 
