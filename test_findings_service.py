@@ -5912,7 +5912,7 @@ def test_either_end_of_what_jsonschema_may_be_serves(tmp_path: Path, wanted: str
     line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "test_findings_service.py"]
     line += ["-k", " or ".join(EXTENSION_TESTS)]
     env = environment(PYTHONPATH=str(tmp_path))
-    done = subprocess.run(line, cwd=HERE, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, cwd=HERE, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
 
 
