@@ -1586,6 +1586,7 @@ PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 LEFT_TO_OTHERS = 0.0001  # seconds after its turn to write in which a process does not take the next one
 TURN_PATIENCE = 0.1  # seconds that it waits for its turn before it looks whether it can do without
+LEAVING_PATIENCE = 1.0  # seconds that who leaves a file which has gone waits for another that leaves it
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1909,6 +1910,13 @@ class Database(ABC):
     @abstractmethod
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
+
+    def finish_uses(self) -> None:
+        """Write what `use_later` remembers, at the end of a process; what cannot be written is forgotten."""
+        with suppress(*ENGINE_ERRORS, DatabaseUnusable):
+            self.write_uses()
+        with self._noting:
+            self.last_uses.clear()
 
     def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
         """Have `hear` told the row of a statement, or None, before this thread is told what it asks after it."""
@@ -2768,7 +2776,7 @@ class SQLiteDatabase(Database):
     def _look(self) -> None:
         """See, once a second, whether the file is where it was, and leave it, or return, once nobody uses it.
 
-        It waits for neither lock, since who writes may have come here, and whoever reads wait for him.
+        It waits for neither lock: the thread that comes here may hold the one for writing, for which a reader waits.
         """
         if time.monotonic() >= self._looked + LOOK_EVERY:
             self._looked = time.monotonic()
@@ -2805,8 +2813,8 @@ class SQLiteDatabase(Database):
         """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
 
         So a moved file is whole, and a deleted one can still be saved from /proc. While other processes have the file
-        open too, SQLite keeps the WAL: then this one closes it, and the last of them to leave is who does all that. So
-        that one of them is the last, each waits for another that is about it.
+        open too, SQLite keeps the WAL, and the last of them to leave is who does all that. So that one of them is the
+        last, each waits for another that is about it.
         """
         writer = typing.cast(SQLiteConnection, self._writer)
         log.error(
@@ -2815,27 +2823,29 @@ class SQLiteDatabase(Database):
             self.settings.db,
         )
         self._close_reader()
-        try:
-            if self.checkpointer.take(TURN_PATIENCE):
+        with suppress(sqlite3.Error):
+            if self.checkpointer.take(LEAVING_PATIENCE):
                 writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            writer.execute("PRAGMA journal_mode = DELETE")
-        except sqlite3.Error:
-            writer.close()
-            self._writer = None
+            writer.execute(
+                "PRAGMA journal_mode = DELETE"
+            )  # takes the WAL away, and fails at the header of a moved file
+        writer.close()
+        self._writer = None
         self.checkpointer.give_back()
 
     def _return(self) -> None:
-        if self._writer is None:
-            self._writer = self._open_again(read_only=False)
-        else:
-            self._writer.execute("PRAGMA journal_mode = WAL")
+        self._writer = self._open_again(read_only=False)
         log.warning("%r is back; going on", self.settings.db)
 
     def close(self) -> None:
-        """Write what is left to write, and close the connections; the last to close the file folds the WAL into it."""
+        """Write what is left to write, and close the connections; the last to close the file folds the WAL into it.
+
+        SQLite does so only where the file is at its path: one that was moved a moment ago is left as it should be.
+        """
         with self._reading, self._writing:
             if self._writer is None:
                 return
+            self._leave_or_return()
             with suppress(sqlite3.Error, DatabaseUnusable):
                 self.write_uses()
             self.disconnect()
@@ -10904,7 +10914,11 @@ class Workers:
         """Have another process do some work, and then end."""
         listened, life = os.pipe()  # nothing is ever written to `life`, which the child alone keeps open
         usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until the child has what its handler closes
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+            raise
         if child == 0:
             self._held.close()
             for end in (listened, *self.ends[1:]):
@@ -11016,8 +11030,8 @@ def give_memory_back() -> Callable[[], object]:
 def run_worker(service: Service, host: str, port: int, message: str, workers: Workers | None = None) -> None:
     """Serve with this process."""
     give_back = give_memory_back()
-    with service.database.reading():  # which opens what is there now, before something else may take its place
-        pass
+    with suppress(*ENGINE_ERRORS, DatabaseUnusable), service.database.reading():
+        pass  # but what is there now is open, before something else may take its place
     service.database.keep_house()
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
@@ -11037,6 +11051,7 @@ def run_worker(service: Service, host: str, port: int, message: str, workers: Wo
         door = FrontDoor(lean, service.settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, message, workers))
     ended.set()
+    service.database.finish_uses()  # all processes at once: they may wait for another program, but close by turns
 
 
 def usual_workers(db: str) -> int:
