@@ -1913,8 +1913,10 @@ class Database(ABC):
 
     def finish_uses(self) -> None:
         """Write what `use_later` remembers, at the end of a process; what cannot be written is forgotten."""
-        with suppress(*ENGINE_ERRORS, DatabaseUnusable):
+        try:
             self.write_uses()
+        except Exception as error:
+            log.warning("when keys and runs were used last is not written: %s", error)
         with self._noting:
             self.last_uses.clear()
 
@@ -2826,9 +2828,7 @@ class SQLiteDatabase(Database):
         with suppress(sqlite3.Error):
             if self.checkpointer.take(LEAVING_PATIENCE):
                 writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            writer.execute(
-                "PRAGMA journal_mode = DELETE"
-            )  # takes the WAL away, and fails at the header of a moved file
+            writer.execute("PRAGMA journal_mode = DELETE")  # which takes the WAL away, and fails at the file's header
         writer.close()
         self._writer = None
         self.checkpointer.give_back()
