@@ -43,6 +43,7 @@ import logging
 import math
 import operator
 import os
+import queue
 import random
 import re
 import secrets
@@ -96,8 +97,9 @@ except ModuleNotFoundError as missing:
 try:
     import fcntl
     import pwd
+    import termios
 except ImportError:  # Windows
-    fcntl = pwd = None  # type: ignore[assignment]
+    fcntl = pwd = termios = None  # type: ignore[assignment]
 
 __all__ = [
     "ConfigurationError",
@@ -1471,15 +1473,22 @@ PAGE_FILES: dict[str, PageFile] = {}  # by path: "/", or a name in the folder; a
 PAGE_FOLDER = "/page/"
 
 
+def write_line(line: str) -> None:
+    """Write a line to standard error."""
+    with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
 class Listeners(Struct):
     """Who is told of what an application does, before a caller can know of it: the log is, and a room that counts.
 
     Of each request that is answered: its WSGI environment, the status, the bytes of the body, and the seconds that it
-    took. Of each group of writes that is committed: how many requests it has.
+    took. Of each group of writes that is committed: how many requests it has. `write_line` is what writes the log.
     """
 
     answered: list[Callable[[Mapping[str, Any], int, int, float], object]] = []
     committed: list[Callable[[int], object]] = []
+    write_line: Callable[[str], object] = write_line
 
 
 # ---------------------------------------------------------------------------
@@ -1569,16 +1578,11 @@ LARGE_WAL = 64 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 # times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
 CHECKPOINT_PAGES = 12_000
 READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
-LOOK_EVERY = 1.0  # seconds between two looks at what other processes have done to the file
+LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be done for the file
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
 WAITING = 10  # seconds that what is at work may take for each that it may have the processor
 SAY_EVERY = 5.0  # seconds between two words on how long bringing a file up to date takes
-ERASING_SLICE = 0.03  # seconds that writes wait while gaps of pages are zeroed, before others get their turn
-ERASED_WITHIN = 5.0  # seconds that a request waits for it at most where nobody else does it
-WIPED_AT_ONCE = 256  # pages
-MOST_PAGES = 1 << 25  # 128 GiB of 4 KiB each
-FILE_HEADER = 100  # bytes before the first page's own header
 BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
 REPORTERS_KNOWN = 1_000  # runs and branches whose cells are kept: as many as a filter names
 TASK_SETS_KEPT = 16
@@ -1586,7 +1590,7 @@ PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 LEFT_TO_OTHERS = 0.0001  # seconds after its turn to write in which a process does not take the next one
 TURN_PATIENCE = 0.1  # seconds that it waits for its turn before it looks whether it can do without
-LEAVING_PATIENCE = 1.0  # seconds that who leaves a file which has gone waits for another that leaves it
+HEALTH_TIME = 2.0  # seconds
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
 
@@ -1684,7 +1688,7 @@ class Connection(ABC):
     the runs and branches that were counted last, `task_sets` what was searched for and in, and `pages` lists as they
     went out: only a `read_only` connection keeps them, because what another one reads may yet be undone. `is_late`
     tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for good: then
-    the counters that have come to nothing go too, because their scopes name what is gone.
+    the counters that have come to nothing go too, because their scopes name what is gone, and the log is truncated.
     """
 
     read_only = False
@@ -1771,10 +1775,6 @@ class Connection(ABC):
     @abstractmethod
     def words_holding(self, client_id: str, word: str) -> Iterable[tuple[int, str]]:
         """Give the blocks of words that have a word in them, and maybe others, by block: its number and its text."""
-
-    @abstractmethod
-    def ask_to_erase(self) -> None:
-        """Have what the transaction deletes erased from where the engine may still have it, and set `deletes`."""
 
     @abstractmethod
     def faults(self) -> Iterator[str]:
@@ -1886,6 +1886,14 @@ class Database(ABC):
     def snapshot(self) -> AbstractContextManager[Connection]:
         """Give a connection to a reader whose statements must all see the same moment."""
 
+    def apart(self) -> AbstractContextManager[Connection]:
+        """Give the connection of a `snapshot` to a reader who takes long, in a way in which nobody waits for him."""
+        return self.snapshot()
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Take the right to write, and give it back: nothing is stored. It takes `HEALTH_TIME` at most."""
+
     @abstractmethod
     def transaction(
         self, client_id: str | None = None, patience: float | None = None
@@ -1950,13 +1958,6 @@ class Database(ABC):
         """Tell whether that cannot wait until it is time for it."""
         return False
 
-    @abstractmethod
-    def erasing_slices(self) -> Iterator[bool]:
-        """Erase what was asked for, where it is this process's turn to, a part with each step.
-
-        Each tells whether there is more to do.
-        """
-
     def cautions(self) -> Iterator[str]:
         """Give what whoever audits the database should know, without anything being wrong with its data."""
         yield from ()
@@ -2015,18 +2016,6 @@ def reopen_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=close_for_fork, after_in_parent=reopen_after_fork, after_in_child=reopen_after_fork)
-
-
-def erase_at_once(database: Database) -> None:
-    """Erase what was asked for, where nobody keeps house who would; what takes too long is left to the next time."""
-    end = time.monotonic() + ERASED_WITHIN
-    try:
-        for _ in database.erasing_slices():
-            if time.monotonic() > end:
-                return
-            time.sleep(BUSY_SLICE / 4)
-    except (sqlite3.Error, OSError, DatabaseUnusable) as error:
-        log.warning("erasing what was deleted failed, and is tried again: %s", error)
 
 
 # SQLite. Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which
@@ -2098,14 +2087,6 @@ class SQLiteConnection(sqlite3.Connection, Connection):
     def words_holding(self, client_id: str, word: str) -> Iterable[tuple[int, str]]:  # noqa: ARG002
         """Give all blocks: Python finds the word in them sooner than SQLite does."""
         return self.execute("SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,))
-
-    def ask_to_erase(self) -> None:
-        """Ask the process that may checkpoint to erase what the transaction removes: `erasing_slices` does it."""
-        self.deletes = True
-        self.execute(
-            """INSERT INTO erasures (id, asked, done) VALUES (1, 1, 0)
-               ON CONFLICT (id) DO UPDATE SET asked = erasures.asked + 1"""
-        )
 
     def faults(self) -> Iterator[str]:
         """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
@@ -2336,6 +2317,7 @@ class Checkpointer:
         self.path = f"{os.path.realpath(db)}{CHECKPOINTER}"
         self.held = False
         self._file: int | None = None
+        self._asked = self._folded = 0  # when a deletion was told of last, and of which one the WAL is rid
 
     def try_take(self) -> bool:
         """Take the right unless another process has it, and tell whether it is held now."""
@@ -2352,12 +2334,21 @@ class Checkpointer:
             self.held = error.errno in NO_LOCKS
         return self.held
 
-    def take(self, patience: float) -> bool:
-        """Take the right, or wait some seconds for the process that has it, and tell whether it is held now."""
-        end = time.monotonic() + patience
-        while not self.try_take() and time.monotonic() < end:
-            time.sleep(BUSY_SLICE / 4)
-        return self.held
+    def ask(self) -> None:
+        """Tell whoever has the right, by the time of the lock's file, that the WAL holds what was deleted."""
+        self._asked = time.time_ns()
+        with suppress(OSError):
+            os.utime(self.path, ns=(self._asked, self._asked))
+
+    def asked(self) -> int:
+        """Return when that was told last, by whom it may be, as a number; 0 where the WAL is rid of it."""
+        with suppress(OSError):
+            self._asked = max(self._asked, os.stat(self.path).st_mtime_ns)  # noqa: PTH116 - pathlib is slow
+        return self._asked if self._asked != self._folded else 0
+
+    def done(self, asked: int) -> None:
+        """Note that the WAL is rid of all that was told of until then."""
+        self._folded = asked
 
     def _give_to_owner(self, file: int) -> None:
         """Let the database's owner have the file, as SQLite does with the WAL, when root was here first."""
@@ -2372,7 +2363,7 @@ class Checkpointer:
         self._file, self.held = None, False
 
 
-AWAY = "it was moved, replaced or deleted while the service runs"
+AWAY = "it was moved, replaced or deleted under the service; put back what belongs there, and restart the service"
 
 
 def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
@@ -2444,14 +2435,15 @@ class SQLiteDatabase(Database):
         self.checkpointer = Checkpointer(settings.db)
         self._written_uses: dict[UseKey, str] = {}
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
+        self._apart = threading.Lock()  # of who has a connection of his own
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
         self._transacting: int | None = None  # the thread that has a transaction
         self._entered = 0  # how many times the thread that has `_writing` is in it
         self._has_turn = False
         self._file: tuple[int, int] | None = None
-        self._away = self._left = False  # whether the file is, and whether the connections have left it
-        self._looked = self._asked = -LOOK_EVERY
+        self._away = False  # whether the file at the path was found to be another one
+        self._asked = -LOOK_EVERY
         super().__init__(msgspec.structs.replace(settings, db=str(Path(settings.db).absolute())))  # wherever we go
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -2502,10 +2494,10 @@ class SQLiteDatabase(Database):
         if self._writer and self.transacting:
             yield self._writer
             return
-        self._look()
         with self._reading:
+            reader = self._reader or self._open_reader()
             self._require_file()
-            yield self._reader or self._open_reader()
+            yield reader
 
     @contextmanager
     def snapshot(self) -> Iterator[SQLiteConnection]:
@@ -2520,6 +2512,16 @@ class SQLiteDatabase(Database):
             finally:
                 if connection.in_transaction:  # an error of the disk has ended it
                     connection.execute("ROLLBACK")
+
+    @contextmanager
+    def apart(self) -> Iterator[SQLiteConnection]:
+        """Give a connection of his own to a reader who takes long, one after the other."""
+        with self.reading():
+            pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
+        with self._apart, closing(open_database(self.settings, read_only=True, create=False)) as connection:
+            self._require_file()
+            connection.execute("BEGIN")
+            yield connection
 
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
@@ -2590,11 +2592,10 @@ class SQLiteDatabase(Database):
 
     def _begin(self) -> SQLiteConnection:
         """Take the lock and open a transaction."""
-        self._look()
         self._enter_turn()
         try:
-            self._require_file()
             connection = self._writer or self._open_writer()
+            self._require_file()
             self._share_checkpoints(connection)
             connection.execute("BEGIN IMMEDIATE")
             self._transacting = threading.get_ident()
@@ -2608,10 +2609,13 @@ class SQLiteDatabase(Database):
 
     def _commit(self, connection: SQLiteConnection) -> None:
         """Make the transaction durable and give the lock back. After an error, `_roll_back` must follow."""
+        deletes = connection.deletes
         connection.write_counts()
         began = time.perf_counter()
         connection.execute("COMMIT")
         self.commit_seconds = time.perf_counter() - began
+        if deletes:
+            self.checkpointer.ask()
         self.version += 1
         self._written_uses = {}
         self._transacting = None
@@ -2647,15 +2651,29 @@ class SQLiteDatabase(Database):
                 connection.execute("RELEASE request")
             raise
 
+    def probe(self) -> None:
+        """Take the right to write, and give it back."""
+        if not self._writing.acquire(timeout=HEALTH_TIME / 2):
+            raise Busy("Other writes take long")
+        try:
+            connection = self._writer or self._open_writer()
+            self._require_file()
+            patiently(partial(connection.execute, "BEGIN IMMEDIATE"), HEALTH_TIME / 2)
+            try:
+                connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
+            finally:
+                connection.execute("ROLLBACK")
+        finally:
+            self._writing.release()
+
     # Keeping house
 
     @contextmanager
     def maintaining(self) -> Iterator[SQLiteConnection]:
         """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
-        self._look()
         with self.in_turn():
-            self._require_file()
             connection = self._writer or self._open_writer()
+            self._require_file()
             self._share_checkpoints(connection)
             yield connection
 
@@ -2664,56 +2682,22 @@ class SQLiteDatabase(Database):
         return self.checkpointer.held
 
     def keep_house(self) -> None:
-        """Fold the WAL into the file when it is large, or the file is longer than what is in it."""
+        """Fold the WAL in where it is large or has what was deleted, or the file is longer than what is in it.
+
+        With secure_delete SQLite writes zeros over what is deleted, in the file; the WAL has it until it is truncated.
+        """
         with suppress(sqlite3.Error, OSError, DatabaseUnusable), self.maintaining() as connection:
-            if self.checkpointer.held and (self.wal_size() > LARGE_WAL or self.excess(connection)):
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            asked = self.checkpointer.asked()
+            if self.checkpointer.held and (asked or self.wal_size() > LARGE_WAL or self.excess(connection)):
+                (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if asked and not busy:  # by somebody who still reads what is in it
+                    self.checkpointer.done(asked)
 
     def in_disorder(self) -> bool:
         """Tell whether the WAL is large, which other processes write, too, and only this one folds in."""
         with suppress(OSError):
             return self.turn is not None and self.checkpointer.held and self.wal_size() > LARGE_WAL
         return False
-
-    def erasing_slices(self) -> Iterator[bool]:
-        """Erase what was asked for from the file and the WAL, where it is this process's turn, a part with each step.
-
-        Each tells whether there is more to do, and is in vain while somebody reads what is in the WAL.
-        """
-        with self.reading() as connection:
-            asked, done = select_erasures(connection)
-        page: int | None = 0
-        while asked > done and page is not None:
-            page = self.erase(asked, page)
-            yield page is not None
-
-    def erase(self, asked: int, page: int) -> int | None:
-        """Erase what was asked for so many times, from a page on. Return from where to go on, None for nowhere.
-
-        This connection drops the pages that it remembers, because it would write their gaps again; others do so at
-        every commit.
-        """
-        with self.maintaining() as connection:
-            if not self.checkpointer.held:
-                return None
-            try:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                connection.execute("BEGIN IMMEDIATE")
-                if self.wal_size():  # somebody reads what is in it, or has written meanwhile
-                    return page
-                page_size = connection.execute("PRAGMA page_size").fetchone()[0]
-                following = wipe_gaps(self.settings.db, page_size, page, ERASING_SLICE)
-                connection.execute("PRAGMA shrink_memory")
-                connection.execute("UPDATE erasures SET done = ? WHERE id = 1", (0 if following else asked,))
-                connection.execute("COMMIT")
-            except sqlite3.OperationalError as error:
-                if not is_busy(error):
-                    raise
-                return page
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-        return following or None
 
     def wal_size(self) -> int:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
@@ -2754,7 +2738,7 @@ class SQLiteDatabase(Database):
 
     def _open_writer(self) -> SQLiteConnection:
         self._writer = open_database(self.settings)
-        self._file, self._away, self._left = identity(self.settings.db), False, False
+        self._file = identity(self.settings.db)
         return self._writer
 
     def _open_reader(self) -> SQLiteConnection:
@@ -2762,110 +2746,48 @@ class SQLiteDatabase(Database):
         if self._writer is None:
             with self._writing:
                 self._writer = self._writer or self._open_writer()
-        self._reader = self._open_again(read_only=True)
+        self._require_file()
+        self._reader = open_database(self.settings, read_only=True, create=False)
         return self._reader
 
-    def _open_again(self, *, read_only: bool) -> SQLiteConnection:
-        """Open the file once more, by its path, where another one might be by now, or none."""
-        if self._is_away():
-            raise DatabaseUnusable(AWAY)
-        connection = open_database(self.settings, read_only=read_only, create=False)
-        if self._is_away():
-            connection.close()
-            raise DatabaseUnusable(AWAY)
-        return connection
-
-    def _look(self) -> None:
-        """See, once a second, whether the file is where it was, and leave it, or return, once nobody uses it.
-
-        It waits for neither lock: the thread that comes here may hold the one for writing, for which a reader waits.
-        """
-        if time.monotonic() >= self._looked + LOOK_EVERY:
-            self._looked = time.monotonic()
-            self._away = self._is_away()
-        if self._away != self._left and self._reading.acquire(blocking=False):
-            try:
-                if self._writing.acquire(blocking=False):
-                    try:
-                        self._leave_or_return()
-                    finally:
-                        self._writing.release()
-            finally:
-                self._reading.release()
-
-    def _is_away(self) -> bool:
-        file = self._file
-        return file is not None and identity(self.settings.db) != file
-
-    def _leave_or_return(self) -> None:
-        self._away = self._is_away()
-        if self._away != self._left:
-            self._leave() if self._away else self._return()
-            self._left = self._away
-
     def _require_file(self) -> None:
-        """Refuse to go on without the file; whoever had a lock before us may have found that out.
+        """Refuse to go on, until a restart, where the file at the path is another one than was opened, or none.
 
-        :raises DatabaseUnusable: when the file is not at its path any more.
+        Nothing is done about it: SQLite itself neither folds in nor removes anything at a path that is not its file's.
+
+        :raises DatabaseUnusable: then.
         """
-        if self._away or self._left:
+        if not self._away and self._file is not None and identity(self.settings.db) != self._file:
+            self._away = True
+            log.error("%r was moved, replaced or deleted: every request is refused until a restart", self.settings.db)
+        if self._away:
             raise DatabaseUnusable(AWAY)
-
-    def _leave(self) -> None:
-        """Say that the file has gone, and fold the WAL into it, wherever it is now: at the old path it meets another.
-
-        So a moved file is whole, and a deleted one can still be saved from /proc. While other processes have the file
-        open too, SQLite keeps the WAL, and the last of them to leave is who does all that. So that one of them is the
-        last, each waits for another that is about it.
-        """
-        writer = typing.cast(SQLiteConnection, self._writer)
-        log.error(
-            "%r was moved, replaced or deleted: every request is refused until it is put back or the service is"
-            " restarted",
-            self.settings.db,
-        )
-        self._close_reader()
-        with suppress(sqlite3.Error):
-            if self.checkpointer.take(LEAVING_PATIENCE):
-                writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            writer.execute("PRAGMA journal_mode = DELETE")  # which takes the WAL away, and fails at the file's header
-        writer.close()
-        self._writer = None
-        self.checkpointer.give_back()
-
-    def _return(self) -> None:
-        self._writer = self._open_again(read_only=False)
-        log.warning("%r is back; going on", self.settings.db)
 
     def close(self) -> None:
         """Write what is left to write, and close the connections; the last to close the file folds the WAL into it.
 
-        SQLite does so only where the file is at its path: one that was moved a moment ago is left as it should be.
+        SQLite does so only where the file is at its path (https://www.sqlite.org/c3ref/c_fcntl_begin_atomic_write.html,
+        SQLITE_FCNTL_HAS_MOVED).
         """
         with self._reading, self._writing:
             if self._writer is None:
                 return
-            self._leave_or_return()
             with suppress(sqlite3.Error, DatabaseUnusable):
                 self.write_uses()
             self.disconnect()
 
     def disconnect(self) -> None:
         """Close the connections, if there are any; the next use opens others."""
-        self._close_reader()
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = self._file = None
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._writer = self._file = None
         self.checkpointer.give_back()
-        self._asked, self._away, self._left = -LOOK_EVERY, False, False
-
-    def _close_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._asked = -LOOK_EVERY
 
     def hold(self) -> None:
         """Wait until nobody uses the connections, and let nobody."""
+        self._apart.acquire()
         self._reading.acquire()
         self._writing.acquire()
         self._noting.acquire()
@@ -2875,6 +2797,7 @@ class SQLiteDatabase(Database):
         self._noting.release()
         self._writing.release()
         self._reading.release()
+        self._apart.release()
 
 
 def copy_database(
@@ -2959,82 +2882,6 @@ def alone(connection: SQLiteConnection, path: str) -> Iterator[None]:
         yield
     finally:
         connection.execute("PRAGMA journal_mode = WAL")
-
-
-# Erasing. With secure_delete SQLite writes zeros over what is deleted, but for two things. The WAL has it until that is
-# truncated. And when SQLite fills a page of a b-tree anew, copies of rows that it moved stay in the gap between the
-# page's cell pointers and its cells, where nobody overwrites them when the rows are deleted. So once something was
-# deleted all such gaps are zeroed. That is done in the file itself, while this connection has the right to write, and
-# the WAL is empty: then all pages are in the file, and nobody else writes there. The gap means nothing to SQLite
-# (https://www.sqlite.org/fileformat.html#b_tree_pages), so that whoever reads meanwhile, or a crash, does no harm.
-
-
-def select_erasures(connection: SQLiteConnection) -> tuple[int, int]:
-    """Return how many times was asked to erase, and how many of those are done."""
-    row = connection.execute("SELECT asked, done FROM erasures WHERE id = 1").fetchone()
-    return (row[0], row[1]) if row else (0, 0)
-
-
-def gap_of(page: bytes, header: int) -> tuple[int, int]:
-    """Return from where to where a page has nothing between its cell pointers and its cells; nowhere in another page.
-
-    The first byte of what is no page of a b-tree is a page number's, and below 2 in a file of less than 2^25 pages.
-    """
-    size = {2: 12, 5: 12, 10: 8, 13: 8}.get(page[header], 0)
-    start = header + size + 2 * int.from_bytes(page[header + 3 : header + 5])
-    end = int.from_bytes(page[header + 5 : header + 7]) or 65536
-    return (start, end) if size and start <= end <= len(page) else (0, 0)
-
-
-def pointer_maps(head: bytes, page_size: int, pages: int) -> Collection[int]:
-    """Return which of a file's pages, the first being 0, are of page numbers alone, and may look like a b-tree's.
-
-    Files with auto_vacuum have them (https://www.sqlite.org/fileformat.html#pointer_map_or_ptrmap_pages).
-
-    :param head: the header of the file.
-    """
-    if not any(head[52:56]):
-        return ()
-    maps = range(1, pages, (page_size - head[20]) // 5 + 1)
-    lock = (1 << 30) // page_size  # where only locks are: a map that would stand there comes behind
-    return {*maps, lock + 1} if lock in maps else maps
-
-
-# Closing any descriptor of a file would drop SQLite's locks on it (https://www.sqlite.org/howtocorrupt.html, 2.2).
-NEVER_CLOSED: dict[tuple[int, int] | None, int] = {}
-
-
-def open_for_good(path: str) -> int:
-    """Return a descriptor of a file beside SQLite's own."""
-    file = identity(path)
-    if file not in NEVER_CLOSED:
-        NEVER_CLOSED[file] = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-    return NEVER_CLOSED[file]
-
-
-def wipe_gaps(path: str, page_size: int, first: int, seconds: float) -> int:
-    """Zero the gaps of a file's pages from one on, for some seconds. Return the next page, 0 behind the last.
-
-    The caller has the right to write, and the WAL is empty.
-    """
-    file, end, wiped = open_for_good(path), time.monotonic() + seconds, False
-    pages = os.fstat(file).st_size // page_size
-    os.lseek(file, 0, os.SEEK_SET)
-    maps = pointer_maps(os.read(file, FILE_HEADER), page_size, pages)
-    while first < pages < MOST_PAGES and time.monotonic() < end:
-        os.lseek(file, first * page_size, os.SEEK_SET)
-        lot = os.read(file, WIPED_AT_ONCE * page_size)
-        for at in range(0, len(lot), page_size):
-            page = lot[at : at + page_size]
-            start, stop = gap_of(page, 0 if first or at else FILE_HEADER)
-            if page.count(0, start, stop) < stop - start and first + at // page_size not in maps:
-                os.lseek(file, first * page_size + at + start, os.SEEK_SET)
-                os.write(file, bytes(stop - start))
-                wiped = True
-        first += len(lot) // page_size
-    if wiped:
-        os.fsync(file)
-    return first if first < pages < MOST_PAGES else 0
 
 
 def database_for(settings: Settings) -> Database:
@@ -7375,7 +7222,7 @@ def remove_task(connection: Connection, client_id: str, task: State) -> None:
     """Delete a task with its history, and what else tells of it."""
     drop_answers_of_task(connection, client_id, task)
     remove_tasks(connection, client_id, [task])
-    connection.ask_to_erase()
+    connection.deletes = True
 
 
 def remove_run(connection: Connection, client_id: str, run: RunKey) -> None:
@@ -7389,7 +7236,7 @@ def remove_run(connection: Connection, client_id: str, run: RunKey) -> None:
         "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
     )
     remove_empty_run(connection, client_id, run)
-    connection.ask_to_erase()
+    connection.deletes = True
 
 
 def remove_project_type(connection: Connection, client_id: str, name: str) -> None:
@@ -7404,7 +7251,7 @@ def remove_project_type(connection: Connection, client_id: str, name: str) -> No
         raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
     drop_answers_of_project_type(connection, client_id, name)
     connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
-    connection.ask_to_erase()
+    connection.deletes = True
 
 
 def replace_project_type(
@@ -7416,7 +7263,7 @@ def replace_project_type(
     """
     if update_project_type(connection, client_id, name, label, description, schema):
         drop_answers_of_project_type(connection, client_id, name)
-        connection.ask_to_erase()
+        connection.deletes = True
 
 
 def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Sequence[tuple[State, bool]]) -> None:
@@ -7498,16 +7345,6 @@ def leave_line(connection: Connection, client_id: str, states: Mapping[int, Stat
         count_moves(connection, client_id, moved, now)
 
 
-def check_health(connection: Connection) -> None:
-    """Write and read one row, so that trouble shows here before a client meets it."""
-    connection.execute(
-        """INSERT INTO health (id, checked_at) VALUES (1, ?)
-           ON CONFLICT (id) DO UPDATE SET checked_at = excluded.checked_at""",
-        (timestamp(),),
-    )
-    connection.execute("SELECT checked_at FROM health").fetchone()
-
-
 def write_last_backup(connection: Connection, made_at: str) -> None:
     """Note when the last good backup was begun."""
     connection.execute(
@@ -7541,7 +7378,6 @@ UNDONE = "findings_service.undone"  # the database has, with all of the transact
 BEFORE_WRITING = "findings_service.before_writing"  # what is to be done before it writes
 NOTED = "findings_service.noted"
 PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this process: no header comes by that name
-STREAMED = "findings_service.streamed"  # the answer is to be sent piece by piece
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
 LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
@@ -8243,7 +8079,7 @@ def length_of(environ: Mapping[str, Any]) -> int:
     """Return how long the body of a request is said to be, 0 where that is no number."""
     text = environ.get("CONTENT_LENGTH") or ""
     chunked = environ.get("HTTP_TRANSFER_ENCODING", "") == "chunked"
-    return int(text) if regex.fullmatch("[0-9]{1,18}", text) and not chunked else 0
+    return int(text) if regex.fullmatch("[0-9]{1,4000}", text) and not chunked else 0
 
 
 class BodyAwaited(Exception):
@@ -8305,6 +8141,7 @@ def arrived_body(environ: dict[str, Any], limit: int) -> bytes:
 # ---------------------------------------------------------------------------
 
 KEY_KNOWN = 0.005  # seconds
+HEALTH_KEPT = 1.0  # seconds
 MOST_KNOWN = 10_000  # keys that are remembered
 IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 
@@ -8340,13 +8177,32 @@ class Service:
         self._met_until = 0.0
         self._met_version = 0
         self._idle_until: dict[str, float] = {}
-        self._erased_until = 0.0
+        self._house_kept_until = 0.0
+        self._probing = threading.Lock()
+        self._probed_until = 0.0
+        self._trouble: Exception | None = None
 
-    def erase_now_and_then(self, *, deleted: bool) -> None:
-        """Erase what was deleted, here or in another process, where requests are all that ever happens."""
-        if deleted or time.monotonic() >= self._erased_until:
-            self._erased_until = time.monotonic() + LOOK_EVERY
-            erase_at_once(self.database)
+    def check_health(self) -> None:
+        """Check that the database can be read and written, once a second at most: in between, the last answer counts.
+
+        Anybody may ask for it.
+        """
+        with self._probing:
+            if time.monotonic() >= self._probed_until:
+                self._trouble = None
+                try:
+                    self.database.probe()
+                except Exception as error:
+                    self._trouble = error.with_traceback(None)
+                self._probed_until = time.monotonic() + HEALTH_KEPT
+        if self._trouble is not None:
+            raise self._trouble.with_traceback(None)
+
+    def keep_house_now_and_then(self, *, deleted: bool) -> None:
+        """Do what the engine wants done, also about what was deleted, where requests are all that ever happens."""
+        if deleted or time.monotonic() >= self._house_kept_until:
+            self._house_kept_until = time.monotonic() + LOOK_EVERY
+            self.database.keep_house()
 
     def fail_idle_runs(self, connection: Connection, client_id: str) -> None:
         """Fail the runs of a client that nobody uses any more, unless that was done within the last second."""
@@ -8515,16 +8371,68 @@ def refuse_path(environ: dict[str, Any], path: str, operations: Sequence[Operati
 # ---------------------------------------------------------------------------
 
 
+ENDS_THE_PROCESS = (KeyboardInterrupt, SystemExit)
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
 
+MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent
+DOCUMENTS = threading.BoundedSemaphore(MOST_DOCUMENTS)
+DOCUMENT_SIZE = 2 * 1024 * 1024 * KIB  # bytes
+DOCUMENT_PIECE = 64 * KIB  # bytes that go out at once, as many as a pipe holds
+
+
+class Document:
+    """A long answer, in a file without a name, which costs no memory however slowly its client takes it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin one. :raises Busy: when there are as many as there may be."""
+        self._is_open = DOCUMENTS.acquire(blocking=False)
+        if not self._is_open:
+            raise Busy(f"{MOST_DOCUMENTS} long lists are on their way")
+        self.size = 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` closes it
+        except OSError as error:
+            DOCUMENTS.release()
+            self._is_open = False
+            raise StorageFull(str(error.strerror)) from None
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece. :raises InvalidParameter: when it is too long. :raises StorageFull: when the disk is full."""
+        self.size += len(piece)
+        if self.size > DOCUMENT_SIZE:
+            raise InvalidParameter("limit", f"comes to more than {DOCUMENT_SIZE:,} bytes; give a lower one")
+        try:
+            self._file.write(piece)
+        except OSError as error:
+            raise StorageFull(str(error.strerror)) from None
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(0)
+        return iter(partial(self._file.read, DOCUMENT_PIECE), b"")
+
+    def close(self) -> None:
+        """Drop the file."""
+        if self._is_open:
+            self._is_open = False
+            self._file.close()
+            DOCUMENTS.release()
+
+    __del__ = close  # where a client was gone before there was anything to send
+
+
 class Answer(Struct):
-    """What a request gets: a body, or the pieces that it is to be sent in. Who sends it knows its length."""
+    """What a request gets: a body, or a document. Who sends it knows the length of a body."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
-    pieces: Any = None  # with a `close`, as an iterator of WSGI's may have
+    document: Document | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the body."""
+        return self.document.size if self.document else len(self.body)
 
 
 def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str) -> Answer:
@@ -8560,7 +8468,7 @@ def problem_answer(error: ServiceError) -> Answer:
     return whole_answer(error.status, msgspec.json.encode(problem_details(error)), PROBLEM_TYPE, **error.headers)
 
 
-def known_error(error: Exception) -> ServiceError | None:
+def known_error(error: BaseException) -> ServiceError | None:
     """Return what a caller is told of an exception of ours or the database's, None when it is a bug."""
     if isinstance(error, ServiceError):
         return error
@@ -8569,7 +8477,7 @@ def known_error(error: Exception) -> ServiceError | None:
     return storage_error(error) if isinstance(error, sqlite3.Error) else None
 
 
-def flask_error(error: Exception) -> ServiceError | None:
+def flask_error(error: BaseException) -> ServiceError | None:
     """Return what a caller is told of an exception of Flask's, None when it is a bug."""
     load_package("flask")
     from werkzeug.exceptions import HTTPException
@@ -8581,7 +8489,7 @@ def flask_error(error: Exception) -> ServiceError | None:
     return InvalidParameter("request", str(error.description))
 
 
-def as_service_error(error: Exception, environ: Mapping[str, Any]) -> ServiceError:
+def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> ServiceError:
     """Return what a caller is told of any exception; a bug is logged here."""
     known = known_error(error) or flask_error(error)
     if known is None:
@@ -8590,7 +8498,7 @@ def as_service_error(error: Exception, environ: Mapping[str, Any]) -> ServiceErr
     return known
 
 
-def refuse(error: Exception, environ: dict[str, Any]) -> Answer:
+def refuse(error: BaseException, environ: dict[str, Any]) -> Answer:
     """Answer any exception of a route. Some of them only the front door gets to see: it goes on from there."""
     for kind, flag in ((Postponed, POSTPONED), (BodyAwaited, WANTED), (TryAgain, UNDONE)):
         if isinstance(error, kind):
@@ -8599,7 +8507,9 @@ def refuse(error: Exception, environ: dict[str, Any]) -> Answer:
     return problem_answer(as_service_error(error, environ))
 
 
-def log_request(form: str, environ: Mapping[str, Any], status: int, size: int, seconds: float) -> None:
+def log_request(
+    form: str, listeners: Listeners, environ: Mapping[str, Any], status: int, size: int, seconds: float
+) -> None:
     """Write one line of the access log to standard error, as JSON or as text; nothing in it is a key or a body.
 
     :param size: bytes of the answer's body.
@@ -8618,8 +8528,7 @@ def log_request(form: str, environ: Mapping[str, Any], status: int, size: int, s
         "runId": noted.run_id if regex.fullmatch(PLACE, noted.run_id or "") else None,  # it may be anything
     }
     line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
-    with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
+    listeners.write_line(line)
 
 
 def as_word(value: Any) -> str:
@@ -8826,7 +8735,7 @@ def store_together(writes: Sequence[Prepared]) -> list[Answer]:
     try:
         with writes[0].call.transaction() as connection:
             given = writes[0].store(connection, writes)
-    except Exception as error:
+    except BaseException as error:
         if len(writes) == 1:
             return [refuse(error, writes[0].call.environ)]
     else:
@@ -8851,41 +8760,26 @@ def done_again(database: Database, work: Callable[[], Given]) -> Given:
 
 
 def respond(service: Service, environ: dict[str, Any], work: Callable[[], Given]) -> Answer | Given:
-    """Return what `work` answers, or the answer to whatever it raises.
+    """Return what `work` answers, or the answer to whatever it raises: libraries in Rust raise no `Exception`s, too.
 
     Nothing else catches: what an embedding application raises on our routes goes to its own error handlers.
     """
     try:
         return done_again(service.database, work)
-    except Exception as error:
+    except ENDS_THE_PROCESS:
+        raise
+    except BaseException as error:
         return refuse(error, environ)
 
 
 # Behind Flask
 
 
-class Measured:
-    """The pieces of an answer; `size` is how many bytes of them have gone out."""
-
-    def __init__(self, pieces: Any) -> None:
-        self._pieces = pieces
-        self.size = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._pieces:
-            self.size += len(piece)
-            yield piece
-
-    def close(self) -> None:
-        """End them."""
-        self._pieces.close()
-
-
-def response_of(given: Answer, body: bytes | Measured) -> flask.Response:
+def response_of(given: Answer) -> flask.Response:
     """Return an answer as Flask has it."""
     import flask
 
-    response = flask.Response(body, given.status, [*given.headers.items()])
+    response = flask.Response(given.document or given.body, given.status, [*given.headers.items()])
     if "Content-Type" not in given.headers:
         del response.headers["Content-Type"]  # Flask's own
     return response
@@ -8897,22 +8791,12 @@ def responded(service: Service, work: Callable[[dict[str, Any]], Answer]) -> fla
 
     began, environ = time.perf_counter(), flask.request.environ
     given = respond(service, environ, lambda: work(environ))
-    body = given.body if given.pieces is None else Measured(given.pieces)
-    response = response_of(given, body)
+    response = response_of(given)
     if BODY in environ:  # the front door does these itself: it knows when a group has been committed
         return response
-    service.erase_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
-    if service.listeners.answered:
-
-        def tell() -> None:
-            size = body.size if isinstance(body, Measured) else len(response.get_data())
-            for listener in service.listeners.answered:
-                listener(environ, response.status_code, size, time.perf_counter() - began)
-
-        if isinstance(body, Measured):
-            response.call_on_close(tell)
-        else:
-            tell()
+    service.keep_house_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
+    for listener in service.listeners.answered:
+        listener(environ, given.status, given.size, time.perf_counter() - began)
     return response
 
 
@@ -8924,9 +8808,8 @@ def responded(service: Service, work: Callable[[dict[str, Any]], Answer]) -> fla
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
-EXPORT_LOT = 100  # tasks that are read at once of a list that is sent piece by piece
+EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
 LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
-PIECE_SIZE = 64 * KIB  # bytes of a piece, at least
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of a page's items, with room for what stands around them
 
 
@@ -8954,9 +8837,16 @@ def next_link(call: Call, after: str) -> str:
 @contextmanager
 def listing(call: Call) -> Iterator[Connection]:
     """Give the connection to a list: one moment, and a bounded time. :raises InvalidParameter: when that is over."""
+    with call.database.snapshot() as connection, in_list_time(connection):
+        yield connection
+
+
+@contextmanager
+def in_list_time(connection: Connection) -> Iterator[None]:
+    """Let a list have a bounded time. :raises InvalidParameter: when that is over."""
     try:
-        with call.database.snapshot() as connection, connection.limited(LIST_TIME):
-            yield connection
+        with connection.limited(LIST_TIME):
+            yield
     except TimeoutError:
         detail = (
             "asks for more than can be found in time; give fewer values or more filters,"
@@ -8994,7 +8884,7 @@ def take_weighed(items: Iterable[Any], limit: int) -> Taken:
 
 
 def take_lot(tasks: Iterable[TaskHead], limit: int) -> Taken:
-    """Take tasks that are to be sent piece by piece; the lot ends early where they are bulky."""
+    """Take tasks that become a part of a document; the lot ends early where they are bulky."""
     taken, weight = Taken(), 0
     for task in tasks:
         if len(taken.items) == limit or weight > LOT_SIZE:
@@ -9130,95 +9020,55 @@ def post_tasks(call: Call, run_id: str) -> Prepared:
     return Prepared(call, (run, parsed.reports), submit_together, like, frozenset(touched), len(parsed.reports))
 
 
-def export_end(call: Call) -> tuple[TaskHead | None, str | None]:
-    """Return the last task of a list that goes out in another form, and the link to what comes behind it.
+class Walk:
+    """The tasks of a list, up to its limit, a lot at a time; then `link` leads to what comes behind them, if any does.
 
-    Neither is there where the list ends by itself.
+    All is read at one moment. A lot may take as long as a list does.
     """
-    query: ExportQuery = call.query
-    with listing(call) as connection:
-        position = page_position(call, connection, "tasks", query.sort)
-        wanted = read_task_filter(connection, call.client_id, query)
-        last = TaskQuery(page=query.limit, limit=1, sort=query.sort)  # and one more, if there is one
-        tasks, whole = select_tasks(connection, call.client_id, wanted, last, position)
-        taken = take(tasks if whole.count(connection) > query.limit else (), 1)
-    if not taken.more:
-        return None, None
-    return taken.last, next_link(call, place_of(query, taken.last))
 
+    def __init__(self, call: Call, connection: Connection, *, whole: bool) -> None:
+        self.call, self.connection, self.whole = call, connection, whole
+        self.link: str | None = None
 
-def is_behind(sort: str, task: TaskHead, other: TaskHead) -> bool:
-    """Tell whether a task comes behind another one in a list."""
-    if sort == "createdAt":
-        return task.id > other.id
-    ranks = (RANKS[task.severity], RANKS[other.severity]) if sort == "severity" else (0, 0)
-    return (ranks[0], task.id) < (ranks[1], other.id)
-
-
-def exported(call: Call, form: ListFormat, last: TaskHead | None) -> Iterator[ListedTask]:
-    """Give the tasks of a list up to the last one, a lot at a time: between two lots others read, and write.
-
-    It walks by key, and so has every task once that is there all the while. Where the link goes on behind the last one,
-    the limit does not count any more: what comes into the list meanwhile would push others out of it.
-    """
-    query: ExportQuery = call.query
-    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view="full" if form.whole else "default", after=query.after)
-    left = query.limit
-    while left:
-        with listing(call) as connection:
-            position = page_position(call, connection, "tasks", query.sort, lot.after)
-            wanted = read_task_filter(connection, call.client_id, query)
-            tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
-            taken = take_lot(tasks, min(EXPORT_LOT, left))
-            listed = select_listed(connection, call.client_id, wanted, taken.items)
-        for item in listed:
-            if last is not None and is_behind(query.sort, item.task, last):
+    def __iter__(self) -> Iterator[ListedTask]:
+        query: ExportQuery = self.call.query
+        client_id, left, view = self.call.client_id, query.limit, "full" if self.whole else "default"
+        lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
+        while True:
+            with in_list_time(self.connection):
+                position = page_position(self.call, self.connection, "tasks", query.sort, lot.after)
+                wanted = read_task_filter(self.connection, client_id, query)
+                tasks, _ = select_tasks(self.connection, client_id, wanted, lot, position)
+                taken = take_lot(tasks, min(EXPORT_LOT, left))
+                listed = select_listed(self.connection, client_id, wanted, taken.items)
+            yield from listed
+            left -= len(listed)
+            if not taken.more:
                 return
-            yield item
-        if not taken.more:
-            return
-        left -= len(taken.items) if last is None else 0
-        lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
-
-
-def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Join what is written to pieces that are worth sending.
-
-    What fails once a piece is out can only be told in words: no server lets an application break an answer off so that
-    its client sees it. They leave no JSON, and a row of a table that nobody takes for one.
-    """
-    piece, sent = bytearray(), False
-    try:
-        for part in parts:
-            piece += part
-            if len(piece) >= PIECE_SIZE:
-                yield bytes(piece)
-                piece, sent = bytearray(), True
-    except Exception as error:
-        if not sent:
-            raise
-        known = known_error(error)
-        if known is None:
-            log.error("bug in a list that was on its way", exc_info=error)
-        piece += f"\n\nThe list breaks off here: {known.detail if known else 'the service has a bug'}\n".encode()
-    yield bytes(piece)
-
-
-def begun_with(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    """Give a piece, and then the others."""
-    yield first
-    yield from rest
+            lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
+            if not left:
+                self.link = next_link(self.call, typing.cast(str, lot.after))
+                return
 
 
 def export_tasks(call: Call, form: ListFormat) -> Answer:
-    """Answer a list of tasks in another form, piece by piece."""
-    with listing(call):  # one moment for where it ends and where it begins
-        last, link = export_end(call)
-        pieces = in_pieces(form.write(exported(call, form, last)))
-        first = next(pieces)  # before the answer begins: it may be refused
-    headers = {"Content-Type": form.media_type} | ({"Link": f'<{link}>; rel="next"'} if link else {})
-    call.environ[STREAMED] = True
-    return Answer(200, headers, pieces=begun_with(first, pieces))
+    """Answer a list of tasks in another form: all of it, or an error.
+
+    :raises Postponed: when others wait for this thread.
+    """
+    if CLOCK.held_up < math.inf:
+        raise Postponed
+    document = Document(call.database.folder)
+    try:
+        with call.database.apart() as connection:
+            walk = Walk(call, connection, whole=form.whole)
+            for piece in form.write(iter(walk)):
+                document.write(piece)
+        headers = {"Content-Type": form.media_type, "Content-Length": str(document.size)}
+        return Answer(200, headers | ({"Link": f'<{walk.link}>; rel="next"'} if walk.link else {}), document=document)
+    except BaseException:
+        document.close()
+        raise
 
 
 def page_of_tasks(call: Call, connection: Connection) -> bytes:
@@ -9444,8 +9294,7 @@ def get_brief(call: Call) -> Answer:
 @operation("GET", "/healthz", None, {200: Health})
 def get_health(call: Call) -> Answer:
     """Tell whether the database can be read and written."""
-    with call.database.transaction() as connection:
-        check_health(connection)
+    call.service.check_health()
     name, version = call.database.engine
     return answer(200, Health("ok", __version__, **{name.lower(): version}))
 
@@ -9698,7 +9547,7 @@ def open_once(service: Service) -> None:
                 insert_client(connection, "default")
         for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
             pass
-        erase_at_once(service.database)
+        service.database.keep_house()
     except ENGINE_ERRORS as error:
         raise unusable(service.database.name, error) from error
     finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
@@ -9740,7 +9589,7 @@ def start_service(settings: Settings) -> Service:
     load_rooms()
     service = Service(settings)
     if settings.log:
-        service.listeners.answered.append(partial(log_request, settings.log))
+        service.listeners.answered.append(partial(log_request, settings.log, service.listeners))
     if settings.metrics:
         service.exposition = load_metrics().Metrics(service).exposition
     open_once(service)
@@ -9922,6 +9771,7 @@ GIVING_WAY = 0.002  # seconds that a read waits beside a long write
 COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest for as long
 HELD_UP = 0.1  # seconds that one request may hold up the thread that reads, or writes, before it goes on in another
 PIPE_PAUSE = 0.001  # seconds between two looks whether a pipe is read
+UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 LEAVING = 60.0  # seconds that clients have to take their answers then
 HEADER_TIMEOUT = 5  # seconds
@@ -9938,7 +9788,10 @@ TOGETHER = 64  # tasks that writes of a group, which are put off to be stored to
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 OTHERS_WAIT = "The database has not answered others yet"
 BODIED = ("POST", "PUT", "PATCH")
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = [signal.SIGTERM, signal.SIGINT]
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+    STOPPING.append(signal.SIGHUP)
+UNHEARD = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 # What the front door notes for itself in the environment of a request.
 ANNOUNCED = "findings_service.announced"  # the Content-Length
 REFUSED = "findings_service.refused"  # the answer, given before the body had arrived
@@ -9950,6 +9803,70 @@ ENVIRON = {
     "wsgi.multiprocess": False,
     "wsgi.run_once": False,
 }
+
+
+def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Return a thread without which the process is of no use: where its work fails, that ends, and at once.
+
+    Half of a service would keep its clients waiting for ever. Nothing that was acknowledged is lost by it.
+    """
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            log.critical("the thread %s failed, and so the process ends", name, exc_info=error)
+            os._exit(1)
+
+    return threading.Thread(target=guarded, name=name, daemon=True)
+
+
+STDERR = 2
+WAITING_LINES = 10_000  # of the access log
+LAST_LINES = 1.0  # seconds that there are to write them at the end
+
+
+class LineWriter:
+    """Writes lines to standard error in a thread of its own: who puts them there waits for nobody who reads them.
+
+    Lines for which there is no room any more are dropped, and counted in one.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._dropped = 0
+        self._is_idle = True
+        needed_thread(self._work, "findings-log").start()
+
+    def put(self, line: str) -> None:
+        """Have a line written."""
+        if self._lines.qsize() < WAITING_LINES:
+            self._lines.put(line)
+        else:
+            self._dropped += 1
+
+    def finish(self) -> None:
+        """Wait until all is written, for a moment."""
+        end = time.monotonic() + LAST_LINES
+        while not (self._is_idle and self._lines.empty()) and time.monotonic() < end:
+            time.sleep(BUSY_SLICE)
+
+    def _work(self) -> None:
+        while True:
+            line = self._lines.get()
+            self._is_idle = False
+            self._write(line)
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                self._write(f"{dropped} lines of the access log were dropped: nobody read them in time")
+            self._is_idle = True
+
+    def _write(self, line: str) -> None:
+        """Write without the lock of `sys.stderr`: a process cannot end while a thread that waits has it."""
+        rest = f"{line}\n".encode()
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(STDERR, rest) :]
 
 
 class Room:
@@ -10036,8 +9953,6 @@ def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
 
     parts = app(environ, start_response)
     status, headers = begun[0], dict(begun[1])
-    if environ.get(STREAMED) and environ["REQUEST_METHOD"] != "HEAD":
-        return Answer(status, headers, pieces=parts)
     try:
         body = b"".join(parts)
     finally:
@@ -10055,40 +9970,37 @@ def run_app(app: Any, environ: dict[str, Any], finish: Callable[[Prepared], Give
     return given or run_wsgi(app, environ)
 
 
-@asynccontextmanager
-async def pipe_read_by(reader: Callable[[str], object], folder: Path) -> AsyncIterator[int]:
-    """Give the end to write to of a pipe that somebody opens to read, soon, who is told its name, in a folder.
+async def pipe_read_by(reader: Callable[[str], object], first: bytes) -> int:
+    """Return the end to write to of a pipe that somebody reads who is told its name, and has read something of it.
 
-    :raises BrokenPipeError: when nobody opens it. So does writing to it when nobody reads any more.
+    The pipe has no name in a folder, and so nothing is left of it whatever ends this process.
+
+    :param first: what is written into it first, no more than it holds.
+    :raises BrokenPipeError: when nobody reads it. So does writing to it when nobody reads any more.
     """
-    name = folder / f".findings-{secrets.token_hex(8)}.pipe"
-    os.mkfifo(name, 0o600)
+    listened, written = os.pipe()
     try:
-        reader(str(name))
-        pipe = await open_to_write(name)
+        os.set_blocking(written, False)
+        os.write(written, first)
+        reader(f"/dev/fd/{listened}")
+        for _ in range(int(STALLED / PIPE_PAUSE)):
+            unread = fcntl.ioctl(listened, termios.FIONREAD, bytes(4))
+            if int.from_bytes(unread, sys.byteorder) < len(first):
+                return written
+            await asyncio.sleep(PIPE_PAUSE)
+        raise BrokenPipeError
+    except BaseException:
+        os.close(written)
+        raise
     finally:
-        name.unlink()
-    try:
-        yield pipe
-    finally:
-        os.close(pipe)
-
-
-async def open_to_write(name: Path) -> int:
-    """Open a pipe as soon as somebody reads it. :raises BrokenPipeError: when nobody does."""
-    for _ in range(int(STALLED / PIPE_PAUSE)):
-        try:
-            return os.open(name, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-        await asyncio.sleep(PIPE_PAUSE)
-    os.close(os.open(name, os.O_RDWR | os.O_NONBLOCK))  # nobody who opens it just now waits for a writer
-    raise BrokenPipeError
+        os.close(listened)
 
 
 async def write_to(pipe: int, data: bytes) -> None:
-    """Write to a pipe as fast as it is read. :raises BrokenPipeError: when it is not read any more."""
+    """Write to a pipe as fast as it is read.
+
+    :raises BrokenPipeError: when it is not read any more. :raises TimeoutError: when nothing of it is for long.
+    """
     loop, rest = asyncio.get_running_loop(), memoryview(data)
     while rest:
         try:
@@ -10097,12 +10009,13 @@ async def write_to(pipe: int, data: bytes) -> None:
             ready = asyncio.Event()
             loop.add_writer(pipe, ready.set)
             try:
-                await ready.wait()
+                async with asyncio.timeout(UNTAKEN):
+                    await ready.wait()
             finally:
                 loop.remove_writer(pipe)
 
 
-def refused(error: Exception) -> Answer:
+def refused(error: BaseException) -> Answer:
     """Return the answer to a write whose transaction failed."""
     known = known_error(error)
     if known is None:
@@ -10193,7 +10106,7 @@ class Lane(Struct, eq=False):
     expected: int = 0
     gathered_by: float = 0.0
     is_at_work: bool = False
-    trouble: Exception | None = None
+    trouble: BaseException | None = None
 
     def take(self) -> Write | None:
         """Take the write that has waited longest, None where the last one has just been given up."""
@@ -10216,7 +10129,7 @@ class Housekeeper:
         """Do what is next."""
         try:
             pause = next(self._steps)
-        except Exception as error:
+        except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
             if known_error(error) is None:
                 log.error("keeping house failed", exc_info=error)
             if not is_busy(error):
@@ -10227,16 +10140,14 @@ class Housekeeper:
     def _keep_house(self) -> Iterator[float]:
         """Keep house for ever, one step at a time; each gives the seconds until the next.
 
-        The runs that nobody uses any more are failed, a large WAL is folded in, and then by turns, by one process of
-        several, what was deleted is erased, and the runs that are older than the settings keep are forgotten. Where the
-        thread has nothing else to do it waits for locks: a client that always writes would keep it from all others.
+        The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
+        several, the runs that are older than the settings keep are forgotten. Where the thread has nothing else to do
+        it waits for locks: a client that always writes would keep it from all others.
         """
         database, settings = self.database, self.database.settings
         patience = None if database.concurrent else 0
-        erasing: Iterator[object] | None = None
         while True:
             again = time.monotonic() + HOUSEKEEPING
-            erasing = erasing or database.erasing_slices()
             database.write_uses(patience)
             if not database.concurrent or database.keeps_house():
                 for _ in idle_slices(database, settings.run_timeout, patience):
@@ -10244,10 +10155,8 @@ class Housekeeper:
             database.keep_house()
             if settings.keep and database.keeps_house() and time.monotonic() >= self._next_search:
                 self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience)
-            while (erasing or self._old) and time.monotonic() < again:
-                if erasing and next(erasing, None) is None:
-                    erasing = None
-                if self._old and next(self._old, None) is None:
+            while self._old and time.monotonic() < again:
+                if next(self._old, None) is None:
                     self._old, self._next_search = None, time.monotonic() + FORGETTING
                 yield SLICE_PAUSE
             while (left := again - time.monotonic()) > WAL_LOOK and database.turn is not None:
@@ -10320,7 +10229,7 @@ class Writing(ABC):
                 self._store(put_off)
                 if not connection.in_transaction:
                     raise connection.ending()
-        except Exception as error:
+        except BaseException as error:
             if not group:
                 lane.trouble = error
                 self._refuse_waiting(lane, error)
@@ -10339,7 +10248,7 @@ class Writing(ABC):
         try:
             for listener in self._listeners.committed if size else ():
                 listener(size)
-        except Exception as error:
+        except BaseException as error:
             log.error("counting a group failed", exc_info=error)
 
     def _run(self, write: Write, finish: Callable[[Prepared], Given]) -> Answer | Given:
@@ -10351,7 +10260,7 @@ class Writing(ABC):
         write.environ.pop(POSTPONED, None)  # which it was, maybe, in a group that was undone
         try:
             answer = run_held_up(self.app, write.environ, finish)
-        except Exception as error:
+        except BaseException as error:
             answer = refused(error)
         finally:
             self._began = math.inf
@@ -10406,7 +10315,7 @@ class Writing(ABC):
         with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
             self._loop.call_soon_threadsafe(settle)
 
-    def _refuse_waiting(self, lane: Lane, error: Exception) -> None:
+    def _refuse_waiting(self, lane: Lane, error: BaseException) -> None:
         """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
         settled = []
         for _ in range(len(lane.waiting)):
@@ -10443,7 +10352,7 @@ class WriteQueue(Writing):
         super().__init__(app, database, listeners)
         self._lane = Lane()
         self._bell = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="findings-writer", daemon=True)
+        self._thread = needed_thread(self._work, "findings-writer")
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the thread."""
@@ -10489,7 +10398,7 @@ class WriteLanes(Writing):
         self._lanes: dict[str, Lane] = {}
         self._clients: dict[str, str] = {}  # by the Authorization header
         self._threads = ThreadPoolExecutor(WRITERS, "findings-writer")
-        self._keeper = threading.Thread(target=self._keep_house, name="findings-housekeeper", daemon=True)
+        self._keeper = needed_thread(self._keep_house, "findings-housekeeper")
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let writes come, and start to keep house."""
@@ -10548,6 +10457,9 @@ class WriteLanes(Writing):
 
         try:
             self._commit_group(lane)
+        except BaseException as error:
+            log.critical("a group failed", exc_info=error)
+            time.sleep(BUSY_SLICE)
         finally:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(go_on)
@@ -10575,7 +10487,7 @@ class FrontDoor:
         if database:
             self.writes = (WriteLanes if database.concurrent else WriteQueue)(app, database, listeners)
             self._readers = ThreadPoolExecutor(READERS, "findings-reader") if database.concurrent else None
-        self._folder = database.folder if database else Path(tempfile.gettempdir())
+        self._prober = ThreadPoolExecutor(1, "findings-prober")
         self._listeners = listeners or Listeners()
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
@@ -10604,6 +10516,7 @@ class FrontDoor:
             self.writes.stop()
         if self._readers is not None:
             self._readers.shutdown()
+        self._prober.shutdown(wait=False, cancel_futures=True)
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
@@ -10621,46 +10534,54 @@ class FrontDoor:
             answer = environ.get(REFUSED) or await self._answer(environ)
         else:
             answer = await self._answer_large(environ, length, protocol)
-        size = len(answer.body) if answer.pieces is None else await self._send_pieces(environ, answer, protocol)
+        size = await self._send_document(answer, protocol) if answer.document else answer.size
         for listener in self._listeners.answered:
             listener(environ, answer.status, size, time.perf_counter() - began)
         if scope.method == "HEAD":
             protocol.response_empty(answer.status, [*answer.headers.items()])
-        elif answer.pieces is None:  # granian counts the body itself
+        elif answer.document is None:  # granian counts the body itself
             headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
             if environ.get(AWAITED) or environ.get(TOO_LARGE):  # the rest of the body is still on its way
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
 
-    async def _send_pieces(self, environ: dict[str, Any], answer: Answer, protocol: Any) -> int:
-        """Send an answer piece by piece, as its client takes them, and return its bytes. Others come between.
+    async def _send_document(self, answer: Answer, protocol: Any) -> int:
+        """Send a document as its client takes it, and return how many bytes went out. Others come between.
 
         granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
-        keeps in memory until then: all of a list that a slow client asks for.
+        keeps in memory until then: all of a list that a slow client asks for. A client that is cut off sees that the
+        document is shorter than was said.
         """
         size, respond = 0, partial(protocol.response_file, answer.status, [*answer.headers.items()])
-        share = self._share_of(environ)
-        try:
-            async with pipe_read_by(respond, self._folder) as pipe:
-                while True:
-                    async with share:
-                        piece = await self._do(None, next, answer.pieces, None)
-                    if piece is None:
-                        break
-                    await write_to(pipe, piece)
-                    size += len(piece)
-                    await asyncio.sleep(0)
-        except (BrokenPipeError, asyncio.CancelledError):  # the client has gone, or the service does
-            pass
-        finally:
-            answer.pieces.close()
+        with closing(typing.cast(Document, answer.document)) as document:
+            pieces = iter(document)
+            first = next(pieces)
+            try:
+                pipe = await pipe_read_by(respond, first)
+                with closing(os.fdopen(pipe, "wb", 0)):
+                    size = len(first)
+                    for piece in pieces:
+                        await write_to(pipe, piece)
+                        size += len(piece)
+            except (BrokenPipeError, TimeoutError, asyncio.CancelledError):  # the client has gone, or the service does
+                pass
         return size
 
     async def _answer(self, environ: dict[str, Any]) -> Answer:
         """Return the answer to a request whose body is here: a read at once, a write once it is durable."""
-        reads = environ["REQUEST_METHOD"] in ("GET", "HEAD") and environ["PATH_INFO"] != "/healthz"
+        reads = environ["REQUEST_METHOD"] in ("GET", "HEAD")
+        if reads and environ["PATH_INFO"] == "/healthz":
+            return await self._probe(environ)
         answer = await self.writes.run(environ) if self.writes and not reads else await self._read(environ)
         return await self._run_aside(environ) if environ.get(POSTPONED) else answer
+
+    async def _probe(self, environ: dict[str, Any]) -> Answer:
+        """Return the answer to who asks how the database is, which may have to be waited for, in a thread for that."""
+        probing = asyncio.get_running_loop().run_in_executor(self._prober, run_app, self.app, environ, Prepared.stored)
+        try:
+            return await asyncio.wait_for(probing, HEALTH_TIME)
+        except TimeoutError:
+            return refused(Busy(OTHERS_WAIT))
 
     async def _do(self, patience: float | None, work: Callable[..., Done], *given: Any) -> Done:
         """Return what `work` returns: here, or in a thread where it may wait for a database.
@@ -10867,7 +10788,7 @@ def most_connections() -> int:
 
 
 def call_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Have an event loop call `stop` on SIGTERM and SIGINT, however much it has to do.
+    """Have an event loop call `stop` on the signals that end a service, however much it has to do.
 
     The signals have a pipe of their own to wake the loop with. The loop's is full when others have much to wake it for,
     and taking its handlers away leaves a signal to its default for a moment, in which a second one would kill.
@@ -10954,7 +10875,7 @@ class Workers:
 async def serve_until_stopped(
     app: Any, host: str, port: int, message: str, workers: Workers | None = None, interface: str = "rsgi"
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and finish what is under way, but for answers that nobody takes.
+    """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
     :param app: a `FrontDoor`, or what has its `hurry` and `close` and speaks another interface of granian's.
     :param workers: the processes that this is one of, which stop together.
@@ -11038,6 +10959,8 @@ def run_worker(service: Service, host: str, port: int, message: str, workers: Wo
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
     gc.set_threshold(10_000, 10, 10)
     lean = Lean(service)
+    lines = LineWriter()
+    service.listeners.write_line = lines.put
     ended = threading.Event()
 
     def look_after_memory() -> None:
@@ -11046,11 +10969,12 @@ def run_worker(service: Service, host: str, port: int, message: str, workers: Wo
         while not ended.wait(GIVING_BACK):
             give_back()
 
-    threading.Thread(target=look_after_memory, name="findings-memory", daemon=True).start()
+    needed_thread(look_after_memory, "findings-memory").start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         door = FrontDoor(lean, service.settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, message, workers))
     ended.set()
+    lines.finish()
     service.database.finish_uses()  # all processes at once: they may wait for another program, but close by turns
 
 
@@ -11271,6 +11195,8 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
         raise click.ClickException(
             "`serve` runs on Linux and macOS; on Windows, give create_app() to a WSGI server such as waitress"
         )
+    for name in UNHEARD:
+        signal.signal(name, signal.SIG_IGN)
     with readable_errors(db):
         settings = Settings.read(db=db)
         workers = workers or usual_workers(db)

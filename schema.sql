@@ -250,22 +250,8 @@ CREATE TABLE IF NOT EXISTS idempotent_answers (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS idempotent_answers_by_age ON idempotent_answers (client_id, created_at);
 
--- One row that says how many times something was deleted, and so was to be erased from the file, and of how many of
--- those that is done.
-CREATE TABLE IF NOT EXISTS erasures (
-    id     INTEGER PRIMARY KEY CHECK (id = 1),
-    asked  INTEGER NOT NULL,
-    done   INTEGER NOT NULL
-) STRICT;
-
 -- One row that says when the last good backup was begun; a backup has that of the one before it.
 CREATE TABLE IF NOT EXISTS backups (
     id       INTEGER PRIMARY KEY CHECK (id = 1),
     made_at  TEXT NOT NULL
-) STRICT;
-
--- One row that the health check writes, to know that writing works.
-CREATE TABLE IF NOT EXISTS health (
-    id          INTEGER PRIMARY KEY CHECK (id = 1),
-    checked_at  TEXT NOT NULL
 ) STRICT;

@@ -194,7 +194,7 @@ def look_into(db: str | Path) -> Iterator[Any]:
 @contextmanager
 def locked(db: str | Path) -> Iterator[None]:
     """Hold the write lock of a database, as another process might: in PostgreSQL the locks of all clients."""
-    everybody = "BEGIN; LOCK TABLE clients, health IN EXCLUSIVE MODE"
+    everybody = "BEGIN; LOCK TABLE clients IN EXCLUSIVE MODE"
     with look_into(db) as connection:
         connection.execute(everybody if ON_POSTGRES else "BEGIN IMMEDIATE")
         yield

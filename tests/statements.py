@@ -18,9 +18,7 @@ import flask
 # What may be read without a client, and why: a table, and what its scan is then bound to.
 EXEMPT = {
     "api_keys": ("hash", "a request tells its client by its key"),
-    "erasures": ("", "one row, of all clients' file"),
     "backups": ("", "one row, of all clients' database"),
-    "health": ("", "one row, of all clients' database"),
     "schema_version": ("", "one row, of all clients' database"),
 }
 COLUMN = {"clients": "id"}  # what the client is called, elsewhere than `client_id`

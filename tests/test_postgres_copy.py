@@ -698,7 +698,7 @@ def test_what_is_a_files_own_is_not_copied(small: Path, url: str, tmp_path: Path
     copy(small, tmp_path / "new.db")
     copy(small, url)
     own = {name for name, in_file in own_rows(small).items() if in_file}
-    assert own == {"erasures", "backups", "health"}
+    assert own == {"backups"}
     assert not any(own_rows(tmp_path / "new.db").values())
     assert not any(own_rows(url).values())
 
@@ -707,10 +707,7 @@ def own_rows(db: object) -> dict[str, int]:
     """Return how many rows the tables have that are not copied."""
     database = heart.database_for(heart.Settings.read(db=str(db)))
     with database.reading() as connection:
-        rows = {
-            name: connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0]
-            for name in ("erasures", "backups", "health")
-        }
+        rows = {name: connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in ("backups",)}
     database.close()
     return rows
 

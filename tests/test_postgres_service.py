@@ -322,7 +322,7 @@ def test_while_there_is_no_server_all_is_refused_soon(
     assert time.monotonic() < began + LONGEST
     server.start()
     assert ask(service, other, *a_finding(other), **{"Idempotency-Key": "once"}).status_code == 201
-    assert service.request("GET", "/healthz").status_code == 200
+    await_(lambda: service.request("GET", "/healthz").status_code == 200)
 
 
 def test_a_database_that_takes_no_writes_is_read_until_it_does(

@@ -19,7 +19,7 @@ BOUND = (
     "INSERT INTO clients (id, created_at) VALUES ($1, '')",
     "SELECT 1 FROM clients WHERE id = $1",
     "SELECT client_id FROM api_keys WHERE hash = $1",
-    "SELECT id FROM erasures WHERE $1 <> ''",
+    "SELECT id FROM backups WHERE $1 <> ''",
 )
 UNBOUND = {
     "tasks": (

@@ -5,8 +5,7 @@ what stands there is read again, and compared and audited, before it is kept. Ro
 other, so that a database of any size needs little memory. The ends are a file here, and a server in `bulk.py`, which
 needs psycopg.
 
-Every table with a client is copied. What is left out has none, and tells of one database alone: what is to be erased
-from a file, when it was backed up, and whether it could be written.
+Every table with a client is copied. What is left out has none, and tells of one database alone: when it was backed up.
 """
 
 from __future__ import annotations

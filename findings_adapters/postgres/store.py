@@ -583,10 +583,6 @@ class PostgresConnection(heart.Connection):
             yield from rows
             last = rows[-1][0] if rows else last
 
-    def ask_to_erase(self) -> None:
-        """Have counters that come to nothing go. What is deleted the server's VACUUM overwrites in its time."""
-        self.deletes = True
-
     def faults(self) -> Iterator[str]:
         """Tell what of the schema is not there, or is otherwise than it should be. What follows has all its time."""
         yield from self.database.schema_faults()
@@ -944,6 +940,13 @@ class PostgresDatabase(heart.Database):
                 connection.uses[key] = self.last_uses.pop(key)
         heart.write_last_uses(connection, connection.uses)
 
+    def probe(self) -> None:
+        """Ask the server whether it takes writes: one that is in recovery, or read-only, does not."""
+        with self.reading() as connection:
+            asked = "SELECT (pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on')::int"
+            if connection.execute(asked).fetchone() != (0,):
+                raise heart.StorageFull("it is read-only")
+
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing: client by client."""
         for client_id in sorted({key[0] for key in list(self.last_uses)}):
@@ -988,10 +991,6 @@ class PostgresDatabase(heart.Database):
 
     def keep_house(self) -> None:
         """Leave it to the server's autovacuum."""
-
-    def erasing_slices(self) -> Iterator[bool]:
-        """Leave it to the server's VACUUM, which gives the place of what was deleted to others."""
-        yield from ()
 
     def figures(self) -> Mapping[str, Callable[[], float]]:
         """Return what gives the bytes of the database."""
