@@ -945,7 +945,7 @@ class PostgresDatabase(heart.Database):
         with self.reading() as connection:
             asked = "SELECT (pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on')::int"
             if connection.execute(asked).fetchone() != (0,):
-                raise heart.StorageFull("it is read-only")
+                raise heart.Busy(BUSY[READ_ONLY])
 
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing: client by client."""
