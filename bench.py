@@ -474,7 +474,7 @@ def serve_hello(port: int) -> None:
     """Serve the least that a Flask application can do."""
     app = flask.Flask("hello")
     app.add_url_rule("/", "hello", lambda: "Hello, world!")
-    asyncio.run(fs.serve_until_stopped(fs.FrontDoor(app, fs.Settings()), HOST, port, ""))
+    asyncio.run(fs.serve_until_stopped(fs.FrontDoor(app, fs.Settings()), HOST, port, None))
 
 
 @contextmanager

@@ -10726,8 +10726,8 @@ class FrontDoor:
             return await asyncio.get_running_loop().run_in_executor(None, run_app, self.app, environ, Prepared.stored)
 
 
-async def announce(host: str, port: int, message: str) -> None:
-    """Say that the service runs, as soon as it answers."""
+async def announce(host: str, port: int, message: Callable[[], str]) -> None:
+    """Say that the service runs, as soon as it answers; where there is nothing to say yet, it is tried again."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(host, port)
@@ -10735,9 +10735,9 @@ async def announce(host: str, port: int, message: str) -> None:
             answer = await reader.read()
             writer.close()
             if answer.startswith(b"HTTP/1.1 200"):
-                click.echo(message, err=True)
+                click.echo(message(), err=True)
                 return
-        except OSError:
+        except (OSError, DatabaseUnusable, *ENGINE_ERRORS):
             pass
         await asyncio.sleep(0.01)
 
@@ -10873,11 +10873,17 @@ class Workers:
 
 
 async def serve_until_stopped(
-    app: Any, host: str, port: int, message: str, workers: Workers | None = None, interface: str = "rsgi"
+    app: Any,
+    host: str,
+    port: int,
+    message: Callable[[], str] | None,
+    workers: Workers | None = None,
+    interface: str = "rsgi",
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
     :param app: a `FrontDoor`, or what has its `hurry` and `close` and speaks another interface of granian's.
+    :param message: what gives the words to say once the service answers.
     :param workers: the processes that this is one of, which stop together.
     """
     from granian.constants import HTTPModes, Interfaces
@@ -10948,7 +10954,9 @@ def give_memory_back() -> Callable[[], object]:
     return lambda: None
 
 
-def run_worker(service: Service, host: str, port: int, message: str, workers: Workers | None = None) -> None:
+def run_worker(
+    service: Service, host: str, port: int, message: Callable[[], str] | None, workers: Workers | None = None
+) -> None:
     """Serve with this process."""
     give_back = give_memory_back()
     with suppress(*ENGINE_ERRORS, DatabaseUnusable), service.database.reading():
@@ -10988,7 +10996,7 @@ def usual_workers(db: str) -> int:
     return 2 if has_room and sys.platform == "linux" and not scheme_of(db) else 1
 
 
-def run_workers(service: Service, host: str, port: int, message: str, count: int) -> None:
+def run_workers(service: Service, host: str, port: int, message: Callable[[], str], count: int) -> None:
     """Serve with several processes, of which this is one.
 
     :raises ChildProcessError: when another one died by itself; then all stop.
@@ -11000,7 +11008,7 @@ def run_workers(service: Service, host: str, port: int, message: str, count: int
 
     def work() -> None:
         with closing(service.database):
-            run_worker(service, host, port, "", workers)
+            run_worker(service, host, port, None, workers)
 
     gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
     try:
@@ -11204,14 +11212,11 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
             port = free_port(host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        key = first_key(settings)
         warn_of_exposure(host)
-        message = f"Findings Task Service {__version__} on {url_of(host, port)}, data in {database_for(settings).place}"
-        if key:
-            message += first_steps(key, url_of(host, port))
         with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
             # What may be kept of the file, the processes share out.
             service = start_service(msgspec.structs.replace(settings, cache=settings.cache // workers))
+            message = partial(greeting, service, url_of(host, port))
             with closing(service.database):  # after all others have: who closes last folds the WAL into the file
                 if workers == 1:
                     run_worker(service, host, port, message)
@@ -11219,22 +11224,23 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
                     run_workers(service, host, port, message, workers)
 
 
-def first_key(settings: Settings) -> str | None:
+def first_key(service: Service) -> str | None:
     """Make the first key of a new database and return it; None where there is a key already."""
-    database = database_for(settings)
-    try:
-        with database.transaction("default") as connection:
-            insert_client(connection, "default")
-            if settings.api_key or select_keys(connection):
-                return None
-            return insert_key(connection, "first", "default", "full")
-    finally:
-        database.close()
+    with service.database.transaction("default", patience=1.0) as connection:  # which the event loop waits for
+        insert_client(connection, "default")
+        if service.settings.api_key or select_keys(connection):
+            return None
+        return insert_key(connection, "first", "default", "full")
 
 
-def first_steps(key: str, url: str) -> str:
-    """Return what a first start says: the key, once, and what to try."""
-    return f"""
+def greeting(service: Service, url: str) -> str:
+    """Return what a service says once it answers: at a first start the key, which is not made before, and what to try.
+
+    So a start that fails leaves no key behind that nobody has seen.
+    """
+    message = f"Findings Task Service {__version__} on {url}, data in {service.database.place}"
+    if key := first_key(service):
+        message += f"""
 
 This is the first API key, of client "default" and level "full". It is shown this once:
 
@@ -11244,6 +11250,7 @@ Try it:
 
     curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
 """
+    return message
 
 
 def warn_of_exposure(host: str) -> None:

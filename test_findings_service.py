@@ -7858,6 +7858,17 @@ def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable
     assert second.request("GET", f"{API}/tasks", key=first.key).status_code == 200
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_start_that_fails_makes_no_key(serve: Callable[..., Server], tmp_path: Path, workers: str) -> None:
+    blind = "findings_service.free_port = lambda host, port: port"  # another program is faster
+    program = (sys.executable, "-c", f"{IMPORTING}; {blind}; findings_service.main()")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        line = ("serve", "--port", str(listener.getsockname()[1]), "--workers", workers)
+        done = command(*line, "--db", str(tmp_path / "served.db"), program=program)
+    assert (done.returncode, KEY.search(done.stderr)) == (1, None)
+    assert serve().request("GET", f"{API}/tasks").status_code == 200
+
+
 def test_a_start_makes_no_key_where_one_exists(serve: Callable[..., Server], tmp_path: Path) -> None:
     done = command("keys", "create", "ci", "--new", "--db", str(tmp_path / "served.db"))
     server = serve(until=r"http://127\.0\.0\.1:\d+")

@@ -1090,13 +1090,15 @@ def test_two_who_make_a_key_at_once_make_one(
     if known:
         with database.transaction() as connection:
             heart.insert_client(connection, "default")
-    for work in (make, lambda: heart.first_key(heart.Settings(db=url))):
+    service = heart.Service(heart.Settings(db=url))
+    for work in (make, lambda: heart.first_key(service)):
         both.reset()
         with in_thread(work):
             work()
         with database.transaction() as connection:
             assert connection.execute("SELECT COUNT(*) FROM api_keys").fetchone() == (1,)
             connection.execute("DELETE FROM api_keys")
+    service.database.close()
 
 
 def test_a_fork_leaves_the_connections_of_its_parent_alone(database: store.PostgresDatabase) -> None:

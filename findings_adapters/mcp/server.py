@@ -903,4 +903,5 @@ def serve_http(host: str, port: int, url: str) -> None:
     heart.warn_of_exposure(host)
     message = f"Findings Task Service {heart.__version__}: MCP on {heart.url_of(host, port)}{PATH}, before {url}"
     with asyncio.Runner(loop_factory=heart.new_event_loop) as runner:
-        runner.run(heart.serve_until_stopped(Door(app, limit, service_of), host, port, message, interface="asgi"))
+        door = Door(app, limit, service_of)
+        runner.run(heart.serve_until_stopped(door, host, port, lambda: message, interface="asgi"))
