@@ -52,6 +52,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import stat
 import string
 import tempfile
 import threading
@@ -1879,6 +1880,13 @@ class Database(ABC):
         """Say that there is no database, without making one; "" where there is."""
 
     @abstractmethod
+    def require_present_schema(self) -> None:
+        """Refuse a schema of another version than this program's, and leave it as it is.
+
+        :raises DatabaseUnusable: then.
+        """
+
+    @abstractmethod
     def reading(self) -> AbstractContextManager[Connection]:
         """Give a connection to a reader: within a transaction of its own thread the one that sees its changes."""
 
@@ -2088,13 +2096,17 @@ class SQLiteConnection(sqlite3.Connection, Connection):
         """Give all blocks: Python finds the word in them sooner than SQLite does."""
         return self.execute("SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,))
 
-    def faults(self) -> Iterator[str]:
-        """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
+    def damages(self) -> Iterator[str]:
+        """Tell what SQLite itself finds wrong with the file, whatever the version of its schema."""
         for (fault,) in self.execute("PRAGMA integrity_check"):
             if fault != "ok":
                 yield f"integrity: {fault}"
         for table, row, parent, _ in self.execute("PRAGMA foreign_key_check"):
             yield f"foreign key: row {row} of {table} has no parent in {parent}"
+
+    def faults(self) -> Iterator[str]:
+        """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
+        yield from self.damages()
         with closing(sqlite3.connect(":memory:")) as fresh:
             fresh.executescript(schema_path().read_text("utf-8"))
             names = "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
@@ -2115,15 +2127,26 @@ def user_version(connection: SQLiteConnection) -> int:
 
 
 def require_ours(connection: SQLiteConnection, path: str) -> None:
-    """Refuse a file that is not ours, or newer than we are. :raises DatabaseUnusable: then."""
+    """Refuse a file that is not ours. :raises DatabaseUnusable: then."""
     # In this order: another process may be making the schema, which comes together with the mark that it is ours.
     filled = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
     if filled and not ours:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
-    if (version := user_version(connection)) > SCHEMA_VERSION:
+
+
+def require_version(name: str, version: int, *, older: bool = False) -> None:
+    """Refuse a schema that is newer than this program's and, unless that is good, `older`.
+
+    :raises DatabaseUnusable: then.
+    """
+    told = f"{name} has schema version {version}"
+    if version > SCHEMA_VERSION:
+        raise DatabaseUnusable(f"{told}, newer than this program's {SCHEMA_VERSION}; update findings-service")
+    if version < SCHEMA_VERSION and not older:
         raise DatabaseUnusable(
-            f"{path} has schema version {version}, newer than this program's {SCHEMA_VERSION}; update findings-service"
+            f"{told}, older than this program's {SCHEMA_VERSION}; stop what uses it, and bring it up to date with:"
+            f" findings-service serve --db {name}"
         )
 
 
@@ -2179,7 +2202,7 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
 def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     """Open the file with the pragmas that the promises need. It does not checkpoint by itself.
 
-    Only a connection that writes makes a file where there is none, or a schema.
+    Only a connection that writes makes a schema, or needs the present one.
     On macOS an fsync leaves the data in the disk's own memory, unless it is a full one
     (https://www.sqlite.org/pragma.html#pragma_fullfsync).
     """
@@ -2200,6 +2223,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
             connection.cells, connection.task_sets = Stamped(REPORTERS_KNOWN), Stamped(TASK_SETS_KEPT)
             connection.pages = Stamped(PAGES_KEPT, lambda page: len(page) <= PAGE_KEPT)
         else:
+            require_version(settings.db, user_version(connection), older=True)
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
         connection.execute("PRAGMA fullfsync = ON")
@@ -2477,6 +2501,11 @@ class SQLiteDatabase(Database):
     def absence(self) -> str:
         """Say that there is no file; "" where there is."""
         return "" if Path(self.settings.db).exists() else f"there is no file {self.name}"
+
+    def require_present_schema(self) -> None:
+        """Refuse a file whose schema is of another version than this program's, and leave it as it is."""
+        with closing(open_database(self.settings, read_only=True, create=False)) as connection:
+            require_version(self.name, user_version(connection))
 
     @property
     def transacting(self) -> bool:
@@ -2803,18 +2832,17 @@ class SQLiteDatabase(Database):
 def copy_database(
     source: SQLiteConnection, path: str, progress: Callable[[int, int, int], object] | None = None
 ) -> list[str]:
-    """Copy a database that is in use into a new file as it is at one moment, and return what is wrong with the copy.
+    """Copy a database that is in use into an empty file as it is at one moment, and return what is wrong with the copy.
 
     The read transaction keeps that moment; without it the copy would start again at every write of another
     process (https://www.sqlite.org/backup.html).
     """
-    claim_file(path)
     copy = sqlite3.connect(path, isolation_level=None, factory=SQLiteConnection)
     source.execute("BEGIN")
     try:
         source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         source.backup(copy, pages=1000, progress=progress)
-        return list(copy.faults())
+        return list(copy.faults() if user_version(copy) == SCHEMA_VERSION else copy.damages())
     finally:
         if source.in_transaction:
             source.execute("ROLLBACK")
@@ -2824,27 +2852,77 @@ def copy_database(
 BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file, and would take for that of the next one there
 
 
-def discard_database(path: str) -> None:
-    """Remove a database that nobody uses."""
-    for suffix in ("", *BESIDE):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+@contextmanager
+def new_file(path: str) -> Iterator[str]:
+    """Give the name of an empty file beside a path, its owner's alone, of which nothing is left but by `put_in_place`.
 
-
-def make_way(path: str) -> None:
-    """Let another file take the place of a database: fold in, or else remove, what lies beside it.
-
-    :raises DatabaseUnusable: when another process has it open.
+    Nobody else has that name, so that nothing of anybody's is written over or removed.
     """
-    if Path(path).exists():
-        try:
-            with closing(sqlite3.connect(path, timeout=BUSY_SLICE, isolation_level=None)) as old:
-                old.execute("PRAGMA journal_mode = DELETE")  # which takes a database with a WAL for itself alone
-                old.execute("BEGIN EXCLUSIVE")  # and this one without
-        except sqlite3.Error as error:  # what is no database is in nobody's use
-            if is_busy(error):
-                raise DatabaseUnusable(f"{path} is open in another process; it was left as it is") from None
-    for suffix in BESIDE:
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    folder = Path(path).absolute().parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(".partial", f"{Path(path).name}.", folder)
+    try:
+        os.close(number)
+        yield name
+    finally:
+        for suffix in ("", *BESIDE):
+            Path(f"{name}{suffix}").unlink(missing_ok=True)
+
+
+def put_in_place(new: str, path: str) -> None:
+    """Let a new file take a path, where nothing is lost by that, and have it on the disk."""
+    require_replaceable(path)
+    flush(new)
+    Path(new).replace(path)
+    flush(str(Path(path).absolute().parent))
+
+
+def flush(path: str) -> None:
+    """Have a file, or the entries of a folder, on the disk. On macOS an fsync leaves it in the disk's memory."""
+    if fcntl is None and Path(path).is_dir():  # Windows opens no folder
+        return
+    file = os.open(path, os.O_RDWR if fcntl is None else os.O_RDONLY)
+    try:
+        if hasattr(fcntl, "F_FULLFSYNC"):
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def require_replaceable(path: str) -> None:
+    """Refuse to replace anything but an empty file, or a database of this service that nobody has open.
+
+    SQLite takes a database for one connection alone where it may; who has it open without reading or writing has no
+    lock that tells.
+
+    :raises DatabaseUnusable: then.
+    """
+    for suffix in ("-wal", "-journal"):
+        if os.path.lexists(f"{path}{suffix}"):
+            raise DatabaseUnusable(
+                f"{path} is open in another process, or was when that died: {path}{suffix} lies there; stop what uses"
+                f" it, or fold it in with: findings-service check --db {path}"
+            )
+    if not os.path.lexists(path):
+        return
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise DatabaseUnusable(f"{path} is no regular file, and was left as it is; name another one")
+    uri = f"{Path(path).absolute().as_uri()}?mode=rw"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SLICE, isolation_level=None)) as old:
+            old.execute("PRAGMA locking_mode = EXCLUSIVE")
+            old.execute("BEGIN EXCLUSIVE")
+            ours = old.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+    except sqlite3.DatabaseError as error:
+        if is_busy(error):
+            raise DatabaseUnusable(f"{path} is open in another process; it was left as it is") from None
+        ours = False
+    if not ours and Path(path).stat().st_size:
+        raise DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
+    if processes_using(path):
+        raise DatabaseUnusable(f"{path} is open in another process; it was left as it is")
 
 
 def require_room(connection: SQLiteConnection, path: str) -> None:
@@ -9543,8 +9621,7 @@ def open_once(service: Service) -> None:
     """
     try:
         with service.database.transaction() as connection:
-            if service.settings.api_key:
-                insert_client(connection, "default")
+            insert_client(connection, "default")  # a file that may not be written is told of now
         for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
             pass
         service.database.keep_house()
@@ -11140,9 +11217,10 @@ def readable_errors(db: str) -> Iterator[None]:
 
 
 @contextmanager
-def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
+def opened(db: str, *, new: bool = False, reads: bool = False, hint: str = "") -> Iterator[Database]:
     """Give a command the database, beside a service that may be running.
 
+    :param reads: whether the command only reads, and so must not bring the database up to date.
     :param hint: what to do where there is none.
     """
     with readable_errors(db):
@@ -11150,6 +11228,8 @@ def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
         try:
             if not new and (absence := database.absence()):
                 raise DatabaseUnusable(f"{absence}{hint}")
+            if reads:
+                database.require_present_schema()
             yield database
         finally:
             database.close()
@@ -11227,7 +11307,6 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
 def first_key(service: Service) -> str | None:
     """Make the first key of a new database and return it; None where there is a key already."""
     with service.database.transaction("default", patience=1.0) as connection:  # which the event loop waits for
-        insert_client(connection, "default")
         if service.settings.api_key or select_keys(connection):
             return None
         return insert_key(connection, "first", "default", "full")
@@ -11322,12 +11401,22 @@ def audit(connection: Connection, db: str) -> None:
 @database_option
 def check(db: str) -> None:
     """Audit a database, also one in use: exit code 1 and one line for each fault."""
-    with opened(db) as database, database.snapshot() as connection:
+    with opened(db, reads=True) as database, database.snapshot() as connection:
         for caution in database.cautions():
             click.echo(f"Warning: {caution}", err=True)
         audit(connection, database.name)
     engine = " ".join(database.engine)
     click.echo(f"{database.name} is sound: schema version {SCHEMA_VERSION}, {engine}.", err=True)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Have SIGTERM end what is under way as Ctrl-C does, so that it is undone."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def note_backup(database: Database, at: str) -> None:
@@ -11345,27 +11434,27 @@ def note_backup(database: Database, at: str) -> None:
 @database_option
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
-    partial_file = f"{file}.partial"
-    with opened_file(db, "backup") as database, database.reading() as source:
+    with interruptible(), opened_file(db, "backup") as database:
         belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
-        if belongs & {os.path.realpath(name) for name in (file, partial_file)}:
+        if os.path.realpath(file) in belongs:
             raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
-        if Path(file).exists() and (not replace or Path(file).samefile(db)):
+        if os.path.lexists(file) and not replace:
             raise click.ClickException(f"{file} is there already; name another file, or say --replace")
-        Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        discard_database(partial_file)
+        require_replaceable(file)
         begun = timestamp()
-        try:
-            with Progress() as progress:
-                wrong = copy_database(source, partial_file, progress.show_copied)
-            if wrong:
+        with (
+            closing(open_database(database.settings, read_only=True, create=False)) as source,
+            new_file(file) as copy,
+            Progress() as progress,
+        ):
+            version = user_version(source)
+            if wrong := copy_database(source, copy, progress.show_copied):
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
-            make_way(file)
-            Path(partial_file).replace(file)
-        finally:
-            discard_database(partial_file)
-        click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
-        note_backup(database, begun)
+            put_in_place(copy, file)
+        as_it_is = "" if version == SCHEMA_VERSION else f", of schema version {version} as it was"
+        click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified{as_it_is}.", err=True)
+        if version == SCHEMA_VERSION:
+            note_backup(database, begun)
 
 
 @main.command()
@@ -11465,7 +11554,7 @@ def create_key(name: str, client: str, level: str, expires: float | None, new: b
 @database_option
 def list_keys(db: str) -> None:
     """List all keys, without their secrets."""
-    with opened(db) as database, database.reading() as connection:
+    with opened(db, reads=True) as database, database.reading() as connection:
         rows = select_keys(connection)
     titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
     table = [titles, *(tuple(value or "-" for value in row) for row in rows)]

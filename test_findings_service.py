@@ -9402,11 +9402,11 @@ UNUSABLE = cases(
     text=(lambda path: path.write_text("Not a database. " * 1000, "utf-8"), "not a database"),
     short_text=(lambda path: path.write_text("Hi.", "utf-8"), "not a database"),
     others=(others_database, "another program's SQLite database"),
-    newer=(newer_database, "newer than this program's"),
     folder=(lambda path: path.mkdir(), "cannot be"),
     nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
     itself=(lambda path: path.symlink_to(path), "cannot be"),
 )
+NEWER = (newer_database, "newer than this program's")  # which a backup copies as it is
 COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")
 
 
@@ -9416,7 +9416,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize(("make", "told"), UNUSABLE)
+@pytest.mark.parametrize(("make", "told"), [*UNUSABLE, pytest.param(*NEWER, id="newer")])
 def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
     tmp_path: Path, make: Callable[[Path], object], told: str
 ) -> None:
@@ -9430,8 +9430,11 @@ def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("line", COMMAND_LINES)
-@pytest.mark.parametrize(("make", "told"), UNUSABLE)
+@pytest.mark.parametrize(
+    ("make", "told", "line"),
+    [(*each.values, line) for each in UNUSABLE for line in COMMAND_LINES]
+    + [(*NEWER, line) for line in COMMAND_LINES if "backup" not in line],
+)
 def test_a_command_on_a_file_that_cannot_be_used_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object], told: str, line: str
 ) -> None:
@@ -9465,7 +9468,7 @@ def open_folder() -> Iterator[Path]:
 def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
     program = (
-        f"{IMPORTING}, encodings.idna, os; findings_service.load_rooms()\n"
+        f"{IMPORTING}, encodings.idna, importlib.metadata, jsonschema, os; findings_service.load_rooms()\n"
         "os.geteuid() or os.setuid(65534); findings_service.main()"
     )
     return command(*arguments, program=(sys.executable, "-c", program))
@@ -11754,21 +11757,73 @@ def test_a_backup_takes_no_place_of_what_belongs_to_the_database(aged: Path, nam
     result = invoke("backup", str(aged.with_name(name)), "--replace", "--db", str(aged))
     assert result.exit_code == 1
     assert "belongs to" in result.output
-    aged.rename(aged.with_name("x.partial"))
-    assert invoke("backup", str(aged.with_name("x")), "--db", str(aged.with_name("x.partial"))).exit_code == 1
-    assert faults_of(aged.with_name("x.partial")) == []
 
 
 @pytest.mark.sqlite
 def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    copy.write_text("An older backup.", "utf-8")
+    assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 0
+    before = copy.stat()
     assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 1
-    assert copy.read_text("utf-8") == "An older backup."
+    assert copy.stat() == before
     assert invoke("backup", str(copy), "--replace", "--db", str(aged)).exit_code == 0
+    assert copy.stat().st_ino != before.st_ino
     assert content_of(copy) == content_of(aged)
-    assert invoke("backup", str(aged), "--replace", "--db", str(aged)).exit_code == 1
-    assert faults_of(aged) == []
+
+
+def other_program(path: Path) -> None:
+    """Make another program's database."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    "make",
+    cases(
+        fifo=os.mkfifo,
+        device=lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3)),
+        link=lambda path: path.symlink_to("/dev/null"),
+        text=lambda path: path.write_text("Theirs."),
+        database=other_program,
+    ),
+)
+def test_a_backup_replaces_nothing_but_what_a_backup_may_be(aged: Path, tmp_path: Path, make: Any) -> None:
+    copy = tmp_path / "theirs"
+    try:
+        make(copy)
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    before = copy.lstat()
+    done = invoke("backup", str(copy), "--replace", "--db", str(aged))
+    assert (done.exit_code, len(done.stderr.splitlines()), copy.lstat()) == (1, 1, before)
+    assert "was left as it is" in done.stderr
+    assert list(tmp_path.glob("*.partial")) == []
+
+
+@pytest.mark.sqlite
+def test_a_backup_replaces_an_empty_file(aged: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy.db").touch()
+    assert invoke("backup", str(tmp_path / "copy.db"), "--replace", "--db", str(aged)).exit_code == 0
+    assert content_of(tmp_path / "copy.db") == content_of(aged)
+
+
+@pytest.mark.sqlite
+def test_a_backup_leaves_what_is_named_like_an_unfinished_one_alone(aged: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy.db.partial").write_text("Theirs.")
+    assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
+    assert (tmp_path / "copy.db.partial").read_text() == "Theirs."
+
+
+@pytest.mark.sqlite
+def test_a_backup_is_on_the_disk_before_it_is_told_of(
+    aged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[str]()
+    monkeypatch.setattr(findings_service, "flush", synced.append)
+    assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
+    assert synced[0].endswith(".partial")
+    assert synced[1:] == [str(tmp_path)]
 
 
 @pytest.mark.sqlite
@@ -11791,18 +11846,49 @@ def die_with_a_wal(db: Path) -> None:
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("left", ["copy.db", "copy.db.partial"])
-def test_what_a_crash_left_beside_an_older_backup_does_not_touch_the_new_one(
-    aged: Path, tmp_path: Path, left: str
-) -> None:
+@pytest.mark.parametrize("exists", [True, False], ids=["beside_a_file", "alone"])
+def test_a_backup_takes_no_place_beside_what_a_crash_left(aged: Path, tmp_path: Path, exists: bool) -> None:
     copy = tmp_path / "copy.db"
-    die_with_a_wal(tmp_path / left)
-    if left != copy.name:
-        (tmp_path / left).unlink()
-    assert invoke("backup", str(copy), "--replace", "--db", str(aged)).exit_code == 0
-    assert [path.name for path in tmp_path.glob("copy.db*")] == ["copy.db"]
-    assert faults_of(copy) == []
-    assert content_of(copy) == content_of(aged)
+    die_with_a_wal(copy)
+    if not exists:
+        copy.unlink()
+    before = {path: path.read_bytes() for path in tmp_path.glob("copy.db*")}
+    done = invoke("backup", str(copy), "--replace", "--db", str(aged))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert f"findings-service check --db {copy}" in done.stderr
+    assert {path: path.read_bytes() for path in tmp_path.glob("copy.db*")} == before
+
+
+@pytest.mark.sqlite
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not tell who has a file open")
+def test_a_backup_replaces_no_file_that_is_only_held_open(aged: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 0
+    hold = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    program = [sys.executable, "-c", hold, str(copy)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        done = invoke("backup", str(copy), "--replace", "--db", str(aged))
+        holder.communicate()
+    assert done.exit_code == 1
+    assert f"{copy} is open in another process" in done.stderr
+
+
+@pytest.mark.sqlite
+def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path) -> None:
+    slow = "findings_service.SQLiteConnection.damages = lambda _: time.sleep(60) or ()"
+    slow += "; findings_service.SQLiteConnection.faults = findings_service.SQLiteConnection.damages"
+    program = [sys.executable, "-c", f"import time, findings_service; {slow}; findings_service.main()"]
+    line = [*program, "backup", str(tmp_path / "copy.db"), "--db", str(aged)]
+    with subprocess.Popen(line, cwd=HERE, env=environment()) as process:
+        deadline = time.monotonic() + 20
+        while not list(tmp_path.glob("copy.db*.partial")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert list(tmp_path.glob("copy.db*.partial"))
+        process.terminate()
+        assert process.wait(15) == 1
+    assert list(tmp_path.glob("copy.db*")) == []
 
 
 @pytest.mark.sqlite
@@ -11824,19 +11910,20 @@ def test_a_backup_replaces_no_database_that_another_process_has_open(
 @pytest.mark.sqlite
 def test_a_backup_replaces_no_database_without_a_wal_that_is_read(aged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
+    assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 0
     with closing(sqlite3.connect(copy, isolation_level=None)) as reader:
-        reader.executescript("CREATE TABLE theirs (a); BEGIN; SELECT * FROM theirs")
+        reader.executescript("PRAGMA journal_mode = DELETE; BEGIN")
+        reader.execute("SELECT COUNT(*) FROM tasks").fetchone()
+        before = copy.stat()
         done = invoke("backup", str(copy), "--replace", "--db", str(aged))
-    assert done.exit_code == 1
+    assert (done.exit_code, copy.stat()) == (1, before)
     assert f"{copy} is open in another process" in done.stderr
-    with closing(sqlite3.connect(copy)) as connection:
-        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
 
 
 @pytest.mark.sqlite
-def test_a_backup_is_its_owners_alone_whatever_was_left_there(aged: Path, tmp_path: Path) -> None:
-    (tmp_path / "copy.db.partial").touch(0o644)
-    assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
+def test_a_backup_is_its_owners_alone_whatever_was_there(aged: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy.db").touch(0o644)
+    assert invoke("backup", str(tmp_path / "copy.db"), "--replace", "--db", str(aged)).exit_code == 0
     assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
 
 
@@ -12206,6 +12293,36 @@ def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[...
     reports = [task(externalId=name, extensions={"rule": 1}) for name in "abc"]
     assert [each["result"] for each in client.submit(run, *reports)["tasks"]] == ["updated", "updated", "created"]
     assert faults_of(old) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("check", 1), ("keys list", 1), ("gate x", 3), ("export --format csv", 3)],
+    ids=["check", "keys_list", "gate", "export"],
+)
+def test_what_only_reads_leaves_an_older_schema_as_it_is(aged: Path, line: str, code: int) -> None:
+    with look_into(aged) as connection:
+        connection.execute("UPDATE schema_version SET version = 5" if ON_POSTGRES else "PRAGMA user_version = 5")
+    done = invoke(*line.split(), "--db", str(aged))
+    assert (done.exit_code, done.stdout) == (code, "")
+    told = (
+        rf"has schema version 5, older than this program's {findings_service.SCHEMA_VERSION}; .*findings-service serve"
+    )
+    assert re.search(told, done.stderr)
+    with look_into(aged) as connection:
+        version = connection.execute("SELECT version FROM schema_version" if ON_POSTGRES else "PRAGMA user_version")
+        assert version.fetchone()[0] == 5
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("version", [5, 99])
+def test_a_backup_copies_any_version_of_the_schema_as_it_is(aged: Path, tmp_path: Path, version: int) -> None:
+    with closing(sqlite3.connect(aged)) as connection:
+        connection.executescript(f"DROP TABLE backups; PRAGMA user_version = {version}")
+    before = schema_of(aged), content_of(aged)
+    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged))
+    assert (done.exit_code, f"verified, of schema version {version} as it was" in done.stderr) == (0, True)
+    assert (schema_of(aged), content_of(aged)) == before == (schema_of(copy := tmp_path / "copy.db"), content_of(copy))
 
 
 @pytest.mark.sqlite

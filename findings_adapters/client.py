@@ -259,19 +259,17 @@ class Local:
 
     :param by: who the histories say did what is done here.
     :raises heart.ConfigurationError: for a setting that makes no sense.
-    :raises heart.DatabaseUnusable: when the file cannot be opened; without `new`, when there is none.
+    :raises heart.DatabaseUnusable: when the file cannot be opened; without `new`, when there is none, or an older one.
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
-        if not new and (absence := heart.database_for(heart.Settings.read(db=db)).absence()):
-            raise heart.DatabaseUnusable(absence)
+        if not new:
+            database = heart.database_for(heart.Settings.read(db=db))
+            if absence := database.absence():
+                raise heart.DatabaseUnusable(absence)
+            database.require_present_schema()
         self._app = heart.create_app(db=db, base_url="", api_key="", log="", metrics=False)
         self._database: heart.Database = self._app.extensions["findings"].database
-        try:
-            with self._database.transaction() as connection:
-                heart.insert_client(connection, "default")
-        except heart.ENGINE_ERRORS as error:
-            raise heart.unusable(self._database.name, error) from None
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)
         self._given = {heart.PRINCIPAL: heart.Principal("local", "default", by, "full")}
@@ -1005,7 +1003,8 @@ def typed_options(*names: str) -> set[str]:
 def service_at(url: str, db: str, *, new: bool = False, by: str = "scan") -> Service:
     """Return the service at a URL, or over a database file. One on the command line goes before the environment's.
 
-    :param new: whether to make a file that is not there. :param by: who the histories say did what is done to a file.
+    :param new: whether to make a file that is not there, or to bring an older one up to date.
+    :param by: who the histories say did what is done to a file.
     :raises heart.ConfigurationError: when there is no key, or no file, or both are given.
     """
     typed = typed_options("url", "db")

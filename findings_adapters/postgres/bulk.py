@@ -133,7 +133,7 @@ class ServerTarget(copying.Target, ServerPlace):
                 run(statement.encode())
             run(f"INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, %s)".encode(), (heart.SCHEMA_VERSION,))
         else:
-            copying.require_present_version(self.name, version)
+            heart.require_version(self.name, version)
             run(f"LOCK TABLE {', '.join(self.names)} IN ACCESS EXCLUSIVE MODE".encode())
             filled = (table.name for table in tables if self.select(f"SELECT 1 FROM {table.name} LIMIT 1"))
             copying.require_empty(self.name, filled)
@@ -219,7 +219,7 @@ class Unfinished(store.PostgresConnection):
 def server_source(database: heart.Database) -> Iterator[ServerPlace]:
     """Give what is in a database now."""
     with connected(ours(database)) as (connection, version):
-        copying.require_present_version(database.name, version)
+        heart.require_version(database.name, version or 0)
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield ServerPlace(database.name, connection)
 

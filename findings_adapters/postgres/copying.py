@@ -10,8 +10,6 @@ Every table with a client is copied. What is left out has none, and tells of one
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -167,11 +165,10 @@ class FilePlace(Place):
 
 
 class FileTarget(Target, FilePlace):
-    """A file that is made: `path.partial`, until all is well."""
+    """A file that is made, beside its place until all is well."""
 
-    def __init__(self, path: str, tables: Sequence[Table]) -> None:
-        self.path, self.tables = path, tables
-        self.partial = f"{path}.partial"
+    def __init__(self, path: str, partial: str, tables: Sequence[Table]) -> None:
+        self.path, self.partial, self.tables = path, partial, tables
         self._script = list(heart.statements_of(heart.schema_path().read_text("utf-8")))
         super().__init__(path, self._connect())
 
@@ -199,11 +196,10 @@ class FileTarget(Target, FilePlace):
         self.connection.executemany(f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({marks})", rows)
 
     def finish(self, tables: Sequence[Table]) -> None:  # noqa: ARG002 - rowids number themselves
-        """Make the indexes, have all of it on the disk, and read it from there from now on."""
+        """Make the indexes, and read all of it from the file from now on."""
         self._run(indexes=True)
         self.connection.execute("COMMIT")
         self.close()
-        flush(self.partial)
         self.connection = self._connect()
 
     def faults(self) -> Iterator[str]:
@@ -218,29 +214,16 @@ class FileTarget(Target, FilePlace):
         """Let the file take its place."""
         self.close()
         require_new(self.path, self.tables)
-        heart.make_way(self.path)
-        Path(self.partial).replace(self.path)
-        flush(str(Path(self.path).absolute().parent))
-
-
-def flush(path: str) -> None:
-    """Have a file, or the entries of a folder, on the disk. On macOS an fsync leaves it in the disk's memory."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        if fcntl is not None and hasattr(fcntl, "F_FULLFSYNC"):
-            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
-        else:
-            os.fsync(file)
-    finally:
-        os.close(file)
+        heart.put_in_place(self.partial, self.path)
 
 
 def require_new(path: str, tables: Sequence[Table]) -> None:
     """Refuse a file that has anything in it. :raises heart.DatabaseUnusable: then."""
+    heart.require_replaceable(path)
     if not Path(path).exists():
         return
-    with closing(look_into(path)) as connection:
-        heart.require_ours(connection, path)
+    settings = heart.Settings(db=path)
+    with closing(heart.open_database(settings, read_only=True, create=False)) as connection:
         there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         present = (table.name for table in tables if table.name in there)
         require_empty(path, (name for name in present if connection.execute(f"SELECT 1 FROM {name}").fetchone()))
@@ -255,27 +238,11 @@ def require_empty(name: str, filled: Iterable[str]) -> None:
         )
 
 
-def look_into(path: str) -> heart.SQLiteConnection:
-    """Return a connection to a file that changes nothing in it."""
-    uri = f"{Path(path).absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, factory=heart.SQLiteConnection)
-
-
-def require_present_version(name: str, version: int | None) -> None:
-    """Refuse a source or target that would have to be changed first. :raises heart.DatabaseUnusable: then."""
-    if version != heart.SCHEMA_VERSION:
-        raise heart.DatabaseUnusable(
-            f"{name} has schema version {version}, and is copied only with {heart.SCHEMA_VERSION}: stop what uses it,"
-            f" and bring it up to date with: findings-service check --db {name}"
-        )
-
-
 @contextmanager
 def file_source(database: heart.SQLiteDatabase) -> Iterator[FilePlace]:
     """Give what is in a file now, which is not brought up to date for that."""
-    with heart.readable_errors(database.name), closing(look_into(database.settings.db)) as connection:
-        heart.require_ours(connection, database.name)
-        require_present_version(database.name, heart.user_version(connection))
+    with heart.readable_errors(database.name):
+        database.require_present_schema()
     with database.snapshot() as moment:
         yield FilePlace(database.name, moment)
 
@@ -285,18 +252,10 @@ def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iter
     """Give a new file, of which nothing is left unless it is kept."""
     path = database.settings.db
     require_new(path, tables)
-    partial = f"{path}.partial"
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    heart.discard_database(partial)
-    heart.claim_file(partial)
-    try:
-        target = FileTarget(path, tables)
+    with heart.new_file(path) as partial, closing(FileTarget(path, partial, tables)) as target:
         target.name = database.name
-        with closing(target):
-            target.make()
-            yield target
-    finally:
-        heart.discard_database(partial)
+        target.make()
+        yield target
 
 
 # Seqs. PostgreSQL numbers the rows of each client from 1 on, and SQLite all rows of a table. Where two clients have the
@@ -470,19 +429,9 @@ def require_two(source: heart.Database, target: heart.Database) -> None:
     same = source.place == target.place
     if isinstance(source, heart.SQLiteDatabase) and isinstance(target, heart.SQLiteDatabase):
         belongs = {f"{source.place}{suffix}" for suffix in ("", *heart.BESIDE, heart.CHECKPOINTER)}
-        same = bool(belongs & {target.place, os.path.realpath(f"{target.settings.db}.partial")})
+        same = target.place in belongs
     if same:
         raise click.ClickException(f"{target.name} belongs to what is copied; name another database")
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Have SIGTERM end what is under way as Ctrl-C does, so that it is undone."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def named(_context: click.Context, option: click.Parameter, value: str) -> str:
@@ -515,7 +464,7 @@ def named(_context: click.Context, option: click.Parameter, value: str) -> str:
 def copy(source: str, target: str) -> None:
     """Copy a database to another, also from SQLite to PostgreSQL and back: as it is at one moment, verified."""
     tables = read_tables()
-    with interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
+    with heart.interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
         require_two(old, new)
         with ExitStack() as ends:
             place = ends.enter_context(source_at(old))

@@ -789,11 +789,7 @@ class PostgresDatabase(heart.Database):
                 f"{self.name} has a table {dialect.VERSION_TABLE} that is none of this service's"
             )
         version = int(rows[0][0])
-        if version > heart.SCHEMA_VERSION:
-            raise heart.DatabaseUnusable(
-                f"{self.name} has schema version {version}, newer than this program's {heart.SCHEMA_VERSION}; update"
-                " findings-service"
-            )
+        heart.require_version(self.name, version, older=True)
         return version
 
     def _refusal(self, failure: Failure) -> Exception:
@@ -1022,6 +1018,11 @@ class PostgresDatabase(heart.Database):
         with self._apart() as link:
             there = self._greet(link) is not None
         return "" if there else f"there is no database of this service at {self.name}"
+
+    def require_present_schema(self) -> None:
+        """Refuse a schema of another version than this program's, and leave it as it is."""
+        with self._apart() as link:
+            heart.require_version(self.name, self._greet(link) or 0)
 
     def _make_schema(self, link: Link) -> None:
         """Create the schema, or bring an older one up to date, all of it or nothing, in one process of many."""
