@@ -129,6 +129,11 @@ SHORTEST_KEEP = 3600.0  # seconds
 ENGINE_ROOMS: Mapping[str, str] = {"postgresql": "postgres", "postgres": "postgres"}
 
 
+def installing(extra: str) -> str:
+    """Return how to install an extra, for the end of a message. Once an index has the service, by its name instead."""
+    return f": in the folder of a checkout, pip install '.[{extra}]'"
+
+
 class ConfigurationError(Exception):
     """A setting that cannot be used; the message names it and says what would do."""
 
@@ -9652,7 +9657,7 @@ def load_metrics() -> Any:
     except ImportError as error:
         absent = f"the package {(error.name or '').partition('.')[0]}"
     if absent:
-        raise ConfigurationError(f"FINDINGS_METRICS needs {absent}: pip install 'findings-service[metrics]'")
+        raise ConfigurationError(f"FINDINGS_METRICS needs {absent}{installing('metrics')}")
     return importlib.import_module("findings_adapters.metrics")
 
 

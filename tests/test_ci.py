@@ -1155,10 +1155,12 @@ def greet(name):
 """
 
 
-def on_the_page(name: str) -> dict[str, Any]:
-    """Return the YAML of the page that begins with the name of a file."""
-    blocks = re.findall(r"^```yaml\n# (\S+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    return yaml.safe_load(dict(blocks)[name])
+def on_the_page(name: str) -> str:
+    """Return what the page shows as a file of that name."""
+    blocks = re.findall(
+        r"^```(?:yaml|pip-requirements)\n# (\S+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    return dict(blocks)[name]
 
 
 @dataclass
@@ -1201,7 +1203,7 @@ class Pipeline:
             "GITHUB_ACTOR": "octo",
             "GITHUB_STEP_SUMMARY": str(self.checkout.parent / "summary.md"),
         } | more
-        (job,) = on_the_page(name)["jobs"].values()
+        (job,) = yaml.safe_load(on_the_page(name))["jobs"].values()
         done = None
         for step in job["steps"]:
             uses = step.get("uses", "")
@@ -1228,7 +1230,7 @@ class Pipeline:
 
     def gitlab(self, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Do the script of a job, with the variables of the first rule that fits."""
-        job = on_the_page(name)["findings"]
+        job = yaml.safe_load(on_the_page(name))["findings"]
         merge_request = "CI_MERGE_REQUEST_IID" in variables
         rule = job["rules"][0 if merge_request else 1]
         assert ("merge_request_event" in rule["if"]) == merge_request
@@ -1273,11 +1275,14 @@ def pipeline(tmp_path: Path) -> Pipeline:
             pytest.skip(f"{program} is not installed here")
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, line in (("pip", ""), ("findings-service", f'exec "{sys.executable}" -m findings_service "$@"')):
+    needed = "requirements-findings.txt"
+    pip = f'[ "$*" = "install -r {needed}" ] && [ -s {needed} ]'
+    for name, line in (("pip", pip), ("findings-service", f'exec "{sys.executable}" -m findings_service "$@"')):
         (programs / name).write_text(f"#!/bin/bash\n{line}\n", "utf-8")
         (programs / name).chmod(0o755)
     checkout = tmp_path / "checkout"
     checkout.mkdir()
+    (checkout / needed).write_text(on_the_page(needed), "utf-8")
     (checkout / "ruff.toml").write_text('lint.select = ["S"]\n', "utf-8")
     made = Pipeline(checkout, tmp_path / "cache.db", programs, {})
     made.write(LEGACY)
@@ -1290,6 +1295,17 @@ GREETING_REQUEST = {
     "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "greet",
     "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1",
 }
+
+
+def test_nothing_is_installed_by_a_name_that_no_index_has() -> None:
+    told = [*HERE.glob("*.md"), *HERE.glob("*.py"), *HERE.glob("docs/*"), *HERE.glob("examples/*")]
+    told += HERE.glob("findings_adapters/**/*.py")
+    by_name = re.compile(r"pip install\b[^\n]*\sf?['\"]?findings-service")
+    assert [path.name for path in told if path.suffix in (".md", ".py") and by_name.search(path.read_text())] == []
+    service, *_ = on_the_page("requirements-findings.txt").splitlines()
+    assert re.fullmatch(
+        rf"findings-service @ https://\S+/findings_service-{findings_service.__version__}-py3-none-any\.whl", service
+    )
 
 
 @pytest.mark.sqlite

@@ -760,10 +760,11 @@ def test_a_file_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 def test_without_the_sdk_the_command_says_what_to_install() -> None:
-    blocked = "import sys; sys.modules['mcp'] = sys.modules['mcp_types'] = None; import findings_service as heart"
+    blocked = "import sys; sys.modules['mcp'] = sys.modules['anyio'] = None; import findings_service as heart"
     done = run_python(f"{blocked}; heart.main(['mcp'])")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "pip install 'findings-service[mcp]'" in done.stderr
+    assert "needs the package mcp, with all that it needs itself: in the folder of a checkout" in done.stderr
+    assert "pip install '.[mcp]'" in done.stderr
 
 
 def test_help_does_not_wait_for_the_sdk() -> None:

@@ -426,7 +426,7 @@ def test_a_start_without_what_it_needs_is_one_line(tmp_path: Path, program: str,
     options = ["serve", "--port", "0", "--db", db_at(tmp_path / "x.db"), "--workers", workers]
     env = environment(FINDINGS_METRICS="1", PYTHONPATH=str(HERE))
     done = subprocess.run([*line, *options], capture_output=True, text=True, env=env, timeout=30, check=False)
-    said = f"Error: FINDINGS_METRICS needs {lacking}: pip install 'findings-service[metrics]'\n"
+    said = f"Error: FINDINGS_METRICS needs {lacking}: in the folder of a checkout, pip install '.[metrics]'\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 

@@ -570,7 +570,7 @@ def test_without_psycopg_it_is_said_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install 'findings-service[postgres]'" in done.stderr
+    assert "pip install '.[postgres]'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

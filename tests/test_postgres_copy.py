@@ -679,7 +679,7 @@ def test_files_are_copied_without_psycopg(small: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.endswith("verified.\n")) == (0, True), done.stderr
     refused = command("copy", "--from", str(small), "--to", "postgresql:///nowhere", **path)
     assert refused.returncode == 1
-    assert "pip install 'findings-service[postgres]'" in refused.stderr
+    assert "pip install '.[postgres]'" in refused.stderr
 
 
 def test_the_rows_of_each_table_are_told(small: Path, tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ import click
 import findings_service as heart
 from findings_adapters.client import Remote, service_at, service_options, typed_options
 
-INSTALL = "pip install 'findings-service[mcp]'"
-
 
 class WrongUsage(click.ClickException):
     """What the command cannot be told, or lacks."""
@@ -71,7 +69,8 @@ def refuse_without(missing: ModuleNotFoundError) -> NoReturn:
     """Say what to install. :raises ModuleNotFoundError: when it is our own part that is not there."""
     if (missing.name or "").startswith("findings_adapters"):
         raise click.UsageError("`mcp` needs findings_adapters/mcp/server.py, which is not there") from None
-    raise WrongUsage(f"`mcp` needs the package {missing.name}, which is not installed: {INSTALL}") from None
+    needed = "`mcp` needs the package mcp, with all that it needs itself"  # what is missing first may be of those
+    raise WrongUsage(f"{needed}{heart.installing('mcp')}") from None
 
 
 def check_http(url: str) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from findings_adapters.postgres.store import PostgresDatabase
 
 SCHEMES = ("postgresql", "postgres")
-INSTALL = "pip install 'findings-service[postgres]'"
 
 
 def open_postgres(settings: heart.Settings) -> PostgresDatabase:
@@ -34,8 +33,8 @@ def open_postgres(settings: heart.Settings) -> PostgresDatabase:
         if package == "findings_adapters":
             raise
         cause = "which is not installed" if isinstance(missing, ModuleNotFoundError) else f"which says: {missing}"
-        message = f"a database of postgresql:// needs the package {package or 'psycopg'}, {cause}: {INSTALL}"
-        raise heart.ConfigurationError(message) from None
+        needed = f"a database of postgresql:// needs the package {package or 'psycopg'}, {cause}"
+        raise heart.ConfigurationError(f"{needed}{heart.installing('postgres')}") from None
     return store.PostgresDatabase(settings)
 
 
