@@ -13238,6 +13238,16 @@ def test_a_users_strict_mypy_is_content_with_the_wheel(installed: Path, tmp_path
     assert (done.returncode, verdict) == (0, "Success: no issues found in 2 source files")
 
 
+def test_a_strict_mypy_accepts_the_code_of_the_page_on_embedding(installed: Path, tmp_path: Path) -> None:
+    blocks = [text for _, kind, text in blocks_of(HERE / "docs" / "embedding.md") if kind == "python"]
+    named = [re.match(r"# (\w+)\.py\n", text) for text in blocks]
+    for number, (name, text) in enumerate(zip(named, blocks, strict=True)):
+        (tmp_path / f"{name[1] if name else f'block_{number}'}.py").write_text(text, "utf-8")
+    line = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(installed / "bin" / "python"), "."]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"Success: no issues found in {len(blocks)} source files\n")
+
+
 def test_the_source_distribution_has_what_the_tests_need(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=HERE, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
