@@ -3801,7 +3801,9 @@ def quick_judge(schema: Any, draft: str) -> Callable[[Any], bool] | None:
     jsonschema_rs = importlib.import_module("jsonschema_rs")
     try:
         judge = getattr(jsonschema_rs, draft)(schema, validate_formats=False)
-    except ValueError:  # a pattern that is good in Python alone
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # mostly a pattern that is good in Python alone; a panic at worst
         return None
     return typing.cast(Callable[[Any], bool], judge.is_valid)
 

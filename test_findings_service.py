@@ -5720,6 +5720,31 @@ def test_a_schema_without_an_end_is_told_of_long_before_the_interpreter_ends_it(
     assert capfd.readouterr().err == ""  # where a panic would be
 
 
+def test_a_value_of_nearly_a_hundred_levels_is_judged_to_its_end(client: Client) -> None:
+    schema = in_a({"anyOf": [AGAIN, {"type": "string"}]}) | {"additionalProperties": False}
+    assert judge(client, schema, nested(95)).status_code == 201
+    pointer = "/extensions" + "/a" * 60 + "/b"
+    schema = in_a({"anyOf": [AGAIN, {"type": "null"}]}) | {"additionalProperties": False}
+    deep: Any = {"b": 1}
+    for _ in range(60):
+        deep = {"a": deep}
+    assert_problem(judge(client, schema, deep), 422, "validation_failed", pointer)
+
+
+@pytest.mark.parametrize("choice", ["anyOf", "oneOf"])
+def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
+    schema = json.dumps(in_a({choice: [{"maxLength": number} for number in range(300)]}))
+    extensions = json.dumps({"a": "x" * 200_000})
+    tracemalloc.start()
+    try:
+        (problem,) = findings_service.check_extensions(schema, [(extensions, "")], 20.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "not valid under any" in problem.detail
+    assert peak < 5_000_000  # one message has 200 kB
+
+
 class Panic(BaseException):
     """What a library in Rust raises, which is no Exception."""
 
@@ -5736,6 +5761,13 @@ def test_whatever_is_raised_in_judging_is_the_requests_own(
     monkeypatch.setattr(findings_service.Validator, "iter_errors", lambda *_: (_ for _ in ()).throw(error("panicked")))
     told = problems_of(client.post(f"{API}/project-types", json={"name": "b", "extensionSchema": {}}))
     assert told == {"/extensionSchema": "the schema cannot be judged by: panicked"}
+
+
+def test_without_a_quick_judge_a_schema_has_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = pytest.importorskip("jsonschema_rs")
+    monkeypatch.setattr(quick, "Draft202012Validator", lambda *_, **__: (_ for _ in ()).throw(Panic("panicked")))
+    problems = findings_service.check_extensions('{"title": "no quick judge", "maxProperties": 0}', [("{}", "")], 2.0)
+    assert problems == []
 
 
 def test_what_stops_the_service_is_no_fault_of_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
