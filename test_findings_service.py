@@ -510,6 +510,12 @@ def environment(**more: str) -> dict[str, str]:
     return ours | {"FINDINGS_WORKERS": "1"} | more
 
 
+def heed_signals() -> None:
+    """Heed the signals that end a process; these tests may run in the background, under nohup."""
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
 # Starting Python and importing the module takes a third of a second, which hundreds of processes would each spend anew.
 # So one process does it, and forks into each command and server: those run all that comes after, to the end of their
 # interpreter. What is told to Python itself, and what the pages do, starts from nothing.
@@ -13511,7 +13517,7 @@ def agent(tmp_path: Path, server: Server) -> Callable[..., subprocess.Popen[str]
         given = {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"http://127.0.0.1:{server.port}"}
         given["PYTHONPATH"] = f"{tmp_path / lib}{os.pathsep}{HERE}"
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        options["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may be under nohup
+        options["preexec_fn"] = heed_signals
         return subprocess.Popen(
             [*line, "--target", "https://example.com/"], env=environment(**(given | env)), **options
         )

@@ -30,7 +30,7 @@ from findings_adapters import ci as ci_module
 from findings_adapters import client as client_module
 from findings_adapters.ci import Place, place_of
 from findings_adapters.client import Local, Service
-from test_findings_service import API, HERE, PROGRAM, Server, cases, environment
+from test_findings_service import API, HERE, PROGRAM, Server, cases, environment, heed_signals
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
 
 __all__ = ["fake"]
@@ -48,12 +48,6 @@ def result(text: str = "Use of eval", *, file: str | None = "src/app.py", line: 
 def document(*results: Any, **run: Any) -> dict[str, Any]:
     """Return a document of a scanner."""
     return {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "demo"}}, "results": results} | run]}
-
-
-def heed_signals() -> None:
-    """Heed the signals that end a process; these tests may run in the background, under nohup."""
-    for each in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)
 
 
 @dataclass

@@ -30,6 +30,7 @@ from test_findings_service import (
     command,
     database_of,
     environment,
+    heed_signals,
     task,
 )
 from tests.postgres_server import Databases, name_in
@@ -557,7 +558,13 @@ def under_way(source: object, target: object) -> Iterator[subprocess.Popen[str]]
     """Copy in a process that comes to a halt in the middle."""
     line = [sys.executable, "-c", SLOW, "copy", "--from", str(source), "--to", str(target)]
     with subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=HERE, env=environment()
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=HERE,
+        env=environment(),
+        preexec_fn=heed_signals,
     ) as process:
         try:
             assert process.stdout is not None
