@@ -2997,9 +2997,9 @@ SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is regi
 PROBLEMS_OF_ONE = 100  # that one task can bring
 KEPT_JUDGES = 64 * KIB  # what all judges that are kept may weigh; it stands for up to 160 bytes, mostly for 20
 JUDGE_BASE = 256  # characters; what a judge takes besides
-KEPT_PATTERNS = 20_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
-PATTERN_BASE = 100  # parts; what a pattern takes besides, with the 64 KiB that it keeps of a search
-SHORT_TEXT = 4000  # characters, times the groups that a pattern needs, of which a search keeps no more than that
+KEPT_PATTERNS = 30_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
+PATTERN_BASE = 80  # parts; what a pattern takes besides, with the 64 KiB that it keeps of short searches
+GROUPS_BASE = 800  # parts; that of one that notes groups
 PATTERN_LENGTH = 2000  # characters
 SHORT_SEARCH = 0.001  # seconds that a search may keep other threads waiting
 PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
@@ -3114,6 +3114,12 @@ class Kept(dict[str, Made]):
                     del self[oldest], self.weights[oldest]
         return made
 
+    def forget(self, text: str) -> None:
+        """Keep nothing of a text any longer."""
+        with self.lock:
+            self.pop(text, None)
+            self.weights.pop(text, None)
+
 
 def pattern_cost(pattern: str, bound: str = "least") -> int:
     """Return how many parts a pattern has when its repetitions are written out, which is what compiling it costs.
@@ -3172,9 +3178,13 @@ def uncaptured(pattern: str) -> regex.Pattern[str]:
         return compiled
 
 
-CLIENT_PATTERNS = Kept(
-    lambda pattern: (uncaptured(pattern), pattern_cost(pattern) + PATTERN_BASE), capacity=KEPT_PATTERNS
-)
+def weighed_pattern(pattern: str) -> tuple[regex.Pattern[str], int]:
+    """Return a client's pattern, compiled, and its weight."""
+    compiled = uncaptured(pattern)
+    return compiled, pattern_cost(pattern) + (GROUPS_BASE if compiled.groups else PATTERN_BASE)
+
+
+CLIENT_PATTERNS = Kept(weighed_pattern, capacity=KEPT_PATTERNS)
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -3184,13 +3194,12 @@ def matches(pattern: str, text: str) -> bool:
     over, takes it again before anybody else wakes up, and so keeps it from them for seconds.
     """
     compiled = CLIENT_PATTERNS[pattern]
-    if len(text) * (1 + compiled.groups) > SHORT_TEXT:
-        compiled = uncaptured(pattern)  # goes with what it takes for the search, which is for good otherwise
     left = min(CLOCK.deadline - time.monotonic(), 3600.0)
     if left <= 0:
         raise OutOfTime
     with suppress(TimeoutError):
         return bool(compiled.search(text, timeout=min(left, SHORT_SEARCH), concurrent=False))
+    CLIENT_PATTERNS.forget(pattern)  # with what it takes for a long search, and never gives back
     try:
         return bool(compiled.search(text, timeout=left, concurrent=True))
     except TimeoutError:

@@ -6074,6 +6074,8 @@ def test_what_is_kept_is_bounded_by_its_weight_and_the_oldest_goes_first() -> No
     assert [kept[text] for text in asked] == [text.upper() for text in asked]
     assert made == ["a", "bb", "ccc", "dd", "bb", "heavier", "heavier"]
     assert dict(kept) == {"dd": "DD", "bb": "BB"}
+    kept.forget("dd")
+    assert (dict(kept), kept["dd"], made.count("dd")) == ({"bb": "BB"}, "DD", 2)
 
 
 def test_the_judges_that_are_kept_have_bounded_weight() -> None:
@@ -6107,7 +6109,7 @@ for number in range(20):
 print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 250
+    assert int(done.stdout) < 400  # a third of what they would keep
 
 
 @pytest.mark.parametrize(
