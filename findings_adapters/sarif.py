@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
+import regex
 from msgspec import Meta, Raw, Struct
 
 import findings_service as heart
@@ -86,6 +87,7 @@ class Message(Part, frozen=True):
     """What a result says (3.11): a text, or the id of one of its rule's or tool's texts."""
 
     text: str | None = None
+    markdown: str | None = None
     id: str | None = None
     arguments: list[str | None] | None = None
 
@@ -326,10 +328,12 @@ MOST_PROBLEMS = 10_000
 WEIGHT = 16
 OWN_WEIGHT = 4
 REFUSAL = re.compile(r"(?P<detail>.*) - at `\$(?P<path>.*)`", re.DOTALL)
+NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # bandit writes one for '\x00'
 STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # dict entries are `[...]`: which one, msgspec does not say
 NO_RESULTS = "must be an array, empty for a clean scan; a run without results is a scanner that failed"
 NO_RUNS = "must hold a run at least; a document without is a scanner that failed"
-NO_NUL = "must not contain U+0000"
+NO_TOOL = "is required: the tool's name, tool.driver.name, is a part of what a finding is known by"
+NO_WORDS = "is required, as a text, markdown or an id that stands for one, where a result has no rule"
 NO_ROOM = "from here on the findings are too large, each with what its rule says; send them in parts"
 
 Read = TypeVar("Read")
@@ -371,10 +375,9 @@ def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Probl
 class Reading:
     """A document that is being read: what it has come to, what is wrong with it, and how much more there may be."""
 
-    def __init__(self, settings: heart.Settings, *, has_nul: bool = False) -> None:
+    def __init__(self, settings: heart.Settings) -> None:
         self.parsed = heart.Parsed()
         self.problems = self.parsed.problems
-        self.has_nul = has_nul
         self.most_items = max(1, settings.max_sarif // RESULT_SIZE)
         self.room = WEIGHT * settings.max_sarif
         self.occurrences: Counter[str] = Counter()
@@ -419,15 +422,6 @@ class Reading:
         if len(text) > SMALL_PIECE or len(self.problems) > heart.LISTED_PROBLEMS:
             return [quick_problem(refusal, pointer)]
         return list(heart.model_problems(model, heart.document_of(text), refusal, pointer))
-
-    def refuse_nul(self, raw: Raw, pointer: str) -> None:
-        """Note where a part has U+0000; of a large one, only that it has."""
-        if not self.has_nul or not heart.NUL_ESCAPE.search(bytes(raw)):
-            return
-        places: Iterable[tuple[str | int, ...]] = [()]
-        if memoryview(raw).nbytes <= LARGE_PIECE:
-            places = itertools.islice(heart.nul_places(heart.document_of(bytes(raw))), heart.PROBLEMS_OF_ONE)
-        self.problems += (heart.Problem(NO_NUL, heart.joined(place, pointer)) for place in places)
 
     def take(self, report: heart.Report, pointer: str) -> None:
         """Take a finding."""
@@ -770,11 +764,12 @@ class RunReading:
     def __init__(self, reading: Reading, raw: Raw, pointer: str) -> None:
         self.reading, self.pointer = reading, pointer
         self.run: Run = heart.decoder(Run).decode(raw)
-        for field in msgspec.structs.fields(Run):
-            if field.name != "results":  # each of which is looked at by itself
-                reading.refuse_nul(getattr(self.run, field.name), f"{pointer}/{field.encode_name}")
+        told = len(reading.problems)
         tool = reading.read(Tool, self.run.tool, f"{pointer}/tool") or Tool()
         self.tool_name = ((tool.driver and tool.driver.name) or "").strip()
+        if not self.tool_name and len(reading.problems) == told:
+            missing = "tool/driver/name" if tool.driver else "tool/driver" if is_given(self.run.tool) else "tool"
+            reading.problems.append(heart.Problem(NO_TOOL, f"{pointer}/{missing}"))
         self.invocations = Items(reading, Invocation, self.run.invocations, f"{pointer}/invocations")
         self.paths = Paths(reading, self.run, self.invocations, pointer)
         taxonomies = Items(reading, Component, self.run.taxonomies, f"{pointer}/taxonomies")
@@ -800,7 +795,6 @@ class RunReading:
         for number, raw in enumerate(results):
             heart.tick()
             pointer = f"{self.pointer}/results/{number}"
-            self.reading.refuse_nul(raw, pointer)
             result = self.reading.read(Result, raw, pointer)
             if result and result.is_finding:
                 self._take(result, pointer)
@@ -813,9 +807,12 @@ class RunReading:
             self.reading.take_ours(result.properties.ours, known_as, f"{pointer}/properties/{heart.escaped(OURS)}")
             return
         rule = self.rule_of(result.rule_id, result.rule_index, result.rule)
+        title, description = self._words(result, rule)
+        if not title:
+            self.reading.problems.append(heart.Problem(NO_WORDS, f"{pointer}/message"))
+            return
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
-        title, description = self._words(result, rule)
         evidence = [item for place in places if (item := place.evidence)]
         report = heart.Report(
             known_as or self.reading.numbered(identity_of(result, self.tool_name, rule.id, first)),
@@ -849,10 +846,9 @@ class RunReading:
         return next(filter(None, named), "")[:PATH_LENGTH]
 
     def _words(self, result: Result, rule: KnownRule) -> tuple[str, str | None]:
-        """Return a finding's title and description."""
+        """Return a finding's title, "" where neither the result nor a rule says anything, and its description."""
         message = self._said(result.message or Message(), rule)
-        nothing = f"A finding of {self.tool_name}" if self.tool_name else "A finding"
-        title = cut(message or rule.title or rule.id or nothing, TITLE_LENGTH)
+        title = cut(message or rule.title or rule.id, TITLE_LENGTH)
         if len(message) > TITLE_LENGTH:
             return title, cut_bytes(message, DESCRIPTION)
         return title, rule.full if rule.full and rule.full not in title else None
@@ -863,6 +859,7 @@ class RunReading:
         if not text and message.id is not None:
             strings = (rule.messages, self.rules.lists[rule.component].strings, self.rules.lists[0].strings)
             text = text_of(*(each.get(message.id) for each in strings))
+        text = text or message.markdown or ""
         if message.arguments or not message.text:  # a text without arguments may have braces of its own
             text = filled(text, message.arguments or ())
         return LINK.sub(r"\1", text[:MESSAGE_LENGTH]).strip()
@@ -891,11 +888,11 @@ def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
     require_few_objects(text)
-    reading = Reading(settings, has_nul=heart.NUL_ESCAPE.search(text) is not None)
+    if b"\\u0000" in text:  # which tells a NUL, unless its backslash is escaped
+        text = NUL.sub(rb"\1\\ufffd", text)
+    reading = Reading(settings)
     with heart.time_limit(math.inf):
         read_log(reading, text)
-    if reading.has_nul and not reading.problems:
-        reading.problems.append(heart.Problem(NO_NUL, ""))
     reading.parsed.complete = not reading.is_over
     return reading.parsed
 
@@ -1100,8 +1097,9 @@ TASK_COLUMNS = (
     *("id", "external_id", "title", "severity", "status", "reason", "assignee", "project_type", "target_url", "branch"),
     *("run_id", "last_run_id", "created_at", "updated_at", "last_seen_at", "times_seen"),
 )
-# What a spreadsheet would run, also behind white space and in East Asian width, or what begins such a cell.
-FORMULA = re.compile(r"[\t\r]|\s*[-=+@\uff0d\uff1d\uff0b\uff20]")
+# What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
+# the way there: white space, quotes, and signs that show nothing.
+FORMULA = regex.compile(r"[\s\p{QMark}\p{C}\p{DI}\u2800]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
 LEVELS = {"critical": "error", "high": "error", "medium": "warning", "low": "note", "info": "none"}
 SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "2.0"}
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

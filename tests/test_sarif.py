@@ -221,13 +221,15 @@ WILD = cases(
     ),
     a_byte_order_mark=(b"\xef\xbb\xbf" + bytes_of(log_with(result())), {"title": "Bad call"}),
     null_everywhere=(
-        log_with(dict.fromkeys(("ruleId", "rule", "level", "kind", "message", "locations", "properties", "taxa"))),
-        {"title": "A finding of Scanner", "severity": "medium", "evidence": []},
+        log_with(
+            {"ruleId": "R1"} | dict.fromkeys(("rule", "level", "kind", "message", "locations", "properties", "taxa"))
+        ),
+        {"title": "R1", "severity": "medium", "evidence": []},
     ),
-    an_empty_result=(log_with({}), {"title": "A finding of Scanner", "extensions": {"tool": "Scanner"}}),
-    no_tool=(log_of({"results": [{}]}), {"title": "A finding", "extensions": {}}),
-    no_driver=(log_of({"tool": {}, "results": [result()]}), {"title": "Bad call", "ruleId": "R1"}),
-    a_blank_name=(log_with({"ruleId": " "}, name=" "), {"title": "A finding", "extensions": {}}),
+    a_message_in_markdown_alone=(log_with(result(message={"markdown": "Bad **call**"})), {"title": "Bad **call**"}),
+    nul_in_a_message=(log_with(result(message={"text": "a\0b \\u0000"})), {"title": "a\ufffdb \\u0000"}),
+    nul_in_a_rule=(log_with(result(ruleId="a\0"), rules=[{"id": "a\0"}]), {"ruleId": "a\ufffd"}),
+    nul_in_what_is_not_read=(log_with(result()) | {"properties": {"\0": "\0"}}, {"title": "Bad call"}),
     no_location=(log_with(result(locations=...)), {"title": "Bad call", "evidence": []}),
     a_location_without_a_region=(
         log_with(result(locations=[{"physicalLocation": {"artifactLocation": {"uri": "a.py"}}}])),
@@ -621,9 +623,13 @@ REFUSED = cases(
     a_rule_of_a_wrong_type=(log_with(result(), rules=[{"id": "R1", "help": "x"}]), "/runs/0/tool/driver/rules/0/help"),
     rules_that_are_no_array=(log_with(tool={"driver": {"name": "x", "rules": 5}}), "/runs/0/tool/driver/rules"),
     a_fingerprint_that_is_no_text=(log_with(result(fingerprints={"a/b": 5})), "/runs/0/results/0/fingerprints/a~1b"),
-    nul_in_a_message=(log_with(result(message={"text": "a\0b"})), "/runs/0/results/0/message/text"),
-    nul_in_a_rule=(log_with(rules=[{"id": "a\0"}]), "/runs/0/tool/driver/rules/0/id"),
-    nul_in_what_is_not_read=(log_with() | {"properties": "\0"}, ""),
+    no_tool=(log_of({"results": []}), "/runs/0/tool"),
+    a_tool_without_a_driver=(log_of({"tool": {}, "results": []}), "/runs/0/tool/driver"),
+    a_driver_without_a_name=(log_of({"tool": {"driver": {"rules": []}}, "results": []}), "/runs/0/tool/driver/name"),
+    a_driver_with_a_blank_name=(log_with(name=" "), "/runs/0/tool/driver/name"),
+    an_empty_result=(log_with(result(), {}), "/runs/0/results/1/message"),
+    a_blank_result=(log_with({"ruleId": " ", "message": {"text": " "}}), "/runs/0/results/0/message"),
+    a_message_by_an_unknown_id=(log_with(result(ruleId=..., message={"id": "x"})), "/runs/0/results/0/message"),
     ours_without_a_title=(
         log_with(result(properties={OURS: {"severity": "low"}})),
         "/runs/0/results/0/properties/findingsTaskService~1v1/title",
@@ -961,7 +967,24 @@ def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
     assert (row["reason"], row["assignee"]) == ("fixed", "'=Ada")
 
 
-@pytest.mark.parametrize("title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", " =1", "\n+1", "\u00a0-1", "＝1", "＠x"])
+HIDDEN = (
+    '"=1',
+    "'+1",
+    "“-1",
+    "»@x",
+    "\u200b=1",
+    "\ufeff+1",
+    "\u202e-1",
+    "\u00ad@x",
+    "\u3164=1",
+    "\u2800=1",
+    "\"' \u200d=1",
+)
+
+
+@pytest.mark.parametrize(
+    "title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", " =1", "\n+1", "\u00a0-1", "＝1", "＠x", *HIDDEN]
+)
 def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str, title: str) -> None:
     client.submit(run, task(title=title, externalId=title))
     (row,) = csv.DictReader(io.StringIO(export(client, "text/csv").decode(), newline=""))
@@ -1167,7 +1190,7 @@ MIB = 1024 * 1024
 MOST = 8 * MIB  # of a hostile document; the limits that are in proportion to it are lower then too
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "empty_results": lambda: raw_log(many("{}", 2 * MIB)),
-    "many_results": lambda: raw_log(many("{}", 60_000)),
+    "many_results": lambda: raw_log(many('{"ruleId":"R"}', 60_000)),
     "brackets": lambda: b"[" * MOST,
     "brackets_unread": lambda: raw_log(more=',"x":' + "[" * MIB),
     "nested_unread": lambda: raw_log(more=',"x":' + "[" * 300 + "]" * 300),
@@ -1190,10 +1213,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "long_message": lambda: raw_log('[{"message":{"text":"' + "[a](1) {{" * (MIB // 2) + '"}}]'),
     "open_brackets": lambda: raw_log('[{"message":{"text":"' + "[" * (7 * MIB) + '"}}]'),
     "long_snippet": lambda: raw_log(
-        '[{"locations":[{"physicalLocation":{"region":{"snippet":{"text":"' + "a " * (3 * MIB) + '"}}}}]}]'
+        '[{"ruleId":"R","locations":[{"physicalLocation":{"region":{"snippet":{"text":"' + "a " * (3 * MIB) + '"}}}}]}]'
     ),
     "long_path": lambda: raw_log(
-        '[{"locations":[{"physicalLocation":{"artifactLocation":{"uri":"' + "%41/" * MIB + '"}}}]}]'
+        '[{"ruleId":"R","locations":[{"physicalLocation":{"artifactLocation":{"uri":"' + "%41/" * MIB + '"}}}]}]'
     ),
     "long_rule_id": lambda: raw_log('[{"ruleId":"' + "a/" * (3 * MIB) + '"}]'),
     "a_rule_said_often": lambda: raw_log(
@@ -1215,7 +1238,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a_chain_of_bases": lambda: raw_log(
         "["
         + ",".join(
-            f'{{"locations":[{{"physicalLocation":{{"artifactLocation":{{"uri":"{number}","uriBaseId":"0"}}}}}}]}}'
+            f'{{"ruleId":"R","locations":[{{"physicalLocation":{{"artifactLocation":{{"uri":"{number}","uriBaseId":"0"}}}}}}]}}'
             for number in range(5000)
         )
         + "]",
@@ -1252,7 +1275,7 @@ for path in sys.argv[1:]:
 """
 TAKEN = {
     *("many_results", "many_overrides", "many_placeholders", "nested_unread", "a_chain_of_bases"),
-    *("long_message", "long_path", "long_rule_id", "long_snippet", "open_brackets"),
+    *("long_message", "long_path", "long_rule_id", "long_snippet", "many_nul", "open_brackets"),
 }
 
 
