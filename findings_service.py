@@ -65,7 +65,15 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    suppress,
+)
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -11370,8 +11378,54 @@ class Group(click.Group):
     get_short_help_str = Command.get_short_help_str
 
 
+class Unheard:
+    """Standard error, where perhaps nobody listens: what cannot be written there does not change how a command ends."""
+
+    def __init__(self, stream: typing.TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, if that can be."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back, if that can be."""
+        with suppress(OSError):
+            self._stream.flush()
+
+
 class MainGroup(Group):
     """The group of all commands, also of those that rooms bring."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command. It ends with its own exit code also where its output cannot be written."""
+        listening = redirect_stderr(typing.cast(typing.TextIO, Unheard(sys.stderr))) if sys.stderr else nullcontext()
+        try:
+            with listening:
+                try:
+                    return super().main(*args, **options)
+                except OSError as error:
+                    click.echo(f"Error: standard output: {error.strerror}", err=True)
+                    sys.exit(1)
+        finally:
+            for name in ("stdout", "stderr"):
+                try:
+                    if stream := getattr(sys, name):
+                        stream.flush()
+                except OSError:  # at the end Python would try once more, and exit with 120
+                    setattr(sys, name, None)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. Who stops reading what it writes has had enough of it, which is no failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            return None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
@@ -11792,12 +11846,12 @@ def create_key(name: str, client: str, level: str, expires: float | None, new: b
         if select_live_keys(connection, client, name):
             raise click.ClickException(f"client {client!r} has a live key {name!r}; revoke it, or choose another name")
         key = insert_key(connection, name, client, level, expires_at)
-    if is_new:
-        click.echo(f"Client {client!r} is new.", err=True)
-    until = f" until {expires_at}" if expires_at else ""
-    click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {database.place}.", err=True)
-    click.echo("It is shown this once:", err=True)
-    click.echo(key)
+        if is_new:
+            click.echo(f"Client {client!r} is new.", err=True)
+        until = f" until {expires_at}" if expires_at else ""
+        click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {database.place}.", err=True)
+        click.echo("It is shown this once:", err=True)
+        click.echo(key)  # a key that cannot be shown is not made
 
 
 @keys.command("list")

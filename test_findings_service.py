@@ -8108,6 +8108,31 @@ def test_keys_create_prints_the_key_alone_on_stdout(tmp_path: Path) -> None:
     assert not KEY.search(done.stderr)
 
 
+UNHEARD = cases(
+    a_list_on_a_full_disk=("keys list >/dev/full", 1),
+    a_list_that_nobody_reads=("keys list >&3", 0),
+    errors_on_a_full_disk=("check 2>/dev/full", 0),
+    errors_that_nobody_reads=("keys revoke nobody 2>&3", 1),
+    usage=("keys none 2>/dev/full", 2),
+    help=("--help >/dev/full", 1),
+    a_new_key=("keys create lost >/dev/full", 1),
+)
+
+
+@pytest.mark.parametrize(("words", "code"), UNHEARD)
+def test_where_nobody_listens_a_command_keeps_its_exit_code(
+    app: flask.Flask, tmp_path: Path, words: str, code: int
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = environment(PYTHONUNBUFFERED="", FINDINGS_DB=db_at(tmp_path / "findings.db"))  # what is left is written last
+    line = ["bash", "-c", f'exec 3>&{writer}; exec "$@" {words}', "bash", *PROGRAM]
+    done = subprocess.run(line, cwd=HERE, capture_output=True, text=True, env=env, pass_fds=[writer], check=False)
+    os.close(writer)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert "lost" not in invoke("keys", "list", "--db", str(tmp_path / "findings.db")).stdout
+
+
 def test_keys_create_makes_no_database_unless_told_to(tmp_path: Path) -> None:
     done = invoke("keys", "create", "ci", "--db", str(tmp_path / "x.db"))
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
@@ -13500,6 +13525,12 @@ print(json.dumps({"results": 2 * [{
 }]}))
 raise SystemExit(1)
 """
+
+
+def heed_signals() -> None:
+    """Heed the signals that end a process; these tests may run in the background, under nohup."""
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
 
 
 @pytest.fixture

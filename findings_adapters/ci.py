@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import click
@@ -71,11 +71,6 @@ class Ended(click.ClickException):
     def __init__(self, message: str) -> None:
         super().__init__(visible(message))
 
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Tell why, if anybody listens: the exit code is the same either way."""
-        with suppress(OSError):
-            super().show(file)
-
 
 class BadInput(Ended):
     """Wrong usage or input."""
@@ -117,17 +112,14 @@ def write(pieces: Iterable[str | bytes]) -> None:
             out.write(piece if isinstance(piece, bytes) else piece.encode())
         out.flush()
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        return
     except OSError as error:
         raise Failed(f"standard output: {error.strerror}") from None
 
 
 def note(text: str) -> None:
-    """Tell people something that is no result, if they listen."""
-    with suppress(OSError):
-        click.echo(visible(text), err=True)
+    """Tell people something that is no result."""
+    click.echo(visible(text), err=True)
 
 
 # ---------------------------------------------------------------------------

@@ -847,7 +847,7 @@ def test_who_stops_reading_does_not_change_the_verdict(job: Job, form: str) -> N
 )
 def test_where_nobody_listens_the_exit_code_is_the_same(job: Job, words: str, code: int) -> None:
     job.write("a.sarif", result())
-    line, options = job.line("scan")
+    line, options = job.line("scan", PYTHONUNBUFFERED="")  # what is left is written last
     reader, writer = os.pipe()
     os.close(reader)
     shell = ["bash", "-c", f'exec 3>&{writer}; exec "$@" {words}', "bash", *line]
