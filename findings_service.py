@@ -6091,7 +6091,8 @@ def gate_reason(run: RunKey, baseline: RunKey | None, query: GateQuery, offender
     new = "new " if query.only == "new" else ""
     found = f"{offenders:,} {new}findings" if offenders > 1 else f"{'1' if offenders else 'No'} {new}finding"
     higher = "" if query.fail_on == "critical" else " or higher"
-    all_new = "; without a baseline all are new" if new and baseline is None else ""
+    no_baseline = "; all count as new, as there is no baseline: the main line's first completed run makes one"
+    all_new = no_baseline if new and baseline is None else ""
     return f"{found} of severity {query.fail_on}{higher}{all_new}."
 
 

@@ -4951,7 +4951,10 @@ def test_without_a_baseline_everything_is_new(client: Client, run: str) -> None:
     client.finish(client.start(targetUrl="https://example.com/"), "failed")
     verdict = gate(client, finished(client, "a", x="high"))
     assert (verdict["baseline"], numbers(verdict)) == (None, (1, 1, 0, 0, 0, 0, 0))
-    assert verdict["reason"] == "1 new finding of severity high or higher; without a baseline all are new."
+    assert verdict["reason"] == (
+        "1 new finding of severity high or higher; all count as new, as there is no baseline: "
+        "the main line's first completed run makes one."
+    )
 
 
 def test_the_baseline_is_the_main_lines_last_completed_run_before(client: Client, run: str) -> None:

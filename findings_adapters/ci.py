@@ -15,10 +15,11 @@ import codecs
 import itertools
 import os
 import shutil
+import stat
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ SARIF = "application/sarif+json"
 CSV = "text/csv"
 SARIF_VERSION = b'"2.1.0"'
 SHOWN = 50  # findings in a report
+TOLD_PROBLEMS = 3  # of a document
+LONGEST_TYPE = 100  # characters of a project type's name, and of its label
+LONGEST_LABEL = 200
+ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
 SEVERITIES = heart.SEVERITIES
 
 # ---------------------------------------------------------------------------
@@ -299,6 +304,8 @@ class Seen(Struct, rename="camel"):
     """What is read of a run."""
 
     id: str
+    project_type: str
+    status: str
     branch: str | None = None
     submitted: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -314,6 +321,7 @@ class Verdict(Struct, rename="camel"):
 
     passed: bool = msgspec.field(name="pass")
     reason: str
+    baseline: str | None
     offenders: list[Offender]
     offenders_total: int
     ignored: dict[str, int]
@@ -327,7 +335,7 @@ class Evidence(Struct):
 
 
 class Finding(Struct, rename="camel"):
-    """What is read of a finding, and all of it as it came."""
+    """What is read of a finding."""
 
     id: str
     title: str
@@ -335,14 +343,6 @@ class Finding(Struct, rename="camel"):
     evidence: list[Evidence]
     extensions: dict[str, Raw]
     new: bool = False
-    whole: Raw = msgspec.field(default_factory=Raw)
-
-    @classmethod
-    def read(cls, whole: Raw) -> Finding:
-        """Return a finding of its JSON."""
-        finding = msgspec.json.decode(whole, type=cls)
-        finding.whole = whole
-        return finding
 
     def extension(self, name: str, kind: type[Any]) -> Any:
         """Return an extension, None where it is not of that kind."""
@@ -379,11 +379,20 @@ class Listed(Struct):
     next: str | None = None
 
 
+class Bar(Struct):
+    """By what a run is judged."""
+
+    fail_on: str
+    only: str
+    without_baseline: str
+    baseline: str | None = None
+
+
 class Report(Struct):
     """A run, the gate's verdict on it, the same without any bar, and the findings to show, the worst ones first."""
 
-    run: Answer
-    gate: Answer
+    run: Seen
+    gate: dict[str, Raw]
     verdict: Verdict
     unbarred: Verdict
     findings: list[Finding]
@@ -411,16 +420,21 @@ class Report(Struct):
         return f"… and {rest} more" if rest > 0 else ""
 
 
-def report_of(service: Service, run_id: str, fail_on: str, only: str, baseline: str | None) -> Report:
+def report_of(service: Service, run_id: str, bar: Bar) -> Report:
     """Return what is to be told of a run."""
     path = f"runs/{quoted(run_id)}"
-    against = {"baseline": baseline} if baseline else {}
-    gate = service.request("GET", f"{path}/gate?{urlencode({'failOn': fail_on, 'only': only, **against})}")
+    against = {"baseline": bar.baseline} if bar.baseline else {}
+    gate = service.request("GET", f"{path}/gate?{urlencode({'failOn': bar.fail_on, 'only': bar.only, **against})}")
     unbarred = service.request("GET", f"{path}/gate?{urlencode({'failOn': 'info', 'only': 'new', **against})}")
-    run = service.request("GET", path)
-    seen, new = run.read(Seen), unbarred.read(Verdict)
-    findings, total = findings_of(service, seen, {each.id for each in new.offenders}, new_first=only == "new")
-    return Report(run, gate, gate.read(Verdict), new, findings, total, seen.submitted.get("resolved", 0))
+    seen, new = service.request("GET", path).read(Seen), unbarred.read(Verdict)
+    findings, total = findings_of(service, seen, {each.id for each in new.offenders}, new_first=bar.only == "new")
+    told, verdict = gate.read(dict[str, Raw]), gate.read(Verdict)
+    waived = bar.without_baseline == "pass" and verdict.baseline is None and seen.status == "completed"
+    if waived and not verdict.passed:
+        verdict.passed = True
+        verdict.reason = f"{verdict.reason.removesuffix('.')}; passed all the same, by --without-baseline pass."
+        told |= {"pass": Raw(b"true"), "reason": Raw(msgspec.json.encode(verdict.reason))}
+    return Report(seen, told, verdict, new, findings, total, seen.submitted.get("resolved", 0))
 
 
 def findings_of(service: Service, run: Seen, new: set[str], *, new_first: bool) -> tuple[list[Finding], int]:
@@ -431,9 +445,9 @@ def findings_of(service: Service, run: Seen, new: set[str], *, new_first: bool) 
     statuses = ",".join(heart.standing(run.branch))
     query = {"runId": run.id, "status": statuses, "sort": "severity", "view": "full", "limit": SHOWN}
     listed = service.request("GET", f"tasks?{urlencode(query)}").read(Listed)
-    found = [Finding.read(each) for each in listed.tasks]
+    found = [msgspec.json.decode(each, type=Finding) for each in listed.tasks]
     absent = new - {each.id for each in found} if new_first else set()
-    found += [Finding.read(Raw(service.request("GET", f"tasks/{quoted(each)}").body)) for each in sorted(absent)]
+    found += [service.request("GET", f"tasks/{quoted(each)}").read(Finding) for each in sorted(absent)]
     for each in found:
         each.new = each.id in new
     fresh = [each for each in found if each.new]
@@ -550,36 +564,54 @@ def workflow_lines(report: Report, only: str) -> Iterator[str]:
     yield visible(report.verdict.reason)
 
 
-def add_summary(report: Report, path: str) -> None:
+def add_summary(lines: Iterable[str], path: str) -> None:
     """Add a report to the summary that GitHub shows of a job."""
     try:
         with Path(path).open("a", encoding="utf-8") as summary:
-            summary.writelines(f"{line}\n" for line in (*markdown(report), ""))
+            summary.writelines(f"{line}\n" for line in (*lines, ""))
     except OSError as error:
         note(f"Note: the summary could not be written: {error}")
 
 
-def as_json(report: Report) -> bytes:
-    """Return a report as one JSON object."""
-    findings = [msgspec.json.decode(each.whole, type=dict[str, Raw]) | {"new": each.new} for each in report.findings]
-    return msgspec.json.encode({"run": Raw(report.run.body), "gate": Raw(report.gate.body), "findings": findings})
+def passed(reports: Iterable[Report]) -> bool:
+    """Tell whether all runs pass."""
+    return all(report.verdict.passed for report in reports)
 
 
-def tell(service: Service, report: Report, form: str, only: str) -> None:
-    """Write a report in a form. With those for machines, the gate's sentence goes to standard error."""
+def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]], title: str) -> Iterator[str]:
+    """Give the lines of all reports, where there are several each under its project type, and the verdict last."""
+    if len(reports) == 1:
+        yield from lines(reports[0])
+        return
+    for report in reports:
+        yield from (title.format(report.run.project_type), *lines(report), "")
+    failed = [report.run.project_type for report in reports if not report.verdict.passed]
+    yield f"Not passed: {', '.join(failed)}." if failed else "Passed."
+
+
+def as_json(reports: Sequence[Report]) -> bytes:
+    """Return reports as one JSON object."""
+    return msgspec.json.encode({"pass": passed(reports), "runs": [report.gate for report in reports]})
+
+
+def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> None:
+    """Write reports in a form. With those for machines, the gate's sentences go to standard error."""
     if form == "table":
         width = shutil.get_terminal_size((WIDTH, 0)).columns if on_terminal() else WIDTH
-        write(f"{line}\n" for line in table(report, width, colour=wants_colour(os.environ)))
+        as_table = partial(table, width=width, colour=wants_colour(os.environ))
+        write(f"{line}\n" for line in together(reports, as_table, "{}:"))
     elif form == "markdown":
-        write(f"{line}\n" for line in markdown(report))
+        write(f"{line}\n" for line in together(reports, markdown, "### {}\n"))
     elif form == "github":
-        write(f"{line}\n" for line in workflow_lines(report, only))
+        write(f"{line}\n" for line in together(reports, partial(workflow_lines, only=only), "{}:"))
         if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-            add_summary(report, path)
+            add_summary(together(reports, markdown, "### {}\n"), path)
     else:
-        run_id = report.run.read(Seen).id
-        write(sarif_pages(service, [("runId", run_id)], None) if form == "sarif" else [as_json(report), b"\n"])
-        note(report.verdict.reason)
+        runs = (pages(service, [("runId", report.run.id)], SARIF, None) for report in reports)
+        documents = sarif_document(itertools.chain.from_iterable(runs))
+        write(documents if form == "sarif" else [as_json(reports), b"\n"])
+        for report in reports:
+            note(f"{report.run.project_type}: {report.verdict.reason}" if len(reports) > 1 else report.verdict.reason)
 
 
 # ---------------------------------------------------------------------------
@@ -631,8 +663,13 @@ def with_limit(link: str, limit: int) -> str:
 
 def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one SARIF document, with a run for each page."""
+    return sarif_document(pages(service, filters, SARIF, limit))
+
+
+def sarif_document(answers: Iterable[Answer]) -> Iterator[bytes]:
+    """Give one SARIF document of several."""
     opened = False
-    for page in pages(service, filters, SARIF, limit):
+    for page in answers:
         document = page.read(Document)
         if not opened:
             head = msgspec.json.encode({"$schema": document.schema, "version": document.version})
@@ -692,15 +729,21 @@ class Head(Struct):
         return False
 
 
-def read_document(name: str) -> bytes:
-    """Return a SARIF document.
+def read_document(name: str, most: int) -> bytes:
+    """Return a SARIF document of at most so many bytes. What is no file, or is too large, is not read.
 
     :raises BadInput: for what is none: a scanner that failed must not look like a clean scan.
     """
     try:
-        text = Path(name).read_bytes().removeprefix(codecs.BOM_UTF8)
+        kind = Path(name).stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise BadInput(f"{name} is no regular file: have the scanner write to one, and name that")
+        with Path(name).open("rb") as file:
+            text = file.read(most + 1)
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror}") from None
+    require_size(name, text, most)
+    text = text.removeprefix(codecs.BOM_UTF8)
     if not text.strip():
         raise BadInput(f"{name} is empty: did the scanner fail?")
     try:
@@ -717,6 +760,13 @@ def read_document(name: str) -> bytes:
     return text
 
 
+def require_size(name: str, text: bytes, most: int) -> None:
+    """Check that a document is not too large for a service. :raises BadInput: when it is."""
+    if len(text) > most:
+        advice = "split it, or raise FINDINGS_MAX_SARIF, here and where the service runs"
+        raise BadInput(f"{name} is over {most:,} bytes: {advice}")
+
+
 def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, bytes]]:
     """Return SARIF documents with their names, with paths below the checkout relative to it and its lines of code.
 
@@ -729,29 +779,128 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
         raise BadInput("SARIF cannot be read: sarif.py of findings_adapters is not there")
     if source is not None and not Path(source).is_dir():
         raise BadInput(f"there is no folder {source}")
-    folder = Path(source or ".").resolve()
-    return [(name, form.with_source(read_document(name), folder, source is not None)) for name in names]
+    folder, settings = Path(source or ".").resolve(), heart.Settings.read()
+    documents, absolute = [], list[str]()
+    for name in names:
+        document = form.with_source(read_document(name, settings.max_sarif), folder, source is not None)
+        require_size(name, document, settings.max_sarif)
+        try:
+            parsed = form.parse(document, settings)
+            if parsed.problems:
+                raise heart.ValidationFailed(parsed.problems)
+        except heart.ValidationFailed as error:
+            told = "; ".join(f"{each.pointer}: {each.detail}" for each in error.problems[:TOLD_PROBLEMS])
+            raise BadInput(f"{name}: {told}") from None
+        absolute += absolute_paths(extensions for extensions, _ in parsed.extensions)
+        documents.append((name, document))
+    if absolute:
+        note(
+            f"Note: {len(absolute):,} results are at absolute paths, such as {absolute[0]}, and will be other findings"
+            " in another folder; say --source DIR for the one above them, or have the scanner write relative paths."
+        )
+    return documents
 
 
-def register(service: Service, name: str) -> None:
+class Located(Struct):
+    """What is read of the extensions of a result."""
+
+    file: Any = None
+
+
+def absolute_paths(extensions: Iterable[str | None]) -> Iterator[str]:
+    """Give the files of results that have absolute paths."""
+    for each in extensions:
+        file = msgspec.json.decode(each or "{}", type=Located).file
+        if isinstance(file, str) and ABSOLUTE_PATH.match(file):
+            yield file
+
+
+class Driver(Struct):
+    """What is read of a tool's driver."""
+
+    name: str
+
+
+class Tool(Struct):
+    """What is read of a tool."""
+
+    driver: Driver
+
+
+class ToolRun(Struct):
+    """What is read of a tool's run."""
+
+    tool: Tool
+
+
+Documents = Sequence[tuple[str, bytes]]
+
+
+def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
+    """Return what each tool has reported in documents, by its name."""
+    parts: dict[str, list[tuple[str, bytes]]] = {}
+    for name, document in documents:
+        members = msgspec.json.decode(document, type=dict[str, Raw])
+        runs: dict[str, list[Raw]] = {}
+        for run in msgspec.json.decode(members["runs"], type=list[Raw]):
+            tool = msgspec.json.decode(run, type=ToolRun).tool.driver.name.replace("\0", "\N{REPLACEMENT CHARACTER}")
+            runs.setdefault(tool.strip(), []).append(run)
+        for tool, own in runs.items():
+            part = (f"{name}, {tool}", msgspec.json.encode({**members, "runs": own}))
+            parts.setdefault(tool, []).append((name, document) if len(runs) == 1 else part)
+    return parts
+
+
+def type_of(tool: str) -> str:
+    """Return the name of the project type of a tool's findings, "" where nothing of its own name is left."""
+    return regex.sub(r"[^a-z0-9]+", "-", tool.lower()).strip("-")[:LONGEST_TYPE].rstrip("-")
+
+
+def types_of(tools: Iterable[str]) -> dict[str, str]:
+    """Return the project type of each tool. :raises BadInput: where one is missing, or of two."""
+    types: dict[str, str] = {}
+    for tool in tools:
+        name = type_of(tool)
+        if not name:
+            raise BadInput(f"the tool's name, {tool}, leaves no name for a project type; say --type NAME")
+        if name in types.values():
+            other = next(each for each in types if types[each] == name)
+            raise BadInput(f"{other} and {tool} come to the same project type, {name}; say --type NAME")
+        types[tool] = name
+    return types
+
+
+def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, str | None, Documents]]:
+    """Return what is a run of its own: its project type, the label of a new one, and its documents."""
+    if project_type:
+        return [(project_type, None, documents)]
+    tools = by_tool(documents)
+    return [(name, tool[:LONGEST_LABEL], tools[tool]) for tool, name in types_of(tools).items()]
+
+
+def register(service: Service, name: str, label: str | None) -> None:
     """Register a project type, unless it is there."""
     try:
         service.request("GET", f"project-types/{quoted(name)}")
     except Refused as error:
         if error.status != 404:
             raise
-        service.request("POST", "project-types", {"name": name})
+        service.request("POST", "project-types", {"name": name, "label": label})
 
 
-def report_in_run(
-    service: Service, start: Mapping[str, Any], documents: Iterable[tuple[str, bytes]], *, resolve_missing: bool
-) -> str:
-    """Report documents in one run and return its id. Whatever goes wrong, the run is left failed, with the reason."""
-    run = RunSession(service, start, resolve_missing=resolve_missing)
-    with heart.Progress() as progress, progress.watching(), run:
-        for name, document in documents:
-            submit(service, run.id, name, document)
-    return run.id
+def report_in_runs(
+    service: Service, runs: Sequence[tuple[Mapping[str, Any], Documents]], *, resolve_missing: bool
+) -> list[str]:
+    """Report documents in runs and return their ids. Whatever goes wrong, all are left failed, with the reason."""
+    with heart.Progress() as progress, progress.watching(), ExitStack() as open_runs:
+        begun = [
+            (open_runs.enter_context(RunSession(service, start, resolve_missing=resolve_missing)), documents)
+            for start, documents in runs
+        ]
+        for run, documents in begun:
+            for name, document in documents:
+                submit(service, run.id, name, document)
+    return [run.id for run, _ in begun]
 
 
 def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
@@ -792,6 +941,13 @@ gate_options = several(
         show_default=True,
         help="Judge what the main line's last completed run did not report, or everything.",
     ),
+    click.option(
+        "--without-baseline",
+        type=click.Choice(["pass", "fail"]),
+        default="fail",
+        show_default=True,
+        help="Let a run pass that has no baseline, or judge all that it reported as new.",
+    ),
 )
 
 
@@ -830,30 +986,35 @@ def given_filters(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, str(each).lower() if isinstance(each, bool) else each) for name, each in pairs]
 
 
-def judged(service: Service, run_id: str, fail_on: str, only: str, form: str, baseline: str | None = None) -> int:
-    """Tell of a run, and return the exit code that the gate's verdict comes to."""
-    report = report_of(service, run_id, fail_on, only, baseline)
-    tell(service, report, form, only)
-    return 0 if report.verdict.passed else 1
+def judged(service: Service, run_ids: Iterable[str], bar: Bar, form: str) -> int:
+    """Tell of runs, and return the exit code that the gate's verdicts come to."""
+    reports = [report_of(service, run_id, bar) for run_id in run_ids]
+    tell(service, reports, form, bar.only)
+    return 0 if passed(reports) else 1
 
 
 @heart.main.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE.sarif...")
-@click.option("--type", "project_type", default="sarif", show_default=True, help="The project type; registered if new.")
+@click.option(
+    "--type",
+    "project_type",
+    help="The project type of all results; registered if new. [default: one for each tool, by its name]",
+)
 @click.option("--target", help="The repository or site, part of a finding's identity. [default: the CI platform's]")
 @click.option("--branch", help="The branch; '' is the main line. [default: the CI platform's, else the main line]")
 @gate_options
 @format_option("table", "json", "markdown", "github", "sarif")
 @click.option("--resolve-missing", is_flag=True, help="Resolve what is not reported any more.")
-@click.option("--source", metavar="DIR", help="The checkout, for the lines of code that a result lacks.")
+@click.option("--source", metavar="DIR", help="The checkout, for relative paths and the lines that a result lacks.")
 @service_options
 def scan(
     files: Sequence[str],
-    project_type: str,
+    project_type: str | None,
     target: str | None,
     branch: str | None,
     fail_on: str,
     only: str,
+    without_baseline: str,
     form: str,
     resolve_missing: bool,
     source: str | None,
@@ -864,14 +1025,16 @@ def scan(
     with exit_codes():
         place = place_given(os.environ, branch, target)
         documents = read_documents(files, source)
+        parts = parts_of(documents, project_type)
         with service_at(url, db, new=True) as service:
-            register(service, project_type)
-            start = {"projectType": project_type, "targetUrl": place.target, "branch": place.branch}
-            run_id = report_in_run(
-                service, start | {"metadata": place.metadata}, documents, resolve_missing=resolve_missing
-            )
-            note(f"Run {run_id} of {place.target or 'no target'}, {place.branch or 'main line'}.")
-            code = judged(service, run_id, fail_on, only, form)
+            for name, label, _ in parts:
+                register(service, name, label)
+            start = {"targetUrl": place.target, "branch": place.branch, "metadata": place.metadata}
+            runs = [(start | {"projectType": name}, part) for name, _, part in parts]
+            run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)
+            for run_id, (name, _, _) in zip(run_ids, parts, strict=True):
+                note(f"Run {run_id} of {name}, {place.target or 'no target'}, {place.branch or 'main line'}.")
+            code = judged(service, run_ids, Bar(fail_on, only, without_baseline), form)
     sys.exit(code)
 
 
@@ -881,10 +1044,12 @@ def scan(
 @click.option("--baseline", metavar="RUN", help="Another run to judge by than the main line's last completed one.")
 @format_option("table", "json", "markdown")
 @service_options
-def gate(run: str, fail_on: str, only: str, baseline: str | None, form: str, url: str, db: str) -> None:
+def gate(
+    run: str, fail_on: str, only: str, without_baseline: str, baseline: str | None, form: str, url: str, db: str
+) -> None:
     """Judge a run again, or by another bar: 0 passed, 1 not, 2 bad input, 3 anything else."""
     with exit_codes(), service_at(url, db) as service:
-        code = judged(service, run, fail_on, only, form, baseline)
+        code = judged(service, [run], Bar(fail_on, only, without_baseline, baseline), form)
     sys.exit(code)
 
 

@@ -299,7 +299,7 @@ def test_a_run_has_what_the_platform_tells_of_it(job: Job) -> None:
     env = GITLAB | {"CI_COMMIT_BRANCH": "fix"}
     job.scan(job.write("a.sarif"), code=0, **env)
     run = job.last_run()
-    assert (run["branch"], run["targetUrl"], run["projectType"]) == ("fix", GITLAB["CI_PROJECT_URL"], "sarif")
+    assert (run["branch"], run["targetUrl"], run["projectType"]) == ("fix", GITLAB["CI_PROJECT_URL"], "demo")
     assert run["metadata"] == {"commit": "abc123", "pipeline": GITLAB["CI_PIPELINE_URL"], "actor": "ada"}
 
 
@@ -339,15 +339,108 @@ def test_a_scan_needs_nothing_and_remembers(job: Job) -> None:
     assert "new" in first.stdout
     assert "new" not in second.stdout.splitlines()[0]
     assert job.last_run()["status"] == "completed"
-    assert job.read("project-types")["projectTypes"][0]["name"] == "sarif"
+    assert job.read("project-types")["projectTypes"][0]["name"] == "demo"
     assert {task["timesSeen"] for task in job.tasks().values()} == {2}
 
 
 def test_several_files_are_one_run(job: Job) -> None:
     job.write("a.sarif", result("one"))
     job.write("b.sarif", result("two"))
-    assert job.judge("a.sarif", "b.sarif")["run"]["submitted"]["created"] == 2
+    assert job.judge("a.sarif", "b.sarif")["runs"][0]["reported"] == 2
     assert job.read("runs")["total"] == 1
+
+
+def of_tool(name: str, *results: Any) -> dict[str, Any]:
+    """Return a run of a tool."""
+    return {"tool": {"driver": {"name": name}}, "results": results}
+
+
+def test_each_tool_has_a_run_of_a_type_by_its_name(job: Job) -> None:
+    both = {"version": "2.1.0", "runs": [of_tool("Semgrep OSS", result("one")), of_tool("bandit", result("two"))]}
+    (job.folder / "both.sarif").write_text(json.dumps(both))
+    job.write("more.sarif", result("three", file="src/b.py"), **of_tool("bandit", result("three", file="src/b.py")))
+    told = job.judge("both.sarif", "more.sarif")
+    assert (told["pass"], [gate["reported"] for gate in told["runs"]]) == (False, [1, 2])
+    kinds = {each["name"]: each["label"] for each in job.read("project-types")["projectTypes"]}
+    assert kinds == {"semgrep-oss": "Semgrep OSS", "bandit": "bandit"}
+    assert {title: each["projectType"] for title, each in job.tasks().items()} == {
+        "one": "semgrep-oss",
+        "two": "bandit",
+        "three": "bandit",
+    }
+    job.scan("both.sarif", "more.sarif", "--type", "all", code=1)
+    assert job.read("runs?projectType=all")["total"] == 1
+
+
+def test_what_one_scanner_misses_is_not_resolved_by_another(job: Job) -> None:
+    job.scan(job.write("a.sarif", **of_tool("A", result("of a"))), "--resolve-missing", code=1)
+    job.scan(job.write("b.sarif", **of_tool("B", result("of b"))), "--resolve-missing", code=1)
+    assert {title: task["status"] for title, task in job.tasks().items()} == {"of a": "open", "of b": "open"}
+
+
+@pytest.mark.parametrize("names", [("§§",), ("Tool 1", "tool-1"), ("-" * 3, "b")])
+def test_a_tool_whose_name_makes_no_type_of_its_own_asks_for_one(job: Job, names: tuple[str, ...]) -> None:
+    (job.folder / "a.sarif").write_text(json.dumps({"version": "2.1.0", "runs": [*map(of_tool, names)]}))
+    assert_one_line(job.scan("a.sarif"), 2, "--type")
+    assert not (job.folder / "findings.db").exists()
+    job.scan("a.sarif", "--type", "all", code=0)
+
+
+def test_a_name_is_cut_for_a_type_and_its_label(job: Job) -> None:
+    name = f"-{'X' * 99} {'Y' * 200}-"
+    job.scan(job.write("a.sarif", **of_tool(name)), code=0)
+    (told,) = job.read("project-types")["projectTypes"]
+    assert (told["name"], told["label"]) == ("x" * 99, name[:200])
+
+
+def test_all_runs_are_failed_where_one_is_refused(job: Job) -> None:
+    with Service(Local(db_at(job.db), new=True)) as service:
+        schema = {"properties": {"owner": {}}, "required": ["owner"]}
+        service.request("POST", "project-types", {"name": "b", "extensionSchema": schema})
+    job.write("a.sarif", **of_tool("A", result()))
+    assert_one_line(job.scan("a.sarif", job.write("b.sarif", **of_tool("B", result()))), 2, "b.sarif: ", "owner")
+    assert [run["status"] for run in job.read("runs")["runs"]] == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "github"])
+def test_several_runs_are_told_one_after_the_other_and_the_verdict_last(job: Job, form: str) -> None:
+    job.write("a.sarif", **of_tool("A", result("of a")))
+    job.write("b.sarif", **of_tool("B"))
+    lines = job.scan("a.sarif", "b.sarif", "--format", form, code=1).stdout.splitlines()
+    titles = [line for line in lines if line in ("a:", "b:", "### a", "### b")]
+    assert [title.strip("#: ") for title in titles] == ["a", "b"]
+    assert lines[-1] == "Not passed: a."
+    assert job.scan("a.sarif", "b.sarif", "--format", form, code=0).stdout.splitlines()[-1] == "Passed."
+
+
+def test_several_runs_are_one_document_of_sarif(job: Job) -> None:
+    names = (job.write("a.sarif", **of_tool("A", result("of a"))), job.write("b.sarif", **of_tool("B", result("of b"))))
+    told = json.loads(job.scan(*names, "--format", "sarif", code=1).stdout)
+    assert [each["message"]["text"] for run in told["runs"] for each in run["results"]] == ["of a", "of b"]
+
+
+def test_without_a_baseline_a_run_fails_with_the_way_on_unless_told_to_pass(job: Job) -> None:
+    job.write("a.sarif", result())
+    asked = ("a.sarif", "--branch", "b")
+    assert "there is no baseline: the main line's first completed run makes one" in job.scan(*asked, code=1).stdout
+    assert "passed all the same" in job.scan(*asked, "--without-baseline", "pass", code=0).stdout
+    assert job.judge(*asked, "--without-baseline", "pass")["runs"][0]["pass"]
+    run = job.last_run()["id"]
+    assert job.run("gate", run).returncode == 1
+    assert job.run("gate", run, "--without-baseline", "pass").returncode == 0
+    job.scan(job.write("none.sarif"), code=0)
+    job.scan(*asked, "--without-baseline", "pass", code=1)
+
+
+def test_absolute_paths_that_stay_are_told_with_what_to_do(job: Job) -> None:
+    (job.folder / "src").mkdir()
+    job.write("a.sarif", result(file=(job.folder / "src" / "a.js").as_uri()), result(file="file:///other/b.js"))
+    done = job.scan("a.sarif", "--source", ".")
+    assert "1 results are at absolute paths, such as /other/b.js" in done.stderr
+    assert "--source DIR" in done.stderr
+    assert {each["extensions"]["file"] for each in job.tasks().values()} <= {"src/a.js", "/other/b.js"}
+    job.write("a.sarif", result(file="file:///other/b.js"), originalUriBaseIds={"ROOT": {"uri": "file:///other/"}})
+    assert "absolute" not in job.scan("a.sarif").stderr
 
 
 def test_a_project_type_that_is_there_stays_as_it_is(job: Job) -> None:
@@ -449,19 +542,24 @@ FAILED_SCANNERS = cases(
 
 
 @pytest.mark.parametrize(("run", "said"), FAILED_SCANNERS)
-def test_a_scanner_that_failed_fails_the_run(job: Job, run: dict[str, Any], said: str) -> None:
+def test_a_scanner_that_failed_is_told_before_a_run_starts(job: Job, run: dict[str, Any], said: str) -> None:
     job.write("a.sarif", result())
     assert_one_line(job.scan("a.sarif", job.write("b.sarif", **run)), 2, "b.sarif: ", said)
-    last = job.last_run()
-    assert last["status"] == "failed"
-    assert last["statusReason"].startswith("b.sarif: ")
-    assert said in last["statusReason"]
+    assert not (job.folder / "findings.db").exists()
 
 
-def test_a_document_that_is_too_large_fails_the_run(job: Job) -> None:
-    done = job.scan(job.write("a.sarif", result("x" * 2000)), FINDINGS_MAX_SARIF="1000")
-    assert_one_line(done, 2, "over 1,000 bytes")
-    assert job.last_run()["status"] == "failed"
+@pytest.mark.parametrize("source", [(), ("--source", ".")])
+def test_a_document_that_is_too_large_is_told_before_a_run_starts(job: Job, source: tuple[str, ...]) -> None:
+    job.write("a.sarif", result("x" * 2000))
+    assert_one_line(job.scan("a.sarif", *source, FINDINGS_MAX_SARIF="1000"), 2, "over 1,000 bytes", "split it")
+    assert not (job.folder / "findings.db").exists()
+
+
+def test_what_is_no_file_is_not_read(job: Job) -> None:
+    os.mkfifo(job.folder / "fifo")
+    for name in ("fifo", "/dev/zero", "/dev/stdin"):
+        done = job.scan(name, program=PROGRAM) if name != "/dev/stdin" else job.scan("/dev/null")
+        assert_one_line(done, 2, "no regular file", "have the scanner write to one")
 
 
 def test_a_locked_database_is_told_in_a_line(job: Job) -> None:
@@ -560,9 +658,9 @@ def test_answers_that_are_lost_change_nothing(job: Job, fake: Callable[..., Fake
     between = fake(server)
     between.loses_first = True
     job.write("a.sarif", result())
-    verdict = job.judge("a.sarif", "--url", between.url, FINDINGS_KEY=server.key)
-    assert verdict["run"]["submitted"] == {"created": 1, "updated": 0, "reopened": 0, "unchanged": 0, "resolved": 0}
-    assert server.request("GET", f"{API}/runs").json["total"] == 1
+    job.scan("a.sarif", "--url", between.url, code=1, FINDINGS_KEY=server.key)
+    (run,) = server.request("GET", f"{API}/runs").json["runs"]
+    assert run["submitted"] == {"created": 1, "updated": 0, "reopened": 0, "unchanged": 0, "resolved": 0}
     assert server.request("GET", f"{API}/tasks").json["tasks"][0]["timesSeen"] == 1
 
 
@@ -803,14 +901,10 @@ def test_markdown_is_a_comment_that_calls_nobody(job: Job) -> None:
 
 
 def test_json_is_one_object(job: Job) -> None:
-    job.scan(job.write("a.sarif", result("known")), code=1)
-    job.write("a.sarif", result("known"), result("unknown"))
-    done = job.scan("a.sarif", "--format", "json", code=1)
+    done = job.scan(job.write("a.sarif", result()), "--format", "json", code=1)
     told = json.loads(done.stdout)
-    assert set(told) == {"run", "gate", "findings"}
-    assert {finding["title"]: finding["new"] for finding in told["findings"]} == {"known": False, "unknown": True}
-    assert told["gate"] == job.read(f"runs/{told['run']['id']}/gate")
-    assert told["gate"]["reason"] in done.stderr
+    assert told == {"pass": False, "runs": [job.read(f"runs/{job.last_run()['id']}/gate")]}
+    assert told["runs"][0]["reason"] in done.stderr
 
 
 def test_sarif_is_one_document_of_all_that_the_run_reported(job: Job) -> None:
@@ -873,10 +967,10 @@ def test_a_finding_survives_moved_lines_with_its_source(job: Job) -> None:
     (job.folder / "app.py").write_text("import os\neval(x)\neval(y)\n")
     job.scan(job.write("a.sarif", bare("app.py", 2), bare("app.py", 3)), "--source", ".", code=1)
     (job.folder / "app.py").write_text("import os\nimport sys\n\n    eval(y)\n")
-    told = job.judge(job.write("a.sarif", bare("app.py", 4)), "--source", ".", "--resolve-missing")
-    assert told["run"]["submitted"]["resolved"] == 1
-    assert told["gate"]["pass"]
-    assert told["findings"][0]["evidence"][0]["content"] == "    eval(y)"
+    job.scan(job.write("a.sarif", bare("app.py", 4)), "--source", ".", "--resolve-missing", code=0)
+    assert job.last_run()["submitted"]["resolved"] == 1
+    (task,) = job.read("tasks?status=open&view=full")["tasks"]
+    assert task["evidence"][0]["content"] == "    eval(y)"
 
 
 def test_only_the_checkout_is_read(job: Job) -> None:
@@ -894,8 +988,9 @@ def test_only_the_checkout_is_read(job: Job) -> None:
         "pipe.py",
         "large.py",
     )
-    told = job.judge(job.write("a.sarif", *(bare(file, 1) for file in outside)), "--source", "checkout")
-    assert len(told["findings"]) == len(outside)
+    job.scan(job.write("a.sarif", *(bare(file, 1) for file in outside)), "--source", "checkout", code=1)
+    told = job.read("tasks?view=full")["tasks"]
+    assert len(told) == len(outside)
     assert "password" not in json.dumps(told)
 
 
@@ -948,20 +1043,25 @@ def test_a_run_is_judged_again_by_another_bar(job: Job) -> None:
     assert job.run("gate", run).returncode == 1
     assert job.run("gate", run, "--fail-on", "critical").returncode == 0
     told = json.loads(job.run("gate", run, "--format", "json").stdout)
-    assert (told["run"]["id"], told["gate"]["pass"]) == (run, False)
+    assert told == {"pass": False, "runs": [job.read(f"runs/{run}/gate")]}
     assert job.run("gate", run, "--format", "markdown").stdout.startswith("**Not passed**")
     job.scan("a.sarif", code=0)
     again = job.last_run()["id"]
     assert job.run("gate", again).returncode == 0
     assert job.run("gate", again, "--only", "all").returncode == 1
-    assert json.loads(job.run("gate", again, "--baseline", run, "--format", "json").stdout)["gate"]["baseline"] == run
+    told = json.loads(job.run("gate", again, "--baseline", run, "--format", "json").stdout)
+    assert told["runs"][0]["baseline"] == run
 
 
 def test_a_run_that_is_not_completed_never_passes(job: Job) -> None:
-    job.scan(job.write("a.sarif", results=None), code=2)
-    done = job.run("gate", job.last_run()["id"], "--fail-on", "none")
-    assert done.returncode == 1
-    assert "failed" in done.stdout.splitlines()[-1]
+    job.scan(job.write("a.sarif"), code=0)
+    with Service(Local(db_at(job.db))) as service:
+        run = service.request("POST", "runs", {"projectType": "demo", "targetUrl": TARGET}).read(dict)["id"]
+        done = job.run("gate", run, "--fail-on", "none", "--without-baseline", "pass")
+        assert (done.returncode, "running" in done.stdout.splitlines()[-1]) == (1, True)
+        service.request("PATCH", f"runs/{run}", {"status": "failed"})
+    done = job.run("gate", run, "--fail-on", "none", "--without-baseline", "pass")
+    assert (done.returncode, "failed" in done.stdout.splitlines()[-1]) == (1, True)
 
 
 def test_a_run_that_is_not_there_is_no_verdict(job: Job) -> None:
@@ -1108,7 +1208,7 @@ def test_a_night_of_main_line_and_pull_requests(job: Job) -> None:
         branch = ("--branch", f"feature/{name}", "--target", TARGET, "--resolve-missing")
         told = job.judge(f"{name}.sarif", *branch)
         verdicts.setdefault(name, []).append(
-            {key: told["gate"][key] for key in ("pass", "reported", "offendersTotal", "ignored", "missing")}
+            {key: told["runs"][0][key] for key in ("pass", "reported", "offendersTotal", "ignored", "missing")}
         )
     assert verdicts["one"][0] == verdicts["one"][1]
     assert verdicts["two"][0] == verdicts["two"][1]
@@ -1117,11 +1217,11 @@ def test_a_night_of_main_line_and_pull_requests(job: Job) -> None:
     after = job.tasks()
     assert {title: after[title] for title in before} == before
     assert {after["from one"]["branch"], after["from two"]["branch"]} == {"feature/one", "feature/two"}
-    told = job.judge("main.sarif", *nightly)
-    assert told["run"]["submitted"] == {"created": 0, "updated": 0, "reopened": 0, "unchanged": 20, "resolved": 0}
-    assert told["gate"]["pass"]
-    merged = job.judge(job.write("main.sarif", *base, result("from one")), *nightly)
-    assert merged["run"]["submitted"]["updated"] == 1
+    job.scan("main.sarif", *nightly, code=0)
+    submitted = {"created": 0, "updated": 0, "reopened": 0, "unchanged": 20, "resolved": 0}
+    assert job.last_run()["submitted"] == submitted
+    job.scan(job.write("main.sarif", *base, result("from one")), *nightly)
+    assert job.last_run()["submitted"]["updated"] == 1
     assert job.tasks()["from one"]["branch"] is None
     assert job.run("check").returncode == 0
 
