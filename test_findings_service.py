@@ -5754,10 +5754,6 @@ def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
     assert peak < 5_000_000  # one message has 200 kB
 
 
-class Panic(BaseException):
-    """What a library in Rust raises, which is no Exception."""
-
-
 @pytest.mark.parametrize("error", [Panic, MemoryError, ZeroDivisionError])
 def test_whatever_is_raised_in_judging_is_the_requests_own(
     client: Client, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
@@ -13528,12 +13524,6 @@ print(json.dumps({"results": 2 * [{
 }]}))
 raise SystemExit(1)
 """
-
-
-def heed_signals() -> None:
-    """Heed the signals that end a process; these tests may run in the background, under nohup."""
-    for each in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)
 
 
 @pytest.fixture
