@@ -11869,9 +11869,13 @@ def test_nobody_waits_for_who_does_not_read_the_access_log(tmp_path: Path) -> No
     db, program = tmp_path / "x.db", program_with(WAITING_LINES=100)
     line = placed([*program, "serve", "--port", "0", "--db", db_at(db, ready=True)], HERE)
     asked, logged = environment(FINDINGS_LOG="text", FINDINGS_API_KEY=SECRET), 0
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=asked, cwd=HERE) as process:
+    with (
+        subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=asked, cwd=HERE) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
         assert process.stderr is not None
-        port = int(re.search(r":(\d+),", process.stderr.readline())[1])
+        port = next(int(found[1]) for each in process.stderr if (found := re.search(r":(\d+), data", each)))
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
             for _ in range(2500):
                 connection.request("GET", "/nowhere")
