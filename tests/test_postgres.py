@@ -1091,6 +1091,7 @@ def test_two_who_make_a_key_at_once_make_one(
         with database.transaction() as connection:
             heart.insert_client(connection, "default")
     service = heart.Service(heart.Settings(db=url))
+    heart.open_once(service)  # as a start does before it makes a key
     for work in (make, lambda: heart.first_key(service)):
         both.reset()
         with in_thread(work):
