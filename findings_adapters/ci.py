@@ -795,8 +795,8 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
         documents.append((name, document))
     if absolute:
         note(
-            f"Note: {len(absolute):,} results are at absolute paths, such as {absolute[0]}, and will be other findings"
-            " in another folder; say --source DIR for the one above them, or have the scanner write relative paths."
+            f"Note: absolute paths, such as {absolute[0]} ({len(absolute):,} in all), make other findings in another"
+            " folder; say --source DIR for the one above them, or have the scanner write relative paths."
         )
     return documents
 
