@@ -12134,7 +12134,8 @@ def test_a_backup_replaces_no_file_that_is_only_held_open(aged: Path, tmp_path: 
 
 @pytest.mark.sqlite
 def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path) -> None:
-    slow = "findings_service.SQLiteConnection.damages = lambda _: time.sleep(60) or ()"
+    # Not one long sleep: a signal that arrives just before it would be looked at when it ends.
+    slow = "findings_service.SQLiteConnection.damages = lambda _: [time.sleep(0.05) for _ in range(1200)] and ()"
     slow += "; findings_service.SQLiteConnection.faults = findings_service.SQLiteConnection.damages"
     program = [sys.executable, "-c", f"import time, findings_service; {slow}; findings_service.main()"]
     line = [*program, "backup", str(tmp_path / "copy.db"), "--db", str(aged)]
