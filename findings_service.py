@@ -8387,11 +8387,11 @@ class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
 
     `parse` returns a `Parsed`, to which `judge` adds what is wrong with its extensions by the project type's schema.
     `with_source` returns the same document with its paths below a folder, which has the code that it is about, made
-    relative to that and, if wanted, with the lines of code that it lacks.
+    relative to that, and with the lines of code that it lacks.
     """
 
     judge: Callable[[str, Parsed, Settings], None] = judge_extensions
-    with_source: Callable[[bytes, Path, bool], bytes] | None = None
+    with_source: Callable[[bytes, Path], bytes] | None = None
 
 
 # The forms by media type; rooms add theirs.
@@ -11062,8 +11062,8 @@ class FrontDoor:
             return await asyncio.get_running_loop().run_in_executor(None, run_app, self.app, environ, Prepared.stored)
 
 
-async def announce(host: str, port: int, message: Callable[[], str]) -> None:
-    """Say that the service runs, as soon as it answers; where there is nothing to say yet, it is tried again."""
+async def announce(host: str, port: int, greeting: Callable[[], None]) -> None:
+    """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(host, port)
@@ -11071,7 +11071,7 @@ async def announce(host: str, port: int, message: Callable[[], str]) -> None:
             answer = await reader.read()
             writer.close()
             if answer.startswith(b"HTTP/1.1 200"):
-                click.echo(message(), err=True)
+                greeting()
                 return
         except (OSError, DatabaseUnusable, *ENGINE_ERRORS):
             pass
@@ -11212,14 +11212,14 @@ async def serve_until_stopped(
     app: Any,
     host: str,
     port: int,
-    message: Callable[[], str] | None,
+    greeting: Callable[[], None] | None,
     workers: Workers | None = None,
     interface: str = "rsgi",
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
     :param app: a `FrontDoor`, or what has its `hurry` and `close` and speaks another interface of granian's.
-    :param message: what gives the words to say once the service answers.
+    :param greeting: what says that the service answers, once it does.
     :param workers: the processes that this is one of, which stop together.
     """
     from granian.constants import HTTPModes, Interfaces
@@ -11254,7 +11254,7 @@ async def serve_until_stopped(
     call_on_signals(loop, stop)
     for end in workers.ends if workers is not None else ():
         loop.add_reader(end, stop)
-    saying = loop.create_task(announce(reachable(host), port, message)) if message else None
+    saying = loop.create_task(announce(reachable(host), port, greeting)) if greeting else None
     with suppress(asyncio.CancelledError):
         await serving
     ignore_signals()
@@ -11291,7 +11291,7 @@ def give_memory_back() -> Callable[[], object]:
 
 
 def run_worker(
-    service: Service, host: str, port: int, message: Callable[[], str] | None, workers: Workers | None = None
+    service: Service, host: str, port: int, greeting: Callable[[], None] | None, workers: Workers | None = None
 ) -> None:
     """Serve with this process."""
     give_back = give_memory_back()
@@ -11316,7 +11316,7 @@ def run_worker(
     needed_thread(look_after_memory, "findings-memory").start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         door = FrontDoor(lean, service.settings, service.database, service.listeners)
-        runner.run(serve_until_stopped(door, host, port, message, workers))
+        runner.run(serve_until_stopped(door, host, port, greeting, workers))
     ended.set()
     lines.finish()
     service.database.finish_uses()  # all processes at once: they may wait for another program, but close by turns
@@ -11332,7 +11332,7 @@ def usual_workers(db: str) -> int:
     return 2 if has_room and sys.platform == "linux" and not scheme_of(db) else 1
 
 
-def run_workers(service: Service, host: str, port: int, message: Callable[[], str], count: int) -> None:
+def run_workers(service: Service, host: str, port: int, greeting: Callable[[], None], count: int) -> None:
     """Serve with several processes, of which this is one.
 
     :raises ChildProcessError: when another one died by itself; then all stop.
@@ -11350,7 +11350,7 @@ def run_workers(service: Service, host: str, port: int, message: Callable[[], st
     try:
         for _ in range(1, count):
             workers.begin(work)
-        run_worker(service, host, port, message, workers)
+        run_worker(service, host, port, greeting, workers)
     finally:
         workers.wait()
 
@@ -11380,24 +11380,28 @@ class Group(click.Group):
 
 
 class Unheard:
-    """Standard error, where perhaps nobody listens: what cannot be written there does not change how a command ends."""
+    """Standard error, where perhaps nobody listens: what cannot be written there does not change how a command ends.
 
-    def __init__(self, stream: typing.TextIO) -> None:
-        self._stream = stream
+    :param stream: the stream itself; None where it was closed by who started the command.
+    """
+
+    def __init__(self, stream: typing.TextIO | None) -> None:
+        self.stream = stream
+        self._out = stream or open(os.devnull, "w")  # noqa: PTH123, SIM115 (for as long as the command runs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self._out, name)
 
     def write(self, text: str) -> int:
         """Write a text, if that can be."""
         with suppress(OSError):
-            self._stream.write(text)
+            self._out.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Write what is held back, if that can be."""
         with suppress(OSError):
-            self._stream.flush()
+            self._out.flush()
 
 
 class MainGroup(Group):
@@ -11405,9 +11409,8 @@ class MainGroup(Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. It ends with its own exit code also where its output cannot be written."""
-        listening = redirect_stderr(typing.cast(typing.TextIO, Unheard(sys.stderr))) if sys.stderr else nullcontext()
         try:
-            with listening:
+            with redirect_stderr(typing.cast(typing.TextIO, Unheard(sys.stderr))):
                 try:
                     return super().main(*args, **options)
                 except OSError as error:
@@ -11601,30 +11604,39 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
         with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
             # What may be kept of the file, the processes share out.
             service = start_service(msgspec.structs.replace(settings, cache=settings.cache // workers))
-            message = partial(greeting, service, url_of(host, port))
+            greeting = partial(greet, service, url_of(host, port))
             with closing(service.database):  # after all others have: who closes last folds the WAL into the file
                 if workers == 1:
-                    run_worker(service, host, port, message)
+                    run_worker(service, host, port, greeting)
                 else:
-                    run_workers(service, host, port, message, workers)
+                    run_workers(service, host, port, greeting, workers)
 
 
-def first_key(service: Service) -> str | None:
-    """Make the first key of a new database and return it; None where there is a key already."""
-    with service.database.transaction("default", patience=1.0) as connection:  # which the event loop waits for
-        if service.settings.api_key or select_keys(connection):
-            return None
-        return insert_key(connection, "first", "default", "full")
+def greet(service: Service, url: str) -> None:
+    """Say that a service answers, and at a first start what its first key is, and what to try.
 
-
-def greeting(service: Service, url: str) -> str:
-    """Return what a service says once it answers: at a first start the key, which is not made before, and what to try.
-
-    So a start that fails leaves no key behind that nobody has seen.
+    The key is made now, so that a start that fails leaves none behind that nobody has seen; nor does one whose words
+    cannot be written.
     """
-    message = f"Findings Task Service {__version__} on {url}, data in {service.database.place}"
-    if key := first_key(service):
-        message += f"""
+    words = f"Findings Task Service {__version__} on {url}, data in {service.database.place}"
+    heard = getattr(sys.stderr, "stream", sys.stderr)
+    with suppress(OSError):
+        if heard and show_first_key(service, words, url, heard):
+            return
+    click.echo(words, err=True)
+
+
+def show_first_key(service: Service, words: str, url: str, heard: typing.TextIO) -> bool:
+    """Make the first key of a new database, and show it; tell whether there was none. One not shown is not made."""
+    with service.database.reading() as connection:
+        if service.settings.api_key or select_keys(connection):
+            return False
+    with service.database.transaction("default", patience=1.0) as connection:  # which the event loop waits for
+        if select_keys(connection):
+            return False
+        key = insert_key(connection, "first", "default", "full")
+        print(
+            f"""{words}
 
 This is the first API key, of client "default" and level "full". It is shown this once:
 
@@ -11633,8 +11645,11 @@ This is the first API key, of client "default" and level "full". It is shown thi
 Try it:
 
     curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
-"""
-    return message
+""",
+            file=heard,
+            flush=True,
+        )
+    return True
 
 
 def warn_of_exposure(host: str) -> None:
@@ -11752,7 +11767,8 @@ def backup(file: str, replace: bool, db: str) -> None:
             new_file(file) as copy,
             Progress() as progress,
         ):
-            version = user_version(source)
+            if not (version := user_version(source)):
+                raise click.ClickException(f"{db} is empty: there is nothing to copy")
             if wrong := copy_database(source, copy, progress.show_copied):
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
             put_in_place(copy, file)
@@ -11769,18 +11785,19 @@ def backup(file: str, replace: bool, db: str) -> None:
 def prune(finished_before: float, dry_run: bool, db: str) -> None:
     """Remove runs that finished longer ago than DURATION, and the tasks that no other run reports."""
     before = timestamp(ago=finished_before)
-    with opened(db) as database:
+    with opened(db, reads=dry_run) as database:
         with database.snapshot() as connection:
             expected = count_old_runs(connection, before)
-            if dry_run:
-                click.echo(f"Would remove {expected} runs and {count_orphans(connection, before)} tasks.")
-                return
+            orphans = count_orphans(connection, before) if dry_run else 0
         runs = tasks = 0
         with Progress() as progress:
-            for more_runs, more_tasks in prune_slices(database, before):
+            for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
                 progress.show_share(min(runs, expected), expected)
-    click.echo(f"Removed {runs} runs and {tasks} tasks.")
+    if dry_run:
+        click.echo(f"Would remove {expected} runs and {orphans} tasks.")
+    else:
+        click.echo(f"Removed {runs} runs and {tasks} tasks.")
     if runs:
         click.echo(
             "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True
@@ -11840,6 +11857,8 @@ client_option = click.option(
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
+    if sys.stdout is None:
+        raise click.ClickException("standard output is closed; the key would be seen by nobody")
     expires_at = timestamp(ago=-expires) if expires is not None else None
     hint = "; say --new to make it, or name another with --db"
     with opened(db, new=new, hint=hint) as database, database.transaction(client) as connection:

@@ -8097,6 +8097,29 @@ def test_a_start_that_fails_makes_no_key(serve: Callable[..., Server], tmp_path:
     assert serve().request("GET", f"{API}/tasks").status_code == 200
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return not probe.connect_ex(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
+def test_a_start_makes_no_key_that_nobody_sees(serve: Callable[..., Server], tmp_path: Path, errors: str) -> None:
+    db, port = str(tmp_path / "served.db"), findings_service.free_port("127.0.0.1", 0)
+    line = ["bash", "-c", f'exec "$@" {errors}', "bash", *PROGRAM, "serve", "--port", str(port), "--db", db]
+    with subprocess.Popen(line, cwd=HERE, env=environment()) as blind:
+        try:
+            deadline = time.monotonic() + 30
+            while not is_listening(port):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            time.sleep(0.5)  # in which it says that it answers
+            assert "first" not in invoke("keys", "list", "--db", db).stdout
+        finally:
+            blind.terminate()
+    assert blind.returncode == 0
+    assert KEY.search(serve().said)
+
+
 def test_a_start_makes_no_key_where_one_exists(serve: Callable[..., Server], tmp_path: Path) -> None:
     done = command("keys", "create", "ci", "--new", "--db", str(tmp_path / "served.db"))
     server = serve(until=r"http://127\.0\.0\.1:\d+")
@@ -8121,6 +8144,10 @@ UNHEARD = cases(
     usage=("keys none 2>/dev/full", 2),
     help=("--help >/dev/full", 1),
     a_new_key=("keys create lost >/dev/full", 1),
+    a_new_key_on_a_closed_output=("keys create lost >&-", 1),
+    an_audit_without_errors=("check 2>&-", 0),
+    a_list_without_output=("keys list >&-", 0),
+    a_dry_run_that_nobody_reads=("prune --finished-before 1d --dry-run >&3", 0),
 )
 
 

@@ -432,7 +432,7 @@ def report_of(service: Service, run_id: str, bar: Bar) -> Report:
     waived = bar.without_baseline == "pass" and verdict.baseline is None and seen.status == "completed"
     if waived and not verdict.passed:
         verdict.passed = True
-        verdict.reason = f"{verdict.reason.removesuffix('.')}; passed all the same, by --without-baseline pass."
+        verdict.reason = f"{verdict.reason.removesuffix('.')}; without a baseline passed all the same, as asked for."
         told |= {"pass": Raw(b"true"), "reason": Raw(msgspec.json.encode(verdict.reason))}
     return Report(seen, told, verdict, new, findings, total, seen.submitted.get("resolved", 0))
 
@@ -770,7 +770,7 @@ def require_size(name: str, text: bytes, most: int) -> None:
 def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, bytes]]:
     """Return SARIF documents with their names, with paths below the checkout relative to it and its lines of code.
 
-    :param source: the checkout; without it none of its files are read, and it is the current folder.
+    :param source: the checkout; without it all is left as it is.
     :raises BadInput: when one cannot be used.
     """
     heart.load_rooms()
@@ -779,11 +779,13 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
         raise BadInput("SARIF cannot be read: sarif.py of findings_adapters is not there")
     if source is not None and not Path(source).is_dir():
         raise BadInput(f"there is no folder {source}")
-    folder, settings = Path(source or ".").resolve(), heart.Settings.read()
+    settings = heart.Settings.read()
     documents, absolute = [], list[str]()
     for name in names:
-        document = form.with_source(read_document(name, settings.max_sarif), folder, source is not None)
-        require_size(name, document, settings.max_sarif)
+        document = read_document(name, settings.max_sarif)
+        if source is not None:
+            document = form.with_source(document, Path(source))
+            require_size(name, document, settings.max_sarif)
         try:
             parsed = form.parse(document, settings)
             if parsed.problems:
@@ -891,7 +893,10 @@ def register(service: Service, name: str, label: str | None) -> None:
 def report_in_runs(
     service: Service, runs: Sequence[tuple[Mapping[str, Any], Documents]], *, resolve_missing: bool
 ) -> list[str]:
-    """Report documents in runs and return their ids. Whatever goes wrong, all are left failed, with the reason."""
+    """Report documents in runs and return their ids.
+
+    Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
+    """
     with heart.Progress() as progress, progress.watching(), ExitStack() as open_runs:
         begun = [
             (open_runs.enter_context(RunSession(service, start, resolve_missing=resolve_missing)), documents)

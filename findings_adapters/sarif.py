@@ -1078,15 +1078,15 @@ def with_member(raw: Raw, name: str, value: Any) -> Raw:
     return Raw(msgspec.json.encode(heart.decoder(dict[str, Raw]).decode(raw) | {name: value}))
 
 
-def with_source(document: bytes, folder: Path, lines: bool = True) -> bytes:
+def with_source(document: bytes, folder: Path) -> bytes:
     """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
 
-    :param lines: also give the places that lack code their line, by which a finding is known after it moved.
+    Places that lack code get their line, by which a finding is known after it moved.
     """
     checkout, text = Checkout(folder), Raw(document.removeprefix(codecs.BOM_UTF8))
     for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
         text = edited(text, ("runs", EACH, *place), checkout.relative)
-    return bytes(edited(text, ("runs", EACH), checkout.with_snippets) if lines else text)
+    return bytes(edited(text, ("runs", EACH), checkout.with_snippets))
 
 
 # ---------------------------------------------------------------------------

@@ -424,6 +424,8 @@ def test_without_a_baseline_a_run_fails_with_the_way_on_unless_told_to_pass(job:
     asked = ("a.sarif", "--branch", "b")
     assert "there is no baseline: the main line's first completed run makes one" in job.scan(*asked, code=1).stdout
     assert "passed all the same" in job.scan(*asked, "--without-baseline", "pass", code=0).stdout
+    told = job.scan(*asked, "--only", "all", "--without-baseline", "pass", code=0).stdout
+    assert "without a baseline passed all the same, as asked for." in told
     assert job.judge(*asked, "--without-baseline", "pass")["runs"][0]["pass"]
     run = job.last_run()["id"]
     assert job.run("gate", run).returncode == 1
@@ -439,6 +441,10 @@ def test_absolute_paths_that_stay_are_told_with_what_to_do(job: Job) -> None:
     assert "absolute paths, such as /other/b.js (1 in all), make other findings" in done.stderr
     assert "--source DIR" in done.stderr
     assert {each["extensions"]["file"] for each in job.tasks().values()} <= {"src/a.js", "/other/b.js"}
+    assert "(2 in all)" in job.scan("a.sarif").stderr
+    (job.folder / "link").symlink_to(job.folder, target_is_directory=True)
+    job.write("a.sarif", result(file=(job.folder / "link" / "src" / "a.js").as_uri()))
+    assert "absolute" not in job.scan("a.sarif", "--source", "link").stderr
     job.write("a.sarif", result(file="file:///other/b.js"), originalUriBaseIds={"ROOT": {"uri": "file:///other/"}})
     assert "absolute" not in job.scan("a.sarif").stderr
 
@@ -1010,7 +1016,7 @@ def test_a_checkout_may_be_anywhere(tmp_path: Path) -> None:
         job = Job(tmp_path / name)
         job.folder.mkdir()
         uri = (job.folder / "src" / "app.js").as_uri()
-        job.scan(job.write("a.sarif", result(file=uri)), code=1)
+        job.scan(job.write("a.sarif", result(file=uri)), "--source", ".", code=1)
         task = job.tasks()["Use of eval"]
         assert task["extensions"]["file"] == "src/app.js"
         ids.add(task["externalId"])
@@ -1022,14 +1028,13 @@ def test_a_document_is_otherwise_as_it_was(tmp_path: Path) -> None:
     sent = document(bare("app.py", 1), 5, {"locations": 7}, properties={"x": [1.0, 10**30, "é"]}) | {"more": None}
     form = findings_service.SUBMISSION_FORMATS["application/sarif+json"]
     assert form.with_source
-    got = json.loads(form.with_source(json.dumps(sent).encode(), tmp_path, True))
+    got = json.loads(form.with_source(json.dumps(sent).encode(), tmp_path))
     assert got["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["region"].pop("snippet") == {
         "text": "eval(x)"
     }
     assert got == json.loads(json.dumps(sent))
-    assert json.loads(form.with_source(json.dumps(sent).encode(), tmp_path, False)) == json.loads(json.dumps(sent))
     for strange in (b"{}", b'{"runs": 5}', b'{"runs": [5, null, []]}', b'{"runs": [{"results": {}}]}'):
-        assert json.loads(form.with_source(strange, tmp_path, True)) == json.loads(strange)
+        assert json.loads(form.with_source(strange, tmp_path)) == json.loads(strange)
 
 
 # ---------------------------------------------------------------------------

@@ -904,4 +904,6 @@ def serve_http(host: str, port: int, url: str) -> None:
     message = f"Findings Task Service {heart.__version__}: MCP on {heart.url_of(host, port)}{PATH}, before {url}"
     with asyncio.Runner(loop_factory=heart.new_event_loop) as runner:
         door = Door(app, limit, service_of)
-        runner.run(heart.serve_until_stopped(door, host, port, lambda: message, interface="asgi"))
+        runner.run(
+            heart.serve_until_stopped(door, host, port, partial(click.echo, message, err=True), interface="asgi")
+        )
