@@ -4125,6 +4125,11 @@ def revoke_key(connection: Connection, key_id: str) -> bool:
     )
 
 
+def delete_key(connection: Connection, key: str) -> None:
+    """Take back a key that nobody has seen."""
+    connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))
+
+
 # Counters
 
 
@@ -11612,31 +11617,7 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
                     run_workers(service, host, port, greeting, workers)
 
 
-def greet(service: Service, url: str) -> None:
-    """Say that a service answers, and at a first start what its first key is, and what to try.
-
-    The key is made now, so that a start that fails leaves none behind that nobody has seen; nor does one whose words
-    cannot be written.
-    """
-    words = f"Findings Task Service {__version__} on {url}, data in {service.database.place}"
-    heard = getattr(sys.stderr, "stream", sys.stderr)
-    with suppress(OSError):
-        if heard and show_first_key(service, words, url, heard):
-            return
-    click.echo(words, err=True)
-
-
-def show_first_key(service: Service, words: str, url: str, heard: typing.TextIO) -> bool:
-    """Make the first key of a new database, and show it; tell whether there was none. One not shown is not made."""
-    with service.database.reading() as connection:
-        if service.settings.api_key or select_keys(connection):
-            return False
-    with service.database.transaction("default", patience=1.0) as connection:  # which the event loop waits for
-        if select_keys(connection):
-            return False
-        key = insert_key(connection, "first", "default", "full")
-        print(
-            f"""{words}
+FIRST_KEY = """{words}
 
 This is the first API key, of client "default" and level "full". It is shown this once:
 
@@ -11645,11 +11626,34 @@ This is the first API key, of client "default" and level "full". It is shown thi
 Try it:
 
     curl -H "Authorization: Bearer $FINDINGS_KEY" {url}/api/v1/tasks
-""",
-            file=heard,
-            flush=True,
-        )
-    return True
+"""
+
+
+def first_key(service: Service) -> str | None:
+    """Make the first key of a new database and return it; None where there is a key already."""
+    with service.database.reading() as connection:
+        if service.settings.api_key or select_keys(connection):
+            return None
+    with service.database.transaction("default", patience=1.0) as connection:  # which the event loop waits for
+        return None if select_keys(connection) else insert_key(connection, "first", "default", "full")
+
+
+def greet(service: Service, url: str) -> None:
+    """Say that a service answers, and at a first start what its first key is, and what to try.
+
+    The key is made now, so that a start that fails leaves none behind that nobody has seen. One that cannot be shown
+    goes again: the next start makes another.
+    """
+    words = f"Findings Task Service {__version__} on {url}, data in {service.database.place}"
+    heard = getattr(sys.stderr, "stream", sys.stderr)
+    if not heard or not (key := first_key(service)):
+        click.echo(words, err=True)
+        return
+    try:
+        print(FIRST_KEY.format(words=words, key=key, url=url), file=heard, flush=True)
+    except OSError:
+        with service.database.transaction("default", patience=1.0) as connection:
+            delete_key(connection, key)
 
 
 def warn_of_exposure(host: str) -> None:

@@ -8145,8 +8145,7 @@ UNHEARD = cases(
     help=("--help >/dev/full", 1),
     a_new_key=("keys create lost >/dev/full", 1),
     a_new_key_on_a_closed_output=("keys create lost >&-", 1),
-    an_audit_without_errors=("check 2>&-", 0),
-    a_list_without_output=("keys list >&-", 0),
+    a_backup_without_errors=("backup $FINDINGS_DB.copy 2>&-", 1 if ON_POSTGRES else 0),
     a_dry_run_that_nobody_reads=("prune --finished-before 1d --dry-run >&3", 0),
 )
 
@@ -12582,8 +12581,14 @@ def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[...
 
 @pytest.mark.parametrize(
     ("line", "code"),
-    [("check", 1), ("keys list", 1), ("gate x", 3), ("export --format csv", 3)],
-    ids=["check", "keys_list", "gate", "export"],
+    [
+        ("check", 1),
+        ("keys list", 1),
+        ("gate x", 3),
+        ("export --format csv", 3),
+        ("prune --dry-run --finished-before 1d", 1),
+    ],
+    ids=["check", "keys_list", "gate", "export", "prune"],
 )
 def test_what_only_reads_leaves_an_older_schema_as_it_is(aged: Path, line: str, code: int) -> None:
     with look_into(aged) as connection:
@@ -12597,6 +12602,14 @@ def test_what_only_reads_leaves_an_older_schema_as_it_is(aged: Path, line: str, 
     with look_into(aged) as connection:
         version = connection.execute("SELECT version FROM schema_version" if ON_POSTGRES else "PRAGMA user_version")
         assert version.fetchone()[0] == 5
+
+
+@pytest.mark.sqlite
+def test_an_empty_file_is_no_backup(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(tmp_path / "empty.db"))
+    assert (done.exit_code, "is empty" in done.stderr) == (1, True)
+    assert [each.name for each in tmp_path.iterdir()] == ["empty.db"]
 
 
 @pytest.mark.sqlite

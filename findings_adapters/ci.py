@@ -432,7 +432,9 @@ def report_of(service: Service, run_id: str, bar: Bar) -> Report:
     waived = bar.without_baseline == "pass" and verdict.baseline is None and seen.status == "completed"
     if waived and not verdict.passed:
         verdict.passed = True
-        verdict.reason = f"{verdict.reason.removesuffix('.')}; without a baseline passed all the same, as asked for."
+        verdict.reason = (
+            f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
+        )
         told |= {"pass": Raw(b"true"), "reason": Raw(msgspec.json.encode(verdict.reason))}
     return Report(seen, told, verdict, new, findings, total, seen.submitted.get("resolved", 0))
 

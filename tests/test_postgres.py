@@ -1092,7 +1092,7 @@ def test_two_who_make_a_key_at_once_make_one(
             heart.insert_client(connection, "default")
     service = heart.Service(heart.Settings(db=url))
     heart.open_once(service)  # as a start does before it makes a key
-    for work in (make, lambda: heart.greet(service, "http://127.0.0.1:8000")):
+    for work in (make, lambda: heart.first_key(service)):
         both.reset()
         with in_thread(work):
             work()
