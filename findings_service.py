@@ -6091,13 +6091,13 @@ def gate_reason(run: RunKey, baseline: RunKey | None, query: GateQuery, offender
     """Say in one sentence why a run passes or does not."""
     if run.status != "completed":
         return f"The run is {run.status}, and only a completed run passes."
-    if query.fail_on == "none":
-        return "No finding stops a run with failOn=none."
     new = "new " if query.only == "new" else ""
-    found = f"{offenders:,} {new}findings" if offenders > 1 else f"{'1' if offenders else 'No'} {new}finding"
-    higher = "" if query.fail_on == "critical" else " or higher"
     no_baseline = "; all count as new, as there is no baseline: the main line's first completed run makes one"
     all_new = no_baseline if new and baseline is None else ""
+    if query.fail_on == "none":
+        return f"No finding stops a run with failOn=none{all_new}."
+    found = f"{offenders:,} {new}findings" if offenders > 1 else f"{'1' if offenders else 'No'} {new}finding"
+    higher = "" if query.fail_on == "critical" else " or higher"
     return f"{found} of severity {query.fail_on}{higher}{all_new}."
 
 

@@ -109,13 +109,13 @@ def exit_codes() -> Iterator[None]:
 
 def write(pieces: Iterable[str | bytes]) -> None:
     """Write to standard output. Who stops reading it there, or never did, does not change how a command ends."""
-    if sys.stdout is None:
-        return
-    out = sys.stdout.buffer
+    out = sys.stdout.buffer if sys.stdout else None
     try:
         for piece in pieces:
-            out.write(piece if isinstance(piece, bytes) else piece.encode())
-        out.flush()
+            if out:
+                out.write(piece if isinstance(piece, bytes) else piece.encode())
+        if out:
+            out.flush()
     except BrokenPipeError:
         return
     except OSError as error:
@@ -609,9 +609,8 @@ def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> N
         if path := os.environ.get("GITHUB_STEP_SUMMARY"):
             add_summary(together(reports, markdown, "### {}\n"), path)
     else:
-        runs = (pages(service, [("runId", report.run.id)], SARIF, None) for report in reports)
-        documents = sarif_document(itertools.chain.from_iterable(runs))
-        write(documents if form == "sarif" else [as_json(reports), b"\n"])
+        runs = [("runId", report.run.id) for report in reports]
+        write(sarif_pages(service, runs, None) if form == "sarif" else [as_json(reports), b"\n"])
         for report in reports:
             note(f"{report.run.project_type}: {report.verdict.reason}" if len(reports) > 1 else report.verdict.reason)
 
@@ -665,13 +664,8 @@ def with_limit(link: str, limit: int) -> str:
 
 def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one SARIF document, with a run for each page."""
-    return sarif_document(pages(service, filters, SARIF, limit))
-
-
-def sarif_document(answers: Iterable[Answer]) -> Iterator[bytes]:
-    """Give one SARIF document of several."""
     opened = False
-    for page in answers:
+    for page in pages(service, filters, SARIF, limit):
         document = page.read(Document)
         if not opened:
             head = msgspec.json.encode({"$schema": document.schema, "version": document.version})
@@ -840,18 +834,28 @@ class ToolRun(Struct):
 Documents = Sequence[tuple[str, bytes]]
 
 
+def tool_of(run: Raw) -> str:
+    """Return the name of a run's tool."""
+    name = msgspec.json.decode(run, type=ToolRun).tool.driver.name
+    return name.replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
+
+
+def without_results(run: Raw) -> Raw:
+    """Return a run as of a clean scan."""
+    return Raw(msgspec.json.encode(msgspec.json.decode(run, type=dict[str, Raw]) | {"results": Raw(b"[]")}))
+
+
 def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
-    """Return what each tool has reported in documents, by its name."""
+    """Return what each tool has reported in documents, by its name: each run in its place, those of others empty."""
     parts: dict[str, list[tuple[str, bytes]]] = {}
     for name, document in documents:
         members = msgspec.json.decode(document, type=dict[str, Raw])
-        runs: dict[str, list[Raw]] = {}
-        for run in msgspec.json.decode(members["runs"], type=list[Raw]):
-            tool = msgspec.json.decode(run, type=ToolRun).tool.driver.name.replace("\0", "\N{REPLACEMENT CHARACTER}")
-            runs.setdefault(tool.strip(), []).append(run)
-        for tool, own in runs.items():
+        runs = [(tool_of(run), run) for run in msgspec.json.decode(members["runs"], type=list[Raw])]
+        tools = dict(runs)
+        for tool in tools:
+            own = [run if each == tool else without_results(run) for each, run in runs]
             part = (f"{name}, {tool}", msgspec.json.encode({**members, "runs": own}))
-            parts.setdefault(tool, []).append((name, document) if len(runs) == 1 else part)
+            parts.setdefault(tool, []).append(part if len(tools) > 1 else (name, document))
     return parts
 
 

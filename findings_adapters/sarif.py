@@ -522,7 +522,8 @@ class Paths:
         called_from = [path_of_uri(item.working_directory.uri) for item in invocations if item.working_directory]
         above = sorted(self.bases, key=lambda name: (name == ROOT, len(self.bases[name][0])), reverse=True)
         likeliest = [*(self.bases[name][0] for name in above), *called_from]
-        self.roots = [f"{path.rstrip('/')}/" for path in likeliest if is_absolute(path)]  # they only tell where it was
+        # They only tell where it was, and the root of all files does not.
+        self.roots = [f"{path.rstrip('/')}/" for path in likeliest if is_absolute(path) and path.strip("/")]
 
     def path(self, location: ArtifactLocation) -> str:
         """Return the path of a file, "" where nothing tells it; its place in the run's list may tell it (3.4.5)."""

@@ -400,6 +400,9 @@ def test_all_runs_are_failed_where_one_is_refused(job: Job) -> None:
     job.write("a.sarif", **of_tool("A", result()))
     assert_one_line(job.scan("a.sarif", job.write("b.sarif", **of_tool("B", result()))), 2, "b.sarif: ", "owner")
     assert [run["status"] for run in job.read("runs")["runs"]] == ["failed", "failed"]
+    both = {"version": "2.1.0", "runs": [of_tool("A", result()), of_tool("B", result())]}
+    (job.folder / "both.sarif").write_text(json.dumps(both))
+    assert_one_line(job.scan("both.sarif"), 2, "both.sarif, B: ", "/runs/1/results/0")
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "github"])
@@ -415,14 +418,17 @@ def test_several_runs_are_told_one_after_the_other_and_the_verdict_last(job: Job
 
 def test_several_runs_are_one_document_of_sarif(job: Job) -> None:
     names = (job.write("a.sarif", **of_tool("A", result("of a"))), job.write("b.sarif", **of_tool("B", result("of b"))))
-    told = json.loads(job.scan(*names, "--format", "sarif", code=1).stdout)
-    assert [each["message"]["text"] for run in told["runs"] for each in run["results"]] == ["of a", "of b"]
+    (run,) = json.loads(job.scan(*names, "--format", "sarif", code=1).stdout)[
+        "runs"
+    ]  # code scanning takes one of a tool
+    assert {each["message"]["text"] for each in run["results"]} == {"of a", "of b"}
 
 
 def test_without_a_baseline_a_run_fails_with_the_way_on_unless_told_to_pass(job: Job) -> None:
     job.write("a.sarif", result())
     asked = ("a.sarif", "--branch", "b")
     assert "there is no baseline: the main line's first completed run makes one" in job.scan(*asked, code=1).stdout
+    assert "there is no baseline" in job.scan(*asked, "--fail-on", "none", code=0).stdout
     assert "passed all the same" in job.scan(*asked, "--without-baseline", "pass", code=0).stdout
     told = job.scan(*asked, "--only", "all", "--without-baseline", "pass", code=0).stdout
     assert "passed all the same without a baseline, by --without-baseline pass." in told
@@ -447,6 +453,8 @@ def test_absolute_paths_that_stay_are_told_with_what_to_do(job: Job) -> None:
     assert "absolute" not in job.scan("a.sarif", "--source", "link").stderr
     job.write("a.sarif", result(file="file:///other/b.js"), originalUriBaseIds={"ROOT": {"uri": "file:///other/"}})
     assert "absolute" not in job.scan("a.sarif").stderr
+    job.write("a.sarif", result(file="file:///other/b.js"), originalUriBaseIds={"ROOT": {"uri": "file:///"}})
+    assert "(1 in all)" in job.scan("a.sarif").stderr
 
 
 def test_a_project_type_that_is_there_stays_as_it_is(job: Job) -> None:
@@ -1172,6 +1180,13 @@ def test_an_export_into_a_closed_pipe_ends_quietly(job: Job) -> None:
         assert process.stderr
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_an_export_that_nobody_takes_fails_all_the_same(job: Job) -> None:
+    job.scan(job.write("a.sarif"), code=0)
+    line, options = job.line("export", "--status", "nope")
+    done = subprocess.run(["bash", "-c", 'exec "$@" >&-', "bash", *line], capture_output=True, check=False, **options)
+    assert (done.returncode, "must be one of" in done.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("short_pages")

@@ -479,11 +479,11 @@ def copy(source: str, target: str) -> None:
 
 
 def report(name: str, tables: Sequence[Table], read: Mapping[str, Tally], shifts: Shifts) -> None:
-    """Print how many rows there are of each table, and that all is well."""
+    """Tell how many rows there are of each table, and that all is well."""
     width = max(len(table.name) for table in tables)
-    click.echo(f"{'TABLE':{width}}  {'ROWS':>12}")
+    click.echo(f"{'TABLE':{width}}  {'ROWS':>12}", err=True)
     for table in tables:
-        click.echo(f"{table.name:{width}}  {read[table.name].count:12,}")
+        click.echo(f"{table.name:{width}}  {read[table.name].count:12,}", err=True)
     if shifted := [table.name for table in tables if shifts.get(table.name)]:
         click.echo(
             f"Clients had the same numbers in {', '.join(shifted)}; some were moved, in the same order.", err=True
