@@ -57,6 +57,7 @@ import string
 import tempfile
 import threading
 import time
+import traceback
 import types
 import typing
 import unicodedata
@@ -3053,6 +3054,9 @@ class OutOfTime(Exception):
     """A check passed its deadline."""
 
 
+ENDS_THE_PROCESS = (KeyboardInterrupt, SystemExit)
+
+
 class Postponed(Exception):
     """A check took longer than the thread that reads or writes may be held up; it is tried again in another."""
 
@@ -3178,7 +3182,7 @@ def uncaptured(pattern: str) -> regex.Pattern[str]:
     """
     compiled = compile_pattern(pattern)
     groups = sum(token["group"] is not None for token in PATTERN_GROUP.finditer(pattern))
-    if not compiled.groups or groups != compiled.groups:
+    if not compiled.groups or groups != compiled.groups or PATTERN_COMMENT.search(pattern):
         return compiled
     try:
         return compile_pattern(PATTERN_GROUP.sub(lambda token: "(?:" if token["group"] else token[0], pattern))
@@ -3340,7 +3344,7 @@ class Validator:
             found = lookup_recursive_ref(self.resolver)
         else:
             found = self.resolver.lookup(target)
-        return self.below(found.contents, STEP_FRAMES, resolver=found.resolver)
+        return self.below(found.contents, 1, resolver=found.resolver)
 
     def is_type(self, instance: Any, kind: str) -> bool:
         """Tell whether a value is of a JSON type, as the draft has it."""
@@ -3412,7 +3416,7 @@ def any_of(validator: Validator, alternatives: list[Any], instance: Any, _: Any)
 
 def one_of(validator: Validator, alternatives: list[Any], instance: Any, _: Any) -> Iterator[Broken]:
     """Judge `oneOf`."""
-    valid = [each for each in alternatives if next(validator.descend(instance, each), None) is None]
+    valid = [each for each in alternatives if validator.evolve(each).is_valid(instance)]
     if not valid:
         yield Broken(f"{instance!r} is not valid under any of the given schemas")
     elif len(valid) > 1:
@@ -3428,7 +3432,7 @@ def constant(_: Validator, value: Any, instance: Any, __: Any) -> Iterator[Broke
 def enumeration(_: Validator, values: list[Any], instance: Any, __: Any) -> Iterator[Broken]:
     """Judge `enum`."""
     if instance not in values or not any(equal(each, instance) for each in values):
-        yield Broken(f"{instance!r} is not one of {values!r}")
+        yield Broken(f"{instance!r} is not one of {values[:REPEATED_TEXT]!r}")
 
 
 def unique_items(_: Validator, wanted: bool, instance: Any, __: Any) -> Iterator[Broken]:
@@ -3751,13 +3755,11 @@ def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
 
 
 def failure_in_words(error: BaseException, schema: str) -> str:
-    """Return what a caller is told of what judging by a schema has raised, or raise it again.
+    """Return what a caller is told of what judging by a schema has raised.
 
     A schema is its client's program, and so are its bugs, those of libraries in Rust included: their panics are no
     `Exception`.
     """
-    if isinstance(error, (KeyboardInterrupt, SystemExit, Postponed)):
-        raise error
     if isinstance(error, RecursionError):
         return f"{schema} refers to itself without an end"
     log.info("a client's schema failed: %r", error)
@@ -3774,6 +3776,8 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
             problems = list(itertools.islice(schema_faults(schema, pointer), 10 * LISTED_PROBLEMS))
     except OutOfTime:
         raise ExtensionCheckTimeout(f"Checking the schema took more than {seconds:g} s; make it smaller.") from None
+    except (*ENDS_THE_PROCESS, Postponed):
+        raise
     except BaseException as error:
         problems = [Problem(failure_in_words(error, "the schema"), pointer)]
     if problems:
@@ -3895,7 +3899,8 @@ def fault_problems(fault: Fault, pointer: str) -> Iterator[Problem]:
             yield Problem(words, joined([*place, *about], pointer))
             return
     if fault.keyword == "enum":
-        yield Problem(cut(f"must be one of: {', '.join(map(as_text, rule))}"), joined(place, pointer), value=value)
+        named = ", ".join(map(as_text, rule[:REPEATED_TEXT]))
+        yield Problem(cut(f"must be one of: {named}"), joined(place, pointer), value=value)
     elif fault.keyword == "pattern" and rule in PATTERNS:
         yield Problem(PATTERNS[rule], joined(place, pointer), value=value)
     else:
@@ -3944,6 +3949,8 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
                 f"Checking extensions took over {seconds:g} s for the request or {seconds * TASK_SHARE:g} s for a task."
             )
             raise ExtensionCheckTimeout(message, [Problem(detail, pointer)]) from None
+        except (*ENDS_THE_PROCESS, Postponed):
+            raise
         except BaseException as error:
             problems.append(Problem(failure_in_words(error, "the project type's schema"), pointer))
     return problems
@@ -8714,7 +8721,6 @@ def refuse_path(environ: dict[str, Any], path: str, operations: Sequence[Operati
 # ---------------------------------------------------------------------------
 
 
-ENDS_THE_PROCESS = (KeyboardInterrupt, SystemExit)
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
 
@@ -10146,6 +10152,9 @@ ENVIRON = {
 }
 
 
+LAST_WORDS = 0.5  # seconds that there are to say why a process ends
+
+
 def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
     """Return a thread without which the process is of no use: where its work fails, that ends, and at once.
 
@@ -10156,7 +10165,9 @@ def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
         try:
             work()
         except BaseException as error:
-            log.critical("the thread %s failed, and so the process ends", name, exc_info=error)
+            threading.Timer(LAST_WORDS, os._exit, (1,)).start()  # perhaps nobody reads them
+            told = "".join(traceback.format_exception(error))
+            write_line(f"the thread {name} failed, and so the process ends\n{told}")
             os._exit(1)
 
     return threading.Thread(target=guarded, name=name, daemon=True)
@@ -10167,17 +10178,22 @@ WAITING_LINES = 10_000  # of the access log
 LAST_LINES = 1.0  # seconds that there are to write them at the end
 
 
-class LineWriter:
+class LineWriter(logging.Handler):
     """Writes lines to standard error in a thread of its own: who puts them there waits for nobody who reads them.
 
     Lines for which there is no room any more are dropped, and counted in one.
     """
 
     def __init__(self) -> None:
+        super().__init__(logging.WARNING)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._dropped = 0
         self._is_idle = True
         needed_thread(self._work, "findings-log").start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have what the service says of itself written, too."""
+        self.put(self.format(record))
 
     def put(self, line: str) -> None:
         """Have a line written."""
@@ -11310,6 +11326,7 @@ def run_worker(
     lean = Lean(service)
     lines = LineWriter()
     service.listeners.write_line = lines.put
+    log.addHandler(lines)
     ended = threading.Event()
 
     def look_after_memory() -> None:
@@ -11323,6 +11340,7 @@ def run_worker(
         door = FrontDoor(lean, service.settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, greeting, workers))
     ended.set()
+    log.removeHandler(lines)
     lines.finish()
     service.database.finish_uses()  # all processes at once: they may wait for another program, but close by turns
 
