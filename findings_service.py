@@ -2306,7 +2306,16 @@ def unusable(path: str, error: Exception) -> DatabaseUnusable:
 
 
 def claim_file(path: str) -> None:
-    """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode."""
+    """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode.
+
+    :raises DatabaseUnusable: where the log of another file lies there, which was moved: SQLite would drop it.
+    """
+    logs = [f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")]
+    left = [log for log in logs if os.path.lexists(log) and Path(log).stat().st_size]  # first: makers make it last
+    if left and not os.path.lexists(path):
+        raise DatabaseUnusable(
+            f"there is no {path}, but {left[0]} of one that was there: put both together, or remove it"
+        )
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
@@ -2375,13 +2384,14 @@ class Checkpointer:
     def ask(self) -> None:
         """Tell whoever has the right, by the time of the lock's file, that the WAL holds what was deleted."""
         self._asked = time.time_ns()
-        with suppress(OSError):
-            os.utime(self.path, ns=(self._asked, self._asked))
+        if self._file is not None:
+            with suppress(OSError):
+                os.utime(self._file, ns=(self._asked, self._asked))
 
     def asked(self) -> int:
         """Return when that was told last, by whom it may be, as a number; 0 where the WAL is rid of it."""
-        with suppress(OSError):
-            self._asked = max(self._asked, os.stat(self.path).st_mtime_ns)  # noqa: PTH116 - pathlib is slow
+        if self._file is not None:
+            self._asked = os.fstat(self._file).st_mtime_ns
         return self._asked if self._asked != self._folded else 0
 
     def done(self, asked: int) -> None:
@@ -2401,7 +2411,10 @@ class Checkpointer:
         self._file, self.held = None, False
 
 
-AWAY = "it was moved, replaced or deleted under the service; put back what belongs there, and restart the service"
+AWAY = (
+    "it was moved, replaced or deleted under the service; stop that, put back what belongs there, move a -wal beside it"
+    " that belongs to another file to that one, and start the service again"
+)
 
 
 def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
@@ -2780,8 +2793,9 @@ class SQLiteDatabase(Database):
     # Opening and closing
 
     def _open_writer(self) -> SQLiteConnection:
-        self._writer = open_database(self.settings)
-        self._file = identity(self.settings.db)
+        self._require_file()
+        self._writer = open_database(self.settings, create=self._file is None)
+        self._file = self._file or identity(self.settings.db)
         return self._writer
 
     def _open_reader(self) -> SQLiteConnection:
@@ -2824,7 +2838,7 @@ class SQLiteDatabase(Database):
         for connection in (self._reader, self._writer):
             if connection is not None:
                 connection.close()
-        self._reader = self._writer = self._file = None
+        self._reader = self._writer = None
         self.checkpointer.give_back()
         self._asked = -LOOK_EVERY
 
