@@ -5875,6 +5875,17 @@ def test_extensions_are_judged_as_jsonschema_judges_them(draft: str, number: int
     assert min(verdicts[True], verdicts[False]) > 1000
 
 
+@pytest.mark.parametrize("levels", [8, 12, 20, 24])
+def test_alternatives_inside_each_other_end_in_our_own_error(client: Client, levels: int) -> None:
+    schema: dict[str, Any] = {"$ref": "#"}
+    for _ in range(levels):
+        schema = {"oneOf": [schema]}
+    client.register("deep", {"allOf": [schema]})
+    refused = post(client, f"runs/{client.start(projectType='deep')}/tasks", task())
+    assert_problem(refused, 422, "validation_failed", "/extensions")
+    assert "refers to itself without an end" in refused.text
+
+
 HOSTILE_SCHEMAS = cases(
     repetition=in_a({"pattern": "((a{200}){100}){100}"}),
     repetitions={"patternProperties": {f"(a{{1000}}){{{500 + n}}}": {} for n in range(8)}},
@@ -13403,6 +13414,18 @@ def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Calla
     server.stop(signal.SIGKILL)
     server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
     assert found_in_files(server.db) == set()
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("suffix", ["-wal", "-journal"])
+def test_no_database_is_made_beside_the_log_of_one_that_was_moved(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, suffix: str
+) -> None:
+    log = tmp_path / f"moved.db{suffix}"
+    log.write_bytes(b"acknowledged")
+    with pytest.raises(DatabaseUnusable, match="put both together"):
+        make_app(db=str(tmp_path / "moved.db"))
+    assert (log.read_bytes(), (tmp_path / "moved.db").exists()) == (b"acknowledged", False)
 
 
 @pytest.mark.sqlite
