@@ -2310,12 +2310,12 @@ def claim_file(path: str) -> None:
 
     :raises DatabaseUnusable: where the log of another file lies there, which was moved: SQLite would drop it.
     """
-    logs = [f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")]
-    left = [log for log in logs if os.path.lexists(log) and Path(log).stat().st_size]  # first: makers make it last
+    left = ""  # looked for first, since whoever makes a file makes its log later
+    for log_path in (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")):
+        with suppress(FileNotFoundError):  # whoever closes a file last removes its log
+            left = log_path if Path(log_path).stat().st_size else left
     if left and not os.path.lexists(path):
-        raise DatabaseUnusable(
-            f"there is no {path}, but {left[0]} of one that was there: put both together, or remove it"
-        )
+        raise DatabaseUnusable(f"there is no {path}, but {left} of one that was there: put both together, or remove it")
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 

@@ -5876,14 +5876,14 @@ def test_extensions_are_judged_as_jsonschema_judges_them(draft: str, number: int
 
 
 @pytest.mark.parametrize("levels", [8, 12, 20, 24])
-def test_alternatives_inside_each_other_end_in_our_own_error(client: Client, levels: int) -> None:
+def test_alternatives_inside_each_other_end_in_our_own_error(levels: int) -> None:
     schema: dict[str, Any] = {"$ref": "#"}
     for _ in range(levels):
         schema = {"oneOf": [schema]}
-    client.register("deep", {"allOf": [schema]})
-    refused = post(client, f"runs/{client.start(projectType='deep')}/tasks", task())
-    assert_problem(refused, 422, "validation_failed", "/extensions")
-    assert "refers to itself without an end" in refused.text
+    schema = {"allOf": [schema]}
+    validator = findings_service.validator_of(findings_service.draft_of(schema), schema)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RecursionError, match="too many subschemas"):
+        pool.submit(list, findings_service.told(validator, {}, "")).result()
 
 
 HOSTILE_SCHEMAS = cases(
@@ -11935,6 +11935,39 @@ def test_nobody_waits_for_who_does_not_read_the_access_log(tmp_path: Path) -> No
             logged += int(dropped[1]) if dropped else "GET - 404" in each
         assert process.wait(10) == 0
     assert logged == 2500
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("fails", [False, True], ids=["moved", "failed"])
+def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, fails: bool) -> None:
+    program = program_that_fails("WriteQueue._commit_group") if fails else PROGRAM
+    line = [*program, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
+    reader, writer = os.pipe()
+    with (
+        subprocess.Popen(line, stderr=writer, env=environment(FINDINGS_API_KEY=SECRET), cwd=HERE) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        for end in (reader, writer):
+            stack.callback(os.close, end)
+        said = b""
+        while not (found := re.search(rb":(\d+), data", said)):
+            said += os.read(reader, 4096)
+        filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)  # not blocking for this end alone
+        stack.callback(os.close, filler)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(filler, b"x")
+        if not fails:
+            (tmp_path / "x.db").rename(tmp_path / "moved.db")
+        with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=5)) as connection:
+            headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
+            with suppress(http.client.RemoteDisconnected, ConnectionResetError):
+                connection.request("POST", f"{API}/project-types", '{"name": "web"}', headers)
+                assert connection.getresponse().status == 503
+        if not fails:
+            process.terminate()
+        assert process.wait(5) == int(fails)
 
 
 def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(serve: Callable[..., Server]) -> None:
