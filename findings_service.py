@@ -2574,10 +2574,13 @@ class SQLiteDatabase(Database):
         """Give a connection of his own to a reader who takes long, one after the other."""
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
-        with self._apart, closing(open_database(self.settings, read_only=True, create=False)) as connection:
-            self._require_file()
-            connection.execute("BEGIN")
-            yield connection
+        with self._apart:
+            if self.checkpointer.asked():  # which those who take turns here would put off for as long as they do
+                self.keep_house()
+            with closing(open_database(self.settings, read_only=True, create=False)) as connection:
+                self._require_file()
+                connection.execute("BEGIN")
+                yield connection
 
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
@@ -4004,10 +4007,14 @@ class IdMaker:
         self._lock = threading.Lock()
         self._last = 0
 
-    def __call__(self, count: int = 1) -> list[str]:
-        """Return that many new ids: 48 bits of time, 12 that count, 62 at random."""
+    def __call__(self, count: int = 1, behind: str | None = None) -> list[str]:
+        """Return that many new ids: 48 bits of time, 12 that count, 62 at random.
+
+        :param behind: another id that these are to follow, which may be that of a server whose clock is ahead.
+        """
+        least = int(f"{behind[:8]}{behind[9:13]}{behind[15:18]}", 16) + 1 if behind else 0
         with self._lock:
-            first = max((time.time_ns() // 1_000_000) << 12, self._last + 1)
+            first = max((time.time_ns() // 1_000_000) << 12, self._last + 1, least)
             self._last = first + count - 1
         randomness = os.urandom(8 * count)
         return [
@@ -5086,7 +5093,8 @@ def insert_run(
 ) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
     require_registered(connection, client_id, project_type, pointer="/projectType")
-    now, run_id = timestamp(), new_ids()[0]
+    (newest_id,) = connection.execute("SELECT MAX(id) FROM runs WHERE client_id = ?", (client_id,)).fetchone()
+    now, run_id = timestamp(), new_ids(behind=newest_id)[0]
     row = connection.execute(
         """INSERT INTO runs (client_id, id, project_type, target_url, branch, metadata, status,
                created_at, updated_at, last_used_at)
@@ -6816,12 +6824,13 @@ def triage_entries(decision: Decision) -> list[tuple[str | None, ...]]:
 
 
 class Submitting(Struct, frozen=True, gc=False):
-    """Who submits, and when, in which run of which branch; `newest` is the seq of the client's newest task before."""
+    """Who submits, and when, in which run of which branch, and the seq and id of the client's newest task before."""
 
     who: Principal
     run: RunKey
     branch: BranchKey | None
     newest: int
+    newest_id: str | None
     now: str
 
     @property
@@ -6868,7 +6877,7 @@ def insert_tasks(
     seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
     added: list[tuple[int, str, TaskStatus, Report]] = [
         (seq, task_id, report.status or "open", report)
-        for seq, task_id, report in zip(seqs, new_ids(len(reports)), reports, strict=True)
+        for seq, task_id, report in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
     ]
     place = (*run.surface, run.branch)
     connection.executemany(
@@ -7047,7 +7056,7 @@ class Questions:
         )
         self._branch = ask_for_branch(connection, client_id, run.branch, run.surface) if run.branch else None
         self._newest = connection.execute(
-            "SELECT seq, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (client_id,)
+            "SELECT seq, id, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (client_id,)
         )
 
     def ask_for_reports(
@@ -7067,8 +7076,9 @@ class Questions:
     def submitting(self, who: Principal) -> Submitting:
         """Return who submits where.
 
-        New tasks have the time of the newest one where the clock has been set back: so a client's tasks are in the
-        order of `created_at` as they are in that of `seq`, and a list by date is a range of either.
+        New tasks have the time of the newest one where the clock has been set back, or another server's is ahead: so a
+        client's tasks are in the order of `created_at` and `id` as they are in that of `seq`. A list by date is a range
+        of either, and a walk goes on where the task that it stood at has been deleted.
 
         :raises Missing: when the run is not there any more.
         """
@@ -7076,9 +7086,9 @@ class Questions:
         if row is None:
             raise Missing(f"There is no run {self._run_id!r}.")
         branch = self._branch and self._branch.fetchone()
-        newest, created_at = self._newest.fetchone() or (0, "")
+        newest, newest_id, created_at = self._newest.fetchone() or (0, None, "")
         now = max(timestamp(), created_at)
-        return Submitting(who, RunKey(*row), BranchKey(*branch) if branch else None, newest, now)
+        return Submitting(who, RunKey(*row), BranchKey(*branch) if branch else None, newest, newest_id, now)
 
 
 def submit_reports(
@@ -10192,6 +10202,20 @@ WAITING_LINES = 10_000  # of the access log
 LAST_LINES = 1.0  # seconds that there are to write them at the end
 
 
+def write_unlocked(text: str) -> bool:
+    """Write a line to standard error, and tell whether that could be.
+
+    `sys.stderr` has a lock, and a process cannot end while a thread that waits for a reader holds it.
+    """
+    rest = f"{text}\n".encode()
+    try:
+        while rest:
+            rest = rest[os.write(STDERR, rest) :]
+    except OSError:
+        return False
+    return True
+
+
 class LineWriter(logging.Handler):
     """Writes lines to standard error in a thread of its own: who puts them there waits for nobody who reads them.
 
@@ -10233,11 +10257,7 @@ class LineWriter(logging.Handler):
             self._is_idle = True
 
     def _write(self, line: str) -> None:
-        """Write without the lock of `sys.stderr`: a process cannot end while a thread that waits has it."""
-        rest = f"{line}\n".encode()
-        with suppress(OSError):
-            while rest:
-                rest = rest[os.write(STDERR, rest) :]
+        write_unlocked(line)
 
 
 class Room:
@@ -11097,20 +11117,14 @@ class FrontDoor:
             return await asyncio.get_running_loop().run_in_executor(None, run_app, self.app, environ, Prepared.stored)
 
 
-async def announce(host: str, port: int, greeting: Callable[[], None]) -> None:
+def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
     """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
-    while True:
-        try:
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            answer = await reader.read()
-            writer.close()
-            if answer.startswith(b"HTTP/1.1 200"):
+    while not ended.wait(0.01):
+        with suppress(OSError, DatabaseUnusable, *ENGINE_ERRORS), socket.create_connection((host, port), 1.0) as asking:
+            asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            if asking.recv(64).startswith(b"HTTP/1.1 200"):
                 greeting()
                 return
-        except (OSError, DatabaseUnusable, *ENGINE_ERRORS):
-            pass
-        await asyncio.sleep(0.01)
 
 
 def free_port(host: str, port: int) -> int:
@@ -11247,7 +11261,7 @@ async def serve_until_stopped(
     app: Any,
     host: str,
     port: int,
-    greeting: Callable[[], None] | None,
+    greeting: Callable[[], object] | None,
     workers: Workers | None = None,
     interface: str = "rsgi",
 ) -> None:
@@ -11289,13 +11303,14 @@ async def serve_until_stopped(
     call_on_signals(loop, stop)
     for end in workers.ends if workers is not None else ():
         loop.add_reader(end, stop)
-    saying = loop.create_task(announce(reachable(host), port, greeting)) if greeting else None
+    ended = threading.Event()
+    if greeting is not None:  # in a thread of its own: perhaps nobody reads it
+        needed_thread(partial(announce, reachable(host), port, greeting, ended), "findings-greeting").start()
     with suppress(asyncio.CancelledError):
         await serving
     ignore_signals()
     app.close()
-    if saying is not None:
-        saying.cancel()
+    ended.set()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -11326,7 +11341,7 @@ def give_memory_back() -> Callable[[], object]:
 
 
 def run_worker(
-    service: Service, host: str, port: int, greeting: Callable[[], None] | None, workers: Workers | None = None
+    service: Service, host: str, port: int, greeting: Callable[[], object] | None, workers: Workers | None = None
 ) -> None:
     """Serve with this process."""
     give_back = give_memory_back()
@@ -11369,7 +11384,7 @@ def usual_workers(db: str) -> int:
     return 2 if has_room and sys.platform == "linux" and not scheme_of(db) else 1
 
 
-def run_workers(service: Service, host: str, port: int, greeting: Callable[[], None], count: int) -> None:
+def run_workers(service: Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
     """Serve with several processes, of which this is one.
 
     :raises ChildProcessError: when another one died by itself; then all stop.
@@ -11649,8 +11664,7 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
                     run_workers(service, host, port, greeting, workers)
 
 
-FIRST_KEY = """{words}
-
+FIRST_KEY = """
 This is the first API key, of client "default" and level "full". It is shown this once:
 
     export FINDINGS_KEY={key}
@@ -11666,7 +11680,7 @@ def first_key(service: Service) -> str | None:
     with service.database.reading() as connection:
         if service.settings.api_key or select_keys(connection):
             return None
-    with service.database.transaction("default", patience=1.0) as connection:  # which the event loop waits for
+    with service.database.transaction("default") as connection:
         return None if select_keys(connection) else insert_key(connection, "first", "default", "full")
 
 
@@ -11677,14 +11691,9 @@ def greet(service: Service, url: str) -> None:
     goes again: the next start makes another.
     """
     words = f"Findings Task Service {__version__} on {url}, data in {service.database.place}"
-    heard = getattr(sys.stderr, "stream", sys.stderr)
-    if not heard or not (key := first_key(service)):
-        click.echo(words, err=True)
-        return
-    try:
-        print(FIRST_KEY.format(words=words, key=key, url=url), file=heard, flush=True)
-    except OSError:
-        with service.database.transaction("default", patience=1.0) as connection:
+    is_heard = write_unlocked(words) and getattr(sys.stderr, "stream", sys.stderr) is not None
+    if is_heard and (key := first_key(service)) and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
+        with service.database.transaction("default") as connection:
             delete_key(connection, key)
 
 

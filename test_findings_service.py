@@ -3453,6 +3453,19 @@ def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
     assert database.wal_size() == 0
 
 
+@pytest.mark.sqlite
+def test_exports_that_follow_each_other_do_not_keep_what_was_deleted_in_the_log(app: flask.Flask, run: str) -> None:
+    database = database_of(app)
+    with database.apart() as first:
+        first.execute("SELECT COUNT(*) FROM runs").fetchone()
+        with database.transaction() as connection:
+            connection.deletes = True
+        database.keep_house()
+        assert database.wal_size() > 0
+    with database.apart():
+        assert database.wal_size() == 0
+
+
 class Panic(BaseException):
     """What a library written in Rust raises."""
 
@@ -3601,6 +3614,7 @@ def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: 
 @pytest.mark.sqlite
 def test_starting_a_run_reads_its_own_project_type_alone(app: flask.Flask, client: Client) -> None:
     client.register("web")
+    client.start()
     work = []
     for times in (3, 300):
         with database_of(app).transaction() as connection:
@@ -6714,6 +6728,45 @@ def test_a_walk_has_every_task_once_where_two_servers_clocks_differ(
         link = response.headers.get("Link", "").partition(f"<{API}/tasks")[2].removesuffix('>; rel="next"')
     newest_first = [b"T5", b"T4", b"T3", b"T2", b"T1", b"T0"]
     assert found == (newest_first[::-1] if sort == "createdAt" else newest_first)
+
+
+def made_by_two_servers(monkeypatch: pytest.MonkeyPatch, make: Callable[[], str]) -> list[str]:
+    """Return the ids of eight things that two servers make in turn, of which the clock of the second one is slow."""
+    makers, now = [findings_service.IdMaker(), findings_service.IdMaker()], time.time_ns
+    ids = []
+    for turn in range(8):
+        with monkeypatch.context() as patched:
+            patched.setattr(findings_service, "new_ids", makers[turn % 2])
+            patched.setattr(findings_service.time, "time_ns", lambda late=turn % 2: now() - late * 50_000_000)
+            ids.append(make())
+    return ids
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+def test_a_walk_goes_on_behind_a_deleted_task_where_two_servers_clocks_differ(
+    client: Client, run: str, sort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = made_by_two_servers(monkeypatch, lambda: client.add(run))
+    assert sorted(ids) == ids
+    walked = ids if sort == "createdAt" else ids[::-1]
+    page = client.read("tasks", sort=sort, limit=3)
+    link = exported(client, f"?sort={sort}&limit=3").headers["Link"].partition(f"<{API}/tasks")[2].partition(">")[0]
+    assert [each["id"] for each in page["tasks"]] == walked[:3]
+    assert client.delete(f"{API}/tasks/{walked[2]}").status_code == 204
+    assert [each["id"] for each in client.read(page["next"])["tasks"]] == walked[3:6]
+    assert exported(client, link.replace("limit=3", "limit=9")).data.count(b"\n") == 5
+
+
+def test_a_walk_goes_on_behind_a_deleted_run_where_two_servers_clocks_differ(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.register("web")
+    walked = made_by_two_servers(monkeypatch, client.start)[::-1]
+    page = client.read("runs", limit=3)
+    assert [each["id"] for each in page["runs"]] == walked[:3]
+    assert client.delete(f"{API}/runs/{walked[2]}").status_code == 204
+    assert [each["id"] for each in client.read(page["next"])["runs"]] == walked[3:6]
 
 
 def test_a_list_of_the_default_length_goes_out_behind_what_was_just_submitted(
@@ -11937,6 +11990,44 @@ def test_nobody_waits_for_who_does_not_read_the_access_log(tmp_path: Path) -> No
     assert logged == 2500
 
 
+def fill_up(pipe: int) -> None:
+    """Write to a pipe all that it takes."""
+    filler = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)  # not blocking for this end alone
+    with suppress(BlockingIOError):
+        while True:
+            os.write(filler, b"x")
+    os.close(filler)
+
+
+@pytest.mark.sqlite
+def test_a_first_start_whose_words_nobody_reads_yet_answers_and_makes_its_key_when_somebody_does(
+    tmp_path: Path,
+) -> None:
+    port = findings_service.free_port("127.0.0.1", 0)
+    line = [*PROGRAM, "serve", "--port", str(port), "--db", str(tmp_path / "x.db")]
+    reader, writer = os.pipe()
+    fill_up(writer)
+    with subprocess.Popen(line, stderr=writer, env=environment(), cwd=HERE) as process, ExitStack() as stack:
+        stack.callback(process.kill)
+        stack.callback(os.close, reader)
+        os.close(writer)
+        deadline = time.monotonic() + 20
+        while not is_listening(port):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # in which it says so, to nobody
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+        assert "first" not in invoke("keys", "list", "--db", str(tmp_path / "x.db")).stdout
+        said = b""
+        while not re.search(rb"curl .*\n", said):
+            said += os.read(reader, 65536)
+        assert KEY.search(said.decode())
+        process.terminate()
+        assert process.wait(5) == 0
+
+
 @pytest.mark.sqlite
 @pytest.mark.parametrize("fails", [False, True], ids=["moved", "failed"])
 def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, fails: bool) -> None:
@@ -11953,11 +12044,7 @@ def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, 
         said = b""
         while not (found := re.search(rb":(\d+), data", said)):
             said += os.read(reader, 4096)
-        filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)  # not blocking for this end alone
-        stack.callback(os.close, filler)
-        with suppress(BlockingIOError):
-            while True:
-                os.write(filler, b"x")
+        fill_up(writer)
         if not fails:
             (tmp_path / "x.db").rename(tmp_path / "moved.db")
         with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=5)) as connection:

@@ -905,5 +905,5 @@ def serve_http(host: str, port: int, url: str) -> None:
     with asyncio.Runner(loop_factory=heart.new_event_loop) as runner:
         door = Door(app, limit, service_of)
         runner.run(
-            heart.serve_until_stopped(door, host, port, partial(click.echo, message, err=True), interface="asgi")
+            heart.serve_until_stopped(door, host, port, partial(heart.write_unlocked, message), interface="asgi")
         )
