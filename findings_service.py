@@ -2930,13 +2930,15 @@ def require_replaceable(path: str) -> None:
 
     :raises DatabaseUnusable: then.
     """
+    exists = os.path.lexists(path)
     for suffix in ("-wal", "-journal"):
         if os.path.lexists(f"{path}{suffix}"):
+            mend = f"fold it in with: findings-service check --db {path}" if exists else "put its database beside it"
             raise DatabaseUnusable(
                 f"{path} is open in another process, or was when that died: {path}{suffix} lies there; stop what uses"
-                f" it, or fold it in with: findings-service check --db {path}"
+                f" it, or {mend}"
             )
-    if not os.path.lexists(path):
+    if not exists:
         return
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise DatabaseUnusable(f"{path} is no regular file, and was left as it is; name another one")
@@ -2949,6 +2951,8 @@ def require_replaceable(path: str) -> None:
     except sqlite3.DatabaseError as error:
         if is_busy(error):
             raise DatabaseUnusable(f"{path} is open in another process; it was left as it is") from None
+        if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+            raise unusable(path, error) from None
         ours = False
     if not ours and Path(path).stat().st_size:
         raise DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
@@ -11776,12 +11780,15 @@ def check(db: str) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Have SIGTERM end what is under way as Ctrl-C does, so that it is undone."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Have the signals that would end the process end what is under way as Ctrl-C does, so that it is undone."""
+    deadly = [name for name in STOPPING if signal.getsignal(name) is signal.SIG_DFL]
+    for name in deadly:
+        signal.signal(name, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for name in deadly:
+            signal.signal(name, signal.SIG_DFL)
 
 
 def note_backup(database: Database, at: str) -> None:
