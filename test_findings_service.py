@@ -5780,6 +5780,22 @@ def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
     assert peak < 5_000_000  # one message has 200 kB
 
 
+def test_what_is_put_off_is_gone_before_anybody_looks_for_circles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings_service.CLOCK, "held_up", 0.0)
+    schema, large = json.dumps({"allOf": [AGAIN]}), [(json.dumps({"a": "x" * 1_000_000}), "/extensions")]
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            with suppress(findings_service.Postponed):
+                pytest.fail(str(findings_service.check_extensions(schema, large, 10.0)))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert kept < 1_000_000
+
+
 @pytest.mark.parametrize("error", [Panic, MemoryError, ZeroDivisionError])
 def test_whatever_is_raised_in_judging_is_the_requests_own(
     client: Client, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
@@ -10760,6 +10776,18 @@ def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path)
     line = [sys.executable, "-c", program, db_at(tmp_path / "x.db")]
     done = subprocess.run(line, cwd=HERE, env=environment(), capture_output=True, text=True, timeout=30, check=False)
     assert (done.stdout, done.stderr) == (f"{[findings_service.CHECKPOINT_PAGES] * 2}\n", "")
+
+
+@pytest.mark.sqlite
+def test_a_deletion_is_told_also_where_the_lock_has_lost_its_name(tmp_path: Path) -> None:
+    ours, others = (findings_service.Checkpointer(str(tmp_path / "x.db")) for _ in range(2))
+    assert (ours.try_take(), others.try_take()) == (True, False)
+    Path(ours.path).unlink()
+    ours.done(ours.asked())
+    others.ask()
+    assert ours.asked()
+    for each in (ours, others):
+        each.give_back()
 
 
 @pytest.mark.sqlite
