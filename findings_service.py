@@ -2305,6 +2305,13 @@ def unusable(path: str, error: Exception) -> DatabaseUnusable:
     return DatabaseUnusable(f"{path} cannot be used: {cause}")
 
 
+def orphaned(path: str, log_path: str) -> DatabaseUnusable:
+    """Return the error that says that a log lies there without its database."""
+    return DatabaseUnusable(
+        f"there is no {path}, but {log_path} of one that was there: put both together, or remove it"
+    )
+
+
 def claim_file(path: str) -> None:
     """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode.
 
@@ -2315,7 +2322,7 @@ def claim_file(path: str) -> None:
         with suppress(FileNotFoundError):  # whoever closes a file last removes its log
             left = log_path if Path(log_path).stat().st_size else left
     if left and not os.path.lexists(path):
-        raise DatabaseUnusable(f"there is no {path}, but {left} of one that was there: put both together, or remove it")
+        raise orphaned(path, left)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
@@ -2575,12 +2582,20 @@ class SQLiteDatabase(Database):
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
         with self._apart:
-            if self.checkpointer.asked():  # which those who take turns here would put off for as long as they do
-                self.keep_house()
+            self._truncate_unread()
             with closing(open_database(self.settings, read_only=True, create=False)) as connection:
                 self._require_file()
                 connection.execute("BEGIN")
                 yield connection
+
+    def _truncate_unread(self) -> None:
+        """Rid the WAL of what was deleted, if nobody writes: while one export follows another, nobody else ever can."""
+        asked = self.checkpointer.held and self.checkpointer.asked()
+        if asked and self._writing.acquire(timeout=BUSY_SLICE):  # whoever writes may be waiting for an export to end
+            try:
+                self.keep_house()
+            finally:
+                self._writing.release()
 
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
@@ -2932,11 +2947,12 @@ def require_replaceable(path: str) -> None:
     """
     exists = os.path.lexists(path)
     for suffix in ("-wal", "-journal"):
+        if os.path.lexists(f"{path}{suffix}") and not exists:
+            raise orphaned(path, f"{path}{suffix}")
         if os.path.lexists(f"{path}{suffix}"):
-            mend = f"fold it in with: findings-service check --db {path}" if exists else "put its database beside it"
             raise DatabaseUnusable(
                 f"{path} is open in another process, or was when that died: {path}{suffix} lies there; stop what uses"
-                f" it, or {mend}"
+                f" it, or fold it in with: findings-service check --db {path}"
             )
     if not exists:
         return
@@ -2952,7 +2968,7 @@ def require_replaceable(path: str) -> None:
         if is_busy(error):
             raise DatabaseUnusable(f"{path} is open in another process; it was left as it is") from None
         if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
-            raise unusable(path, error) from None
+            raise DatabaseUnusable(f"{unusable(path, error)}; it was left as it is: name another file") from None
         ours = False
     if not ours and Path(path).stat().st_size:
         raise DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
@@ -10207,11 +10223,11 @@ LAST_LINES = 1.0  # seconds that there are to write them at the end
 
 
 def write_unlocked(text: str) -> bool:
-    """Write a line to standard error, and tell whether that could be.
+    """Write a line to standard error, and return whether all of it went out.
 
     `sys.stderr` has a lock, and a process cannot end while a thread that waits for a reader holds it.
     """
-    rest = f"{text}\n".encode()
+    rest = f"{text}\n".encode(errors="backslashreplace")
     try:
         while rest:
             rest = rest[os.write(STDERR, rest) :]
@@ -10254,14 +10270,11 @@ class LineWriter(logging.Handler):
         while True:
             line = self._lines.get()
             self._is_idle = False
-            self._write(line)
+            write_unlocked(line)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                self._write(f"{dropped} lines of the access log were dropped: nobody read them in time")
+                write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
             self._is_idle = True
-
-    def _write(self, line: str) -> None:
-        write_unlocked(line)
 
 
 class Room:
@@ -11308,7 +11321,7 @@ async def serve_until_stopped(
     for end in workers.ends if workers is not None else ():
         loop.add_reader(end, stop)
     ended = threading.Event()
-    if greeting is not None:  # in a thread of its own: perhaps nobody reads it
+    if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
         needed_thread(partial(announce, reachable(host), port, greeting, ended), "findings-greeting").start()
     with suppress(asyncio.CancelledError):
         await serving
@@ -11465,6 +11478,9 @@ class MainGroup(Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. It ends with its own exit code also where its output cannot be written."""
+        while (file := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+            pass  # what is closed of standard streams, a database or a connection would become
+        os.close(file)
         try:
             with redirect_stderr(typing.cast(typing.TextIO, Unheard(sys.stderr))):
                 try:
@@ -11656,11 +11672,10 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
             port = free_port(host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        warn_of_exposure(host)
         with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
             # What may be kept of the file, the processes share out.
             service = start_service(msgspec.structs.replace(settings, cache=settings.cache // workers))
-            greeting = partial(greet, service, url_of(host, port))
+            greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
             with closing(service.database):  # after all others have: who closes last folds the WAL into the file
                 if workers == 1:
                     run_worker(service, host, port, greeting)
@@ -11669,6 +11684,7 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
 
 
 FIRST_KEY = """
+
 This is the first API key, of client "default" and level "full". It is shown this once:
 
     export FINDINGS_KEY={key}
@@ -11688,26 +11704,26 @@ def first_key(service: Service) -> str | None:
         return None if select_keys(connection) else insert_key(connection, "first", "default", "full")
 
 
-def greet(service: Service, url: str) -> None:
+def greet(service: Service, warning: str, url: str) -> None:
     """Say that a service answers, and at a first start what its first key is, and what to try.
 
-    The key is made now, so that a start that fails leaves none behind that nobody has seen. One that cannot be shown
-    goes again: the next start makes another.
+    The key is made now, so that a start that fails leaves none behind that nobody has seen, and once standard error
+    takes it: a pipe of which poll(2) says so takes what is this short whole. A key that cannot be shown goes again.
     """
-    words = f"Findings Task Service {__version__} on {url}, data in {service.database.place}"
-    is_heard = write_unlocked(words) and getattr(sys.stderr, "stream", sys.stderr) is not None
-    if is_heard and (key := first_key(service)) and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
+    select.select([], [STDERR], [])
+    is_heard = getattr(sys.stderr, "stream", sys.stderr) is not None
+    key = first_key(service) if is_heard else None
+    words = f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.place}"
+    if not write_unlocked(words + (FIRST_KEY.format(key=key, url=url) if key else "")) and key:
         with service.database.transaction("default") as connection:
             delete_key(connection, key)
 
 
-def warn_of_exposure(host: str) -> None:
-    """Say so when others can reach the service: keys would cross the network in the clear."""
-    if host not in ("127.0.0.1", "::1"):
-        click.echo(
-            f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.",
-            err=True,
-        )
+def exposure_warning(host: str) -> str:
+    """Return a line of warning where others can reach the service: keys would cross the network in the clear."""
+    if host in ("127.0.0.1", "::1"):
+        return ""
+    return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"
 
 
 class Progress:
@@ -11782,8 +11798,14 @@ def check(db: str) -> None:
 def interruptible() -> Iterator[None]:
     """Have the signals that would end the process end what is under way as Ctrl-C does, so that it is undone."""
     deadly = [name for name in STOPPING if signal.getsignal(name) is signal.SIG_DFL]
+
+    def end(*_: object) -> NoReturn:
+        for name in deadly:
+            signal.signal(name, signal.SIG_IGN)  # while what was begun is undone
+        raise KeyboardInterrupt
+
     for name in deadly:
-        signal.signal(name, signal.default_int_handler)
+        signal.signal(name, end)
     try:
         yield
     finally:

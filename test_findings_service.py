@@ -11,6 +11,7 @@ import atexit
 import base64
 import copy
 import errno
+import fcntl
 import gc
 import gzip
 import hashlib
@@ -3466,6 +3467,17 @@ def test_exports_that_follow_each_other_do_not_keep_what_was_deleted_in_the_log(
         assert database.wal_size() == 0
 
 
+@pytest.mark.sqlite
+def test_an_export_behind_a_deletion_waits_for_no_transaction(app: flask.Flask, run: str) -> None:
+    database = database_of(app)
+    with database.transaction() as connection:
+        connection.deletes = True
+    with ThreadPoolExecutor(1) as pool, database.transaction():
+        with database.apart():
+            pass
+        pool.submit(lambda: database.apart().__enter__()).result(5)
+
+
 class Panic(BaseException):
     """What a library written in Rust raises."""
 
@@ -3488,7 +3500,7 @@ def program_that_fails(*functions: str) -> tuple[str, ...]:
     cases(
         writer=("findings-writer", "WriteQueue._commit_group"),
         memory=("findings-memory", "Lean.load"),
-        log=("findings-log", "LineWriter._write"),
+        log=("findings-log", "LineWriter._work"),
     ),
 )
 def test_a_thread_that_others_need_ends_the_process_where_it_fails(
@@ -3614,7 +3626,7 @@ def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: 
 @pytest.mark.sqlite
 def test_starting_a_run_reads_its_own_project_type_alone(app: flask.Flask, client: Client) -> None:
     client.register("web")
-    client.start()
+    client.start()  # as the next ones do, that begin behind one
     work = []
     for times in (3, 300):
         with database_of(app).transaction() as connection:
@@ -12018,23 +12030,26 @@ def test_nobody_waits_for_who_does_not_read_the_access_log(tmp_path: Path) -> No
     assert logged == 2500
 
 
-def fill_up(pipe: int) -> None:
-    """Write to a pipe all that it takes."""
-    filler = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)  # not blocking for this end alone
-    with suppress(BlockingIOError):
-        while True:
-            os.write(filler, b"x")
-    os.close(filler)
+def fill_up(pipe: int, room: int = 0) -> None:
+    """Write to an empty pipe all that it takes, but for so many bytes."""
+    os.write(pipe, b"x" * (fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - room))
 
 
 @pytest.mark.sqlite
+def test_a_service_names_a_file_whose_name_is_no_utf8(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve(FINDINGS_DB=os.fsdecode(bytes(tmp_path) + b"/x\xff.db"))
+    assert server.request("GET", f"{API}/tasks").status_code == 200
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("room", [0, 250])
 def test_a_first_start_whose_words_nobody_reads_yet_answers_and_makes_its_key_when_somebody_does(
-    tmp_path: Path,
+    tmp_path: Path, room: int
 ) -> None:
     port = findings_service.free_port("127.0.0.1", 0)
     line = [*PROGRAM, "serve", "--port", str(port), "--db", str(tmp_path / "x.db")]
     reader, writer = os.pipe()
-    fill_up(writer)
+    fill_up(writer, room)
     with subprocess.Popen(line, stderr=writer, env=environment(), cwd=HERE) as process, ExitStack() as stack:
         stack.callback(process.kill)
         stack.callback(os.close, reader)

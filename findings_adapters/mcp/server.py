@@ -900,8 +900,8 @@ def serve_http(host: str, port: int, url: str) -> None:
     app = server.streamable_http_app(
         streamable_http_path=PATH, json_response=True, stateless_http=True, max_request_body_size=limit, host=host
     )
-    heart.warn_of_exposure(host)
-    message = f"Findings Task Service {heart.__version__}: MCP on {heart.url_of(host, port)}{PATH}, before {url}"
+    message = heart.exposure_warning(host)
+    message += f"Findings Task Service {heart.__version__}: MCP on {heart.url_of(host, port)}{PATH}, before {url}"
     with asyncio.Runner(loop_factory=heart.new_event_loop) as runner:
         door = Door(app, limit, service_of)
         runner.run(
