@@ -3472,10 +3472,14 @@ def test_an_export_behind_a_deletion_waits_for_no_transaction(app: flask.Flask, 
     database = database_of(app)
     with database.transaction() as connection:
         connection.deletes = True
-    with ThreadPoolExecutor(1) as pool, database.transaction():
+
+    def export() -> None:
         with database.apart():
             pass
-        pool.submit(lambda: database.apart().__enter__()).result(5)
+
+    with ThreadPoolExecutor(1) as pool, database.transaction():
+        export()
+        pool.submit(export).result(5)
 
 
 class Panic(BaseException):
@@ -5790,6 +5794,20 @@ def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
         tracemalloc.stop()
     assert "not valid under any" in problem.detail
     assert peak < 5_000_000  # one message has 200 kB
+
+
+def test_a_long_enum_is_not_written_out_for_a_wrong_value() -> None:
+    schema = json.dumps(in_a({"enum": [f"{number:06}" for number in range(5_000)]}))
+    peaks = []
+    for _ in range(2):  # the first time, the schema is read, and kept
+        tracemalloc.start()
+        try:
+            (problem,) = findings_service.check_extensions(schema, [('{"a": "x"}', "")], 20.0)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert problem.detail.startswith("must be one of: 000000, 000001")
+    assert peaks[1] < 40_000
 
 
 def test_what_is_put_off_is_gone_before_anybody_looks_for_circles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -8184,6 +8202,12 @@ def test_the_first_start_prints_a_key_once_with_a_request_to_try(serve: Callable
     assert second.request("GET", f"{API}/tasks", key=first.key).status_code == 200
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
+def test_a_start_warns_where_others_can_reach_it(serve: Callable[..., Server], tmp_path: Path) -> None:
+    assert "Warning: listening on 127.0.0.2, beyond this machine" in serve("--host", "127.0.0.2").said
+    assert "Warning: listening" not in serve(FINDINGS_DB=str(tmp_path / "y.db")).said
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_start_that_fails_makes_no_key(serve: Callable[..., Server], tmp_path: Path, workers: str) -> None:
     blind = "findings_service.free_port = lambda host, port: port"  # another program is faster
@@ -8198,6 +8222,16 @@ def test_a_start_that_fails_makes_no_key(serve: Callable[..., Server], tmp_path:
 def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return not probe.connect_ex(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not tell what is open")
+def test_nothing_takes_the_number_of_a_closed_standard_stream() -> None:
+    look = "print(*(os.readlink(f'/proc/self/fd/{number}') for number in (0, 2)))"
+    program = f"{IMPORTING}, click, os; look = click.Command('look', callback=lambda: {look})"
+    program += "; findings_service.main.add_command(look); findings_service.main(['look'])"
+    line = ["bash", "-c", 'exec "$@" <&- 2>&-', "bash", sys.executable, "-c", program]
+    done = subprocess.run(line, cwd=HERE, env=environment(), stdout=subprocess.PIPE, text=True, check=False, timeout=30)
+    assert done.stdout == "/dev/null /dev/null\n"
 
 
 @pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
@@ -12234,6 +12268,13 @@ def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: 
     assert content_of(copy) == content_of(aged)
 
 
+def broken_off(path: Path) -> None:
+    """Make the first half of a backup."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"PRAGMA application_id = {findings_service.APPLICATION_ID}; CREATE TABLE one (a)")
+    os.truncate(path, path.stat().st_size // 2)
+
+
 def other_program(path: Path) -> None:
     """Make another program's database."""
     with closing(sqlite3.connect(path)) as connection:
@@ -12249,6 +12290,7 @@ def other_program(path: Path) -> None:
         link=lambda path: path.symlink_to("/dev/null"),
         text=lambda path: path.write_text("Theirs."),
         database=other_program,
+        broken_off=broken_off,
     ),
 )
 def test_a_backup_replaces_nothing_but_what_a_backup_may_be(aged: Path, tmp_path: Path, make: Any) -> None:
@@ -12261,6 +12303,7 @@ def test_a_backup_replaces_nothing_but_what_a_backup_may_be(aged: Path, tmp_path
     done = invoke("backup", str(copy), "--replace", "--db", str(aged))
     assert (done.exit_code, len(done.stderr.splitlines()), copy.lstat()) == (1, 1, before)
     assert "was left as it is" in done.stderr
+    assert ("malformed" in done.stderr) == (make is broken_off)
     assert list(tmp_path.glob("*.partial")) == []
 
 
@@ -12354,6 +12397,23 @@ def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path
         process.send_signal(signal.Signals[name])
         assert process.wait(15) == 1
     assert list(tmp_path.glob("copy.db*")) == []
+
+
+def test_a_second_signal_does_not_end_what_undoes_what_was_begun() -> None:
+    program = f"""if True:
+        {IMPORTING}, os, signal, time
+        with findings_service.interruptible():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(9)
+            finally:
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    os.kill(os.getpid(), number)
+                print("undone")
+    """
+    line, options = [sys.executable, "-c", program], {"cwd": HERE, "env": environment(), "preexec_fn": heed_signals}
+    done = subprocess.run(line, **options, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.stdout, done.stderr.splitlines()[-1]) == ("undone\n", "KeyboardInterrupt")
 
 
 @pytest.mark.sqlite

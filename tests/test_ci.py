@@ -418,9 +418,8 @@ def test_several_runs_are_told_one_after_the_other_and_the_verdict_last(job: Job
 
 def test_several_runs_are_one_document_of_sarif(job: Job) -> None:
     names = (job.write("a.sarif", **of_tool("A", result("of a"))), job.write("b.sarif", **of_tool("B", result("of b"))))
-    (run,) = json.loads(job.scan(*names, "--format", "sarif", code=1).stdout)[
-        "runs"
-    ]  # code scanning takes one of a tool
+    told = json.loads(job.scan(*names, "--format", "sarif", code=1).stdout)
+    (run,) = told["runs"]  # code scanning takes one of a tool
     assert {each["message"]["text"] for each in run["results"]} == {"of a", "of b"}
 
 
