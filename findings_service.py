@@ -2946,14 +2946,13 @@ def require_replaceable(path: str) -> None:
     :raises DatabaseUnusable: then.
     """
     exists = os.path.lexists(path)
-    for suffix in ("-wal", "-journal"):
-        if os.path.lexists(f"{path}{suffix}") and not exists:
-            raise orphaned(path, f"{path}{suffix}")
-        if os.path.lexists(f"{path}{suffix}"):
-            raise DatabaseUnusable(
-                f"{path} is open in another process, or was when that died: {path}{suffix} lies there; stop what uses"
-                f" it, or fold it in with: findings-service check --db {path}"
+    for log_path in (f"{path}-wal", f"{path}-journal"):
+        if os.path.lexists(log_path):
+            words = (
+                f"{path} is open in another process, or was when that died: {log_path} lies there; stop what uses it,"
+                f" or fold it in with: findings-service check --db {path}"
             )
+            raise DatabaseUnusable(words) if exists else orphaned(path, log_path)
     if not exists:
         return
     if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -11137,9 +11136,11 @@ class FrontDoor:
 def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
     """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
     while not ended.wait(0.01):
-        with suppress(OSError, DatabaseUnusable, *ENGINE_ERRORS), socket.create_connection((host, port), 1.0) as asking:
-            asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            if asking.recv(64).startswith(b"HTTP/1.1 200"):
+        with suppress(OSError, DatabaseUnusable, *ENGINE_ERRORS):
+            with socket.create_connection((host, port), 1.0) as asking:
+                asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                answer = asking.recv(64)
+            if answer.startswith(b"HTTP/1.1 200"):
                 greeting()
                 return
 
@@ -11322,7 +11323,8 @@ async def serve_until_stopped(
         loop.add_reader(end, stop)
     ended = threading.Event()
     if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
-        needed_thread(partial(announce, reachable(host), port, greeting, ended), "findings-greeting").start()
+        saying = (reachable(host), port, greeting, ended)
+        threading.Thread(target=announce, args=saying, name="findings-greeting", daemon=True).start()
     with suppress(asyncio.CancelledError):
         await serving
     ignore_signals()
