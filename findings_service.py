@@ -2436,10 +2436,12 @@ def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_inf
 def processes_using(path: str) -> int:
     """Return how many other processes have a file open; 0 where the system does not tell (/proc is Linux's)."""
     wanted, found = Path(path).resolve(), set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if link.readlink() == wanted:
-                found.add(link.parts[2])
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's, or it has ended
+            for link in (process / "fd").iterdir():
+                with suppress(OSError):
+                    if link.readlink() == wanted:
+                        found.add(process.name)
     return len(found - {str(os.getpid())})
 
 

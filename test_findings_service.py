@@ -10824,6 +10824,28 @@ def test_a_system_without_such_locks_checkpoints_in_each_process(tmp_path: Path)
     assert (done.stdout, done.stderr) == (f"{[findings_service.CHECKPOINT_PAGES] * 2}\n", "")
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not tell who has a file open")
+def test_a_process_that_ends_meanwhile_hinders_nobody_who_looks_for_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hold = tmp_path / "x", "import sys; file = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
+    listed = {name: getattr(os, name) for name in ("listdir", "scandir")}
+
+    def list_or_fail(name: str, folder: Any) -> Any:
+        if str(folder) == "/proc/1/fd":
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+        return listed[name](folder)
+
+    for name in listed:
+        monkeypatch.setattr(os, name, partial(list_or_fail, name))
+    program = [sys.executable, "-c", hold, str(path)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        assert findings_service.processes_using(str(path)) == 1
+        holder.communicate()
+
+
 @pytest.mark.sqlite
 def test_a_deletion_is_told_also_where_the_lock_has_lost_its_name(tmp_path: Path) -> None:
     ours, others = (findings_service.Checkpointer(str(tmp_path / "x.db")) for _ in range(2))
