@@ -3118,19 +3118,20 @@ def tick() -> None:
         raise OutOfTime
 
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
+class TimeLimit:  # not by contextlib: since Python 3.12 that ties what passes through it to a circle
     """Run a check for so long. :raises OutOfTime: past it. :raises Postponed: when it must go on in a thread."""
-    outer, end = CLOCK.deadline, time.monotonic() + seconds
-    CLOCK.deadline = min(end, outer, CLOCK.held_up)
-    try:
-        yield
-    except OutOfTime:
-        if CLOCK.held_up < end:  # not by the clock: the time-out of `regex` counts CPU time, and may be early
+
+    def __init__(self, seconds: float) -> None:
+        self.outer, self.end = CLOCK.deadline, time.monotonic() + seconds
+
+    def __enter__(self) -> None:
+        CLOCK.deadline = min(self.end, self.outer, CLOCK.held_up)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        CLOCK.deadline = self.outer
+        # Whether it was put off is told by `held_up`, not by the clock: `regex` counts CPU time, and may be early.
+        if kind is OutOfTime and CLOCK.held_up < self.end:
             raise Postponed from None
-        raise
-    finally:
-        CLOCK.deadline = outer
 
 
 Made = TypeVar("Made")
@@ -3810,7 +3811,7 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
     :raises ValidationFailed: with every fault. :raises ExtensionCheckTimeout: when that takes too long.
     """
     try:
-        with time_limit(seconds):
+        with TimeLimit(seconds):
             problems = list(itertools.islice(schema_faults(schema, pointer), 10 * LISTED_PROBLEMS))
     except OutOfTime:
         raise ExtensionCheckTimeout(f"Checking the schema took more than {seconds:g} s; make it smaller.") from None
@@ -3978,7 +3979,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
         try:
             if time.monotonic() < soonest and judge.accepts_quickly(value, len(text or "")):
                 continue  # most are, in a fraction of what a time limit costs
-            with time_limit(min(seconds * TASK_SHARE, end - time.monotonic())):
+            with TimeLimit(min(seconds * TASK_SHARE, end - time.monotonic())):
                 tick()
                 problems += itertools.islice(told(judge.validator, value, pointer), PROBLEMS_OF_ONE)
         except OutOfTime:
@@ -8122,7 +8123,7 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed:
         single = True
     parsed = Parsed()
     try:
-        with time_limit(settings.schema_timeout):
+        with TimeLimit(settings.schema_timeout):
             if single:
                 add_task(parsed, text, "", levels=1)
             else:
@@ -8264,7 +8265,7 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     problems: list[Problem] = []
     complete = True
     try:
-        with time_limit(settings.schema_timeout):
+        with TimeLimit(settings.schema_timeout):
             if refusal is not None:
                 document = document_of(text)
                 problems += model_problems(model, document, refusal)

@@ -6184,7 +6184,7 @@ before = peak()
 for number in range(20):
     for pattern in ("^((((((((((a))))))))))*$", "^(?:a{1,3}){2,}?$", "^(a)(((((a)))))*\\\\1$"):
         try:
-            with heart.time_limit(0.25):
+            with heart.TimeLimit(0.25):
                 heart.matches(f"{pattern}|x{{{number + 1}}}", "a" * 250_000)
         except heart.OutOfTime:
             pass

@@ -892,7 +892,7 @@ def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     if b"\\u0000" in text:  # which tells a NUL, unless its backslash is escaped
         text = NUL.sub(rb"\1\\ufffd", text)
     reading = Reading(settings)
-    with heart.time_limit(math.inf):
+    with heart.TimeLimit(math.inf):
         read_log(reading, text)
     reading.parsed.complete = not reading.is_over
     return reading.parsed
