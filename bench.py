@@ -1014,7 +1014,7 @@ class Call:
             raise ValueError(f"status {status} instead of 200")
 
 
-def counting_doors(app: fs.Lean, settings: fs.Settings, folder: Path) -> Iterator[fs.FrontDoor]:
+def counting_doors(app: fs.DirectApp, settings: fs.Settings, folder: Path) -> Iterator[fs.FrontDoor]:
     """Give front doors of an application: one that counts nothing, one in memory, and one where other workers look."""
     yield fs.FrontDoor(app, settings)
     for place in ("", str(folder)):
@@ -1055,7 +1055,7 @@ def measure_metrics(bench: Bench) -> Iterator[Row]:
         plan.timed(bench.load, server, reading)
         rate = statistics.median(plan.timed(bench.load, server, reading) for _ in range(plan.rounds))
     settings = fs.Settings(db=str(stored.path))
-    app = fs.Lean(fs.start_service(settings))
+    app = fs.DirectApp(fs.start_service(settings))
     doors = [*counting_doors(app, settings, bench.folder)]
     calls = [Call(path, {"authorization": f"Bearer {stored.key}"}) for path in stored.task_paths(1000)]
     with asyncio.Runner() as runner:

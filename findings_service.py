@@ -82,20 +82,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, No
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 
 if TYPE_CHECKING:
-    import flask
     import referencing
-    from werkzeug.routing import MapAdapter
 
-# What takes long to load is loaded where it is needed: half of a start is Flask's and jsonschema's modules.
-LOADED_LATER = ("flask", "jsonschema", "referencing", "werkzeug")
 try:
     import click
+    import flask
+    import jsonschema
     import msgspec
     import regex
     from msgspec import Meta, Raw, Struct
-
-    for absent in filter(lambda name: importlib.util.find_spec(name) is None, LOADED_LATER):
-        raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
+    from werkzeug.datastructures import ETags, MIMEAccept
+    from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
+    from werkzeug.http import parse_accept_header, parse_etags
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -622,17 +620,7 @@ def problem_details(error: ServiceError) -> ProblemDetails:
 Checked = TypeVar("Checked", bound=Struct)
 # What msgspec knows of a model stands at the model's class while it is still being made, and a thread that uses the
 # half of it ends the process. So only one makes a decoder at a time, and what is converted has had its decoder made.
-# Nor can threads load a package at once whose modules load each other: one meets what another has half of.
 LEARNING = threading.RLock()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=LEARNING.acquire, after_in_parent=LEARNING.release, after_in_child=LEARNING.release)
-
-
-def load_package(name: str) -> None:
-    """Load one of the packages that are loaded later, if no thread has."""
-    with LEARNING:
-        importlib.import_module(name)
 
 
 @cache
@@ -3624,8 +3612,6 @@ OUR_KEYWORDS: dict[str, Callable[..., Iterable[Any]]] = {
 @cache
 def drafts() -> dict[str, Any]:
     """Return jsonschema's validator classes by what `$schema` names them, the newest first."""
-    import jsonschema
-
     known = (
         jsonschema.Draft202012Validator,
         jsonschema.Draft201909Validator,
@@ -8355,28 +8341,18 @@ def read_query(model: type[Checked], text: str) -> Checked:
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
 
 
-ISO_8601 = regex.compile(
-    r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})(?:T(?P<time>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,](?P<fraction>[0-9]+))?)?)"
-    r"(?P<zone>Z|[+-][0-9]{2}:?[0-9]{2})?)?"
-)
 NO_MOMENT = "must be a day or a time such as 2026-11-21 or 2026-11-21T02:15:30Z, with the + of a zone written as %2B"
 
 
 def read_moment(name: str, text: str) -> str:
     """Return the first time not before the one that a text means, as times are stored: in UTC, with milliseconds.
 
-    What is stored is before a finer time, or not, just as it is before that one.
-
-    :raises InvalidParameter: for what means no time.
+    :raises InvalidParameter: for what is no ISO 8601.
     """
-    match = ISO_8601.fullmatch(text.upper())
-    if match is None:
-        raise InvalidParameter(name, NO_MOMENT)
-    fraction = match["fraction"] or ""
-    milliseconds = int(f"{fraction:0<3}"[:3]) + bool(fraction[3:].strip("0"))
     try:
-        second = datetime.fromisoformat(f"{match['day']}T{(match['time'] or '00:00')[:8]}{match['zone'] or 'Z'}")
-        moment = (second + timedelta(milliseconds=milliseconds)).astimezone(UTC)
+        moment = datetime.fromisoformat(text.upper())
+        moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+        moment += timedelta(microseconds=-moment.microsecond % 1000)
     except (ValueError, OverflowError):
         raise InvalidParameter(name, NO_MOMENT) from None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -8405,8 +8381,7 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return [text] if kind is tuple else text
 
 
-ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'
-ENTITY_TAGS = regex.compile(rf"[ \t,]*+{ENTITY_TAG}(?:[ \t]*+,[ \t,]*+{ENTITY_TAG})*+[ \t,]*+")
+ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3, for OpenAPI
 
 
 def entity_tag(body: bytes) -> str:
@@ -8414,18 +8389,17 @@ def entity_tag(body: bytes) -> str:
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
-def read_if_match(text: str | None) -> Collection[str] | None:
+def read_if_match(text: str | None) -> ETags | None:
     """Return the tags one of which an answer must have (RFC 9110, 13.1.1), None where any would do.
-
-    Weak ones are among them, which are like no strong one.
 
     :raises InvalidParameter: for what is no list of tags.
     """
-    if text is None or text.strip(" \t") == "*":
+    if text is None or text.strip() == "*":
         return None
-    if not ENTITY_TAGS.fullmatch(text):
+    tags = parse_etags(text)
+    if not tags:
         raise InvalidParameter("If-Match", 'must be * or ETags as they were answered, such as "5f0c…"')
-    return regex.findall(ENTITY_TAG, text)
+    return tags
 
 
 def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
@@ -8521,9 +8495,6 @@ def arrived_body(environ: dict[str, Any], limit: int) -> bytes:
     """
     if BODY in environ:
         return typing.cast(bytes, environ[BODY])
-    import flask
-    from werkzeug.exceptions import ClientDisconnected
-
     try:  # what is not in the stream any more, something of the application may have read and kept before
         if ARRIVED not in environ:
             environ[ARRIVED] = flask.request.stream.read(limit + 1) or flask.request.get_data()
@@ -8567,6 +8538,7 @@ class Service:
         self.database = database_for(settings)
         self.listeners = Listeners()
         self.exposition: Exposition | None = None
+        self.router = Router(operations_of(self))
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
         self._known: dict[str, Principal] = {}
@@ -8667,15 +8639,6 @@ class Operation(Struct, frozen=True):
         bodies = self.body if isinstance(self.body, tuple) else (self.body,)
         return [model for model in (*bodies, self.query, self.export_query) if model is not None]
 
-    @property
-    def rule(self) -> str:
-        """The path as Flask writes it."""
-        return regex.sub(r"\{(\w+)\}", r"<\1>", self.path)
-
-    def matches(self, path: str) -> bool:
-        """Tell whether a request's path is this operation's."""
-        return regex.fullmatch(regex.sub(r"\{\w+\}", "[^/]+", self.path), path) is not None
-
 
 class Noted(Struct):
     """What the log and the front door are to know of a request: its route, who sent it, and the run that it names."""
@@ -8732,12 +8695,6 @@ def operation(
     return declare
 
 
-def prepare_models(operations: Iterable[Operation]) -> None:
-    """Have msgspec work out what requests are read as, before several threads read: two that do so at once crash it."""
-    for model in (Labelled, ProjectType, *(model for each in operations for model in each.models)):
-        decoder(model)
-
-
 def listed_methods(operations: Iterable[Operation]) -> str:
     """Return the methods of some operations, as `Allow` has them: where there is GET, there is HEAD."""
     methods = {each.method for each in operations}
@@ -8751,15 +8708,41 @@ def methods_for(level: str, path: str) -> str:
     return listed_methods(each for each in OPERATIONS if each.path == path and each.level in reached)
 
 
-def refuse_path(environ: dict[str, Any], path: str, operations: Sequence[Operation] = ()) -> NoReturn:
-    """Refuse a request that none of some routes takes. :raises WrongMethod: when another method would do."""
-    if path in PAGE_FILES:
-        raise WrongMethod("GET, HEAD")
-    there = [operation for operation in operations if operation.matches(path)]
-    if there:
-        environ[NOTED] = Noted(there[0].path)
-        raise WrongMethod(listed_methods(there))
-    raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+class Router:
+    """Finds the operation that a request is of, by the steps of its path."""
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        self._methods: dict[tuple[str, ...], dict[str, Operation]] = {}
+        for each in operations:
+            self._methods.setdefault(tuple(each.path.split("/")), {})[each.method] = each
+
+    def find(self, environ: dict[str, Any], path: str) -> tuple[Operation, dict[str, str]]:
+        """Return the operation that a request is of, with the parts of its path, which is without any prefix.
+
+        :raises Missing: for a path that none has. :raises WrongMethod: when another method would do.
+        """
+        steps = path.split("/")
+        for pattern, methods in self._methods.items():
+            if (parts := path_parts(pattern, steps)) is not None:
+                method = environ["REQUEST_METHOD"]
+                if found := methods.get("GET" if method == "HEAD" else method):
+                    return found, parts
+                environ[NOTED] = Noted("/".join(pattern))
+                raise WrongMethod(listed_methods(methods.values()))
+        raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+
+
+def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] | None:
+    """Return the steps of a path that a pattern such as ("runs", "{run_id}") names; None where it is another path."""
+    if len(pattern) != len(steps):
+        return None
+    parts = {}
+    for step, text in zip(pattern, steps, strict=True):
+        if step[:1] == "{" and text:
+            parts[step[1:-1]] = text
+        elif step != text:
+            return None
+    return parts
 
 
 # ---------------------------------------------------------------------------
@@ -8874,9 +8857,6 @@ def known_error(error: BaseException) -> ServiceError | None:
 
 def flask_error(error: BaseException) -> ServiceError | None:
     """Return what a caller is told of an exception of Flask's, None when it is a bug."""
-    load_package("flask")
-    from werkzeug.exceptions import HTTPException
-
     if not isinstance(error, HTTPException) or (error.code or 500) >= 500:
         return None
     if error.code == 413:
@@ -8939,10 +8919,6 @@ def preferred_export(exports: Mapping[str, Any], accept: str) -> Any:
     """
     if accept in ("*/*", JSON_TYPE):
         return None
-    load_package("flask")
-    from werkzeug.datastructures import MIMEAccept
-    from werkzeug.http import parse_accept_header
-
     accepted = MIMEAccept((value.partition(";")[0], q) for value, q in parse_accept_header(accept, MIMEAccept))
     return exports.get(accepted.best_match([JSON_TYPE, *exports]) or JSON_TYPE)
 
@@ -9014,7 +8990,7 @@ class Call:
         :param current: the answer that it would get now.
         :raises ChangedMeanwhile: when that is another one.
         """
-        if self.expected is not None and entity_tag(msgspec.json.encode(current)) not in self.expected:
+        if self.expected is not None and not self.expected.contains_raw(entity_tag(msgspec.json.encode(current))):
             raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
 
     @property
@@ -9109,8 +9085,8 @@ Given = TypeVar("Given")
 def perform_call(
     service: Service,
     operation: Operation,
-    environ: dict[str, Any],
     parts: Mapping[str, str],
+    environ: dict[str, Any],
     finish: Callable[[Prepared], Given],
 ) -> Answer | Given:
     """Return the answer to a request of an operation: the one it got before, if it is a repeated one.
@@ -9172,26 +9148,9 @@ def respond(service: Service, environ: dict[str, Any], work: Callable[[], Given]
 
 def response_of(given: Answer) -> flask.Response:
     """Return an answer as Flask has it."""
-    import flask
-
     response = flask.Response(given.document or given.body, given.status, [*given.headers.items()])
     if "Content-Type" not in given.headers:
         del response.headers["Content-Type"]  # Flask's own
-    return response
-
-
-def responded(service: Service, work: Callable[[dict[str, Any]], Answer]) -> flask.Response:
-    """Return what `work` answers to Flask's request. Behind another server, keep house, and tell who listens."""
-    import flask
-
-    began, environ = time.perf_counter(), flask.request.environ
-    given = respond(service, environ, lambda: work(environ))
-    response = response_of(given)
-    if BODY in environ:  # the front door does these itself: it knows when a group has been committed
-        return response
-    service.keep_house_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
-    for listener in service.listeners.answered:
-        listener(environ, given.status, given.size, time.perf_counter() - began)
     return response
 
 
@@ -9707,16 +9666,14 @@ def get_page_file(environ: dict[str, Any], path: str) -> Answer:
 
     Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
 
-    :raises Missing: for a file that the page does not have.
+    :raises WrongMethod: for another method than GET and HEAD.
     """
-    if path not in PAGE_FILES:
-        refuse_path(environ, path)
     environ[NOTED] = Noted(path)
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        raise WrongMethod("GET, HEAD")
     asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
     if path == "/" and not asked.endswith("/"):
         return Answer(308, {"Location": f"{asked.rpartition('/')[2]}/"})
-    import flask
-
     file = PAGE_FILES[path]
     response = flask.Response(file.body, headers={"Cache-Control": "no-cache", **file.headers})
     response.set_etag(file.etag)
@@ -9907,28 +9864,10 @@ def get_openapi(call: Call) -> Answer:
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
-if TYPE_CHECKING:
+class FindingsBlueprint(flask.Blueprint):
+    """The service as a part of a Flask application; `service` is what its routes share."""
 
-    class FindingsBlueprint(flask.Blueprint):
-        """The service as a part of a Flask application; `service` is what its routes share."""
-
-        service: Service
-
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return the class of blueprints, which is there only once Flask is (PEP 562)."""
-        if name != "FindingsBlueprint":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return blueprint_class()
-
-
-@cache
-def blueprint_class() -> Any:
-    """Return the class of blueprints."""
-    import flask
-
-    return type("FindingsBlueprint", (flask.Blueprint,), {"__module__": __name__, "service": None})
+    service: Service
 
 
 def open_once(service: Service) -> None:
@@ -9946,20 +9885,6 @@ def open_once(service: Service) -> None:
         raise unusable(service.database.name, error) from error
     finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
         service.database.close()
-
-
-def add_page(blueprint: FindingsBlueprint) -> None:
-    """Add the page for people, if it is there. Two rules serve all files: a rule takes a quarter of a millisecond."""
-    load_room("page")
-
-    def view(file: str = "") -> flask.Response:
-        path = f"{PAGE_FOLDER}{file}" if file else "/"
-        return responded(blueprint.service, lambda environ: get_page_file(environ, path))
-
-    for rule in ("/", f"{PAGE_FOLDER}<path:file>") if PAGE_FILES else ():
-        blueprint.add_url_rule(
-            rule, "page", view, methods=["GET"], strict_slashes=False, provide_automatic_options=False
-        )
 
 
 def load_metrics() -> Any:
@@ -9986,7 +9911,6 @@ def start_service(settings: Settings) -> Service:
     if settings.metrics:
         service.exposition = load_metrics().Metrics(service).exposition
     open_once(service)
-    prepare_models(operations_of(service))
     return service
 
 
@@ -10005,96 +9929,70 @@ def create_blueprint(
     return blueprint_of(start_service(settings or Settings.read()), name, page=page)
 
 
+def answer_to(
+    service: Service, environ: dict[str, Any], path: str, finish: Callable[[Prepared], Given]
+) -> Answer | Given:
+    """Return the answer to any request of the service, its page included.
+
+    :param path: the path of the request without any prefix. :param finish: what is done with a write that is prepared.
+    """
+
+    def work() -> Answer | Given:
+        if path in PAGE_FILES:
+            return get_page_file(environ, path)
+        return perform_call(service, *service.router.find(environ, path), environ, finish)
+
+    return respond(service, environ, work)
+
+
+def responded(service: Service, path: str) -> flask.Response:
+    """Return the answer to Flask's request. Where the front door is not, keep house, and tell who listens."""
+    began, environ = time.perf_counter(), flask.request.environ
+    given = answer_to(service, environ, path, Prepared.stored)
+    response = response_of(given)
+    service.keep_house_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
+    for listener in service.listeners.answered:
+        listener(environ, given.status, given.size, time.perf_counter() - began)
+    return response
+
+
 def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprint:
-    """Return a service's routes as a blueprint."""
-    blueprint: FindingsBlueprint = blueprint_class()(name, __name__)
-    blueprint.service, operations = service, operations_of(service)
+    """Return a service's routes as a blueprint: one rule for all of the API, and those of what stands beside it."""
+    blueprint = FindingsBlueprint(name, __name__)
+    blueprint.service = service
 
-    def view_of(each: Operation) -> Callable[..., flask.Response]:
-        return lambda **parts: responded(
-            service, lambda environ: perform_call(service, each, environ, parts, Prepared.stored)
-        )
+    def add_rule(start: str, rest: str = "") -> None:
+        def view(rest: str = "") -> flask.Response:
+            return responded(service, f"{start}{rest}")
 
-    def no_route(rest: str = "") -> flask.Response:
-        def refuse_it(environ: dict[str, Any]) -> NoReturn:
-            path = f"{API}/{rest}" if rest else f"/{path_of(environ).rpartition('/')[2]}"
-            refuse_path(environ, path, operations)
-
-        return responded(service, refuse_it)
-
-    for each in operations:
         blueprint.add_url_rule(
-            each.rule, each.handler.__name__, view_of(each), methods=[each.method], provide_automatic_options=False
+            f"{start}{rest}",
+            start.strip("/").replace("/", "_") or "page_root",
+            view,
+            methods=ANY_METHOD,
+            strict_slashes=start != "/",
+            provide_automatic_options=False,
         )
-    for rule in (f"{API}/<path:rest>", *(each.rule for each in operations if not each.path.startswith(API))):
-        blueprint.add_url_rule(rule, "no_route", no_route, methods=ANY_METHOD, provide_automatic_options=False)
-    if page:
-        add_page(blueprint)
+
+    add_rule(f"{API}/", "<path:rest>")
+    for path in {each.path for each in operations_of(service) if not each.path.startswith(API)}:
+        add_rule(path)
+    if page and not load_room("page"):
+        add_rule("/")
+        add_rule(PAGE_FOLDER, "<path:rest>")
     return blueprint
-
-
-class Paths:
-    """Finds the operation that a request is of as Flask does, in a twentieth of the time."""
-
-    def __init__(self, operations: Iterable[Operation]) -> None:
-        self._found: dict[tuple[str, int], list[tuple[Operation, list[str]]]] = {}
-        for each in operations:
-            steps = each.path.split("/")
-            self._found.setdefault((each.method, len(steps)), []).append((each, steps))
-
-    def find(self, method: str, path: str) -> tuple[Operation, dict[str, str]] | None:
-        """Return an operation with the parts of its path; None where Flask is to find out what is asked for."""
-        given = path.split("/")
-        for operation, steps in self._found.get((method, len(given)), ()):
-            parts = {}
-            for step, text in zip(steps, given, strict=True):
-                if step[:1] == "{" and text:
-                    parts[step[1:-1]] = text
-                elif step != text:
-                    break
-            else:
-                return operation, parts
-        return None
-
-
-def adapter_of(app: flask.Flask, request: flask.Request | None) -> MapAdapter | None:
-    """Return what routes a request, by its path and method alone: by its host, which may be anything, nothing is."""
-    from werkzeug.routing import MapAdapter
-
-    if request is None:
-        return None
-    environ, prefix = request.environ, prefix_of(request.environ)
-    path = decoded(environ.get("PATH_INFO", ""))
-    return MapAdapter(
-        app.url_map, "localhost", prefix or "/", "", request.scheme, path, request.method, environ["QUERY_STRING"]
-    )
 
 
 def app_of(service: Service) -> flask.Flask:
     """Return a service as a WSGI application of its own."""
-    load_package("flask")
-    import flask
-    from werkzeug.exceptions import MethodNotAllowed, NotFound
-
-    class NoSessions(flask.sessions.SessionInterface):
-        """Keeps no sessions: every request brings its key."""
-
-        def open_session(self, app: flask.Flask, request: flask.Request) -> flask.sessions.NullSession:  # noqa: ARG002
-            """Return a session that holds nothing."""
-            return flask.sessions.NullSession()
 
     def refuse_unrouted(error: Exception) -> flask.Response:
-        def refuse_it(environ: dict[str, Any]) -> Answer:
-            if not isinstance(error, (NotFound, MethodNotAllowed)):
-                return refuse(error, environ)
-            refuse_path(environ, path_of(environ), operations_of(service))
-
-        return responded(service, refuse_it)
+        if isinstance(error, (NotFound, MethodNotAllowed)):
+            return responded(service, decoded(flask.request.environ.get("PATH_INFO", "")))
+        return response_of(refuse(error, flask.request.environ))
 
     app = flask.Flask(__name__, static_folder=None)
-    app.session_interface = NoSessions()
     app.url_map.merge_slashes = False
-    app.create_url_adapter = partial(adapter_of, app)  # type: ignore[method-assign]
     app.register_blueprint(blueprint_of(service, "findings", page=True))
     app.register_error_handler(Exception, refuse_unrouted)
     app.extensions["findings"] = service
@@ -10113,36 +10011,16 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     return app_of(start_service(settings or Settings.read(**given)))
 
 
-class Lean:
-    """The service as a WSGI application that answers its own operations without what Flask does around a view.
-
-    All else is Flask's, which is loaded for that: the page, HEAD, and what has to be refused.
-    """
+class DirectApp:
+    """The service without Flask around it, as the front door calls it."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._paths = Paths(operations_of(service))
-        self._app: flask.Flask | None = None
-        self._loading = threading.Lock()
+        load_room("page")
 
-    def load(self) -> flask.Flask:
-        """Return the application of Flask's, which is made once."""
-        with self._loading:
-            self._app = self._app or app_of(self.service)
-        return self._app
-
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+    def answer(self, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given:
         """Answer any request."""
-        return self.load()(environ, start_response)
-
-    def answer(self, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given | None:
-        """Answer a request of one of the service's operations; None where it is another."""
-        path = environ["PATH_INFO"]
-        found = self._paths.find(environ["REQUEST_METHOD"], path) if path.isascii() else None
-        if found is None:
-            return None
-        operation, parts = found
-        return respond(self.service, environ, lambda: perform_call(self.service, operation, environ, parts, finish))
+        return answer_to(self.service, environ, decoded(environ["PATH_INFO"]), finish)
 
 
 # ---------------------------------------------------------------------------
@@ -10152,7 +10030,6 @@ class Lean:
 LARGE_BLOCK = 1024 * KIB  # bytes
 ROOM_FOR_TWO = 3 * 512 * 1024 * KIB  # bytes of memory; the second process takes some 30 MB
 GIVING_BACK = 10.0  # seconds between two times that the system gets memory back, which takes a millisecond
-LOADING = 1.0  # seconds after the start when Flask is loaded, for what is not one of the service's operations
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
 OWN_FILES = 60  # that the process itself has open, its documents and their pipes among them
 STALLED = 5.0  # seconds that a large body may be behind the pace at which it would arrive in time
@@ -10376,8 +10253,14 @@ def run_app(app: Any, environ: dict[str, Any], finish: Callable[[Prepared], Give
 
     :param finish: what that does with a write that is prepared.
     """
-    given = app.answer(environ, finish) if isinstance(app, Lean) else None
-    return given or run_wsgi(app, environ)
+    return app.answer(environ, finish) if isinstance(app, DirectApp) else run_wsgi(app, environ)
+
+
+def without_body(answer: Answer) -> Answer:
+    """Return an answer as HEAD gets it (RFC 9110, 9.3.2)."""
+    if answer.document:
+        answer.document.close()
+    return Answer(answer.status, {"Content-Length": str(answer.size), **answer.headers})
 
 
 async def pipe_read_by(reader: Callable[[str], object], first: bytes) -> int:
@@ -10944,7 +10827,9 @@ class FrontDoor:
             answer = environ.get(REFUSED) or await self._answer(environ)
         else:
             answer = await self._answer_large(environ, length, protocol)
-        size = await self._send_document(answer, protocol) if answer.document else answer.size
+        if scope.method == "HEAD":
+            answer = without_body(answer)
+        size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
         for listener in self._listeners.answered:
             listener(environ, answer.status, size, time.perf_counter() - began)
         if scope.method == "HEAD":
@@ -11374,21 +11259,18 @@ def run_worker(
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
     gc.set_threshold(10_000, 10, 10)
-    lean = Lean(service)
     lines = LineWriter()
     service.listeners.write_line = lines.put
     log.addHandler(lines)
     ended = threading.Event()
 
     def look_after_memory() -> None:
-        if not ended.wait(LOADING):  # so that nobody has to wait for it, also who is told that he is wrong
-            lean.load()
         while not ended.wait(GIVING_BACK):
             give_back()
 
     needed_thread(look_after_memory, "findings-memory").start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = FrontDoor(lean, service.settings, service.database, service.listeners)
+        door = FrontDoor(DirectApp(service), service.settings, service.database, service.listeners)
         runner.run(serve_until_stopped(door, host, port, greeting, workers))
     ended.set()
     log.removeHandler(lines)
