@@ -11319,22 +11319,6 @@ def run_workers(service: Service, host: str, port: int, greeting: Callable[[], o
 SHRINKING = 15.0  # seconds to wait for a running service to give the space back
 
 
-class Command(click.Command):
-    """A command whose help, in the list of commands too, is shown whole."""
-
-    def get_short_help_str(self, limit: int = 45) -> str:  # noqa: ARG002 - click cuts it there
-        """Return what the command does."""
-        return " ".join((self.help or "").split())
-
-
-class Group(click.Group):
-    """A group of such commands, or of such groups."""
-
-    command_class = Command
-    group_class = type
-    get_short_help_str = Command.get_short_help_str
-
-
 class Unheard:
     """Standard error, where perhaps nobody listens: what cannot be written there does not change how a command ends.
 
@@ -11360,7 +11344,7 @@ class Unheard:
             self._out.flush()
 
 
-class MainGroup(Group):
+class MainGroup(click.Group):
     """The group of all commands, also of those that rooms bring."""
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -11405,7 +11389,7 @@ class MainGroup(Group):
         return super().get_command(ctx, cmd_name)
 
 
-class ServeCommand(Command):
+class ServeCommand(click.Command):
     """The command that all settings are for."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -11417,43 +11401,12 @@ class ServeCommand(Command):
             formatter.write_dl([row for row in rows if row[0] not in options])
 
 
-class Option(click.Option):
-    """An option that the environment sets too; what is wrong there is called by the variable's name."""
-
-    def __init__(self, *names: Any, **attributes: Any) -> None:
-        super().__init__(*names, **{"show_envvar": True, "show_default": True, **attributes})
-
-    def handle_parse_result(
-        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
-    ) -> tuple[Any, list[str]]:
-        """Return the value of the option."""
-        try:
-            return super().handle_parse_result(ctx, opts, args)
-        except click.BadParameter as error:
-            if ctx.get_parameter_source(str(self.name)) is click.core.ParameterSource.ENVIRONMENT:
-                raise click.ClickException(f"{self.envvar}: {error.message}") from None
-            raise
-
-
-class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A duration on the command line, in seconds; above zero, where nothing else makes sense."""
-
-    name = "duration"
-
-    def __init__(self, *, above_zero: bool = False) -> None:
-        self.above_zero = above_zero
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
-        if isinstance(value, float):
-            return value
-        try:
-            seconds = -1.0 if str(value).strip().startswith("-") else parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if seconds < 0 or (self.above_zero and not seconds):
-            self.fail(f"{value!r} must be {'above' if self.above_zero else 'at least'} zero", param, ctx)
-        return seconds
+def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    """Return the seconds of a duration on the command line."""
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def listening_address(_: click.Context, __: click.Parameter, host: str) -> str:
@@ -11465,7 +11418,7 @@ def listening_address(_: click.Context, __: click.Parameter, host: str) -> str:
 
 
 database_option = click.option(
-    "--db", cls=Option, envvar="FINDINGS_DB", default="findings.db", help=Settings.descriptions()["FINDINGS_DB"]
+    "--db", envvar="FINDINGS_DB", show_envvar=True, default="findings.db", help=Settings.descriptions()["FINDINGS_DB"]
 )
 
 
@@ -11512,7 +11465,7 @@ def opened_file(db: str, command: str) -> Iterator[SQLiteDatabase]:
         yield database
 
 
-@click.group(cls=MainGroup)
+@click.group(cls=MainGroup, context_settings={"show_default": True, "max_content_width": 120})
 @click.version_option(__version__, prog_name="findings-service")
 def main() -> None:
     """Keep the findings of agents in one SQLite file, or in PostgreSQL, and serve them over HTTP."""
@@ -11522,24 +11475,24 @@ def main() -> None:
 @database_option
 @click.option(
     "--host",
-    cls=Option,
     envvar="FINDINGS_HOST",
+    show_envvar=True,
     default="127.0.0.1",
     callback=listening_address,
     help="The address to listen on.",
 )
 @click.option(
     "--port",
-    cls=Option,
     envvar="FINDINGS_PORT",
+    show_envvar=True,
     default=8000,
     type=click.IntRange(0, 65535),
     help="The port; 0 for any free one.",
 )
 @click.option(
     "--workers",
-    cls=Option,
     envvar="FINDINGS_WORKERS",
+    show_envvar=True,
     type=click.IntRange(1, 64),
     show_default="2 for a file where there is room, else 1",
     help="Processes; see docs/operations.md.",
@@ -11613,56 +11566,14 @@ def exposure_warning(host: str) -> str:
     return f"Warning: listening on {host}, beyond this machine, without TLS. Put a reverse proxy with TLS in front.\n"
 
 
-class Progress:
-    """Shows on a terminal how far a command is: the share that is done or, where nobody knows it, the seconds."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._shown = ""
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            click.echo(err=True)
-
-    def _show(self, text: str) -> None:
-        if text != self._shown and sys.stderr.isatty():
-            click.echo(f"\r{text}", nl=False, err=True)
-            self._shown = text
-
-    def show_share(self, done: int, total: int) -> None:
-        """Show how much of the whole is done."""
-        self._show(f"{100 * done // total if total else 100:3d} %")
-
-    def show_copied(self, _: int, remaining: int, total: int) -> None:
-        """Show the share of the pages that a backup has copied."""
-        self.show_share(total - remaining, total)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Show the seconds while something is at work that does not tell how far it is."""
-        done = threading.Event()
-
-        def show_seconds() -> None:
-            self._show("  0 s")
-            while not done.wait(1):
-                self._show(f"{time.monotonic() - self._started:3.0f} s")
-
-        watcher = threading.Thread(target=show_seconds)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
+def progress_bar(label: str, length: int = 0) -> Any:
+    """Return click's bar, which shows on a terminal how far a command is and elsewhere nothing."""
+    return click.progressbar(length=length, label=label, file=sys.stderr if sys.stderr.isatty() else io.StringIO())
 
 
 def audit(connection: Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
-    with Progress() as progress, progress.watching():
-        found = list(faults(connection))
+    found = list(faults(connection))
     for fault in found:
         click.echo(fault)
     if found:
@@ -11672,7 +11583,7 @@ def audit(connection: Connection, db: str) -> None:
 @main.command()
 @database_option
 def check(db: str) -> None:
-    """Audit a database, also one in use: exit code 1 and one line for each fault."""
+    """Audit a database, also one in use. Exit code 1 and one line for each fault."""
     with opened(db, reads=True) as database, database.snapshot() as connection:
         for caution in database.cautions():
             click.echo(f"Warning: {caution}", err=True)
@@ -11714,7 +11625,7 @@ def note_backup(database: Database, at: str) -> None:
 @click.option("--replace", is_flag=True, help="Replace FILE once the new backup is verified.")
 @database_option
 def backup(file: str, replace: bool, db: str) -> None:
-    """Copy the database to FILE while it is in use: as it is at one moment, verified, and readable by you alone."""
+    """Copy the database to FILE while it is in use. The copy is of one moment, verified, and readable by you alone."""
     with interruptible(), opened_file(db, "backup") as database:
         belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
         if os.path.realpath(file) in belongs:
@@ -11726,11 +11637,16 @@ def backup(file: str, replace: bool, db: str) -> None:
         with (
             closing(open_database(database.settings, read_only=True, create=False)) as source,
             new_file(file) as copy,
-            Progress() as progress,
+            progress_bar("Copying") as bar,
         ):
             if not (version := user_version(source)):
                 raise click.ClickException(f"{db} is empty: there is nothing to copy")
-            if wrong := copy_database(source, copy, progress.show_copied):
+
+            def show(_: int, remaining: int, total: int) -> None:
+                bar.length = total
+                bar.update(total - remaining - bar.pos)
+
+            if wrong := copy_database(source, copy, show):
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
             put_in_place(copy, file)
         as_it_is = "" if version == SCHEMA_VERSION else f", of schema version {version} as it was"
@@ -11740,21 +11656,21 @@ def backup(file: str, replace: bool, db: str) -> None:
 
 
 @main.command()
-@click.option("--finished-before", type=Seconds(), required=True, metavar="DURATION", help="Such as 90d.")
+@click.option("--finished-before", callback=seconds, required=True, metavar="DURATION", help="Such as 90d.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @database_option
 def prune(finished_before: float, dry_run: bool, db: str) -> None:
-    """Remove runs that finished longer ago than DURATION, and the tasks that no other run reports."""
+    """Remove runs that finished long ago. The tasks that no other run reports go with them."""
     before = timestamp(ago=finished_before)
     with opened(db, reads=dry_run) as database:
         with database.snapshot() as connection:
             expected = count_old_runs(connection, before)
             orphans = count_orphans(connection, before) if dry_run else 0
         runs = tasks = 0
-        with Progress() as progress:
+        with progress_bar("Removing", expected) as bar:
             for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
-                progress.show_share(min(runs, expected), expected)
+                bar.update(more_runs)
     if dry_run:
         click.echo(f"Would remove {expected} runs and {orphans} tasks.")
     else:
@@ -11769,16 +11685,12 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
 @click.option("--while-serving", is_flag=True, help="Beside a running service. Its writes wait, up to their time-out.")
 @database_option
 def compact(while_serving: bool, db: str) -> None:
-    """Give the space of what was removed back to the disk, and audit the database."""
+    """Give the space of what was removed back to the disk. The database is audited, too."""
     with opened_file(db, "compact") as database, database.maintaining() as connection:
         before = Path(db).stat().st_size
         require_room(connection, db)
         copy_beside(connection, db)
-        with (
-            Progress() as progress,
-            progress.watching(),
-            nullcontext() if while_serving else alone(connection, db),
-        ):
+        with nullcontext() if while_serving else alone(connection, db):
             patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
         deadline = time.monotonic() + SHRINKING
         while database.excess(connection) and time.monotonic() < deadline:
@@ -11802,24 +11714,22 @@ def printable(_: click.Context, __: click.Parameter, text: str) -> str:
     return text
 
 
-client_option = click.option(
-    "--client", default="default", show_default=True, callback=printable, help="Whose data the key opens."
-)
+client_option = click.option("--client", default="default", callback=printable, help="Whose data the key opens.")
 
 
 @keys.command("create")
 @click.argument("name", callback=printable)
 @client_option
-@click.option("--level", type=click.Choice(LEVELS), default="agent", show_default=True, help="What the key may do.")
-@click.option(
-    "--expires", type=Seconds(above_zero=True), metavar="DURATION", help="How long the key is good, such as 90d."
-)
+@click.option("--level", type=click.Choice(LEVELS), default="agent", help="What the key may do.")
+@click.option("--expires", callback=seconds, metavar="DURATION", help="How long the key is good, such as 90d.")
 @click.option("--new", is_flag=True, help="Make the database if it is not there.")
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
     if sys.stdout is None:
         raise click.ClickException("standard output is closed; the key would be seen by nobody")
+    if expires == 0:
+        raise click.BadParameter("must be above zero", param_hint="--expires")
     expires_at = timestamp(ago=-expires) if expires is not None else None
     hint = "; say --new to make it, or name another with --db"
     with opened(db, new=new, hint=hint) as database, database.transaction(client) as connection:

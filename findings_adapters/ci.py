@@ -903,7 +903,7 @@ def report_in_runs(
 
     Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
     """
-    with heart.Progress() as progress, progress.watching(), ExitStack() as open_runs:
+    with ExitStack() as open_runs:
         begun = [
             (open_runs.enter_context(RunSession(service, start, resolve_missing=resolve_missing)), documents)
             for start, documents in runs
@@ -1032,7 +1032,7 @@ def scan(
     url: str,
     db: str,
 ) -> None:
-    """Report what scanners found, in SARIF files, and judge it: 0 passed, 1 not, 2 bad input, 3 anything else."""
+    """Report what scanners found, in SARIF files, and judge it. Exit code 0: passed, 1: not, 2: bad input, 3: other."""
     with exit_codes():
         place = place_given(os.environ, branch, target)
         documents = read_documents(files, source)
@@ -1058,7 +1058,7 @@ def scan(
 def gate(
     run: str, fail_on: str, only: str, without_baseline: str, baseline: str | None, form: str, url: str, db: str
 ) -> None:
-    """Judge a run again, or by another bar: 0 passed, 1 not, 2 bad input, 3 anything else."""
+    """Judge a run again, or by another bar. Exit code 0: passed, 1: not, 2: bad input, 3: anything else."""
     with exit_codes(), service_at(url, db) as service:
         code = judged(service, [run], Bar(fail_on, only, without_baseline, baseline), form)
     sys.exit(code)

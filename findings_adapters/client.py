@@ -978,14 +978,14 @@ def key_of_environment() -> str:
 
 url_option = click.option(
     "--url",
-    cls=heart.Option,
     envvar="FINDINGS_URL",
+    show_envvar=True,
     default="",
     show_default=False,
     help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
 )
 db_option = click.option(
-    "--db", cls=heart.Option, envvar="FINDINGS_DB", default="findings.db", help="The database file, without a server."
+    "--db", envvar="FINDINGS_DB", show_envvar=True, default="findings.db", help="The database file, without a server."
 )
 
 

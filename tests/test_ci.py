@@ -865,12 +865,6 @@ def test_a_log_is_as_wide_everywhere(job: Job) -> None:
     assert len(job.scan("a.sarif", COLUMNS="40").stdout.splitlines()[0]) == ci_module.WIDTH
 
 
-def test_a_terminal_shows_how_long_it_takes(job: Job) -> None:
-    job.write("a.sarif", result())
-    assert re.search(r"\r +0 s", on_terminal(job, "scan", "a.sarif"))
-    assert "0 s" not in job.scan("a.sarif").stderr
-
-
 def test_github_gets_annotations_at_file_and_line(job: Job) -> None:
     job.scan(job.write("a.sarif", result("known")), code=1)
     region = {"startLine": 3, "endLine": 5, "snippet": {"text": "x"}}

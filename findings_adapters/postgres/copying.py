@@ -352,13 +352,12 @@ def differences(table: Table, read: Tally, stored: Tally) -> Iterator[str]:
 class Steps:
     """Shows how far a copy is: each row is read, and read again where it is stored."""
 
-    def __init__(self, progress: heart.Progress, rows: int) -> None:
-        self.progress, self.total, self.done = progress, 2 * rows, 0
+    def __init__(self, bar: Any, rows: int) -> None:
+        self.bar, bar.length = bar, 2 * rows
 
     def step(self, rows: int) -> None:
         """Go on by some rows."""
-        self.done += rows
-        self.progress.show_share(min(self.done, self.total), self.total)
+        self.bar.update(rows)
 
 
 def copy_tables(
@@ -382,8 +381,7 @@ def verify(target: Target, tables: Sequence[Table], shifts: Shifts, read: Mappin
             pass
         wrong += differences(table, read[table.name], stored)
     refuse_for(wrong, f"what stands in {target.name} is not what was read")
-    with steps.progress.watching():
-        wrong += target.faults()
+    wrong += target.faults()
     refuse_for(wrong, "every row was copied as it is, so that what is copied has these faults, too")
 
 
@@ -462,16 +460,16 @@ def named(_context: click.Context, option: click.Parameter, value: str) -> str:
     help="Where to: a new file, or a URL of a database without data of the service.",
 )
 def copy(source: str, target: str) -> None:
-    """Copy a database to another, also from SQLite to PostgreSQL and back: as it is at one moment, verified."""
+    """Copy a database to another, also to PostgreSQL and back. The copy is of one moment, and verified."""
     tables = read_tables()
     with heart.interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
         require_two(old, new)
         with ExitStack() as ends:
             place = ends.enter_context(source_at(old))
             copied = ends.enter_context(target_at(new, tables))
-            with heart.Progress() as progress:
+            with heart.progress_bar("Copying") as bar:
                 shifts = find_shifts(place, copied, tables)
-                steps = Steps(progress, sum(place.count(table) for table in tables))
+                steps = Steps(bar, sum(place.count(table) for table in tables))
                 read = copy_tables(place, copied, tables, shifts, steps)
                 verify(copied, tables, shifts, read, steps)
             copied.keep()
