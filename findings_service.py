@@ -1503,7 +1503,7 @@ class Listeners(Struct):
 # room's, and may have many connections at once.
 
 APPLICATION_ID = 0x46545356
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 # The number of a task's cell: what its line, status, severity and identity are together. Its sign stands for it.
 CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
@@ -1511,71 +1511,8 @@ CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
     + 2 * (severity - 1) + CASE WHEN external_id IS NULL THEN 0 ELSE 1 END"""
 CELL_SIGNS = string.ascii_letters + string.digits + "!#$&()*+,-./:;<=>@"
 CELL_SIGN = f"substr('{CELL_SIGNS}', CAST(1 + {CELL_NUMBER} AS INTEGER), 1)"
-# What leads to a schema version besides schema.sql, which makes new tables and indexes by itself: what is done before
-# it to tables that are there, and after it to their rows, by the version that it leads to.
-MIGRATIONS: Mapping[int, tuple[str, str]] = {
-    2: ("DROP INDEX IF EXISTS tasks_by_external_id;\nDROP INDEX IF EXISTS tasks_by_identity;", ""),
-    3: (
-        "ALTER TABLE runs ADD COLUMN reported INTEGER NOT NULL DEFAULT 0;",
-        """UPDATE runs SET reported = (
-            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq);
-        DELETE FROM counters
-        WHERE client_id IN (SELECT id FROM clients) AND scope > 'tasks run:' AND scope < 'tasks run;';""",
-    ),
-    4: (
-        """DROP INDEX IF EXISTS runs_by_status;
-        DROP INDEX IF EXISTS runs_by_type;
-        DROP INDEX IF EXISTS runs_by_target;
-        DROP INDEX IF EXISTS tasks_by_status;
-        DROP INDEX IF EXISTS tasks_by_type;
-        DROP INDEX IF EXISTS tasks_by_target;
-        ALTER TABLE runs ADD COLUMN branch TEXT NOT NULL DEFAULT '';
-        ALTER TABLE tasks ADD COLUMN branch TEXT NOT NULL DEFAULT '';
-        ALTER TABLE sightings ADD COLUMN counted INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1));""",
-        "",
-    ),
-    5: (
-        """ALTER TABLE tasks ADD COLUMN reason TEXT CHECK (reason IS NULL OR status IN ('resolved', 'dismissed')
-            AND reason IN ('fixed', 'false_positive', 'accepted_risk', 'wont_fix', 'used_in_tests', 'duplicate'));
-        ALTER TABLE tasks ADD COLUMN assignee TEXT CHECK (assignee <> '');
-        DROP INDEX IF EXISTS history_by_task;
-        ALTER TABLE history RENAME TO history_of_version_4;""",
-        """INSERT INTO history (seq, client_id, task_seq, at, event, key_name, run_id, from_status, to_status, comment,
-            changed)
-        SELECT seq, client_id, task_seq, at, CASE WHEN said THEN 'comment' ELSE event END, key_name, run_id,
-            CASE WHEN said THEN NULL ELSE from_status END, CASE WHEN said THEN NULL ELSE to_status END, comment, changed
-        FROM (SELECT *, event = 'status' AND from_status = to_status AS said FROM history_of_version_4) AS old
-        ORDER BY seq;
-        DROP TABLE history_of_version_4;
-        DELETE FROM counters WHERE n = 0 OR scope LIKE 'changes %' AND NOT EXISTS (
-            SELECT 1 FROM counters AS runs WHERE runs.client_id = counters.client_id AND runs.n > 0
-                AND runs.scope = 'runs' || substr(counters.scope, 8));""",
-    ),
-    6: ("", ""),
-    # Runs refer to the table of project types, which no other name may take from them: it goes, and comes again.
-    7: (
-        """ALTER TABLE api_keys RENAME TO api_keys_of_version_6;
-        ALTER TABLE task_details RENAME TO task_details_of_version_6;
-        DROP TABLE IF EXISTS task_cells;
-        CREATE TABLE project_types_of_version_6 AS SELECT * FROM project_types;
-        DROP TABLE project_types;""",
-        f"""INSERT INTO api_keys (client_id, id, name, level, hash, created_at, expires_at, revoked_at, last_used_at)
-        SELECT client_id, id, name, level, hash, created_at, expires_at, revoked_at, last_used_at
-        FROM api_keys_of_version_6;
-        DROP TABLE api_keys_of_version_6;
-        INSERT INTO project_types (client_id, name, id, label, description, extension_schema, created_at)
-        SELECT client_id, name, id, label, description, extension_schema, created_at FROM project_types_of_version_6;
-        DROP TABLE project_types_of_version_6;
-        INSERT INTO task_details (task_seq, client_id, description, evidence, remediation, success_criteria, extensions)
-        SELECT task_seq, client_id, description, evidence, remediation, success_criteria, extensions
-        FROM task_details_of_version_6 JOIN tasks ON seq = task_seq ORDER BY task_seq;
-        DROP TABLE task_details_of_version_6;
-        INSERT INTO task_cells (task_seq, cell, client_id)
-        SELECT seq, {CELL_SIGN}, client_id FROM tasks ORDER BY seq;""",
-    ),
-}
-# What later sections do to the rows of a database that is brought up to date, by the version that it leads to.
-BACKFILLS: dict[int, list[Callable[[Connection], None]]] = {}
+# The steps from version 8 on: a script each, by the version that it leads to, which schema.sql is run behind.
+MIGRATIONS: dict[int, str] = {}
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
 # Pages of the WAL after which a commit folds it into the file, which takes three more fsyncs. What the WAL has several
 # times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
@@ -1585,7 +1522,6 @@ LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be d
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
 WAITING = 10  # seconds that what is at work may take for each that it may have the processor
-SAY_EVERY = 5.0  # seconds between two words on how long bringing a file up to date takes
 BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
 REPORTERS_KNOWN = 1_000  # runs and branches whose cells are kept: as many as a filter names
 TASK_SETS_KEPT = 16
@@ -1882,13 +1818,6 @@ class Database(ABC):
         """Say that there is no database, without making one; "" where there is."""
 
     @abstractmethod
-    def require_present_schema(self) -> None:
-        """Refuse a schema of another version than this program's, and leave it as it is.
-
-        :raises DatabaseUnusable: then.
-        """
-
-    @abstractmethod
     def reading(self) -> AbstractContextManager[Connection]:
         """Give a connection to a reader: within a transaction of its own thread the one that sees its changes."""
 
@@ -2098,17 +2027,13 @@ class SQLiteConnection(sqlite3.Connection, Connection):
         """Give all blocks: Python finds the word in them sooner than SQLite does."""
         return self.execute("SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,))
 
-    def damages(self) -> Iterator[str]:
-        """Tell what SQLite itself finds wrong with the file, whatever the version of its schema."""
+    def faults(self) -> Iterator[str]:
+        """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
         for (fault,) in self.execute("PRAGMA integrity_check"):
             if fault != "ok":
                 yield f"integrity: {fault}"
         for table, row, parent, _ in self.execute("PRAGMA foreign_key_check"):
             yield f"foreign key: row {row} of {table} has no parent in {parent}"
-
-    def faults(self) -> Iterator[str]:
-        """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
-        yield from self.damages()
         with closing(sqlite3.connect(":memory:")) as fresh:
             fresh.executescript(schema_path().read_text("utf-8"))
             names = "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
@@ -2137,18 +2062,15 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
 
 
-def require_version(name: str, version: int, *, older: bool = False) -> None:
-    """Refuse a schema that is newer than this program's and, unless that is good, `older`.
-
-    :raises DatabaseUnusable: then.
-    """
+def require_version(name: str, version: int) -> None:
+    """Refuse a schema that is not this program's, unless a step leads on from it. :raises DatabaseUnusable: then."""
     told = f"{name} has schema version {version}"
     if version > SCHEMA_VERSION:
         raise DatabaseUnusable(f"{told}, newer than this program's {SCHEMA_VERSION}; update findings-service")
-    if version < SCHEMA_VERSION and not older:
+    if version < SCHEMA_VERSION and version + 1 not in MIGRATIONS:
         raise DatabaseUnusable(
-            f"{told}, older than this program's {SCHEMA_VERSION}; stop what uses it, and bring it up to date with:"
-            f" findings-service serve --db {name}"
+            f"{told}, older than any that this program opens; keep it for the program that made it, and name another"
+            " database with --db"
         )
 
 
@@ -2162,49 +2084,25 @@ def statements_of(script: str) -> Iterator[str]:
             statement = ""
 
 
-@contextmanager
-def saying_that_it_takes_long(connection: SQLiteConnection, path: str, version: int) -> Iterator[None]:
-    """Say now and then in the log that a database is being brought up to date, which takes a minute for millions."""
-    began = said = time.monotonic()
-
-    def look() -> None:
-        nonlocal said
-        if time.monotonic() >= said + SAY_EVERY:
-            said = time.monotonic()
-            steps = f"from schema version {version} to {SCHEMA_VERSION}"
-            log.warning("bringing %r up to date, %s: %.0f s so far", path, steps, said - began)
-
-    connection.set_progress_handler(look, CLOCK_STEPS)
-    try:
-        yield
-    finally:
-        connection.set_progress_handler(None, 0)
-    if said > began:
-        log.warning("%r is up to date after %.0f s", path, time.monotonic() - began)
-
-
 def prepare_schema(connection: SQLiteConnection, path: str) -> None:
-    """Create the schema in a new file, and bring an older one up to date, all of it or nothing."""
+    """Create the schema in a new file, or take the steps that lead to it, all of it or nothing."""
     if user_version(connection) == SCHEMA_VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
     version = user_version(connection)  # another process may have been faster
-    steps = range(version + 1, SCHEMA_VERSION + 1) if version else range(0)
-    scripts = [MIGRATIONS[step] for step in steps]
-    schema = schema_path().read_text("utf-8")
-    with saying_that_it_takes_long(connection, path, version):
-        script = "\n".join([*(before for before, _ in scripts), schema, *(after for _, after in scripts)])
-        for statement in statements_of(script):
-            connection.execute(statement)
-        for backfill in itertools.chain.from_iterable(BACKFILLS.get(step, ()) for step in steps):
-            backfill(connection)
-        connection.execute("COMMIT")
+    if version:
+        require_version(path, version)
+    steps = range(version + 1, SCHEMA_VERSION + 1) if version else ()
+    scripts = [*(MIGRATIONS[step] for step in steps), schema_path().read_text("utf-8")]
+    for statement in statements_of("\n".join(scripts)):
+        connection.execute(statement)
+    connection.execute("COMMIT")
 
 
 def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     """Open the file with the pragmas that the promises need. It does not checkpoint by itself.
 
-    Only a connection that writes makes a schema, or needs the present one.
+    Only a connection that writes makes a schema.
     On macOS an fsync leaves the data in the disk's own memory, unless it is a full one
     (https://www.sqlite.org/pragma.html#pragma_fullfsync).
     """
@@ -2219,13 +2117,14 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     )
     try:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
+        if version := user_version(connection):
+            require_version(settings.db, version)
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
             connection.cells, connection.task_sets = Stamped(REPORTERS_KNOWN), Stamped(TASK_SETS_KEPT)
             connection.pages = Stamped(PAGES_KEPT, lambda page: len(page) <= PAGE_KEPT)
         else:
-            require_version(settings.db, user_version(connection), older=True)
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
         connection.execute("PRAGMA fullfsync = ON")
@@ -2236,9 +2135,6 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         theirs = settings.cache // READERS_SHARE
         connection.execute(f"PRAGMA cache_size = -{(theirs if read_only else settings.cache - theirs) // 1024}")
         if not read_only:
-            connection.execute(
-                "PRAGMA foreign_keys = OFF"
-            )  # or to make a table anew costs a search for each of its rows
             prepare_schema(connection, settings.db)
         connection.execute("PRAGMA foreign_keys = ON")
     except BaseException:
@@ -2525,11 +2421,6 @@ class SQLiteDatabase(Database):
     def absence(self) -> str:
         """Say that there is no file; "" where there is."""
         return "" if Path(self.settings.db).exists() else f"there is no file {self.name}"
-
-    def require_present_schema(self) -> None:
-        """Refuse a file whose schema is of another version than this program's, and leave it as it is."""
-        with closing(open_database(self.settings, read_only=True, create=False)) as connection:
-            require_version(self.name, user_version(connection))
 
     @property
     def transacting(self) -> bool:
@@ -2878,7 +2769,7 @@ def copy_database(
     try:
         source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         source.backup(copy, pages=1000, progress=progress)
-        return list(copy.faults() if user_version(copy) == SCHEMA_VERSION else copy.damages())
+        return list(copy.faults())
     finally:
         if source.in_transaction:
             source.execute("ROLLBACK")
@@ -5433,18 +5324,6 @@ def walk_labelled(connection: Connection, client_id: str) -> Iterator[Any]:
         last = rows[-1][0]
 
 
-def fill_words(connection: Connection) -> None:
-    """Store what all tasks are found by, in a database that has had no search."""
-    for client_id in select_clients(connection):
-        for block, tasks in select_words(connection, client_id):
-            words = {block * BLOCK_SIZE + place: each for place, (_, each) in tasks.items()}
-            write_words(connection, client_id, words, new=True)
-    connection.forget()
-
-
-BACKFILLS.setdefault(5, []).append(fill_words)
-
-
 def word_faults(connection: Connection) -> Iterator[str]:
     """Tell the tasks that are searched by other words than they have, and the words of tasks that are not there."""
     for client_id in select_clients(connection):
@@ -7009,19 +6888,6 @@ def see_on_branch(connection: Connection, by: Submitting, findings: Collection[S
     ]
 
 
-def raise_timestamps(connection: Connection) -> None:
-    """Have the times of older versions' tasks rise, as `submit_reports` has them."""
-    newest, late = dict[str, str](), []
-    for client_id, seq, created_at in connection.execute("SELECT client_id, seq, created_at FROM tasks ORDER BY seq"):
-        newest[client_id] = max(newest.get(client_id, ""), created_at)
-        if created_at < newest[client_id]:
-            late.append((newest[client_id], client_id, seq))
-    connection.executemany("UPDATE tasks SET created_at = ? WHERE client_id = ? AND seq = ?", late)
-
-
-BACKFILLS.setdefault(5, []).append(raise_timestamps)
-
-
 def store_reports(
     connection: Connection,
     by: Submitting,
@@ -7290,16 +7156,6 @@ def recounted_days(connection: Connection) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
-def count_all_days(connection: Connection) -> None:
-    """Count what has happened to the main line's tasks in a database that did not count it yet."""
-    for client_id, project_type, target_url, date, event, n in recounted_days(connection):
-        count_day(connection, client_id, project_type, target_url, date, event, n)
-    connection.write_counts()
-
-
-BACKFILLS.setdefault(5, []).append(count_all_days)
-
-
 def recounted_known(connection: Connection) -> list[tuple[Any, ...]]:
     """Count the findings that briefs list: client, type, target, branch, severity, the run that saw them last, n."""
     kind = "client_id, project_type, target_url, branch, severity, last_run_id"
@@ -7307,16 +7163,6 @@ def recounted_known(connection: Connection) -> list[tuple[Any, ...]]:
         f"""SELECT {kind}, COUNT(*) FROM tasks WHERE external_id IS NOT NULL AND status <> 'resolved'
             GROUP BY {kind}"""
     ).fetchall()
-
-
-def count_all_known(connection: Connection) -> None:
-    """Count the findings that briefs list in a database that did not count them yet."""
-    for client_id, *at, severity, run_id, n in recounted_known(connection):
-        count(connection, client_id, [known_scope(*at)], last_seen_by(run_id, severity), 0, True, n)
-    connection.write_counts()
-
-
-BACKFILLS.setdefault(6, []).append(count_all_known)
 
 
 # Each names the ids of what breaks a rule that the schema cannot hold. That changes are counted, only a test can tell.
@@ -9871,7 +9717,7 @@ class FindingsBlueprint(flask.Blueprint):
 
 
 def open_once(service: Service) -> None:
-    """Make the database, or bring it up to date, and do what was left undone in it.
+    """Make the database unless it is there, and do what was left undone in it.
 
     :raises DatabaseUnusable: when it cannot be opened: that is reported here, not to the first client.
     """
@@ -11437,10 +11283,9 @@ def readable_errors(db: str) -> Iterator[None]:
 
 
 @contextmanager
-def opened(db: str, *, new: bool = False, reads: bool = False, hint: str = "") -> Iterator[Database]:
+def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
     """Give a command the database, beside a service that may be running.
 
-    :param reads: whether the command only reads, and so must not bring the database up to date.
     :param hint: what to do where there is none.
     """
     with readable_errors(db):
@@ -11448,8 +11293,6 @@ def opened(db: str, *, new: bool = False, reads: bool = False, hint: str = "") -
         try:
             if not new and (absence := database.absence()):
                 raise DatabaseUnusable(f"{absence}{hint}")
-            if reads:
-                database.require_present_schema()
             yield database
         finally:
             database.close()
@@ -11584,7 +11427,7 @@ def audit(connection: Connection, db: str) -> None:
 @database_option
 def check(db: str) -> None:
     """Audit a database, also one in use. Exit code 1 and one line for each fault."""
-    with opened(db, reads=True) as database, database.snapshot() as connection:
+    with opened(db) as database, database.snapshot() as connection:
         for caution in database.cautions():
             click.echo(f"Warning: {caution}", err=True)
         audit(connection, database.name)
@@ -11639,7 +11482,7 @@ def backup(file: str, replace: bool, db: str) -> None:
             new_file(file) as copy,
             progress_bar("Copying") as bar,
         ):
-            if not (version := user_version(source)):
+            if not user_version(source):
                 raise click.ClickException(f"{db} is empty: there is nothing to copy")
 
             def show(_: int, remaining: int, total: int) -> None:
@@ -11649,10 +11492,8 @@ def backup(file: str, replace: bool, db: str) -> None:
             if wrong := copy_database(source, copy, show):
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
             put_in_place(copy, file)
-        as_it_is = "" if version == SCHEMA_VERSION else f", of schema version {version} as it was"
-        click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified{as_it_is}.", err=True)
-        if version == SCHEMA_VERSION:
-            note_backup(database, begun)
+        click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
+        note_backup(database, begun)
 
 
 @main.command()
@@ -11662,7 +11503,7 @@ def backup(file: str, replace: bool, db: str) -> None:
 def prune(finished_before: float, dry_run: bool, db: str) -> None:
     """Remove runs that finished long ago. The tasks that no other run reports go with them."""
     before = timestamp(ago=finished_before)
-    with opened(db, reads=dry_run) as database:
+    with opened(db) as database:
         with database.snapshot() as connection:
             expected = count_old_runs(connection, before)
             orphans = count_orphans(connection, before) if dry_run else 0
@@ -11749,7 +11590,7 @@ def create_key(name: str, client: str, level: str, expires: float | None, new: b
 @database_option
 def list_keys(db: str) -> None:
     """List all keys, without their secrets."""
-    with opened(db, reads=True) as database, database.reading() as connection:
+    with opened(db) as database, database.reading() as connection:
         rows = select_keys(connection)
     titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
     table = [titles, *(tuple(value or "-" for value in row) for row in rows)]

@@ -14,7 +14,7 @@
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 7;
+PRAGMA user_version = 8;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import base64
 import copy
 import errno
 import fcntl
@@ -46,7 +45,6 @@ import time
 import tomllib
 import tracemalloc
 import unicodedata
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9165,9 +9163,9 @@ PLANTED = cases(
     ),
     other_assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has another assignee than its history"),
     no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
-    newer_schema=(
-        "UPDATE schema_version SET version = 99" if ON_POSTGRES else "PRAGMA user_version = 99",
-        "has schema version 99, newer than",
+    older_schema=(
+        "UPDATE schema_version SET version = 7" if ON_POSTGRES else "PRAGMA user_version = 7",
+        "has schema version 7, older than any",
     ),
 )
 
@@ -9788,11 +9786,11 @@ def test_a_damaged_page_is_told_and_not_called_a_bug(aged: Path, make_app: Calla
     assert_storage_problem(client.get(f"{API}/tasks"), "storage_full")
 
 
-def newer_database(path: Path) -> None:
-    """Make a database of a version of the service that is yet to come."""
+def database_of_version(version: int, path: Path) -> None:
+    """Make a database of another version of the schema."""
     database_of(create_app(db=str(path))).close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.execute(f"PRAGMA user_version = {version}")
 
 
 def others_database(path: Path) -> None:
@@ -9808,8 +9806,9 @@ UNUSABLE = cases(
     folder=(lambda path: path.mkdir(), "cannot be"),
     nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
     itself=(lambda path: path.symlink_to(path), "cannot be"),
+    newer=(partial(database_of_version, 99), "has schema version 99, newer than this program's"),
+    older=(partial(database_of_version, 7), "has schema version 7, older than any that this program opens; keep it"),
 )
-NEWER = (newer_database, "newer than this program's")  # which a backup copies as it is
 COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")
 
 
@@ -9819,7 +9818,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize(("make", "told"), [*UNUSABLE, pytest.param(*NEWER, id="newer")])
+@pytest.mark.parametrize(("make", "told"), UNUSABLE)
 def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
     tmp_path: Path, make: Callable[[Path], object], told: str
 ) -> None:
@@ -9834,9 +9833,7 @@ def test_a_start_on_a_file_that_cannot_be_used_is_one_line(
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize(
-    ("make", "told", "line"),
-    [(*each.values, line) for each in UNUSABLE for line in COMMAND_LINES]
-    + [(*NEWER, line) for line in COMMAND_LINES if "backup" not in line],
+    ("make", "told", "line"), [(*each.values, line) for each in UNUSABLE for line in COMMAND_LINES]
 )
 def test_a_command_on_a_file_that_cannot_be_used_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object], told: str, line: str
@@ -12464,171 +12461,6 @@ def test_an_audit_and_a_prune_show_their_progress_on_a_terminal_only(
     assert "%" not in command("prune", "--finished-before", "90d", *db).stderr
 
 
-# A database of the first schema, compressed: a project type with a schema, a run that was completed, three tasks.
-FIRST_SCHEMA = """
-eNrtXF9s28YZv5Nky3bi5q/KpJwjRk5iq5FjS7Zsy63buo7SGk2d1rGaNm2mUCRlc9YfR6TSGJnRuW0aYFhf9jgM6OswbMCwpwED9rSXdegwoENR
-bOtLsa0DtpdhxV66h313/CNSOkp2ljaNww8Uebz77o7H7+673/fdiRdfPK/qilCs1sqiLoyjAMIYPSUICKEQ/JKoQUfNOIuw+UPnli++hNgUQmck
-3AWBPvw7ch/HX+D/4H/hf+LP8Kf4E/wx/tBI8Oku0YkjcIpGiLwOwOnhvXA62AenfT1w2tsNp14ikO4gnLowScH4EwSHT7uNYkF+VlaKYr2kp8ZS
-kyPJ5EgquTw2MTM+NpOcOjOeTF425P8hgsOn3UFbo3tyPBfZ6p9FaHYsKSaLUloZmZbk4sjU2NjYSGEqlRopTCeLwHvakP8fEBw+7RJaDW3156Yy
-yanJcTmTVGRFKUxNTBVScnpaVOCcmU5JU5lMBlgf7afy1xHW8WP4Mf/d7YwydzZAe3GY43m8pepioaRIJVWp6Jp5CcwvZeeWs8Ly3NPns4IZKQz3
-CUCqLNi0nH15WXhhaeH5uaVXhOeyryQoh1RTRF2R84DlDI7FC/DLnT/fFxcuLi8tzC8nhEsLy89eyC0LSxcuLZwl8g+gUwhdgtMxryaOBru5+QGM
-1Iqs3NCulQAy5sW6XqX3eXFdza8pG1o+ZYVCb50KhLmBAfxOlDbRireuQVcjrVhGKz3bSd9L3mR1tVRYyp7LLmUX57MXG69PleNGxopYVpoKtzIa
-DCXlulJiMwjzz2bnnxOGDZaFRWF4CF63PJQQhsQVqIcEivVSaShuVrYqaqselQm5xYUXc9lWqTEfSrmxrtYUzcFgxNeU69U1V0azEaKm5+uaoyN4
-yd/X/7uP1np4Lsf1ZyzsJ9ZlVXcAAUU2gACwJgz5/xbB4dP9TRMhgH0MMRcmU8pIpjgxLaUminJKKTq7haH/EwitwOmEZ9k9dCro6uaeH/KaBdZr
-1W8pkp7XN9ZBUyVdtz1vPRwKc0ND+NYanQ9cia6bsGtmcCWZ04Nb9f9f6t9D27onoPaquyQWHNOFR4Gyokk1dV1XqxVvJuWGrlQ0YMlr0qpSFp36
-3D1BeBTgmCSFYfstJWib4+3mf4wTCA6fOuG2F/FBxOe49GgUzQLhHiBzMDnHnWlniePTxZFiSpmeLCQnCoViig64VV1f12ZGR5UbYnm9pJyp1lZG
-b8akarms6rEZISYWpNgm3EIaSJxptqemLjPjx8d3GD92mTiBEKOHMbpXfV3uwFFUK6q26sYxJmQadqYtXKSZ4sKsMKzpol7XIDRUq1cqamXFBk9u
-DMOqz3xma0gsLC5nn8kuNcbp2ey5udz5ZWHM1YDtsteU6rpSsfk7ll6RVsXKisXfuXStWrq+7dLPXVjKLjyz2DK2nQoy7lR9TZrTUx3Q8Y+uIzgq
-X8kgojPJO290h7lIBL8r0ukARK+RX59L+ZMYU+dryjWnirXeVgezYBu6ncHhfHNsDl2srSjQN2slxuRgCW5oyGAuK7oI/U5kziQ2881Nk90cD23t
-D5PHMEDMUQOmh600qB0iqiUIWYPJyJKHAaOROciYWUAQe7qo/v+CCOWMcfHpwaGRADnTjt6xn7fv5gS91CpiyRh7Dgu1XnFANZa9TdS8zcV6ClUv
-Ke0GrAbmeE3VNzw0qTVoLK6ns8uXstlFISnMLZ4V0nHWuOs47MjUQIaZWiG4dwW0uUZuLa1OwrKqlVVNcwzCjma+e4r1elmaolRaHTzWyyoD+CYc
-bWeVpEv/E/yPL3XG/28O94S5kyfx24eo1tZFbS0vw0Utac7wfpcWd6aY2pxGuVQ6Q6E7JzOSQSMivBYXLixCK85nofz5uYvzc2ez7SC22Tevq7JS
-kZr8PtY8XFZkVWTm0+qSBILNQ8HQuVUXIrfRuqvP2K/11rFwmOM4/F3eflX0HWn9LS+HPcdtc4rrOMO1m+BApA8R+QfxKMgfz8PFp/Z0MBim18Gb
-sVq9pABgH988GGiOS21uncIwZLbCuWuDr96MESgRmwGQLyuxRIyajLGZSr1USsRAuVpBqVqBPgVGQOxxtbJe15+IbV6BzJqurMdmkomYWtH0Wl0i
-XRV45mRZqFYUg8fR+yFpQSeeR5qaiBEDvWzArNhMUSxpyuYV+0GTm31U/n9E+HP8GVx82jW0N8T3YtM6DTpvAnvgpte8MfT/LEJrcErvEMa/Heyj
-Cxm3r9D+tapqerW2YV4OOTUdMB9+62BvmItG8S2NcmvqyqoO0FWzAwdcutGObvX7MJQaQRCmBm2e9RLNkw6bwct9YpacsEuItzfJTH6XNWaYMg6m
-dlOZV8F2/YypsWPR7fw/IXQb4ffwLPoTBO4NLYX2Ih7PHuVQJBpHVkdley1Slw0kVlRr0NEAiNlIa04o1MSKLEjVUrVeuxqkZfJcDkWQVWbQyxNi
-gjNa6HacOaTiqwFGDYG7WUMeQw29TTXczQqo/8ccsSwgsj0cwjQeHCCPPeIa3kwPj+h1qKEtJDc4KCI3G2+g8PVqzQwbXcWG4GvKRt72AXuoERtA
-NdBesVYt5y0ToRGtV/MNu8Hhra2Wy/aTO6Kd/qFG9Jc73DsNPGIABvDPSDCJPzYCPn2taWwwzI9EsD2FG32CYMwZ6mEmw5rs0xwFvsFoMx/08Jmk
-rTEDxvx/HKGfwul15maFvWHu6FG8VTbmeEUs6avGmXPN10YcYw2fZdyZ4xfYZoWkZR6vKtJa270Lb76wh+4qeNtAEFK1Doi5plnXiHvrhBnLWDZi
-ORGk6rrSxsfgcA90cEGwdR2xQHW1qJLxz+aoMKy/7SEU+uwJ8xkT9sMkHJW2Xf+hSsCnB5KM9f/fIzh82gU0GuJzvTtYk+zHOupChxGOoQ/QdXQY
-/xChq/vD3MkI3jpEF/aJ7ZIvbND1EBL+hqllFxbPZl8WnKkEhrRYOs7lFEtHxXP7url4BN90VWCkkTueWYWpg1mVmMVefKibG4zgTVex4gp97EfM
-Mo3F+6aigYddLoCrF/q7ueMRvOEqVJVJ6Ei7MmGmYRWpynEQ0/B2ZFk4ECZvqVkO1CtP7gbYkqDpzLobDn37lRnj/3MEh08PCDn9P4b8/4Hg8Gl3
-0+EQH7XEbq8VG/L/K4LDp91Kj3TxnC16aiM2yf8jBIdPu4biXXzaFjhrx5lL/kFcAfyP38MV/819ya4bQOe4FZ0XUwSdp0Yy05MTI2IyNT5dkDIT
-yamxYNsMSeAdE0dEWc6MJQsZUZKVgAf+NzIA/p8WkyNTxXRBlMcyExkpZfj/v4nwj/Eg+g0E7iqpkTCX5iwESx1QBKI6NovQuJgLyLLYCJxt9X06
-GOIvHwajBarC7qoA2dPwcRZUd3KxayAGwFboUJgbhaIvuIs2vCv6hpGrbfkWK7sSt4nkBOnOBi4fBOOGM40bR8k0eKxD9eyKoVRj/N9GxPeLb/sj
-9B7RcDfPpfdh5xTNUtuFwBBl7O3EKFI+1LHAoCH/j8n6/9/g4tMuof4Qj+3V/6DzLhBotv+o/P/ty3+Xyd9WJ4XAXrizdQbc2IrBHP+/Rvjv+CO4
-+HQf0oEuPoIt8dLVPxJj7/chMUGui4/aKqCx/EfX/4LoFwj/AD8Kl+ydPoP2Fbd5/UiYOw2Y7LQbDhngid6eYoPKhnu0FQ+1+kcbq2nxChfmhhg1
-AmijNyc96jMd451gX0t98sNGC5uws8FHbwfZNTb85Aw821yLMf5/jvCn+H24+PS1Jw6QXWO4N1b8aXwvbo4PDkB8Y+jTeMf4N+R/C+EP8U/g4tO9
-oFPdfLohUhZOpxKmbLaEvdiCCWBrCJzF1iJ/f//v7iOAeXaXCjpvWvB/CL9v2n8Q8Gn3WXwhb/uP7v/CpxF+F04+taOrjwAg4/FWmAIyc8+sASm1
-NfN22AXJmngIJLO32rJ2el47GuZGo3jruPGFBWsDvJXfjhhy1dLCR+px7J5n1NTYpU4aNilOTmcysjSZVsRpeWpckorp1OSUpEyMF8V2HxCTikXC
-W/D7xn1NlhhNlUD3j5PvGG3jE2Jtu47XNwfZHzVIXfYlcW+o5QMxc8RIuBmrKdfqak2RYzPCq8Y/xq5ssmWX9mV3v6IGMv/DGe+B09bNwH76gZN9
-udxJHJ2dne3dwdqj96rFdjYibofnfPV1gfxLsiZqesA2Yrz+DuP17yEv/q0atls/gCPtWs9YSPVeirlbrV+sGl8bChErb2eN9o43vv+zH8HhE9BW
-OWh0ApTLcb1tOwFjvd6zE9y9EVDVlLspf2L/7UUnEP4Lfh9/H7+G09ATPkDfQxX0Epo1vghwJEw9Tq7/kVCHhJnQ05wQ4EhCb09LjoEw8UW5S2o4
-I54K8xLf+KQS3b7a+FuL6Z2dYb1e8ysoT0MB0R672h0UYO+HORHmT3s/g1nPKWDyrscuKx3mn28pq2MjpiBXS+HbePKjYT7SVJtZIg8pTSU29v/g
-P6M+NI3wr/B7+Dv4HD6IPkE/Qm+g19A0JHmS+R+knjb/QQrECE9TL2jiGQaWqPdfmRp9YyLMX2j9z5P3a6H908zUs5NMgXGSqeWp22fKQJ7oDp6u
-0a5jYX4wwvyPFm2BmdzDTg4MkOTmZ7WTQUwnOuk76v9B/0X4l/jb+HEIPED0ZJhX2vyPrmP3MvP33GH+wBMkv/f46JT/LGSP3tnjN/rf/wAoj89B
-"""
-
-
-TO_SECOND_SCHEMA = """
-DROP INDEX tasks_by_external_id;
-DROP INDEX tasks_by_identity;
-CREATE UNIQUE INDEX tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
-PRAGMA user_version = 2;
-"""
-
-
-TO_THIRD_SCHEMA = f"""
-{TO_SECOND_SCHEMA}
-ALTER TABLE runs ADD COLUMN reported INTEGER NOT NULL DEFAULT 0;
-UPDATE runs SET reported = 3;
-CREATE TABLE task_cells (
-    task_seq  INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
-    cell      TEXT NOT NULL
-) STRICT;
-INSERT INTO task_cells
-    SELECT seq, substr('{string.ascii_letters}', 1 + 30 * (status = 'dismissed') + 2 * (severity - 1)
-        + (external_id IS NOT NULL), 1) FROM tasks;
-DELETE FROM counters WHERE scope LIKE 'tasks run:%';
-PRAGMA user_version = 3;
-"""
-
-
-TO_FOURTH_SCHEMA = f"""
-{TO_THIRD_SCHEMA}
-DROP INDEX runs_by_status;
-DROP INDEX runs_by_type;
-DROP INDEX runs_by_target;
-DROP INDEX tasks_by_status;
-DROP INDEX tasks_by_type;
-DROP INDEX tasks_by_target;
-ALTER TABLE runs ADD COLUMN branch TEXT NOT NULL DEFAULT '';
-ALTER TABLE tasks ADD COLUMN branch TEXT NOT NULL DEFAULT '';
-ALTER TABLE sightings ADD COLUMN counted INTEGER NOT NULL DEFAULT 1 CHECK (counted IN (0, 1));
-PRAGMA user_version = 4;
-"""
-
-
-TO_SIXTH_SCHEMA_FROM_SEVENTH = """
-CREATE TABLE api_keys_of_version_7 AS SELECT * FROM api_keys;
-DROP TABLE api_keys;
-CREATE TABLE api_keys (
-    id            TEXT PRIMARY KEY,
-    client_id     TEXT NOT NULL REFERENCES clients (id),
-    name          TEXT NOT NULL,
-    level         TEXT NOT NULL CHECK (level IN ('read', 'agent', 'full')),
-    hash          TEXT NOT NULL UNIQUE,
-    created_at    TEXT NOT NULL,
-    expires_at    TEXT,
-    revoked_at    TEXT,
-    last_used_at  TEXT
-) STRICT, WITHOUT ROWID;
-INSERT INTO api_keys
-    SELECT id, client_id, name, level, hash, created_at, expires_at, revoked_at, last_used_at
-    FROM api_keys_of_version_7;
-DROP TABLE api_keys_of_version_7;
-CREATE TABLE project_types_of_version_7 AS SELECT * FROM project_types;
-DROP TABLE project_types;
-CREATE TABLE project_types (
-    client_id         TEXT NOT NULL REFERENCES clients (id),
-    name              TEXT NOT NULL,
-    id                TEXT NOT NULL UNIQUE,
-    label             TEXT NOT NULL,
-    description       TEXT NOT NULL,
-    extension_schema  TEXT,
-    created_at        TEXT NOT NULL,
-    PRIMARY KEY (client_id, name)
-) STRICT, WITHOUT ROWID;
-INSERT INTO project_types SELECT * FROM project_types_of_version_7;
-DROP TABLE project_types_of_version_7;
-CREATE TABLE task_details_of_version_7 AS SELECT * FROM task_details;
-DROP TABLE task_details;
-CREATE TABLE task_details (
-    task_seq          INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
-    description       TEXT,
-    evidence          TEXT,
-    remediation       TEXT,
-    success_criteria  TEXT,
-    extensions        TEXT
-) STRICT;
-INSERT INTO task_details
-    SELECT task_seq, description, evidence, remediation, success_criteria, extensions FROM task_details_of_version_7;
-DROP TABLE task_details_of_version_7;
-CREATE TABLE task_cells_of_version_7 AS SELECT * FROM task_cells;
-DROP TABLE task_cells;
-CREATE TABLE task_cells (
-    task_seq  INTEGER PRIMARY KEY REFERENCES tasks (seq) ON DELETE CASCADE,
-    cell      TEXT NOT NULL
-) STRICT;
-INSERT INTO task_cells SELECT task_seq, cell FROM task_cells_of_version_7;
-DROP TABLE task_cells_of_version_7;
-PRAGMA user_version = 6;
-"""
-
-
-TO_FIFTH_SCHEMA_FROM_SEVENTH = f"""
-{TO_SIXTH_SCHEMA_FROM_SEVENTH}
-DROP INDEX comments_by_task;
-DROP TABLE backups;
-DELETE FROM counters WHERE scope LIKE 'known %';
-PRAGMA user_version = 5;
-"""
-
-
-@pytest.fixture(
-    params=["", TO_SECOND_SCHEMA, TO_THIRD_SCHEMA, TO_FOURTH_SCHEMA],
-    ids=["first_schema", "second_schema", "third_schema", "fourth_schema"],
-)
-def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A database of an older schema."""
-    path = tmp_path / "findings.db"
-    path.write_bytes(zlib.decompress(base64.b64decode(FIRST_SCHEMA)))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(request.param)
-    return path
-
-
 def schema_of(db: Path) -> list[Any]:
     """Return what a database is made of, and the version of that."""
     with closing(sqlite3.connect(db)) as connection:
@@ -12637,111 +12469,6 @@ def schema_of(db: Path) -> list[Any]:
             *connection.execute("PRAGMA user_version"),
             *((*names, re.sub(r"\s*([,()]|\s)\s*", r"\1", sql or "")) for *names, sql in made),
         ]
-
-
-@pytest.mark.sqlite
-def test_a_database_of_an_older_schema_keeps_every_row(
-    old: Path, make_app: Callable[..., flask.Flask], tmp_path: Path
-) -> None:
-    before = content_of(old)
-    before[2] = [(*run[:17], 3, "") for run in before[2]]  # tasks that it reports, and no branch
-    before[3] = [(*each[:15], "", None, None) for each in before[3]]
-    before[4] = [(seq, "default", *bulk) for seq, *bulk in before[4]]
-    before[5] = [(*sighting[:3], 1) for sighting in before[5]]
-    before[6] = [(*entry, None, None) for entry in before[6]]
-    before[-1] = [each for each in before[-1] if each[-1] and not each[1].startswith("tasks run:")]
-    client = client_of(make_app())
-    client.key = "fts_a_key_of_the_first_schema"
-    make_app(db=db_at(tmp_path / "new.db"))
-    after = content_of(old)
-    assert {tuple(each[2:]) for each in after[-1] if each[1] == "days 2026-11-21"} == {
-        ("created", 0, 0, 3),
-        ("dismissed", 0, 0, 1),
-    }
-    assert {each[2][0] for each in after[-1] if each[1].startswith("known ")} == {"2", "4"}  # severities
-    after[-1] = [counter for counter in after[-1] if not counter[1].startswith(("days ", "known "))]
-    assert after == before
-    gone = ("erasures", "health")  # tables that stay where they are
-    assert [each for each in schema_of(old) if each[1:2] not in [(name,) for name in gone]] == schema_of(
-        tmp_path / "new.db"
-    )
-    tasks = {each["title"]: each for each in client.read("tasks", view="full")["tasks"]}
-    assert {name: each["status"] for name, each in tasks.items()} == {
-        "No label": "open",
-        "Low contrast": "dismissed",
-        "Loose": "open",
-    }
-    assert tasks["No label"]["evidence"][0]["content"] == "<input>"
-    assert client.history(tasks["Low contrast"]["id"])[1]["comment"] == "A brand colour"
-    assert searched(client, "lo") == ["Loose", "Low contrast"]
-    assert client.read("runs")["runs"][0]["metadata"] == {"commit": "abc"}
-    assert client.read("project-types/audit")["extensionSchema"] == {"required": ["rule"]}
-    assert_summary_is_a_recount(client, tasks["Loose"]["runId"])
-    assert invoke("check", "--db", str(old)).exit_code == 0
-
-
-@pytest.mark.sqlite
-def test_a_database_of_the_fifth_schema_is_counted_for_briefs(app: flask.Flask, client: Client, run: str) -> None:
-    client.submit(run, task(externalId="a"), task(externalId="b", status="resolved"), task())
-    client.add(start_on(client, "x"), externalId="c")
-    path = database_of(app).settings.db
-    database_of(app).close()
-    made, stored = schema_of(path), content_of(path)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TO_FIFTH_SCHEMA_FROM_SEVENTH)
-    assert briefed(client, targetUrl="https://example.com/", branch="x") == ["c", "a"]
-    database_of(app).close()
-    assert (schema_of(path), content_of(path)) == (made, stored)
-    assert faults_of(path) == []
-
-
-@pytest.mark.sqlite
-def test_a_database_of_the_sixth_schema_has_the_client_in_every_key(app: flask.Flask, client: Client, run: str) -> None:
-    other = client_of(app, client="other")
-    other.register("web")
-    for each, its_run in ((client, run), (other, other.start())):
-        image = {"type": "image", "label": "Seen", "content": "aW1hZ2U=" * 1000}
-        each.submit(its_run, task(externalId="a", evidence=[image]), task(status="dismissed"))
-        each.add(start_on(each, "x"), externalId="c")
-    path = database_of(app).settings.db
-    database_of(app).close()
-
-    def everything() -> list[Any]:
-        with closing(sqlite3.connect(path)) as connection:
-            tables = ("api_keys", "task_cells", "search_blocks", "branch_sightings")
-            return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
-
-    made, stored = schema_of(path), (content_of(path), everything())
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TO_SIXTH_SCHEMA_FROM_SEVENTH)
-    assert other.read("tasks", view="full")["tasks"][-1]["evidence"][0]["label"] == "Seen"
-    database_of(app).close()
-    assert (schema_of(path), (content_of(path), everything())) == (made, stored)
-    assert faults_of(path) == []
-
-
-@pytest.mark.sqlite
-def test_many_runs_of_many_types_are_brought_up_to_date_soon(app: flask.Flask, client: Client) -> None:
-    path, types, runs = database_of(app).settings.db, 1_000, 20_000
-    database_of(app).close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executemany(
-            "INSERT INTO project_types VALUES ('default', ?, ?, 'x', '', NULL, 'x')",
-            [(f"t{number}", str(number)) for number in range(types)],
-        )
-        connection.executemany(
-            """INSERT INTO runs (client_id, id, project_type, status, created_at, updated_at, last_used_at)
-               VALUES ('default', ?, ?, 'running', 'x', 'x', 'x')""",
-            [(str(number), f"t{number % types}") for number in range(runs)],
-        )
-        connection.commit()
-        connection.executescript(TO_SIXTH_SCHEMA_FROM_SEVENTH)
-    began = time.monotonic()
-    with database_of(app).reading() as connection:
-        assert connection.execute("PRAGMA foreign_keys").fetchone() == (1,)
-    assert time.monotonic() - began < 2  # and not types times runs
-    with pytest.raises(sqlite3.IntegrityError), database_of(app).transaction() as connection:
-        connection.execute("DELETE FROM project_types WHERE name = 't1'")
 
 
 @pytest.mark.sqlite
@@ -12762,42 +12489,6 @@ def test_every_unique_index_and_reference_has_the_client(app: flask.Flask) -> No
 
 
 @pytest.mark.sqlite
-def test_a_database_of_an_older_schema_goes_on(old: Path, make_app: Callable[..., flask.Flask]) -> None:
-    client = client_of(make_app())
-    body = {"projectType": "audit", "targetUrl": "https://example.org/"}
-    run = post(client, "runs", body).json["id"]
-    assert post(client, "runs", body).json["id"] == run
-    reports = [task(externalId=name, extensions={"rule": 1}) for name in "abc"]
-    assert [each["result"] for each in client.submit(run, *reports)["tasks"]] == ["updated", "updated", "created"]
-    assert faults_of(old) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("check", 1),
-        ("keys list", 1),
-        ("gate x", 3),
-        ("export --format csv", 3),
-        ("prune --dry-run --finished-before 1d", 1),
-    ],
-    ids=["check", "keys_list", "gate", "export", "prune"],
-)
-def test_what_only_reads_leaves_an_older_schema_as_it_is(aged: Path, line: str, code: int) -> None:
-    with look_into(aged) as connection:
-        connection.execute("UPDATE schema_version SET version = 5" if ON_POSTGRES else "PRAGMA user_version = 5")
-    done = invoke(*line.split(), "--db", str(aged))
-    assert (done.exit_code, done.stdout) == (code, "")
-    told = (
-        rf"has schema version 5, older than this program's {findings_service.SCHEMA_VERSION}; .*findings-service serve"
-    )
-    assert re.search(told, done.stderr)
-    with look_into(aged) as connection:
-        version = connection.execute("SELECT version FROM schema_version" if ON_POSTGRES else "PRAGMA user_version")
-        assert version.fetchone()[0] == 5
-
-
-@pytest.mark.sqlite
 def test_an_empty_file_is_no_backup(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(tmp_path / "empty.db"))
@@ -12806,92 +12497,25 @@ def test_an_empty_file_is_no_backup(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("version", [5, 99])
-def test_a_backup_copies_any_version_of_the_schema_as_it_is(aged: Path, tmp_path: Path, version: int) -> None:
-    with closing(sqlite3.connect(aged)) as connection:
-        connection.executescript(f"DROP TABLE backups; PRAGMA user_version = {version}")
-    before = schema_of(aged), content_of(aged)
-    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged))
-    assert (done.exit_code, f"verified, of schema version {version} as it was" in done.stderr) == (0, True)
-    assert (schema_of(aged), content_of(aged)) == before == (schema_of(copy := tmp_path / "copy.db"), content_of(copy))
-
-
-@pytest.mark.sqlite
-def test_a_comment_of_an_older_schema_is_one_in_the_history(old: Path, make_app: Callable[..., flask.Flask]) -> None:
-    with closing(sqlite3.connect(old)) as connection:
-        connection.execute(
-            """INSERT INTO history (client_id, task_seq, at, event, key_name, from_status, to_status, comment)
-               VALUES ('default', 1, '2026-11-21T05:00:00.000Z', 'status', 'me', 'open', 'open', 'Looked at it')"""
-        )
-        connection.commit()
-    client = client_of(make_app())
-    client.key = "fts_a_key_of_the_first_schema"
-    (found,) = client.read("tasks", externalId="a")["tasks"]
-    last = client.history(found["id"])[-1]
-    assert (last["event"], last["from"], last["to"], last["comment"]) == ("comment", None, None, "Looked at it")
-    assert faults_of(old) == []
-
-
-@pytest.mark.sqlite
-def test_tasks_of_an_older_schema_are_brought_into_the_order_of_their_creation(
-    old: Path, make_app: Callable[..., flask.Flask]
+def test_a_step_to_a_newer_schema_is_taken_once_and_whole_or_not_at_all(
+    aged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(sqlite3.connect(old)) as connection:
-        connection.execute("UPDATE tasks SET created_at = '2026-11-21T05:00:00.000Z' WHERE seq = 1")
-        connection.execute("UPDATE tasks SET created_at = '2026-11-20T05:00:00.000Z' WHERE seq > 1")
-        connection.commit()
-    client = client_of(make_app())
-    total = client.read("tasks")["total"]
-    assert total > 2
-    assert client.read("tasks", createdSince="2026-11-21T05:00")["total"] == total
-    assert faults_of(old) == []
-
-
-@pytest.mark.sqlite
-def test_it_is_said_when_bringing_a_database_up_to_date_takes_long(
-    old: Path,
-    make_app: Callable[..., flask.Flask],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("findings_service.SAY_EVERY", 0.0)
-    monkeypatch.setattr("findings_service.CLOCK_STEPS", 10)
-    make_app()
-    said = [record.getMessage() for record in caplog.records]
-    version = findings_service.SCHEMA_VERSION
-    assert re.fullmatch(rf"bringing '{old}' up to date, from schema version [1-4] to {version}: 0 s so far", said[0])
-    assert said[-1] == f"'{old}' is up to date after 0 s"
-
-
-@pytest.mark.sqlite
-def test_a_step_to_a_newer_schema_is_taken_whole_or_not_at_all(
-    old: Path, make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = schema_of(old), content_of(old)
-    for broken in (("SELECT nonsense;", ""), ("", "DELETE FROM tasks;\nSELECT nonsense;")):
-        last = findings_service.SCHEMA_VERSION
-        steps = (*map("\n".join, zip(findings_service.MIGRATIONS[last], broken, strict=True)),)
-        with monkeypatch.context() as patched:
-            patched.setitem(findings_service.MIGRATIONS, last, steps)
-            with pytest.raises(findings_service.DatabaseUnusable):
-                make_app()
-        assert (schema_of(old), content_of(old)) == before
-    make_app()
-    assert faults_of(old) == []
-
-
-@pytest.mark.sqlite
-def test_processes_that_start_together_bring_an_old_database_over_once(old: Path) -> None:
-    start = threading.Barrier(4)
-
-    def open_it() -> None:
-        start.wait()
-        findings_service.open_database(Settings(db=str(old))).close()
-
+    before, last, newer = content_of(aged), findings_service.SCHEMA_VERSION, tmp_path / "schema.sql"
+    script = findings_service.schema_path().read_text("utf-8")
+    newer.write_text(script.replace(f"user_version = {last}", f"user_version = {last + 1}"), "utf-8")
+    monkeypatch.setattr("findings_service.schema_path", lambda: newer)
+    monkeypatch.setattr("findings_service.SCHEMA_VERSION", last + 1)
+    step = "ALTER TABLE runs ADD COLUMN colour TEXT NOT NULL DEFAULT 'red';\n"
+    monkeypatch.setitem(findings_service.MIGRATIONS, last + 1, f"{step}SELECT nonsense;")
+    with pytest.raises(findings_service.DatabaseUnusable):
+        create_app(db=str(aged))
+    assert content_of(aged) == before
+    monkeypatch.setitem(findings_service.MIGRATIONS, last + 1, step)
     with ThreadPoolExecutor(4) as pool:
-        for each in [pool.submit(open_it) for _ in range(4)]:
-            each.result()
-    assert faults_of(old) == []
+        for opened in [pool.submit(findings_service.open_database, Settings(db=str(aged))) for _ in range(4)]:
+            opened.result().close()
+    assert {run[-1] for run in content_of(aged)[2]} == {"red"}
+    assert faults_of(aged) == []
 
 
 @pytest.mark.sqlite

@@ -259,7 +259,7 @@ class Local:
 
     :param by: who the histories say did what is done here.
     :raises heart.ConfigurationError: for a setting that makes no sense.
-    :raises heart.DatabaseUnusable: when the file cannot be opened; without `new`, when there is none, or an older one.
+    :raises heart.DatabaseUnusable: when the file cannot be opened; without `new`, when there is none.
     """
 
     def __init__(self, db: str, *, new: bool = False, by: str = "scan") -> None:
@@ -267,7 +267,6 @@ class Local:
             database = heart.database_for(heart.Settings.read(db=db))
             if absence := database.absence():
                 raise heart.DatabaseUnusable(absence)
-            database.require_present_schema()
         self._app = heart.create_app(db=db, base_url="", api_key="", log="", metrics=False)
         self._database: heart.Database = self._app.extensions["findings"].database
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.

@@ -240,10 +240,8 @@ def require_empty(name: str, filled: Iterable[str]) -> None:
 
 @contextmanager
 def file_source(database: heart.SQLiteDatabase) -> Iterator[FilePlace]:
-    """Give what is in a file now, which is not brought up to date for that."""
-    with heart.readable_errors(database.name):
-        database.require_present_schema()
-    with database.snapshot() as moment:
+    """Give what is in a file now."""
+    with heart.readable_errors(database.name), database.snapshot() as moment:
         yield FilePlace(database.name, moment)
 
 

@@ -2,7 +2,7 @@
 
 Statements of the store are written in what both engines read; what is left is in `WORDS`. The schema is made of
 `schema.sql` by the rules of `SCHEMA`: there is one source of it. Numbered steps for databases of older versions go
-through the same rules (`steps_of`); no PostgreSQL database is older than version 7.
+through the same rules (`steps_of`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
 
-FIRST_VERSION = 7  # of the schema that a PostgreSQL database ever had
 KEPT_TEXTS = 2048  # statements with their translation
 
 # A text between quotes, a comment, or a mark: `?`, or `?+2` for the value of the second mark from here on.
@@ -289,14 +288,10 @@ def in_temporary(statement: str) -> str:
     return statement.replace("CREATE TABLE IF NOT EXISTS ", "CREATE TEMPORARY TABLE ", 1)
 
 
-def steps_of(migrations: Mapping[int, tuple[str, str]], version: int) -> tuple[list[str], list[str]]:
-    """Return what is done before the schema, and after it, to bring a database of a version up to date."""
-    before, after = list[str](), list[str]()
-    for number in sorted(migrations):
-        if number > max(version, FIRST_VERSION):
-            for script, statements in zip(migrations[number], (before, after), strict=True):
-                statements += map(step_in_postgres, cut_statements(script))
-    return before, after
+def steps_of(migrations: Mapping[int, str], version: int) -> list[str]:
+    """Return the statements of the steps that lead on from a version."""
+    scripts = (migrations[number] for number in sorted(migrations) if number > version)
+    return [step_in_postgres(statement) for script in scripts for statement in cut_statements(script)]
 
 
 def step_in_postgres(statement: str) -> str:

@@ -789,7 +789,7 @@ class PostgresDatabase(heart.Database):
                 f"{self.name} has a table {dialect.VERSION_TABLE} that is none of this service's"
             )
         version = int(rows[0][0])
-        heart.require_version(self.name, version, older=True)
+        heart.require_version(self.name, version)
         return version
 
     def _refusal(self, failure: Failure) -> Exception:
@@ -1019,14 +1019,8 @@ class PostgresDatabase(heart.Database):
             there = self._greet(link) is not None
         return "" if there else f"there is no database of this service at {self.name}"
 
-    def require_present_schema(self) -> None:
-        """Refuse a schema of another version than this program's, and leave it as it is."""
-        with self._apart() as link:
-            heart.require_version(self.name, self._greet(link) or 0)
-
     def _make_schema(self, link: Link) -> None:
-        """Create the schema, or bring an older one up to date, all of it or nothing, in one process of many."""
-        connection = PostgresConnection(self, link)
+        """Create the schema, or take the steps that lead to it, all of it or nothing, in one process of many."""
         link.send("BEGIN ISOLATION LEVEL READ COMMITTED")
         for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
             link.send(f"SET LOCAL {name} = 0")
@@ -1040,12 +1034,10 @@ class PostgresDatabase(heart.Database):
         statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
         if version is None:
             self._require_empty(link, dialect.tables_of(statements))
-            before, after = list[str](), list[str]()
             statements = [dialect.MAKE_VERSION_TABLE, *statements]
         else:
-            before, after = dialect.steps_of(heart.MIGRATIONS, version)
-            after += map(dialect.numbering, dialect.numbered_by_itself(statements))
-        for statement in (*before, *statements, *after):
+            statements = [*dialect.steps_of(heart.MIGRATIONS, version), *statements]
+        for statement in statements:
             link.send(statement)
         link.send(
             f"""INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)
@@ -1053,9 +1045,6 @@ class PostgresDatabase(heart.Database):
             *values_of(heart.SCHEMA_VERSION),
         )
         link.settle(math.inf)
-        for step in range(version + 1 if version else heart.SCHEMA_VERSION + 1, heart.SCHEMA_VERSION + 1):
-            for backfill in heart.BACKFILLS.get(step, ()):
-                backfill(connection)
         link.send("COMMIT")
         link.settle(math.inf)
 
