@@ -710,7 +710,7 @@ def far_off(url: str) -> Iterator[SlowNetwork]:
         yield network
 
 
-FAR = 0.008  # seconds each way: beside other tests the processor bounds what nearer servers could do; bench.py has 2 ms
+FAR = 0.008  # seconds each way: beside other tests the processor bounds what nearer servers could do
 RATIO = 8.0
 
 
