@@ -45,7 +45,6 @@ import operator
 import os
 import queue
 import random
-import re
 import secrets
 import select
 import shutil
@@ -1522,9 +1521,7 @@ LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be d
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
 WAITING = 10  # seconds that what is at work may take for each that it may have the processor
-BITS_OF_DIGITS, DIGITS_OF_BITS = bytes.maketrans(b"01", b"\0\1"), bytes.maketrans(b"\0\1", b"01")
 REPORTERS_KNOWN = 1_000  # runs and branches whose cells are kept: as many as a filter names
-TASK_SETS_KEPT = 16
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 LEFT_TO_OTHERS = 0.0001  # seconds after its turn to write in which a process does not take the next one
@@ -1552,22 +1549,6 @@ ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
 Found_ = TypeVar("Found_")
-
-
-class TaskSet(Struct, frozen=True, gc=False):
-    """Some tasks: a bit for each seq from 0 on, and how many bits there are. A million take 125 KB."""
-
-    bits: int
-    size: int
-
-    @classmethod
-    def of(cls, signs: bytes | bytearray) -> TaskSet:
-        """Return the tasks that a byte for each seq tells, 0 or 1."""
-        return cls(int(signs[::-1].translate(DIGITS_OF_BITS) or b"0", 2), len(signs))
-
-    def signs(self) -> bytes:
-        """Return a byte for each seq, 0 or 1."""
-        return f"{self.bits:0{self.size}b}".encode()[::-1].translate(BITS_OF_DIGITS)
 
 
 class Stamped(Generic[Found_]):
@@ -1624,15 +1605,14 @@ class Connection(ABC):
     every row that it touches.
 
     `counted` is what the requests of the transaction have come to, `counting` what the one under way has. `cells` are
-    the runs and branches that were counted last, `task_sets` what was searched for and in, and `pages` lists as they
-    went out: only a `read_only` connection keeps them, because what another one reads may yet be undone. `is_late`
-    tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for good: then
-    the counters that have come to nothing go too, because their scopes name what is gone, and the log is truncated.
+    the runs and branches that were counted last, and `pages` lists as they went out: only a `read_only` connection
+    keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list is over.
+    `deletes` is whether the transaction takes anything away for good: then the counters that have come to nothing go
+    too, because their scopes name what is gone, and the log is truncated.
     """
 
     read_only = False
     cells: Stamped[ReportedCells] = Stamped(0)
-    task_sets: Stamped[TaskSet] = Stamped(0)
     pages: Stamped[bytes] | None = None
 
     def begin_counting(self) -> None:
@@ -1710,10 +1690,6 @@ class Connection(ABC):
         """Return what joins `task_cells` to a table of sightings by task."""
         same = f"task_cells.client_id = {sightings}.client_id AND task_cells.task_seq = {sightings}.task_seq"
         return f"JOIN task_cells ON {same}"
-
-    @abstractmethod
-    def words_holding(self, client_id: str, word: str) -> Iterable[tuple[int, str]]:
-        """Give the blocks of words that have a word in them, and maybe others, by block: its number and its text."""
 
     @abstractmethod
     def faults(self) -> Iterator[str]:
@@ -2023,10 +1999,6 @@ class SQLiteConnection(sqlite3.Connection, Connection):
         """Join by the seq alone, which is a rowid: to compare the clients, too, would make counting a fifth slower."""
         return f"JOIN task_cells ON task_cells.task_seq = {sightings}.task_seq"
 
-    def words_holding(self, client_id: str, word: str) -> Iterable[tuple[int, str]]:  # noqa: ARG002
-        """Give all blocks: Python finds the word in them sooner than SQLite does."""
-        return self.execute("SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block", (client_id,))
-
     def faults(self) -> Iterator[str]:
         """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
         for (fault,) in self.execute("PRAGMA integrity_check"):
@@ -2122,7 +2094,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
-            connection.cells, connection.task_sets = Stamped(REPORTERS_KNOWN), Stamped(TASK_SETS_KEPT)
+            connection.cells = Stamped(REPORTERS_KNOWN)
             connection.pages = Stamped(PAGES_KEPT, lambda page: len(page) <= PAGE_KEPT)
         else:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -3884,7 +3856,6 @@ MAIN_LINE = ""  # where the name of a branch would stand
 MOST_ARMS = 32  # of one statement; SQLite allows 500
 FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
-WALK_SIZE = 1 << 16  # seqs of a list that are read at once, where all are
 
 
 @lru_cache(maxsize=8)
@@ -4383,34 +4354,6 @@ class Listing(Struct, frozen=True, kw_only=True):
             found = sorted({*found, *(seq for (seq,) in merged)}, reverse=self.newest_first)[: limit + offset]
         return found[offset:]
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells the rows, but for their order, from those of other lists."""
-        return (self.arms, *self.listed.items())
-
-    def all_seqs(self, connection: Connection) -> Iterator[list[int]]:
-        """Give the seqs of all rows, range by range, a lot at a time; what several ranges have comes several times.
-
-        One text of them is read in a third of the time that as many rows take.
-        """
-        for arm in self.arms:
-            statement = f"""SELECT GROUP_CONCAT(CAST(seq AS TEXT), ','), MAX(seq) FROM (
-                SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}
-                AND {self.seq(arm)} > ? ORDER BY {self.seq(arm)} LIMIT ?) AS lot"""
-            seqs, last = [0] * WALK_SIZE, 0
-            while len(seqs) == WALK_SIZE:
-                text, last = self._execute(connection, statement, (*arm.values, last, WALK_SIZE)).fetchone()
-                seqs = msgspec.json.decode(f"[{text or ''}]", type=list[int])
-                yield seqs
-
-    def among(self, connection: Connection, others: Marked) -> Iterator[int]:
-        """Give the seqs of the rows that are in another list, too; each is looked up."""
-        for lot in in_lots(others.seqs(connection, others.total or 0, 0)):
-            for arm in self.arms:
-                found = arm.where(f"{self.seq(arm)} IN ({marks(lot)})", *lot)
-                statement = f"SELECT {self.seq(arm)} FROM {self.source(found)}"
-                yield from (seq for (seq,) in self._execute(connection, statement, found.values))
-
     def _merged(
         self, connection: Connection, arms: Sequence[Arm], limit: int, offset: int
     ) -> tuple[str, tuple[Any, ...]]:
@@ -4459,41 +4402,6 @@ class Found(Listing, frozen=True, kw_only=True):
     def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
         """Return the seqs of some rows."""
         return sorted(self.found, reverse=self.newest_first)[offset : offset + limit]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells the rows, but for their order, from those of other lists."""
-        return self.found
-
-    def among(self, connection: Connection, others: Marked) -> Iterator[int]:  # noqa: ARG002
-        """Give the seqs of the rows that are in another list, too."""
-        return (seq for seq in self.found if others.signs[seq : seq + 1] == b"\1")
-
-
-class Marked(Listing, frozen=True, kw_only=True):
-    """Rows that a sign for each seq tells: a byte that is 1."""
-
-    signs: bytes
-
-    @classmethod
-    def of(cls, client_id: str, signs: bytes) -> Marked:
-        """Return the list of the tasks of a client that signs tell."""
-        return cls(client_id=client_id, table="tasks", signs=signs, total=signs.count(1))
-
-    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
-        """Return the rows from a seq on and before another."""
-        signs = bytes(min(first, len(self.signs))) + self.signs[first:end]
-        return msgspec.structs.replace(self, signs=signs, total=signs.count(1))
-
-    def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
-        """Return the seqs of some rows."""
-        found, seq = [], len(self.signs) if self.newest_first else -1
-        for _ in range(limit + offset):
-            seq = self.signs.rfind(1, 0, seq) if self.newest_first else self.signs.find(1, seq + 1)
-            if seq < 0:
-                break
-            found.append(seq)
-        return found[offset:]
 
 
 class Ranges(Struct, frozen=True):
@@ -5115,27 +5023,12 @@ def select_runs(
     return map(run_model, rows), listing.count(connection)
 
 
-# Search: what tasks are found by, and which of them hold some words
+# Search: what tasks are found by
 #
-# A word that is searched for has no white space in it, and so stands within one word of a title, an external id or a
-# label. The words of 128 tasks that follow each other make one row: titles and labels repeat each other, and what
-# several tasks have stands there once. So a million tasks are a few thousand texts of some kilobytes, which Python
-# looks through faster than any index of three letters (FTS5's costs a batch a fifth of its speed), and a batch writes
-# eight of them. A text has a line for each task with the words that it alone has, and one more with what is shared:
-# words and their tasks' bits in capitals, which no folded text has, and the same for the next ones.
+# A row for each task with its words, which a search reads from the first to the last of a client's: a million in a
+# fifth of a second. An index of three letters (FTS5) would answer sooner, and make each batch a fifth dearer.
 
-BLOCK_SIZE = 128
-WORDS_CHANGED = "changes words"
-CODE_LENGTH = BLOCK_SIZE // 4
-HEX_DIGITS, CODE_DIGITS = "0123456789abcdef", "ABCDEFGHIJKLMNOP"
-CODE_OF_HEX = str.maketrans(HEX_DIGITS, CODE_DIGITS)
-HEX_OF_CODE = bytes.maketrans(CODE_DIGITS.encode(), HEX_DIGITS.encode())
-SHARED = re.compile(f"([^A-P]+)([A-P]{{{CODE_LENGTH}}})")
-NEXT_CODE = re.compile("[A-P]+")
-ALL_PLACES = (1 << BLOCK_SIZE) - 1
-COMPARED_WORDS = 200
-LOOKUPS = 25_000  # of single tasks in index ranges, which take no longer than the rest of a search
-LOOKUP_COST = 5  # rows of a list that are read in the time of one
+MOST_WORDS = 250  # of a search, as many as a title may have; SQLite takes a thousand conditions
 
 
 def folded(text: str) -> str:
@@ -5156,134 +5049,16 @@ def words_of(title: str, external_id: str | None, labels: str) -> str:
 
 
 def search_words(text: str) -> tuple[str, ...]:
-    """Return the words to look for, the longest and so rarest first. One that is part of another asks for nothing.
+    """Return the words to look for, the longest and so rarest first.
 
-    That is not looked for among more words than anybody types: to compare all that a URL holds would take seconds.
-
-    :raises InvalidParameter: when there is none.
+    :raises InvalidParameter: when there is none, and for too many.
     """
-    words, kept = sorted(set(folded(text).split()), key=lambda word: (-len(word), word)), list[str]()
-    for word in words:
-        if len(words) > COMPARED_WORDS or not any(word in other for other in kept):
-            kept.append(word)
-    if not kept:
-        raise InvalidParameter("q", "must have something besides white space and accents")
-    return tuple(kept)
-
-
-def packed(masks: Mapping[str, int]) -> str:
-    """Return the text of some words, each with the bits of its tasks' places; of none, an empty one."""
-    own: list[list[str]] = [[] for _ in range(BLOCK_SIZE)]
-    shared: dict[int, list[str]] = {}
-    for word, mask in masks.items():
-        if mask & (mask - 1):
-            shared.setdefault(mask, []).append(word)
-        elif mask:
-            own[mask.bit_length() - 1].append(word)
-    if not (shared or any(own)):
-        return ""
-    groups = [" ".join(words) + f"{mask:0{CODE_LENGTH}x}".translate(CODE_OF_HEX) for mask, words in shared.items()]
-    return "\n".join([*map(" ".join, own), "".join(groups)])
-
-
-def unpacked(text: str) -> dict[str, int]:
-    """Return the words of a text with the bits of their tasks' places."""
-    *own, shared = text.split("\n")
-    masks: dict[str, int] = {}
-    for place, words in enumerate(own):
-        add_words(masks, words, 1 << place)
-    for words, code in SHARED.findall(shared):
-        add_words(masks, words, mask_of_code(code))
-    return masks
-
-
-def add_words(masks: dict[str, int], words: str, mask: int) -> None:
-    """Add the words that tasks have."""
-    for word in words.split(" ") if words else ():
-        masks[word] = masks.get(word, 0) | mask
-
-
-def mask_of_code(code: str) -> int:
-    """Return the bits that stand in a text as capitals."""
-    return int(code.encode().translate(HEX_OF_CODE), 16)
-
-
-def find_in(text: str, words: Iterable[str]) -> int:
-    """Return the bits of the tasks in a text that have each of some words within one of theirs."""
-    end, mask, own = text.rfind("\n"), ALL_PLACES, list[str]()
-    for word in words:
-        found, at = 0, text.find(word, end)
-        while at >= 0 and mask & ~found:
-            code = typing.cast(re.Match[str], NEXT_CODE.search(text, at))
-            found |= mask_of_code(code[0])
-            at = text.find(word, code.end())
-        if mask & ~found and text.find(word, 0, end) >= 0:
-            own = own or text[:end].split("\n")
-            signs = bytes(map(operator.contains, own, itertools.repeat(word)))
-            found |= int(signs[::-1].translate(DIGITS_OF_BITS), 2)
-        mask &= found
-        if not mask:
-            break
-    return mask
-
-
-def write_words(
-    connection: Connection,
-    client_id: str,
-    words: Mapping[int, str],
-    *,
-    new: bool = False,
-    stored: Mapping[int, str] | None = None,
-) -> None:
-    """Store what tasks, which may be `new`, are found by, by their seqs, which rise.
-
-    :param stored: the texts of the blocks, where they are known.
-    """
+    words = sorted(set(folded(text).split()), key=lambda word: (-len(word), word))
     if not words:
-        return
-    count(connection, client_id, [WORDS_CHANGED], "", 0, False, 1)
-    by_block = itertools.groupby(words.items(), lambda item: item[0] // BLOCK_SIZE)
-    blocks = {block: {seq % BLOCK_SIZE: each for seq, each in group} for block, group in by_block}
-    stored = select_texts(connection, client_id, list(blocks)) if stored is None else stored
-    texts = [(client_id, block, with_words(stored.get(block, ""), places, new=new)) for block, places in blocks.items()]
-    connection.executemany(
-        """INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)
-           ON CONFLICT (client_id, block) DO UPDATE SET words = excluded.words""",
-        [row for row in texts if row[2]],
-    )
-    connection.executemany(
-        "DELETE FROM search_blocks WHERE client_id = ? AND block = ?", [row[:2] for row in texts if not row[2]]
-    )
-
-
-def select_texts(connection: Connection, client_id: str, blocks: Sequence[int]) -> dict[int, str]:
-    """Return the texts of blocks."""
-    texts: dict[int, str] = {}
-    for lot in in_lots(blocks):
-        texts.update(
-            connection.execute(
-                f"SELECT block, words FROM search_blocks WHERE client_id = ? AND block IN ({marks(lot)})",
-                (client_id, *lot),
-            )
-        )
-    return texts
-
-
-def with_words(text: str, places: Mapping[int, str], *, new: bool) -> str:
-    """Return a text with the words that tasks have now, by their places.
-
-    What tasks share is sorted out with the last new one: to do it with each would cost as much as its commit.
-    """
-    if new and text and BLOCK_SIZE - 1 not in places:
-        lines = text.split("\n")
-        for place, words in places.items():
-            lines[place] = words
-        return "\n".join(lines)
-    gone = 0 if new else sum(1 << place for place in places)
-    masks = {word: mask & ~gone for word, mask in unpacked(text).items()} if text else {}
-    for place, words in places.items():
-        add_words(masks, words, 1 << place)
-    return packed(masks)
+        raise InvalidParameter("q", "must have something besides white space and accents")
+    if len(words) > MOST_WORDS:
+        raise InvalidParameter("q", f"must have at most {MOST_WORDS} different words")
+    return tuple(words)
 
 
 class Labelled(Struct, gc=False):
@@ -5297,140 +5072,22 @@ def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
     return " ".join([item.label for item in evidence if item.label])
 
 
-def select_words(connection: Connection, client_id: str) -> Iterator[tuple[int, dict[int, tuple[str, str]]]]:
-    """Give the ids of a client's tasks with the words that each must be found by: by block, and by place in it."""
-    decode = decoder(list[Labelled]).decode
-    for block, group in itertools.groupby(walk_labelled(connection, client_id), lambda row: int(row[0]) // BLOCK_SIZE):
-        yield (
-            block,
-            {
-                seq % BLOCK_SIZE: (task_id, words_of(title, external_id, labels_of(decode(evidence))))
-                for seq, task_id, title, external_id, evidence in group
-            },
-        )
-
-
-def walk_labelled(connection: Connection, client_id: str) -> Iterator[Any]:
-    """Give what a client's tasks are found by, by seq. Some at a time, because evidence is large."""
-    last = -1
-    while rows := connection.execute(
-        """SELECT seq, id, title, external_id, COALESCE(evidence, '[]')
-           FROM tasks LEFT JOIN task_details
-               ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
-           WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
-        (client_id, last, BLOCK_SIZE),
-    ).fetchall():
-        yield from rows
-        last = rows[-1][0]
-
-
 def word_faults(connection: Connection) -> Iterator[str]:
-    """Tell the tasks that are searched by other words than they have, and the words of tasks that are not there."""
+    """Tell the tasks that are searched by other words than they have. Some at a time, because evidence is large."""
+    decode = decoder(list[Labelled]).decode
     for client_id in select_clients(connection):
-        stored = dict(
-            connection.execute("SELECT block, words FROM search_blocks WHERE client_id = ?", (client_id,)).fetchall()
-        )
-        for block, tasks in select_words(connection, client_id):
-            text, right = stored.pop(block, ""), dict[str, int]()
-            for place, (_, words) in tasks.items():
-                add_words(right, words, 1 << place)
-            if not text or unpacked(text) != right:
-                yield from block_faults(f"{client_id}, {block}", text, tasks)
-        yield from (f"search: {client_id}, {block} has words of no task" for block in stored)
-
-
-def block_faults(name: str, text: str, tasks: Mapping[int, tuple[str, str]]) -> Iterator[str]:
-    """Tell what is wrong with the text of some tasks, of which it is known that something is."""
-    found = words_by_place(text)
-    for place, (task_id, words) in tasks.items():
-        if found.pop(place, set()) != set(words.split()):
-            yield f"task {task_id} is searched by other words than it has"
-    yield from (f"search: {name} has words of no task at {place}" for place in found)
-
-
-def words_by_place(text: str) -> dict[int, set[str]]:
-    """Return the words of a text by the places of the tasks that have them."""
-    found: dict[int, set[str]] = {}
-    for word, mask in (unpacked(text) if text else {}).items():
-        for place in range(BLOCK_SIZE):
-            if mask >> place & 1:
-                found.setdefault(place, set()).add(word)
-    return found
-
-
-def forget_text(connection: Connection, client_id: str, seqs: Collection[int]) -> None:
-    """Forget what tasks are found by, which go."""
-    write_words(connection, client_id, dict.fromkeys(sorted(seqs), ""))
-
-
-def select_hits(connection: Connection, client_id: str, words: tuple[str, ...]) -> TaskSet:
-    """Return which tasks have all of some words. What was found before is still right while no task's words change."""
-    stamp = sum(n for *_, n in select_counts(connection, client_id, [WORDS_CHANGED]))
-    return connection.task_sets.recall((client_id, *words), stamp, partial(find_words, connection, client_id, words))
-
-
-def in_time(connection: Connection, words: Iterable[str]) -> Iterator[str]:
-    """Give words to look for. :raises TimeoutError: when the connection's time is over."""
-    for word in words:
-        if connection.is_late():
-            raise TimeoutError
-        yield word
-
-
-def find_words(connection: Connection, client_id: str, words: Sequence[str]) -> TaskSet:
-    """Look through all texts. :raises TimeoutError: when the connection's time is over."""
-    found, blocks = bytearray(), 0
-    for block, text in connection.words_holding(client_id, words[0]):
-        blocks = block + 1
-        if words[0] in text and (mask := find_in(text, in_time(connection, words))):
-            found += bytes(block * BLOCK_SIZE // 8 - len(found)) + mask.to_bytes(BLOCK_SIZE // 8, "little")
-    return TaskSet(int.from_bytes(found, "little"), blocks * BLOCK_SIZE)
-
-
-def read_listing(connection: Connection, listing: Listing) -> TaskSet:
-    """Return which tasks are in a list: all of its index ranges are read."""
-    signs = bytearray()
-    for seqs in listing.all_seqs(connection):
-        signs += bytes(max(0, max(seqs, default=0) + 1 - len(signs)))
-        for seq in seqs:
-            signs[seq] = 1
-    return TaskSet.of(signs)
-
-
-def look_up(connection: Connection, listing: Listing, hits: TaskSet) -> TaskSet:
-    """Return which of some tasks are in a list: each is looked up in it."""
-    signs = bytearray(hits.size)
-    for seq in listing.among(connection, Marked.of(listing.client_id, hits.signs())):
-        signs[seq] = 1
-    return TaskSet.of(signs)
-
-
-def plan_found(connection: Connection, client_id: str, listing: Listing, words: tuple[str, ...]) -> Listing:
-    """Return those of some tasks that have all of some words.
-
-    Where either are all tasks, it is the others. Few hits are looked up in the list; of many, all of the list is read.
-    What comes of that is kept until somebody writes.
-    """
-    if listing.total == 0:
-        return listing
-    hits = select_hits(connection, client_id, words)
-    total, everything = hits.bits.bit_count(), count_all(connection, client_id)
-    if total == everything:
-        return listing
-    if listing.total == everything or not total:
-        return Marked.of(client_id, hits.signs())
-    stamp = connection.stamp()
-    if total * len(listing.arms) <= max(LOOKUPS, (listing.total or 0) // LOOKUP_COST):
-        find = partial(look_up, connection, listing, hits)
-        return Marked.of(client_id, connection.task_sets.recall((client_id, words, *listing.key), stamp, find).signs())
-    read = partial(read_listing, connection, listing)
-    within = connection.task_sets.recall((client_id, *listing.key), stamp, read)
-    return Marked.of(client_id, TaskSet(hits.bits & within.bits, hits.size).signs())
-
-
-def count_all(connection: Connection, client_id: str) -> int:
-    """Return how many tasks a client has."""
-    return sum(select_cells(connection, client_id, "tasks", Filter()).values())
+        last = -1
+        while rows := connection.execute(
+            """SELECT tasks.seq, id, title, external_id, COALESCE(evidence, '[]'), task_words.words
+               FROM tasks LEFT JOIN task_details
+                   ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
+               LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
+               WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
+            (client_id, last, LOOKUP_SIZE),
+        ).fetchall():
+            for last, task_id, title, external_id, evidence, words in rows:  # noqa: B007
+                if words != words_of(title, external_id, labels_of(decode(evidence))):
+                    yield f"task {task_id} is searched by other words than it has"
 
 
 # Tasks: reading
@@ -5808,6 +5465,24 @@ def where_accepted(arm: Arm, wanted: Filter) -> Arm:
     return arm.where(f"({' AND '.join(conditions)}) IS TRUE", *values) if conditions else arm
 
 
+def plan_found(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
+    """Plan the list of what has some words: all of a client's are looked through."""
+    run, holds = wanted.missing_from, "instr(task_words.words, ?) > 0"
+    conditions = ("task_words.client_id = ?", *itertools.repeat(holds, len(wanted.words)))
+    arm = where_accepted(
+        Arm(conditions, (client_id, *wanted.words), "task_words"), wanted.missing(run) if run else wanted
+    )
+    for column, value in (("external_id", wanted.external_id), ("assignee", wanted.assignee)):
+        if value is not None:
+            arm = arm.where(f"tasks.{column} = ?", value)
+    if wanted.assigned is not None:
+        arm = arm.where(f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL")
+    found = Listing(client_id=client_id, table="tasks", arms=(arm,))
+    for reporters in wanted.reporters:
+        found = where_reported(found, client_id, reporters)
+    return where_missing(connection, client_id, found, run) if run else found
+
+
 def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
     """Plan the list of what is assigned, to somebody or to one: that is so little that all of it can be looked at."""
     run = wanted.missing_from
@@ -5833,8 +5508,7 @@ def plan_unassigned(connection: Connection, client_id: str, wanted: TaskFilter) 
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
     """Plan the list that a filter asks for, in the order of creation, from where the fewest rows need to be read."""
     if wanted.words:
-        whole = plan_tasks(connection, client_id, msgspec.structs.replace(wanted, words=(), span=None))
-        found = plan_found(connection, client_id, whole, wanted.words)
+        found = plan_found(connection, client_id, wanted)
     elif wanted.external_id is not None:
         found = plan_identified(connection, client_id, wanted, wanted.external_id)
     elif wanted.assigned is False:
@@ -6753,13 +6427,8 @@ def insert_branch_sightings(
     )
 
 
-def insert_tasks(
-    connection: Connection, by: Submitting, reports: Sequence[Report], last_text: Callable[[], Cursor]
-) -> list[TaskResult]:
-    """Store new findings, and return what became of each report.
-
-    :param last_text: gives the client's last block of words, and its text.
-    """
+def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Report]) -> list[TaskResult]:
+    """Store new findings, and return what became of each report."""
     who, run, now = by.who, by.run, by.now
     seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
     added: list[tuple[int, str, TaskStatus, Report]] = [
@@ -6797,8 +6466,10 @@ def insert_tasks(
             for seq, _, status, _ in added
         ],
     )
-    words = {seq: report.words for seq, _, _, report in added}
-    write_words(connection, who.client_id, words, new=True, stored=dict(last_text().fetchall()))
+    connection.executemany(
+        "INSERT INTO task_words (client_id, task_seq, words) VALUES (?, ?, ?)",
+        [(who.client_id, seq, report.words) for seq, _, _, report in added],
+    )
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
         count(connection, who.client_id, scopes("tasks", *place), *kind, n)
@@ -6850,8 +6521,14 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
            WHERE client_id = ? AND task_seq = ?""",
         [(*item.report.details, who.client_id, item.state.seq) for item in rewritten if item.changed],
     )
-    renamed = {item.state.seq: item.report.words for item in rewritten if {"title", "evidence"} & {*item.changed}}
-    write_words(connection, who.client_id, dict(sorted(renamed.items())))
+    connection.executemany(
+        "UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?",
+        [
+            (item.report.words, who.client_id, item.state.seq)
+            for item in rewritten
+            if {"title", "evidence"} & {*item.changed}
+        ],
+    )
     count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten], now)
     insert_history(connection, [reported_entry(by, item) for item in rewritten])
     see_again(connection, by, [item.state for item in repeated if not item.finding.seen_by_run])
@@ -6893,7 +6570,6 @@ def store_reports(
     by: Submitting,
     reports: Mapping[str | int, Report],
     findings: Mapping[str, StoredFinding],
-    last_text: Callable[[], Cursor],
 ) -> tuple[dict[str | int, TaskResult], int]:
     """Store reports by their external ids, or something else where they have none.
 
@@ -6911,7 +6587,7 @@ def store_reports(
     }
     results: dict[str | int, TaskResult] = {}
     if new:
-        results.update(zip(new, insert_tasks(connection, by, list(new.values()), last_text), strict=True))
+        results.update(zip(new, insert_tasks(connection, by, list(new.values())), strict=True))
     if repeated:
         results.update(zip(repeated, update_tasks(connection, by, list(repeated.values())), strict=True))
     if on_main_line:
@@ -6936,12 +6612,9 @@ class Questions:
     def ask_for_reports(
         self, connection: Connection, client_id: str, run: RunKey, reports: Iterable[str | int]
     ) -> None:
-        """Ask what is stored of some reports already, and where the words of new ones come to stand."""
+        """Ask what is stored of some reports already."""
         external_ids = sorted(key for key in reports if isinstance(key, str))
         self._findings = ask_for_findings(connection, client_id, run, external_ids)
-        self.last_text = connection.ask(
-            "SELECT block, words FROM search_blocks WHERE client_id = ? ORDER BY block DESC LIMIT 1", (client_id,)
-        )
 
     def findings(self) -> dict[str, StoredFinding]:
         """Return the stored findings among the reports."""
@@ -6988,7 +6661,7 @@ def submit_reports(
     results: dict[str | int, TaskResult] = {}
     sightings = 0
     while lot:
-        more, seen = store_reports(connection, by, lot, questions.findings(), questions.last_text)
+        more, seen = store_reports(connection, by, lot, questions.findings())
         results |= more
         sightings += seen
         if lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
@@ -7338,7 +7011,6 @@ def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State])
     count_past(connection, client_id, [task.seq for task in tasks if task.branch == MAIN_LINE], -1)
     uncount_reported(connection, client_id, RunKey, seqs)
     branches = uncount_reported(connection, client_id, BranchKey, seqs)
-    forget_text(connection, client_id, seqs)
     connection.executemany("DELETE FROM tasks WHERE client_id = ? AND seq = ?", [(client_id, seq) for seq in seqs])
     delete_empty_branches(connection, client_id, sorted(branches))
 

@@ -145,15 +145,15 @@ CREATE TABLE IF NOT EXISTS task_cells (
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 
--- The words that tasks are searched by, of those together whose seqs divided by 128 come to the same `block`: titles,
--- external ids and labels of evidence without case and accents, as the section on search has them.
-CREATE TABLE IF NOT EXISTS search_blocks (
-    seq        INTEGER PRIMARY KEY,
+-- What a task is searched by: its title, its external id and the labels of its evidence without case and accents, with
+-- a space between two words. By itself, because a search reads that of all tasks of a client.
+CREATE TABLE IF NOT EXISTS task_words (
     client_id  TEXT NOT NULL,
-    block      INTEGER NOT NULL,
-    words      TEXT NOT NULL
-) STRICT;
-CREATE UNIQUE INDEX IF NOT EXISTS search_blocks_by_place ON search_blocks (client_id, block);
+    task_seq   INTEGER NOT NULL,
+    words      TEXT NOT NULL,
+    PRIMARY KEY (client_id, task_seq),
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
 
 -- Which run reported which task: once each, however often it was submitted. One that does not count is a branch's, of
 -- a task that the main line knew: it moved nothing of the task.
@@ -220,8 +220,7 @@ CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_i
 -- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'days 2026-11-21' and so on
 -- count what happened to the main line's tasks on a day: the status is 'created', 'reopened', 'resolved' or 'dismissed'.
 -- 'changes type:T target:U' only rises, with each change to what runs of the type and target have reported: a stamp; when
--- the last of those runs goes, 'changes' takes it over. 'changes words' rises with each change to what tasks are searched
--- by. 'known type:T target:U', with ' branch:NAME' at its end for what that branch reported first, counts the findings of a
+-- the last of those runs goes, 'changes' takes it over. 'known type:T target:U', with ' branch:NAME' at its end for what that branch reported first, counts the findings of a
 -- brief: the status is the rank of their severity and the id of the run that reported them last, so that the key has the
 -- order of a brief.
 CREATE TABLE IF NOT EXISTS counters (

@@ -34,7 +34,6 @@ import signal
 import socket
 import sqlite3
 import stat
-import string
 import subprocess
 import sys
 import sysconfig
@@ -1736,9 +1735,6 @@ def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey,
 def test_a_list_of_many_ranges_is_the_same_list(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("findings_service.MOST_ARMS", 2)
     monkeypatch.setattr("findings_service.FEW_ARMS", 1)
-    monkeypatch.setattr("findings_service.LOOKUPS", 0)
-    monkeypatch.setattr("findings_service.LOOKUP_COST", 10**6)
-    monkeypatch.setattr("findings_service.WALK_SIZE", 5)
     for query in task_queries(survey, 4, 200):
         expected = survey.expected_tasks(query)
         walked = [item["id"] for page in survey.client.walk("tasks", limit=9, **query) for item in page["tasks"]]
@@ -1803,7 +1799,7 @@ def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
     scans = [step for step in steps if step.startswith("SCAN") and step.split()[1] in real]
     if re.search(r" AND (?!(\w+\.)?seq\b)", statement):
         steps_of_all = [step for step in steps if re.search(r"\(client_id=\?( AND (seq|rowid)[<>]\?)*\)$", step)]
-        scans += [step for step in steps_of_all if "INDEX assigned_tasks" not in step]
+        scans += [step for step in steps_of_all if not re.search("assigned_tasks|task_words", step)]
     return scans + [step for step in steps if "TEMP B-TREE" in step and "count(DISTINCT)" not in step]
 
 
@@ -2552,7 +2548,6 @@ def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: 
         quotes=('say "hi"', '"hi"', True),
         pattern_is_itself=("abc", "[a-c]", False),
         white_space_is_all_alike=("one\ntwo\x1fthree", "two\u2003one three", True),
-        capitals_of_a_code=("x", "A", False),
     ),
 )
 def test_a_search_is_for_words_whatever_their_case_and_accents(
@@ -2560,14 +2555,6 @@ def test_a_search_is_for_words_whatever_their_case_and_accents(
 ) -> None:
     client.submit(run, task(title=title), task(title=title), task(title="Something else"))
     assert searched(client, q) == ([title] * 2 if found else [])
-
-
-def test_no_text_that_is_searched_has_capitals_or_other_white_space() -> None:
-    letters = [chr(number) for number in range(sys.maxunicode + 1) if not 0xD800 <= number <= 0xDFFF]
-    for letter in letters:
-        folded = findings_service.folded(letter)
-        assert not set(folded) & set(string.ascii_uppercase), letter
-        assert letter.isspace() or not folded or not any(sign.isspace() for sign in folded), letter
 
 
 def test_external_ids_and_labels_are_searched_and_nothing_else_is(client: Client, run: str) -> None:
@@ -2590,126 +2577,31 @@ def test_a_search_follows_what_is_reported_again(client: Client) -> None:
     assert (searched(client, "heard"), searched(client, "taken")) == ([], ["Taken over"])
 
 
-def test_what_was_pruned_is_searched_no_more(app: flask.Flask, client: Client, run: str) -> None:
-    client.submit(run, *(task(title=f"Old {number}") for number in range(200)))
-    client.finish(run)
-    kept = client.start()
-    client.add(kept, title="Kept old")
-    with database_of(app).reading() as connection:
-        rows = connection.execute("SELECT COUNT(*) FROM search_blocks").fetchone()[0]
-    assert [sum(each) for each in zip(*findings_service.prune_slices(database_of(app), "2999"), strict=True)] == [
-        1,
-        200,
-    ]
+def test_what_is_deleted_is_searched_no_more(app: flask.Flask, client: Client, run: str) -> None:
+    gone = client.add(run, title="Old")
+    client.add(run, title="Kept old")
+    client.delete(f"{API}/tasks/{gone}")
     assert searched(client, "old") == ["Kept old"]
     with database_of(app).reading() as connection:
-        assert connection.execute("SELECT COUNT(*) FROM search_blocks").fetchone()[0] == rows - 1
-        assert list(findings_service.faults(connection)) == []
+        assert connection.execute("SELECT words FROM task_words").fetchall() == [("kept old",)]
 
 
-def test_a_task_without_any_words_is_found_by_none(
-    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.submit(run, *(task(title=f"Old {number}") for number in range(findings_service.BLOCK_SIZE)))
-    client.add(run, title="\u0301", externalId="\u0308", severity="high")
-    for lookups in (findings_service.LOOKUPS, 0):
-        monkeypatch.setattr(findings_service, "LOOKUPS", lookups)
-        monkeypatch.setattr(findings_service, "LOOKUP_COST", 10**6)
-        assert len(searched(client, "old", severity="high", projectType="web")) == findings_service.BLOCK_SIZE
-        assert searched(client, "old", externalId="\u0308") == searched(client, "none") == []
+def test_a_task_without_any_words_is_found_by_none(app: flask.Flask, client: Client, run: str) -> None:
+    client.submit(run, task(title="\u0301", externalId="\u0308"), task(title="Old"))
+    assert (searched(client, "old"), searched(client, "old", externalId="\u0308")) == (["Old"], [])
     with database_of(app).reading() as connection:
         assert list(findings_service.faults(connection)) == []
 
 
-def test_texts_that_grow_one_by_one_come_to_those_of_a_batch(app: flask.Flask, client: Client, run: str) -> None:
-    words = {place: f"all task{place} part{place % 5}" for place in range(findings_service.BLOCK_SIZE)}
-    grown, size = "", 0
-    for place, each in words.items():
-        grown = findings_service.with_words(grown, {place: each}, new=True)
-        size = max(size, len(grown))
-        assert findings_service.find_in(grown, ["part2"]).bit_count() == (place + 3) // 5
-    assert grown == findings_service.with_words("", words, new=True)
-    assert len(grown) < 0.6 * size
-
-
-def test_no_search_is_too_long(client: Client, run: str) -> None:
-    words = [f"word{number}" for number in range(1000)]
-    client.add(run, title="Many", evidence=[{"label": " ".join(words[lot : lot + 50])} for lot in range(0, 1000, 50)])
-    client.add(run, title="Few", evidence=[{"label": " ".join(words[:50])}])
+def test_a_search_may_have_as_many_words_as_a_title(client: Client, run: str) -> None:
+    words = [f"word{number}" for number in range(findings_service.MOST_WORDS)]
+    labels = [{"label": " ".join(words[lot : lot + 50])} for lot in range(0, len(words), 50)]
+    client.submit(run, task(title="Few", evidence=labels[:1]), task(title="Many", evidence=labels))
     assert searched(client, " ".join(words)) == ["Many"]
-    assert searched(client, " ".join([*words, "word1000"])) == []
     assert searched(client, "w" * 10_000) == []
-    assert searched(client, "word1 " * 1600) == ["Few", "Many"]
-
-
-def test_a_search_for_all_words_that_a_url_holds_costs_what_any_may() -> None:
-    words = [f"{number:04x}" for number in range(12_000)]
-    began = time.thread_time()
-    assert findings_service.search_words(" ".join(words)) == tuple(words)
-    assert time.thread_time() - began < 0.5
-
-
-def test_a_search_looks_at_the_clock_between_words(
-    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.add(run, title="one two three")
-    looks = iter([False, False, True])
-    with database_of(app).reading() as connection:
-        list(connection.words_holding("default", "three"))  # looks at the clock itself, where it asks a server
-        monkeypatch.setattr(connection, "is_late", lambda: next(looks))
-        monkeypatch.setattr(connection, "words_holding", lambda *_: [(0, "\none two three\n")])
-        with pytest.raises(TimeoutError):
-            findings_service.find_words(connection, "default", ("three", "one", "two"))
-
-
-def test_words_that_were_found_are_not_looked_for_again(app: flask.Flask, client: Client, run: str) -> None:
-    ids = [client.add(run, title=f"Number {number}") for number in range(5)]
-    client.triage(ids[0], "resolved")
-    with statements() as traced:
-        for _ in client.walk("tasks", q="number", limit=2, sort="severity", status="open"):
-            pass
-        assert searched(client, "NUMBER") == [f"Number {number}" for number in (4, 3, 2, 1, 0)]
-    assert sum("FROM search_blocks" in statement for statement in traced) == 1
-    client.add(run, title="Number 5")
-    with statements() as traced:
-        assert len(searched(client, "number")) == 6
-        assert len(searched(client, "number", projectType="web", status="resolved")) == 1
-    assert sum("FROM search_blocks" in statement for statement in traced) == 1
-    for number in range(20):
-        searched(client, f"{number}")
-    with database_of(app).reading() as connection:
-        assert len(connection.task_sets) == findings_service.TASK_SETS_KEPT
-
-
-@pytest.mark.parametrize("lookups", [0, findings_service.LOOKUPS], ids=["all_read", "each_looked_up"])
-def test_what_a_search_within_a_list_came_to_is_forgotten_when_somebody_writes(
-    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, lookups: int
-) -> None:
-    monkeypatch.setattr("findings_service.LOOKUPS", lookups)
-    client.add(run, title="Other", status="dismissed")
-    for number in range(3):
-        done = client.add(run, title=f"Number {number}")
-        assert searched(client, "number", status="open") == [f"Number {number}"]
-        client.triage(done, "resolved")
-        assert searched(client, "number", status="open") == []
-
-
-def test_what_was_found_for_one_client_is_not_found_for_another(app: flask.Flask) -> None:
-    clients = {name: client_of(app, client=name) for name in ("one", "two")}
-    for name, client in clients.items():
-        client.register("web")
-        client.submit(client.start(), task(title=f"Number {name}"), task(title="Other"))
-    for name, client in clients.items():
-        assert searched(client, "number") == [f"Number {name}"]
-
-
-def test_a_search_looks_at_the_clock_between_texts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.add(run)
-    monkeypatch.setattr("findings_service.LIST_TIME", -1)
-    assert_problem(client.get(f"{API}/tasks?q=image"), 400, "invalid_parameter", "query string")
-    assert_problem(client.get(f"{API}/tasks?q=image"), 400, "invalid_parameter", "query string")
-    monkeypatch.setattr("findings_service.LIST_TIME", 5)
-    assert len(searched(client, "image")) == 1
+    assert searched(client, "word1 " * 1600) == ["Many", "Few"]
+    too_many = client.get(f"{API}/tasks", query_string={"q": " ".join([*words, "more"])})
+    assert_problem(too_many, 400, "invalid_parameter", "q")
 
 
 # ---------------------------------------------------------------------------
@@ -9086,7 +8978,6 @@ PLANTED_IN_A_FILE = sqlite_cases(
         "foreign key: row 1 of history has no parent in tasks",
     ),
 )
-NEW_LINE = "chr(10)" if ON_POSTGRES else "char(10)"
 PLANTED = cases(
     index=("DROP INDEX tasks_by_status", "schema: tasks_by_status is missing"),
     counter=("UPDATE counters SET n = n + 1 WHERE scope = 'tasks' AND status = 'resolved'", "says 2, but there are 1"),
@@ -9138,16 +9029,8 @@ PLANTED = cases(
         "DELETE FROM counters WHERE scope = 'runs branch:topic'",
         "runs branch:topic, running, severity 0 is missing, but there are 2",
     ),
-    other_words=("UPDATE search_blocks SET words = replace(words, 'image', 'picture')", "by other words than it has"),
-    no_words=("DELETE FROM search_blocks", "is searched by other words than it has"),
-    words_of_no_task=(
-        f"UPDATE search_blocks SET words = replace(words, {NEW_LINE} || {NEW_LINE}, {NEW_LINE} || 'w' || {NEW_LINE})",
-        "search: default, 0 has words of no task at ",
-    ),
-    words_of_no_client=(
-        "INSERT INTO search_blocks (client_id, block, words) SELECT client_id, 9, words FROM search_blocks",
-        "search: default, 9 has words of no task",
-    ),
+    other_words=("UPDATE task_words SET words = replace(words, 'image', 'picture')", "by other words than it has"),
+    no_words=("DELETE FROM task_words", "is searched by other words than it has"),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
     other_status=(
         "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",

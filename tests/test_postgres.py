@@ -955,20 +955,6 @@ def test_a_list_that_somebody_cancels_is_busy(postgres: Databases, url: str, dat
         read()
 
 
-def test_words_are_looked_for_by_the_server(database: store.PostgresDatabase) -> None:
-    blocks = {number: f"text {number} {'odd' if number % 2 else 'even'} %_" for number in range(1000)}
-    with database.transaction("one") as connection:
-        connection.executemany(
-            "INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)",
-            [("one", number, text) for number, text in blocks.items()],
-        )
-    with database.snapshot() as connection:
-        found = list(connection.words_holding("one", "odd %_"))
-        assert found == [(number, text) for number, text in blocks.items() if number % 2]
-        assert list(connection.words_holding("one", "od%")) == []
-        assert list(connection.words_holding("two", "odd")) == []
-
-
 def test_ranges_are_merged_without_doubles(database: store.PostgresDatabase) -> None:
     with database.transaction("one") as connection:
         for client_id in ("one", "two"):
@@ -1341,8 +1327,9 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
         def fill() -> None:
             for number in range(1000):
                 with database.transaction("one") as connection:
+                    answer = ("one", str(number), noise)
                     connection.execute(
-                        "INSERT INTO search_blocks (client_id, block, words) VALUES (?, ?, ?)", ("one", number, noise)
+                        "INSERT INTO idempotent_answers VALUES (?, ?, '', '', '', '', 200, NULL, ?, '')", answer
                     )
 
         with pytest.raises(heart.StorageFull, match="disk is full") as refused:
@@ -1350,7 +1337,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
         assert refused.value.headers["Retry-After"]
         assert counts(database) == {"before": 1}
         with database.transaction("one") as connection:
-            connection.execute("DROP TABLE search_blocks")
+            connection.execute("DROP TABLE idempotent_answers")
         add(database, "after")
         assert counts(database) == {"before": 1, "after": 1}
         database.close()

@@ -260,19 +260,17 @@ def test_with_the_same_key_a_repeated_request_gets_its_answer_again(bandits: tup
 
 
 @pytest.mark.parametrize(
-    ("spans", "unit", "shifts"),
+    ("spans", "shifts"),
     cases(
-        none=([], 1, {}),
-        apart=([("a", 1, 5), ("b", 6, 9)], 1, {}),
-        the_same=([("b", 1, 5), ("a", 1, 5)], 1, {"b": 5}),
-        blocks=([("a", 1, 5), ("b", 1, 5), ("c", 3, 200)], 128, {"b": 128, "c": 256}),
-        behind=([("a", 1, 5), ("b", 5, 6), ("c", 7, 9)], 1, {"b": 1, "c": 1}),
-        left_alone=([("a", 1, 5), ("b", 5, 6), ("c", 8, 9)], 1, {"b": 1}),
-        on_the_edge=([("a", 1, 127), ("b", 1, 127), ("c", 256, 256)], 128, {"b": 128}),
+        none=([], {}),
+        apart=([("a", 1, 5), ("b", 6, 9)], {}),
+        the_same=([("b", 1, 5), ("a", 1, 5)], {"b": 5}),
+        behind=([("a", 1, 5), ("b", 5, 6), ("c", 7, 9)], {"b": 1, "c": 1}),
+        left_alone=([("a", 1, 5), ("b", 5, 6), ("c", 8, 9)], {"b": 1}),
     ),
 )
-def test_clients_are_moved_behind_one_another(spans: Any, unit: int, shifts: Mapping[str, int]) -> None:
-    assert copying.shifts_of(spans, unit) == shifts
+def test_clients_are_moved_behind_one_another(spans: Any, shifts: Mapping[str, int]) -> None:
+    assert copying.shifts_of(spans) == shifts
     places = [range(first + shifts.get(client, 0), last + 1 + shifts.get(client, 0)) for client, first, last in spans]
     assert sum(map(len, places)) == len({seq for place in places for seq in place})
 
@@ -280,7 +278,13 @@ def test_clients_are_moved_behind_one_another(spans: Any, unit: int, shifts: Map
 def test_what_refers_to_a_seq_is_known() -> None:
     found = {f"{table.name}.{table.columns[at]}": owner for table in TABLES for at, owner in table.numbers.items()}
     referring = {
-        *("task_details.task_seq", "task_cells.task_seq", "sightings.task_seq", "sightings.run_seq"),
+        *(
+            "task_details.task_seq",
+            "task_cells.task_seq",
+            "task_words.task_seq",
+            "sightings.task_seq",
+            "sightings.run_seq",
+        ),
         *("branch_sightings.task_seq", "branch_sightings.branch_seq", "history.task_seq"),
     }
     numbered = {f"{table.name}.seq" for table in TABLES if "seq" in table.columns}
@@ -310,30 +314,17 @@ def test_clients_with_the_same_seqs_find_room_in_a_file(url: str, tmp_path: Path
         clients = {name: client_of(app, client=name) for name in counts}
         for name, count in counts.items():
             use(clients[name], name, count)
-            for table in ("runs", "history", "branches", "search_blocks"):
+            for table in ("runs", "history", "branches"):
                 run_in(url, f"ALTER SEQUENCE {table}_seq_seq RESTART")
         told = {name: answers(client) for name, client in clients.items()}
     file = tmp_path / "all.db"
     done = copy(url, file)
-    assert "the same numbers in runs, tasks, search_blocks, branches, history; some were moved" in done.output
+    assert "the same numbers in runs, tasks, branches, history; some were moved" in done.output
     check(file)
     with opened(file) as app:
         assert {name: answers(client_with(app, client.key)) for name, client in clients.items()} == told
         use(client_with(app, clients["one"].key), "one", 4)
     check(file)
-    old, new = seqs_of(url), seqs_of(file)
-    assert {(new[each] - seq) % heart.BLOCK_SIZE for each, seq in old.items()} == {0}
-
-
-def seqs_of(db: object) -> dict[tuple[str, str], int]:
-    """Return the seqs of all tasks, by client and id."""
-    database = heart.database_for(heart.Settings.read(db=str(db)))
-    with database.reading() as connection:
-        found = {
-            (client, each): seq for seq, client, each in connection.execute("SELECT seq, client_id, id FROM tasks")
-        }
-    database.close()
-    return found
 
 
 def test_seqs_that_no_two_clients_share_stay(bandits: tuple[Path, str], url: str, tmp_path: Path) -> None:

@@ -39,8 +39,7 @@ CACHE = 128 * 1024  # KiB for a file that is filled
 class Table(Struct, frozen=True):
     """A table of the schema. Columns are told by their places.
 
-    `numbers` are the columns that hold a seq, with the table whose seq it is; `block` is the one that holds a task's
-    seq divided by the size of a block.
+    `numbers` are the columns that hold a seq, with the table whose seq it is.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Table(Struct, frozen=True):
     key: Sequence[int]
     client: int
     numbers: Mapping[int, str]
-    block: int | None
 
     def told(self, row: Row) -> str:
         """Return which row this is, for messages."""
@@ -83,7 +81,6 @@ def read_table(fresh: sqlite3.Connection, name: str) -> Table | None:
         [place for place, _ in sorted(enumerate(keys), key=lambda key: key[1]) if keys[place]],
         columns.index(client),
         {columns.index(column): owner for column, owner in owners.items()},
-        columns.index("block") if "block" in columns else None,
     )
 
 
@@ -257,8 +254,7 @@ def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iter
 
 
 # Seqs. PostgreSQL numbers the rows of each client from 1 on, and SQLite all rows of a table. Where two clients have the
-# same seq, those of one are moved as far as it takes, and with them what refers to them; the order stays. Tasks are
-# moved by whole blocks of the search, whose words tell a task by its place in a block.
+# same seq, those of one are moved as far as it takes, and with them what refers to them; the order stays.
 
 
 def find_shifts(source: Place, target: Place, tables: Iterable[Table]) -> Shifts:
@@ -267,8 +263,7 @@ def find_shifts(source: Place, target: Place, tables: Iterable[Table]) -> Shifts
         return {}
     return {
         table.name: shifts_of(
-            source.select(f"SELECT client_id, MIN(seq), MAX(seq) FROM {table.name} GROUP BY client_id"),
-            heart.BLOCK_SIZE if table.name == "tasks" else 1,
+            source.select(f"SELECT client_id, MIN(seq), MAX(seq) FROM {table.name} GROUP BY client_id")
         )
         for table in tables
         if "seq" in table.columns and has_doubles(source, table)
@@ -281,32 +276,30 @@ def has_doubles(source: Place, table: Table) -> bool:
     return bool(source.select(f"SELECT COUNT(*) FROM ({doubles} LIMIT 1) AS doubles")[0][0])
 
 
-def shifts_of(spans: Iterable[Row], unit: int) -> dict[str, int]:
+def shifts_of(spans: Iterable[Row]) -> dict[str, int]:
     """Return how far clients are moved, by the first and the last seq of each: behind those that come before it."""
     shifts, end = dict[str, int](), 0
     for client, first, last in sorted(spans, key=lambda span: (span[1], span[0])):
         if first <= end:
-            shifts[client] = -((first - end - 1) // unit) * unit
+            shifts[client] = end + 1 - first
         end = max(end, last + shifts.get(client, 0))
     return shifts
 
 
 def moved(rows: Iterable[Row], table: Table, shifts: Shifts, sign: int = 1) -> Iterable[Row]:
     """Return rows with their seqs moved, or with the sign -1 moved back."""
-    places = [(place, shifts[owner], 1) for place, owner in table.numbers.items() if owner in shifts]
-    if table.block is not None and "tasks" in shifts:
-        places.append((table.block, shifts["tasks"], heart.BLOCK_SIZE))
+    places = [(place, shifts[owner]) for place, owner in table.numbers.items() if owner in shifts]
     return moved_rows(rows, table.client, places, sign) if places else rows
 
 
 def moved_rows(
-    rows: Iterable[Row], client: int, places: Sequence[tuple[int, Mapping[str, int], int]], sign: int
+    rows: Iterable[Row], client: int, places: Sequence[tuple[int, Mapping[str, int]]], sign: int
 ) -> Iterator[Row]:
-    """Give rows with some of their numbers moved, each by what is its client's and its unit's."""
+    """Give rows with some of their numbers moved, each by what is its client's."""
     for row in rows:
         cells = list(row)
-        for place, shifts, unit in places:
-            cells[place] += sign * (shifts.get(row[client], 0) // unit)
+        for place, shifts in places:
+            cells[place] += sign * shifts.get(row[client], 0)
         yield tuple(cells)
 
 

@@ -40,7 +40,6 @@ LOOK_EVERY = 1.0  # seconds between two looks whether it is this process's turn 
 ROWS_AT_ONCE = 5000  # that one statement stores: so it is done in a fraction of its time
 MANY_ROWS = 500  # whose statement takes a while
 BULKY = "task_details"  # in whose rows is what is large
-BLOCKS_AT_ONCE = 256  # texts of words that are read at once
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
 NO_TEXT = "\1"  # stands for U+0000
 ARRAYS = {TEXT: ("text", 1009), BIGINT: ("bigint", 1016)}  # the name of a type, and the number of its arrays
@@ -290,7 +289,7 @@ class PostgresConnection(heart.Connection):
         self.link = link
         self.read_only = read_only
         if read_only:  # what a transaction reads may yet be undone
-            self.cells, self.task_sets = link.known
+            self.cells = link.known.cells
         self.begin_counting()
         self.failed: Failure | None = None
         self.open = False  # whether a transaction is
@@ -571,18 +570,6 @@ class PostgresConnection(heart.Connection):
             return object()
         return self.execute("SELECT pg_current_snapshot()::text").fetchone()[0]
 
-    def words_holding(self, client_id: str, word: str) -> Iterator[tuple[int, str]]:
-        """Give the blocks of a client whose words have a text within them, by block."""
-        last, rows = -1, [(0, "")] * BLOCKS_AT_ONCE
-        while len(rows) == BLOCKS_AT_ONCE:
-            rows = self.execute(
-                """SELECT block, words FROM search_blocks WHERE client_id = ? AND block > ? AND strpos(words, ?) > 0
-                   ORDER BY block LIMIT ?""",
-                (client_id, last, word, BLOCKS_AT_ONCE),
-            ).fetchall()
-            yield from rows
-            last = rows[-1][0] if rows else last
-
     def faults(self) -> Iterator[str]:
         """Tell what of the schema is not there, or is otherwise than it should be. What follows has all its time."""
         yield from self.database.schema_faults()
@@ -598,15 +585,14 @@ def have_doubles(rows: Sequence[Sequence[Any]], keys: Sequence[int]) -> bool:
 
 
 class Known(NamedTuple):
-    """What was counted and searched for before, on one server."""
+    """What was counted before, on one server."""
 
     cells: heart.Stamped[heart.ReportedCells]
-    task_sets: heart.Stamped[heart.TaskSet]
 
     @classmethod
     def nothing(cls) -> Known:
         """Return what is known of a server that was never asked."""
-        return cls(heart.Stamped(heart.REPORTERS_KNOWN), heart.Stamped(heart.TASK_SETS_KEPT))
+        return cls(heart.Stamped(heart.REPORTERS_KNOWN))
 
 
 class PostgresDatabase(heart.Database):
