@@ -52,7 +52,6 @@ import signal
 import socket
 import sqlite3
 import stat
-import string
 import tempfile
 import threading
 import time
@@ -1504,12 +1503,6 @@ class Listeners(Struct):
 APPLICATION_ID = 0x46545356
 SCHEMA_VERSION = 8
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-# The number of a task's cell: what its line, status, severity and identity are together. Its sign stands for it.
-CELL_NUMBER = """CASE branch WHEN '' THEN 0 ELSE 40 END
-    + 10 * CASE status WHEN 'open' THEN 0 WHEN 'in_progress' THEN 1 WHEN 'resolved' THEN 2 ELSE 3 END
-    + 2 * (severity - 1) + CASE WHEN external_id IS NULL THEN 0 ELSE 1 END"""
-CELL_SIGNS = string.ascii_letters + string.digits + "!#$&()*+,-./:;<=>@"
-CELL_SIGN = f"substr('{CELL_SIGNS}', CAST(1 + {CELL_NUMBER} AS INTEGER), 1)"
 # The steps from version 8 on: a script each, by the version that it leads to, which schema.sql is run behind.
 MIGRATIONS: dict[int, str] = {}
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
@@ -1521,7 +1514,7 @@ LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be d
 CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
 CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
 WAITING = 10  # seconds that what is at work may take for each that it may have the processor
-REPORTERS_KNOWN = 1_000  # runs and branches whose cells are kept: as many as a filter names
+MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 LEFT_TO_OTHERS = 0.0001  # seconds after its turn to write in which a process does not take the next one
@@ -1541,7 +1534,6 @@ def schema_path() -> Path:
 
 
 BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
-KNOWN = "known"  # begins the scope of a counter of the findings that a brief lists
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
 UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
 # How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
@@ -1604,15 +1596,14 @@ class Connection(ABC):
     Statements are SQL that SQLite and PostgreSQL both read, with a `?` for each parameter. Each names the client of
     every row that it touches.
 
-    `counted` is what the requests of the transaction have come to, `counting` what the one under way has. `cells` are
-    the runs and branches that were counted last, and `pages` lists as they went out: only a `read_only` connection
-    keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list is over.
-    `deletes` is whether the transaction takes anything away for good: then the counters that have come to nothing go
-    too, because their scopes name what is gone, and the log is truncated.
+    `counted` is what the requests of the transaction have come to, `counting` what the one under way has. `pages` are
+    lists as they went out: only a `read_only` connection keeps them, because what another one reads may yet be undone.
+    `is_late` tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for
+    good: then the counters that have come to nothing go too, because their scopes name what is gone, and the log is
+    truncated.
     """
 
     read_only = False
-    cells: Stamped[ReportedCells] = Stamped(0)
     pages: Stamped[bytes] | None = None
 
     def begin_counting(self) -> None:
@@ -1686,11 +1677,6 @@ class Connection(ABC):
         """Return the condition of a client's rows with some seqs: a mark for the client, and then those."""
         return f"{table}.client_id = ? AND {table}.seq IN ({seqs})"
 
-    def join_cells(self, sightings: str) -> str:
-        """Return what joins `task_cells` to a table of sightings by task."""
-        same = f"task_cells.client_id = {sightings}.client_id AND task_cells.task_seq = {sightings}.task_seq"
-        return f"JOIN task_cells ON {same}"
-
     @abstractmethod
     def faults(self) -> Iterator[str]:
         """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
@@ -1709,12 +1695,6 @@ class Connection(ABC):
                DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.counted.items() if n],
         )
-        if fewer_known := [key for key, n in self.counted.items() if n < 0 and key[1].startswith(KNOWN)]:
-            self.executemany(
-                """DELETE FROM counters WHERE client_id = ? AND scope = ? AND status = ? AND severity = ?
-                   AND identified = ? AND n = 0""",
-                fewer_known,
-            )
         if self.deletes:
             fewer = {key[:2] for key, n in self.counted.items() if n < 0}
             self.executemany(
@@ -1995,10 +1975,6 @@ class SQLiteConnection(sqlite3.Connection, Connection):
         """
         return f"({table}.client_id = ?) IS TRUE AND {table}.seq IN ({seqs})"
 
-    def join_cells(self, sightings: str) -> str:
-        """Join by the seq alone, which is a rowid: to compare the clients, too, would make counting a fifth slower."""
-        return f"JOIN task_cells ON task_cells.task_seq = {sightings}.task_seq"
-
     def faults(self) -> Iterator[str]:
         """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
         for (fault,) in self.execute("PRAGMA integrity_check"):
@@ -2094,7 +2070,6 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
-            connection.cells = Stamped(REPORTERS_KNOWN)
             connection.pages = Stamped(PAGES_KEPT, lambda page: len(page) <= PAGE_KEPT)
         else:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -4080,80 +4055,21 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
     return rows
 
 
-def known_scope(project_type: str, target_url: str, branch: str) -> str:
-    """Name what counts the findings that a brief lists: those of the main line, or what a branch reported first."""
-    return scope(KNOWN, project_type, target_url) + (of_branch(branch) if branch else "")
-
-
-def last_seen_by(run_id: str, severity: int) -> str:
-    """Name those of them that have a severity and that a run reported last, so that names sort as a brief does."""
-    return f"{severity} {run_id}"
-
-
 CHANGES = "changes"
 
 
-def count_changes(connection: Connection, client_id: str, project_type: str, target_url: str, n: int) -> None:
-    """Count changes to what the runs of a type and target reported, new sightings apart: `Reporter` has those."""
-    count(connection, client_id, [scope(CHANGES, project_type, target_url)], "", 0, False, n)
+def count_change(connection: Connection, client_id: str) -> None:
+    """Raise the client's stamp, as each transaction does that changes what is the client's.
 
-
-def drop_changes(connection: Connection, client_id: str, project_type: str, target_url: str) -> None:
-    """Forget the changes of a type and target that no run is of any more, so that no counter names them.
-
-    All of the client's count as so many more instead: what was kept under a number is never met under it again.
+    How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
+    what came after it.
     """
-    runs, changes = scope("runs", project_type, target_url), scope(CHANGES, project_type, target_url)
-    counts = Counter[str]()
-    for name, _, _, _, n in select_counts(connection, client_id, [runs, changes]):
-        counts[name] += n
-    if not counts[runs]:
-        count(connection, client_id, [changes], "", 0, False, -counts[changes])
-        count(connection, client_id, [CHANGES], "", 0, False, counts[changes] + 1)
+    count(connection, client_id, [CHANGES], "", 0, False, 1 + secrets.randbelow(1 << 30))
 
 
-# What happened to the main line's tasks on a day, by the name of the history's event or of where a task moved to.
-
-DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
-EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
-    WHEN from_status = to_status THEN NULL
-    WHEN to_status IN ('resolved', 'dismissed') THEN to_status
-    WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
-# An entry of the history as it counts: type, target, day, event.
-DAY_COLUMNS = f"tasks.project_type, tasks.target_url, substr(history.at, 1, 10) AS day, {EVENT_OF_ENTRY} AS what"
-HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
-
-
-def days(date: str) -> str:
-    """Name the kind of a scope that counts what happened on a day."""
-    return f"days {date}"
-
-
-def event_of_move(before: str, after: str) -> str | None:
-    """Name what a task's move to another status counts as on its day, None where it is no such event."""
-    if after in UNFINISHED:
-        return None if before in UNFINISHED else "reopened"
-    return None if before == after else after
-
-
-def count_day(
-    connection: Connection, client_id: str, project_type: str, target_url: str, at: str, event: str, n: int
-) -> None:
-    """Count what happened to tasks of the main line on the day of a time."""
-    count(connection, client_id, scopes(days(at[:10]), project_type, target_url), event, 0, False, n)
-
-
-def count_past(connection: Connection, client_id: str, task_seqs: Sequence[int], sign: int) -> None:
-    """Count what has happened to tasks that the main line has now, or (with -1) has no more."""
-    for lot in in_lots(task_seqs):
-        rows = connection.execute(
-            f"""SELECT {DAY_COLUMNS}, COUNT(*) FROM tasks {HISTORY}
-                WHERE tasks.client_id = ? AND tasks.seq IN ({marks(lot)}) AND {EVENT_OF_ENTRY} IS NOT NULL
-                GROUP BY tasks.project_type, tasks.target_url, day, what""",
-            (client_id, *lot),
-        )
-        for project_type, target_url, date, event, n in rows.fetchall():
-            count_day(connection, client_id, project_type, target_url, date, event, sign * n)
+def select_stamp(connection: Connection, client_id: str) -> int:
+    """Return a number that is another one as soon as anything of the client has changed."""
+    return sum(n for *_, n in select_counts(connection, client_id, [CHANGES]))
 
 
 # Lists: one page of a merge of index ranges
@@ -4659,16 +4575,6 @@ class Reporter(Struct, frozen=True, gc=False):
         """The project type and target of everything that it reported."""
         return self.project_type, self.target_url
 
-    @property
-    def changes(self) -> str:
-        """The scope that counts the changes to what it reported."""
-        return scope(CHANGES, self.project_type, self.target_url)
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What tells it from all others of its client, also from one that had its seq before."""
-        raise NotImplementedError
-
 
 class RunKey(Reporter, frozen=True, gc=False):
     """What the store needs to know of a run."""
@@ -4681,11 +4587,6 @@ class RunKey(Reporter, frozen=True, gc=False):
     sightings = "sightings"
     column = "run_seq"
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What tells it from all others of its client, also from one that had its seq before."""
-        return (self.id,)
-
 
 class BranchKey(Reporter, frozen=True, gc=False):
     """What the store needs to know of a branch."""
@@ -4695,11 +4596,6 @@ class BranchKey(Reporter, frozen=True, gc=False):
     table = "branches"
     sightings = "branch_sightings"
     column = "branch_seq"
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What tells it from all others of its client. The changes are counted that take it away."""
-        return (*self.surface, self.name)
 
 
 def run_model(row: Sequence[Any]) -> Run:
@@ -4737,8 +4633,8 @@ def find_branches(connection: Connection, client_id: str, names: Sequence[str], 
             f"SELECT {BRANCH_COLUMNS} FROM branches WHERE client_id = ? AND name IN ({marks(lot)})", (client_id, *lot)
         )
         branches += [key for key in itertools.starmap(BranchKey, rows) if wanted.accepts_surface(*key.surface)]
-    if len(branches) > REPORTERS_KNOWN:
-        detail = f"is there for over {REPORTERS_KNOWN:,} project types and targets; name one of those, too"
+    if len(branches) > MOST_REPORTERS:
+        detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
         raise InvalidParameter("branch", detail)
     return branches
 
@@ -4807,7 +4703,7 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
 
 def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
-    return summary_of(select_reported_cells(connection, client_id, [run])[run.seq])
+    return summary_of(count_reported(connection, client_id, run))
 
 
 def summary_of(cells: Mapping[tuple[Any, ...], int]) -> Summary:
@@ -4821,57 +4717,25 @@ def summary_of(cells: Mapping[tuple[Any, ...], int]) -> Summary:
     return Summary(total, severities, statuses)
 
 
-CELLS = tuple(  # by CELL_NUMBER
-    (status, severity, identified, main_line)
-    for main_line, status, severity, identified in itertools.product(
-        (True, False), TASK_STATUSES, sorted(RANKS.values()), (False, True)
-    )
-)
-SIGN_OF_CELL = dict(zip(CELLS, CELL_SIGNS, strict=True))
-
-
 def select_reported_cells(
     connection: Connection, client_id: str, reporters: Sequence[Reporter]
 ) -> dict[int, ReportedCells]:
-    """Return how many of the tasks that runs (or branches) reported there are of each kind, by the runs' seqs.
-
-    What was counted before is still right where the run reports as many tasks as then, and none of them has changed.
-    """
-    changes: dict[str, int] = {}
-    if connection.read_only:
-        names = list({CHANGES, *(each.changes for each in reporters)})
-        changes = {name: n for name, _, _, _, n in select_counts(connection, client_id, names)}
-    dropped = changes.get(CHANGES, 0)
-    return {
-        each.seq: connection.cells.recall(
-            (client_id, *each.identity),
-            (each.reported, changes.get(each.changes, 0) + dropped),
-            partial(count_cells, connection, client_id, each),
-        )
-        for each in reporters
-    }
+    """Return how many of the tasks that runs (or branches) reported there are of each kind, by the runs' seqs."""
+    return {each.seq: count_reported(connection, client_id, each) for each in reporters}
 
 
-def count_cells(connection: Connection, client_id: str, reporter: Reporter) -> ReportedCells:
-    """Count the tasks that a run (or branch) reported.
-
-    SQLite would sort a million rows to group them; one text of their signs takes a third of the time. PostgreSQL's
-    name for the function is STRING_AGG.
-    """
+def count_reported(connection: Connection, client_id: str, reporter: Reporter) -> ReportedCells:
+    """Count the tasks that a run (or branch) reported."""
     table = reporter.sightings
-    row = connection.execute(
-        f"""SELECT GROUP_CONCAT(task_cells.cell, '')
-            FROM {table} {connection.join_cells(table)}
-            WHERE {table}.client_id = ? AND {table}.{reporter.column} = ?""",
+    rows = connection.execute(
+        f"""SELECT tasks.status, tasks.severity, tasks.external_id IS NOT NULL, tasks.branch = '', COUNT(*)
+            FROM {table} JOIN tasks ON tasks.client_id = {table}.client_id AND tasks.seq = {table}.task_seq
+            WHERE {table}.client_id = ? AND {table}.{reporter.column} = ? GROUP BY 1, 2, 3, 4""",
         (client_id, reporter.seq),
-    ).fetchone()
-    return cells_of(row[0] or "")
-
-
-def cells_of(signs: str) -> ReportedCells:
-    """Count the signs of tasks."""
-    counts = map(signs.count, CELL_SIGNS)
-    return {cell: n for cell, n in zip(CELLS, counts, strict=True) if n}
+    )
+    return {
+        (status, severity, bool(identified), bool(main_line)): n for status, severity, identified, main_line, n in rows
+    }
 
 
 def require_registered(connection: Connection, client_id: str, project_type: str, **place: str) -> None:
@@ -4971,6 +4835,7 @@ def idle_slices(
                 if not select_idle_runs(connection, client_id, idle_seconds, 1):
                     break
             with database.transaction(client_id, patience) as connection:
+                count_change(connection, client_id)
                 failed = fail_idle_runs(connection, client_id, idle_seconds, size)
             yield failed
 
@@ -5609,26 +5474,36 @@ def select_baseline(connection: Connection, client_id: str, run: RunKey, named: 
     return baseline
 
 
-def select_common_cells(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> ReportedCells:
-    """Return how many of the tasks that both of two runs of a type and target reported there are of each kind."""
-    changes = sum(n for *_, n in select_counts(connection, client_id, [run.changes]))
-    stamp = (run.reported, baseline.reported, changes)
-    recount = partial(count_common_cells, connection, client_id, run, baseline)
-    return connection.cells.recall((client_id, run.id, baseline.id), stamp, recount)
+REPORTED_TASKS = """sightings
+    JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq"""
+ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = sightings.client_id
+    AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
 
 
-def count_common_cells(connection: Connection, client_id: str, *runs: RunKey) -> ReportedCells:
-    """Count the tasks that both of two runs reported, as `count_cells` does: each of the fewer is looked up."""
-    fewer, more = sorted(runs, key=lambda run: run.reported)
-    row = connection.execute(
-        f"""SELECT GROUP_CONCAT(task_cells.cell, '')
-           FROM sightings JOIN sightings AS others ON others.client_id = sightings.client_id
-               AND others.run_seq = ? AND others.task_seq = sightings.task_seq
-           {connection.join_cells("sightings")}
-           WHERE sightings.client_id = ? AND sightings.run_seq = ?""",
-        (more.seq, client_id, fewer.seq),
+def seq_of(baseline: RunKey | None) -> int:
+    """Return the seq of what a run is compared with, that of no run where there is nothing."""
+    return baseline.seq if baseline else 0
+
+
+def count_compared(
+    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None
+) -> list[tuple[str, int, bool, int]]:
+    """Count what a run reported: status, severity, whether the baseline reported it too, and how many."""
+    return connection.execute(
+        f"""SELECT tasks.status, tasks.severity, {ALSO_REPORTED} AS known, COUNT(*) FROM {REPORTED_TASKS}
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
+        (seq_of(baseline), client_id, run.seq),
+    ).fetchall()
+
+
+def count_missing(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> int:
+    """Count the unfinished findings with an external id that the baseline reported and a run did not."""
+    (missing,) = connection.execute(
+        f"""SELECT COUNT(*) FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
+            AND tasks.status IN ('open', 'in_progress') AND tasks.external_id IS NOT NULL AND NOT {ALSO_REPORTED}""",
+        (client_id, baseline.seq, run.seq),
     ).fetchone()
-    return cells_of(row[0] or "")
+    return int(missing)
 
 
 def standing(branch: str | None) -> frozenset[str]:
@@ -5639,42 +5514,38 @@ def standing(branch: str | None) -> frozenset[str]:
     return frozenset((*UNFINISHED, "resolved") if branch else UNFINISHED)
 
 
-def sort_out(run: RunKey, cells: ReportedCells, known: ReportedCells, fail_on: str) -> tuple[Counter[int], Ignored]:
-    """Return how many tasks of each rank stop a run, and how many do not, and why."""
-    offenders, ignored = Counter[int](), Ignored()
-    for cell, n in cells.items():
-        status, rank, *_ = cell
+def sort_out(run: RunKey, counted: Iterable[tuple[str, int, bool, int]], fail_on: str) -> tuple[int, Ignored]:
+    """Return how many tasks stop a run, and how many do not, and why.
+
+    :param counted: how many there are of each kind, as `count_compared` has them.
+    """
+    offenders, ignored = 0, Ignored()
+    for status, rank, known, n in counted:
         if status == "dismissed":
             ignored.dismissed += n
         elif status not in standing(run.branch):
             ignored.resolved += n
         elif fail_on == "none" or rank < RANKS[fail_on]:
             ignored.below_bar += n
+        elif known:
+            ignored.known += n
         else:
-            ignored.known += known.get(cell, 0)
-            offenders[rank] += n - known.get(cell, 0)
-    return +offenders, ignored
+            offenders += n
+    return offenders, ignored
 
 
 def select_offenders(
-    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None, offenders: Mapping[int, int]
+    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None, fail_on: str
 ) -> list[TaskHead]:
-    """Return the worst of the tasks that stop a run, of those that a baseline did not report.
-
-    :param offenders: how many there are of each rank.
-    """
-    heads: list[TaskHead] = []
-    for rank, n in sorted(offenders.items(), reverse=True):
-        wanted = TaskFilter(statuses=standing(run.branch), ranks=frozenset({rank}))
-        found = plan_reported(connection, client_id, wanted, [run])
-        if baseline is not None:
-            reported = REPORTED.format(baseline.sightings, baseline.column)
-            found = found.where(f"NOT {reported}", client_id, baseline.seq)
-        rows = found.rows(connection, HEAD_COLUMNS, "", min(n, OFFENDERS_LISTED - len(heads)), 0)
-        heads += itertools.starmap(TaskHead, rows)
-        if len(heads) == OFFENDERS_LISTED:
-            break
-    return heads
+    """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
+    statuses = sorted(standing(run.branch))
+    rows = connection.execute(
+        f"""SELECT {HEAD_COLUMNS} FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
+            AND tasks.status IN ({marks(statuses)}) AND tasks.severity >= ? AND NOT {ALSO_REPORTED}
+            ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?""",
+        (client_id, run.seq, *statuses, RANKS[fail_on], seq_of(baseline), OFFENDERS_LISTED),
+    )
+    return list(itertools.starmap(TaskHead, rows))
 
 
 def gate_reason(run: RunKey, baseline: RunKey | None, query: GateQuery, offenders: int) -> str:
@@ -5697,296 +5568,110 @@ def select_gate(connection: Connection, client_id: str, run: RunKey, query: Gate
     :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
     """
     baseline = select_baseline(connection, client_id, run, query.baseline)
-    cells = select_reported_cells(connection, client_id, [each for each in (run, baseline) if each])
-    common = select_common_cells(connection, client_id, run, baseline) if baseline else {}
     compared = baseline if query.only == "new" else None
-    offenders, ignored = sort_out(run, cells[run.seq], common if compared else {}, query.fail_on)
-    missing = Counter(cells[baseline.seq] if baseline else {}) - Counter(common)
+    counted = count_compared(connection, client_id, run, compared)
+    offenders, ignored = sort_out(run, counted, query.fail_on)
     return Gate(
         pass_=run.status == "completed" and not offenders,
-        reason=gate_reason(run, baseline, query, offenders.total()),
+        reason=gate_reason(run, baseline, query, offenders),
         run_id=run.id,
         baseline=baseline.id if baseline else None,
         fail_on=query.fail_on,
         only=query.only,
-        reported=sum(cells[run.seq].values()),
-        offenders_total=offenders.total(),
-        offenders=select_offenders(connection, client_id, run, compared, offenders),
+        reported=sum(n for *_, n in counted),
+        offenders_total=offenders,
+        offenders=select_offenders(connection, client_id, run, compared, query.fail_on) if offenders else [],
         ignored=ignored,
-        missing=sum(n for (status, _, identified, _), n in missing.items() if identified and status in UNFINISHED),
+        missing=count_missing(connection, client_id, run, baseline) if baseline else 0,
     )
 
 
 # The overview: where everything stands, and what happened lately
 
-Counted = tuple[str, str, int]  # of a project type, a target or a severity: its name, a status, and how many have that
+
+DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
+EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
+    WHEN from_status = to_status THEN NULL
+    WHEN to_status IN ('resolved', 'dismissed') THEN to_status
+    WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
+HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """The tasks that the main line knows, or a branch, of all project types and targets or of one."""
+
+    client_id: str
+    project_type: str | None
+    target_url: str | None
+    branch: str | None = None
+
+    def select(
+        self, connection: Connection, columns: str, rest: str, *values: str | int, joined: str = ""
+    ) -> list[tuple[Any, ...]]:
+        """Return some columns of them; `rest` is what follows the conditions, with a mark for each value."""
+        if self.branch is None:
+            place, tables, line = "tasks", "tasks", "tasks.branch = ?"
+        else:
+            place, line = "branches", "branches.name = ?"
+            tables = """branches JOIN branch_sightings
+                    ON branch_sightings.client_id = branches.client_id AND branch_sightings.branch_seq = branches.seq
+                JOIN tasks ON tasks.client_id = branches.client_id AND tasks.seq = branch_sightings.task_seq"""
+        given = [self.client_id, self.branch or MAIN_LINE]
+        conditions = f"{place}.client_id = ? AND {line}"
+        for column, value in (("project_type", self.project_type), ("target_url", self.target_url)):
+            if value is not None:
+                conditions += f" AND {place}.{column} = ?"
+                given.append(value)
+        statement = f"SELECT {columns} FROM {tables} {joined} WHERE {conditions} {rest}"
+        return connection.execute(statement, (*given, *values)).fetchall()
 
 
 def select_overview(connection: Connection, client_id: str, query: OverviewQuery) -> Overview:
-    """Return where all tasks of the main line, or of a branch, stand.
-
-    :raises InvalidParameter: when the branch is there for too many types and targets.
-    """
-    types = None if query.project_type is None else frozenset({query.project_type})
-    wanted = Filter(types=types, target_url=query.target_url, main_line=None if query.branch else True)
-    today = datetime.fromisoformat(timestamp()).date()
-    dates = [str(today - timedelta(days=ago)) for ago in reversed(range(query.days))]
-    if query.branch:
-        branches = find_branches(connection, client_id, [query.branch], wanted)
-        counted = count_on_branches(connection, client_id, branches)
-        events = select_days_of_branches(connection, client_id, branches, dates[0])
-    else:
-        counted = count_on_main_line(connection, client_id, wanted)
-        events = select_days(connection, client_id, wanted, dates)
-    by_severity, by_type, by_target = counted
+    """Return where all tasks of the main line, or of a branch, stand."""
+    known = Known(
+        client_id=client_id, project_type=query.project_type, target_url=query.target_url, branch=query.branch
+    )
+    columns = "tasks.severity, tasks.project_type, tasks.target_url, tasks.status, COUNT(*)"
+    counted = known.select(connection, columns, "GROUP BY 1, 2, 3, 4")
     severities = StatusesBySeverity()
-    for severity, status, n in by_severity:
-        counts = getattr(severities, severity)
+    for rank, _, _, status, n in counted:
+        counts = getattr(severities, SEVERITIES[-rank])
         setattr(counts, status, getattr(counts, status) + n)
     return Overview(
-        total=sum(n for *_, n in by_severity),
+        total=sum(n for *_, n in counted),
         by_severity=severities,
-        by_project_type=list(itertools.starmap(StandingOfType, standings(by_type))),
-        by_target=[StandingOfTarget(target or None, *counts) for target, *counts in standings(by_target)],
-        days=[Day(date, *(events[date, event] for event in DAY_EVENTS)) for date in dates],
+        by_project_type=[StandingOfType(*each) for each in standings((row[1], *row[3:]) for row in counted)],
+        by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
+        days=select_days(connection, known, query.days),
     )
 
 
-def standings(counted: Iterable[Counted]) -> list[tuple[str, int, int]]:
-    """Return how many there are of each name, and how many of those are open: the most open ones first."""
+def select_days(connection: Connection, known: Known, days: int) -> list[Day]:
+    """Return what happened on each of the last days to tasks as they are known now, oldest first."""
+    today = datetime.fromisoformat(timestamp()).date()
+    dates = [str(today - timedelta(days=ago)) for ago in reversed(range(days))]
+    columns = f"substr(history.at, 1, 10), {EVENT_OF_ENTRY}, COUNT(*)"
+    rest = "AND history.at >= ? AND history.to_status IS NOT NULL GROUP BY 1, 2"
+    events = {(date, event): n for date, event, n in known.select(connection, columns, rest, dates[0], joined=HISTORY)}
+    return [Day(date, *(events.get((date, event), 0) for event in DAY_EVENTS)) for date in dates]
+
+
+def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:
+    """Return how many there are of each name, and how many of those are open: the most open ones first.
+
+    :param counted: of a project type or target: its name, a status, and how many have that.
+    """
     totals, still_open = Counter[str](), Counter[str]()
     for name, status, n in counted:
         totals[name] += n
         still_open[name] += n if status == "open" else 0
-    rows = [(name, total, still_open[name]) for name, total in totals.items() if total]
+    rows = [(name, total, still_open[name]) for name, total in totals.items()]
     return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
-
-
-def count_on_main_line(connection: Connection, client_id: str, wanted: Filter) -> tuple[list[Counted], ...]:
-    """Count the main line's tasks by severity, by project type and by target, from the counters."""
-    cells = select_cells(connection, client_id, "tasks", wanted)
-    names = wanted.types or frozenset(
-        name for (name,) in connection.execute("SELECT name FROM project_types WHERE client_id = ?", (client_id,))
-    )
-    of_types = select_cells(connection, client_id, "tasks", msgspec.structs.replace(wanted, types=names))
-    return (
-        [(SEVERITIES[-rank], status, n) for (_, _, status, rank), n in cells.items()],
-        [(name or "", status, n) for (name, _, status, _), n in of_types.items()],
-        [(wanted.target_url, status, n) for (_, _, status, _), n in cells.items()]
-        if wanted.target_url is not None
-        else count_by_target(connection, client_id, wanted.types),
-    )
-
-
-def count_by_target(connection: Connection, client_id: str, types: Collection[str] | None) -> list[Counted]:
-    """Count the main line's tasks of all targets: what there is of each, without what is of branches."""
-    beginning = scope("tasks", min(types) if types else None, "")
-    rows = connection.execute(
-        """SELECT scope, status, CAST(SUM(n) AS BIGINT) FROM counters
-           WHERE client_id = ? AND scope >= ? AND scope < ? GROUP BY 1, 2""",
-        (client_id, beginning, beginning.removesuffix(":") + ";"),
-    )
-    return [
-        (name.removeprefix(beginning).removesuffix(BRANCHES), status, -n if name.endswith(BRANCHES) else n)
-        for name, status, n in rows
-    ]
-
-
-def count_on_branches(
-    connection: Connection, client_id: str, branches: Sequence[BranchKey]
-) -> tuple[list[Counted], ...]:
-    """Count what runs of branches have reported by severity, by project type and by target."""
-    cells = select_reported_cells(connection, client_id, branches)
-    rows = [(branch, rank, status, n) for branch in branches for (status, rank, *_), n in cells[branch.seq].items()]
-    return (
-        [(SEVERITIES[-rank], status, n) for _, rank, status, n in rows],
-        [(branch.project_type, status, n) for branch, _, status, n in rows],
-        [(branch.target_url, status, n) for branch, _, status, n in rows],
-    )
-
-
-def select_days(
-    connection: Connection, client_id: str, wanted: Filter, dates: Sequence[str]
-) -> Counter[tuple[str, str]]:
-    """Return how many events there were on the main line, by date and event."""
-    names = {
-        scope(days(date), project_type, wanted.target_url): date
-        for date in dates
-        for project_type in wanted.types or (None,)
-    }
-    events = Counter[tuple[str, str]]()
-    for name, event, _, _, n in select_counts(connection, client_id, list(names)):
-        events[names[name], event] += n
-    return events
-
-
-def select_days_of_branches(
-    connection: Connection, client_id: str, branches: Sequence[BranchKey], since: str
-) -> Counter[tuple[str, str]]:
-    """Return how many events there were of what runs of branches have reported, by date and event, one by one."""
-    events = Counter[tuple[str, str]]()
-    for lot in in_lots([branch.seq for branch in branches]):
-        rows = connection.execute(
-            f"""SELECT substr(history.at, 1, 10) AS day, {EVENT_OF_ENTRY} AS what, COUNT(*) FROM branch_sightings
-                JOIN history ON history.client_id = branch_sightings.client_id
-                    AND history.task_seq = branch_sightings.task_seq
-                WHERE branch_sightings.client_id = ? AND branch_seq IN ({marks(lot)}) AND history.at >= ?
-                    AND {EVENT_OF_ENTRY} IS NOT NULL
-                GROUP BY day, what""",
-            (client_id, *lot, since),
-        )
-        for date, event, n in rows:
-            events[date, event] += n
-    return events
 
 
 # The brief: what an agent should know before it scans
 
-# The worst come first, of those the ones that were seen last, and of those the newest. No index has that order, because
-# each report of a known finding would move it there, which makes a batch of them a fifth dearer. A thousand are sorted.
-# Where more have a severity, counters tell how many of them each run reported last, and the newest run's come first:
-# they are found among all that it reported, or among all of the severity, whatever is less. Where that would be to look
-# at more than all for runs that give few, all are sorted.
-
-Kinds = Counter[tuple[str, int, bool]]  # how many tasks have a status, the rank of a severity, an external id or none
-Place = tuple[int, str, int]  # of a finding in a brief: rank, when it was seen last, seq
-IN_BRIEF = frozenset({*UNFINISHED, "dismissed"})
-FEW_TASKS = 1000  # that are sorted sooner than found run by run
-
-
-def kinds_on_main_line(connection: Connection, client_id: str, surface: tuple[str, str]) -> Kinds:
-    """Count what the main line knows of a type and target."""
-    project_type, target_url = surface
-    wanted = Filter(types=frozenset({project_type}), target_url=target_url, main_line=True)
-    kinds = Kinds()
-    for identified in (False, True):
-        cells = select_cells(connection, client_id, "tasks", wanted, identified=(identified,))
-        kinds.update({(status, rank, identified): n for (_, _, status, rank), n in cells.items()})
-    return kinds
-
-
-def kinds_on_branch(connection: Connection, client_id: str, branch: BranchKey) -> Kinds:
-    """Count what a branch knows and the main line does not."""
-    kinds, reported = Kinds(), select_reported_cells(connection, client_id, [branch])[branch.seq]
-    for (status, rank, identified, main_line), n in reported.items():
-        kinds[status, rank, identified] += 0 if main_line else n
-    return kinds
-
-
-def ranks_in_brief(kinds: Kinds) -> Counter[int]:
-    """Return how many tasks of each rank a brief may list."""
-    ranks = Counter[int]()
-    for (status, rank, identified), n in kinds.items():
-        ranks[rank] += n if identified and status in IN_BRIEF else 0
-    return ranks
-
-
-def ranks_reported_first(connection: Connection, client_id: str, branch: BranchKey) -> Counter[int]:
-    """Return the same of what a branch reported first."""
-    rows = connection.execute(
-        """SELECT substr(status, 1, 1), CAST(SUM(n) AS BIGINT) FROM counters
-           WHERE client_id = ? AND scope = ? GROUP BY 1""",
-        (client_id, known_scope(*branch.surface, branch.name)),
-    )
-    return Counter({int(rank): n for rank, n in rows})
-
-
-def wanted_in_brief(surface: tuple[str, str], rank: int, main_line: bool) -> TaskFilter:
-    """Return the filter of what has a rank and a brief may list: of the main line, or of branches."""
-    return TaskFilter(
-        types=frozenset({surface[0]}),
-        target_url=surface[1],
-        main_line=main_line,
-        statuses=IN_BRIEF,
-        ranks=frozenset({rank}),
-    )
-
-
-class Line(Struct, frozen=True):
-    """The findings of a type and target that a brief lists: those of the main line, or what a branch reported first."""
-
-    client_id: str
-    surface: tuple[str, str]
-    branch: BranchKey | None = None
-
-    def reported(self, reporter: Reporter, rank: int) -> Listing:
-        """Return those of a rank that a run (or branch) reported."""
-        wanted = wanted_in_brief(self.surface, rank, self.branch is None)
-        return self.only(plan_sightings(self.client_id, wanted, [reporter], None))
-
-    def only(self, listing: Listing) -> Listing:
-        """Return those of some tasks."""
-        name = self.branch.name if self.branch else MAIN_LINE
-        return listing.where("(tasks.external_id IS NOT NULL AND tasks.branch = ?) IS TRUE", name)
-
-    def of_rank(self, connection: Connection, rank: int) -> tuple[Listing, int]:
-        """Return those of a rank, and how many tasks must be read to find them."""
-        if self.branch:
-            return self.reported(self.branch, rank), self.branch.reported
-        wanted = wanted_in_brief(self.surface, rank, main_line=True)
-        cells = select_cells(connection, self.client_id, "tasks", wanted)
-        ranges = select_ranges(connection, self.client_id, "tasks", wanted, cells)
-        found = Listing(client_id=self.client_id, table="tasks", arms=ranges.arms, listed=ranges.listed)
-        return self.only(found), ranges.size
-
-    def places(self, connection: Connection, limit: int) -> list[Place]:
-        """Return the first places."""
-        groups = connection.execute(
-            "SELECT status, n FROM counters WHERE client_id = ? AND scope = ? ORDER BY status DESC LIMIT ?",
-            (self.client_id, known_scope(*self.surface, self.branch.name if self.branch else MAIN_LINE), limit),
-        ).fetchall()
-        places = list[Place]()
-        for rank, members in itertools.groupby(groups, lambda group: int(group[0][0])):
-            if left := limit - len(places):
-                groups_of_rank = [(name[2:], n) for name, n in members]
-                places += self.places_of_rank(connection, rank, groups_of_rank, left)
-        return places
-
-    def places_of_rank(
-        self, connection: Connection, rank: int, groups: Iterable[tuple[str, int]], limit: int
-    ) -> list[Place]:
-        """Return the first places of a rank, run by run unless to look at all of them once is less.
-
-        :param groups: the runs that reported them last, the newest first, and how many each; some may have been pruned.
-        """
-        wanted, left = dict[str, int](), limit
-        for run_id, n in groups:
-            if left:
-                wanted[run_id] = min(n, left)
-                left -= wanted[run_id]
-        among, size = self.of_rank(connection, rank)
-        runs = {run.id: run for run in find_runs(connection, self.client_id, [*wanted]) if run.reported < size}
-        looks = [runs[run_id].reported if run_id in runs else size for run_id in wanted]
-        if size <= FEW_TASKS or sum(looks[:-1]) > size:  # for the last of them, no more than one look at all
-            return heapq.nlargest(limit, select_places(connection, among, size))
-        places = list[Place]()
-        for run_id, n in wanted.items():
-            sooner = self.reported(runs[run_id], rank) if run_id in runs else among
-            places += select_places(connection, sooner.where("tasks.last_run_id = ?", run_id), n)
-        return places
-
-
-def select_places(connection: Connection, listing: Listing, limit: int) -> Iterator[Place]:
-    """Give the places of some findings, each read when it is asked for."""
-    rows = listing.rows(connection, "tasks.severity, tasks.last_seen_at, tasks.seq", "", limit, 0)
-    return typing.cast(Iterator[Place], rows)
-
-
-def select_places_elsewhere(
-    connection: Connection, client_id: str, branch: BranchKey, ranks: Mapping[int, int], limit: int
-) -> list[Place]:
-    """Return the first places of what a branch knows and another one reported first. All of a rank is looked at.
-
-    :param ranks: how many of each rank there are.
-    """
-    places = list[Place]()
-    for rank in sorted(ranks, reverse=True):
-        if left := limit - len(places):
-            wanted = wanted_in_brief(branch.surface, rank, main_line=False)
-            found = plan_reported(connection, client_id, wanted, [branch])
-            others = found.where("(tasks.external_id IS NOT NULL AND tasks.branch <> ?) IS TRUE", branch.name)
-            places += heapq.nlargest(left, select_places(connection, others, branch.reported))
-    return places
+IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_progress', 'dismissed')"""
 
 
 def select_known_findings(connection: Connection, client_id: str, seqs: Sequence[int]) -> list[KnownFinding]:
@@ -6008,17 +5693,27 @@ def select_known_findings(connection: Connection, client_id: str, seqs: Sequence
 def select_brief(
     connection: Connection, client_id: str, project_type: ProjectTypeWithSchema, query: BriefQuery
 ) -> Brief:
-    """Return what is known of a type and target."""
-    surface = (query.project_type, query.target_url or NO_TARGET)
-    kinds = kinds_on_main_line(connection, client_id, surface)
-    places = Line(client_id, surface).places(connection, query.limit)
-    if branch := query.branch and find_branch(connection, client_id, query.branch, surface):
-        more = kinds_on_branch(connection, client_id, branch)
-        places += Line(client_id, surface, branch).places(connection, query.limit)
-        elsewhere = ranks_in_brief(more) - ranks_reported_first(connection, client_id, branch)
-        places += select_places_elsewhere(connection, client_id, branch, elsewhere, query.limit)
-        kinds += more
-    seqs = [seq for *_, seq in sorted(places, reverse=True)[: query.limit]]
+    """Return what is known of a type and target: the worst first, of those what was seen last, then the newest."""
+    place = {"project_type": query.project_type, "target_url": query.target_url or NO_TARGET}
+    lines = [(Known(client_id=client_id, **place), "")]
+    if query.branch:  # what the main line knows, too, is there already
+        lines.append((Known(client_id=client_id, branch=query.branch, **place), "AND tasks.branch <> ''"))
+    kinds, places, listed = Counter[tuple[str, int]](), list[tuple[int, str, int]](), 0
+    for known, condition in lines:
+        kinds += Counter(
+            {
+                (status, rank): n
+                for status, rank, n in known.select(
+                    connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2"
+                )
+            }
+        )
+        columns = "COUNT(*) OVER (), tasks.severity, tasks.last_seen_at, tasks.seq"
+        order = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC LIMIT ?"
+        rows = known.select(connection, columns, f"{condition} AND {IN_BRIEF} {order}", query.limit)
+        listed += rows[0][0] if rows else 0
+        places += [row[1:] for row in rows]
+    seqs = [seq for *_, seq in heapq.nlargest(query.limit, places)]
     return Brief(
         project_type=query.project_type,
         target_url=query.target_url,
@@ -6026,7 +5721,7 @@ def select_brief(
         summary=summary_of(kinds),
         extension_schema=project_type.extension_schema,
         tasks=select_known_findings(connection, client_id, seqs),
-        omitted=ranks_in_brief(kinds).total() - len(seqs),
+        omitted=listed - len(seqs),
     )
 
 
@@ -6128,16 +5823,6 @@ class State(Struct, frozen=True, gc=False):
     def cell(self) -> tuple[str, int, str]:
         """What can change of what the task is counted by."""
         return self.status, self.severity, self.branch
-
-    @property
-    def sign(self) -> str:
-        """The sign of its cell, as `CELL_SIGN` works it out in the database."""
-        return sign_of(self.status, self.severity, self.identified, self.branch)
-
-    @property
-    def known_as(self) -> tuple[int, str] | None:
-        """What can change of its place in a brief, None where that does not list it."""
-        return (self.severity, self.branch) if self.identified and self.status != "resolved" else None
 
     def after(self, update: TaskUpdate) -> State:
         """Return what the task is after a decision; a move leaves behind why it was what it was."""
@@ -6264,52 +5949,13 @@ def read_findings(answers: Iterable[Cursor]) -> dict[str, StoredFinding]:
     return findings
 
 
-def sign_of(status: str, severity: int, identified: bool, branch: str) -> str:
-    """Return the sign of what a task is counted by."""
-    return SIGN_OF_CELL[status, severity, identified, branch == MAIN_LINE]
-
-
-SEEN_AS = operator.attrgetter("status", "branch", "severity", "last_run_id")
-
-
-def count_known(connection: Connection, client_id: str, state: State, n: int) -> None:
-    """Count a task in the order of a brief, or (with -1) away from it, if that lists it."""
-    if state.known_as:
-        name = known_scope(state.project_type, state.target_url, state.branch)
-        count(connection, client_id, [name], last_seen_by(state.last_run_id, state.severity), 0, True, n)
-
-
-def count_seen_again(connection: Connection, client_id: str, run: RunKey, states: Iterable[State]) -> None:
-    """Count findings in the order of a brief as a run's, which another one reported last before."""
-    for (status, branch, severity, before), n in Counter(map(SEEN_AS, states)).items():
-        if status != "resolved":
-            names = [known_scope(*run.surface, branch)]
-            count(connection, client_id, names, last_seen_by(before, severity), 0, True, -n)
-            count(connection, client_id, names, last_seen_by(run.id, severity), 0, True, n)
-
-
-def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]], now: str) -> None:
-    """Count tasks that have moved to another status, severity or line, each as it was and as it is.
-
-    Their history is still without it.
-    """
-    moved = [(old, new) for old, new in changes if old.cell != new.cell]
-    connection.executemany(
-        "UPDATE task_cells SET cell = ? WHERE client_id = ? AND task_seq = ?",
-        [(new.sign, client_id, new.seq) for _, new in moved],
-    )
-    for old, new in moved:
-        for state, n in ((old, -1), (new, 1)):
-            names = scopes("tasks", state.project_type, state.target_url, state.branch)
-            count(connection, client_id, names, state.status, state.severity, state.identified, n)
-            if old.known_as != new.known_as:
-                count_known(connection, client_id, state, n)
-        count_changes(connection, client_id, new.project_type, new.target_url, 1)
-        event = event_of_move(old.status, new.status)
-        if event and new.branch == MAIN_LINE:
-            count_day(connection, client_id, new.project_type, new.target_url, now, event, 1)
-    count_past(connection, client_id, [new.seq for old, new in moved if old.branch and not new.branch], 1)
-    count_past(connection, client_id, [new.seq for old, new in moved if new.branch and not old.branch], -1)
+def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
+    """Count tasks that have moved to another status, severity or line, each as it was and as it is."""
+    for old, new in changes:
+        if old.cell != new.cell:
+            for state, n in ((old, -1), (new, 1)):
+                names = scopes("tasks", state.project_type, state.target_url, state.branch)
+                count(connection, client_id, names, state.status, state.severity, state.identified, n)
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -6346,7 +5992,7 @@ def triage_tasks(
         "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
         [(new.status, new.reason, new.assignee, now, who.client_id, new.seq) for _, new in changes],
     )
-    count_moves(connection, who.client_id, changes, now)
+    count_moves(connection, who.client_id, changes)
     entries = [triage_entries(each) for each in decisions]
     insert_history(
         connection,
@@ -6451,13 +6097,6 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Repor
                extensions) VALUES (?, ?, ?, ?, ?, ?, ?)""",
         [(seq, who.client_id, *report.details) for seq, _, _, report in added],
     )
-    connection.executemany(
-        "INSERT INTO task_cells (task_seq, cell, client_id) VALUES (?, ?, ?)",
-        [
-            (seq, sign_of(status, report.severity, report.external_id is not None, run.branch), who.client_id)
-            for seq, _, status, report in added
-        ],
-    )
     insert_sightings(connection, by, seqs, new=True)
     insert_history(
         connection,
@@ -6473,11 +6112,6 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Repor
     kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
     for kind, n in kinds.items():
         count(connection, who.client_id, scopes("tasks", *place), *kind, n)
-        status, severity, identified = kind
-        if identified and status != "resolved":
-            count(connection, who.client_id, [known_scope(*place)], last_seen_by(run.id, severity), 0, True, n)
-    if run.branch == MAIN_LINE:
-        count_day(connection, who.client_id, *run.surface, now, "created", len(added))
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -6529,7 +6163,7 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
             if {"title", "evidence"} & {*item.changed}
         ],
     )
-    count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten], now)
+    count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
     insert_history(connection, [reported_entry(by, item) for item in rewritten])
     see_again(connection, by, [item.state for item in repeated if not item.finding.seen_by_run])
     return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
@@ -6551,7 +6185,6 @@ def see_again(connection: Connection, by: Submitting, states: Sequence[State]) -
                 WHERE {connection.by_seq("tasks", marks(lot))}""",
             (by.run.id, by.now, by.client_id, *lot),
         )
-    count_seen_again(connection, by.client_id, by.run, states)
     if seqs:
         insert_sightings(connection, by, seqs)
 
@@ -6812,33 +6445,10 @@ def recounted(connection: Connection) -> Counter[CounterKey]:
     ):
         for name in scopes("runs", *at):
             counts[client, name, status, 0, 0] += n
-    for client, project_type, target_url, date, event, n in recounted_days(connection):
-        for name in scopes(days(date), project_type, target_url):
-            counts[client, name, event, 0, 0] += n
-    for client, *at, severity, run_id, n in recounted_known(connection):
-        counts[client, known_scope(*at), last_seen_by(run_id, severity), 0, 1] += n
     return counts
 
 
-def recounted_days(connection: Connection) -> list[tuple[Any, ...]]:
-    """Count what has happened to the main line's tasks: client, type, target, day, event, n."""
-    return connection.execute(
-        f"""SELECT tasks.client_id, {DAY_COLUMNS}, COUNT(*) FROM tasks {HISTORY}
-            WHERE tasks.branch = '' AND {EVENT_OF_ENTRY} IS NOT NULL
-            GROUP BY tasks.client_id, tasks.project_type, tasks.target_url, day, what"""
-    ).fetchall()
-
-
-def recounted_known(connection: Connection) -> list[tuple[Any, ...]]:
-    """Count the findings that briefs list: client, type, target, branch, severity, the run that saw them last, n."""
-    kind = "client_id, project_type, target_url, branch, severity, last_run_id"
-    return connection.execute(
-        f"""SELECT {kind}, COUNT(*) FROM tasks WHERE external_id IS NOT NULL AND status <> 'resolved'
-            GROUP BY {kind}"""
-    ).fetchall()
-
-
-# Each names the ids of what breaks a rule that the schema cannot hold. That changes are counted, only a test can tell.
+# Each names the ids of what breaks a rule that the schema cannot hold.
 AUDITS = {
     "task {} is reported by a run of another project type or target": """
         SELECT DISTINCT tasks.id FROM sightings
@@ -6853,10 +6463,6 @@ AUDITS = {
             SELECT COUNT(*) FROM sightings JOIN sightings AS same ON same.client_id = sightings.client_id
                 AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
             WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1)""",
-    "task {} counts as something else in the runs that report it": f"""
-        SELECT tasks.id FROM tasks
-        LEFT JOIN task_cells ON task_cells.client_id = tasks.client_id AND task_cells.task_seq = tasks.seq
-        WHERE COALESCE(task_cells.cell, '') <> {CELL_SIGN}""",
     "run {} says that it reports another number of tasks": """
         SELECT runs.id FROM runs WHERE reported <> (
             SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
@@ -6993,7 +6599,6 @@ def take_back(
     connection.execute(
         "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
     )
-    count_changes(connection, client_id, *run.surface, len(left))
     return gone, left
 
 
@@ -7004,11 +6609,7 @@ def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State])
     for (project_type, target_url, identified, status, severity, branch), n in kinds.items():
         names = scopes("tasks", project_type, target_url, branch)
         count(connection, client_id, names, status, severity, identified, -n)
-        count_changes(connection, client_id, project_type, target_url, n)
-    for task in tasks:
-        count_known(connection, client_id, task, -1)
     seqs = [task.seq for task in tasks]
-    count_past(connection, client_id, [task.seq for task in tasks if task.branch == MAIN_LINE], -1)
     uncount_reported(connection, client_id, RunKey, seqs)
     branches = uncount_reported(connection, client_id, BranchKey, seqs)
     connection.executemany("DELETE FROM tasks WHERE client_id = ? AND seq = ?", [(client_id, seq) for seq in seqs])
@@ -7038,7 +6639,6 @@ def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> Non
     connection.deletes = True
     branch = find_branch_of_run(connection, client_id, run)
     count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
-    drop_changes(connection, client_id, *run.surface)
     drop_answers_of_run(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
@@ -7086,6 +6686,7 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
                 gone = finished_at is None or finished_at >= before
                 while not gone:
                     with database.transaction(client_id, patience) as connection:
+                        count_change(connection, client_id)
                         tasks, gone = prune_slice(connection, client_id, RunKey(*key))
                     yield int(gone), tasks
             last = rows[-1][1]
@@ -7196,8 +6797,6 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
             (client_id, client_id, *lot),
         )
     states = select_states(connection, client_id, seqs)
-    for state, n in (*((state, -1) for state, _ in left), *((state, 1) for state in states)):
-        count_known(connection, client_id, state, n)
     if branch := find_branch_of_run(connection, client_id, run):
         forget_on_branch(connection, client_id, branch, seqs)
     leave_line(connection, client_id, {state.seq: state for state in states if state.branch == run.branch})
@@ -7242,7 +6841,7 @@ def leave_line(connection: Connection, client_id: str, states: Mapping[int, Stat
             [(name, now, client_id, seq) for seq, name in rows],
         )
         moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
-        count_moves(connection, client_id, moved, now)
+        count_moves(connection, client_id, moved)
 
 
 def write_last_backup(connection: Connection, made_at: str) -> None:
@@ -8521,11 +8120,14 @@ class Call:
         """Where the data is."""
         return self.service.database
 
-    def transaction(self) -> AbstractContextManager[Connection]:
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
         """Give the connection that writes what is the client's, behind what came before this request in its group."""
         if (before := self.environ.pop(BEFORE_WRITING, None)) is not None:
             before()
-        return self.database.transaction(self.client_id)
+        with self.database.transaction(self.client_id) as connection:
+            count_change(connection, self.client_id)
+            yield connection
 
     def perform(self, parts: Mapping[str, str]) -> Answer | Prepared:
         """Return the answer to the request, or what is to be stored for it.

@@ -117,6 +117,8 @@ CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_age ON tasks (client_id, seq);
 CREATE INDEX IF NOT EXISTS tasks_by_status ON tasks (client_id, status, severity) WHERE branch = '';
 CREATE INDEX IF NOT EXISTS tasks_by_type ON tasks (client_id, project_type, status, severity) WHERE branch = '';
 CREATE INDEX IF NOT EXISTS tasks_by_target ON tasks (client_id, target_url, status, severity) WHERE branch = '';
+CREATE INDEX IF NOT EXISTS tasks_by_place ON tasks (client_id, project_type, target_url, status, severity)
+    WHERE branch = '';
 CREATE INDEX IF NOT EXISTS branch_tasks_by_status ON tasks (client_id, status, severity) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS branch_tasks_by_type ON tasks (client_id, project_type, status, severity) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS branch_tasks_by_target ON tasks (client_id, target_url, status, severity) WHERE branch <> '';
@@ -132,16 +134,6 @@ CREATE TABLE IF NOT EXISTS task_details (
     remediation       TEXT,
     success_criteria  TEXT,
     extensions        TEXT,
-    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
-) STRICT;
-
--- What a run's tasks are counted by: a sign for each status, severity, whether there is an external id, and whether the
--- main line knows the task. Beside the tasks, because a million signs lie on a fortieth of the pages, and are read in
--- half the time.
-CREATE TABLE IF NOT EXISTS task_cells (
-    task_seq   INTEGER PRIMARY KEY,
-    cell       TEXT NOT NULL,
-    client_id  TEXT NOT NULL,
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 
@@ -211,18 +203,16 @@ CREATE TABLE IF NOT EXISTS history (
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);
+CREATE INDEX IF NOT EXISTS moves_by_time ON history (client_id, at, event, from_status, to_status, task_seq)
+    WHERE to_status IS NOT NULL;
 CREATE INDEX IF NOT EXISTS comments_by_task ON history (client_id, task_seq) WHERE comment IS NOT NULL;
 CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_id)
     WHERE event = 'status' AND run_id IS NOT NULL;
 
 -- How many tasks (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
 -- 'tasks type:T target:U', and the same for 'runs'; each again with ' branches' at its end, of what is not of the main
--- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'days 2026-11-21' and so on
--- count what happened to the main line's tasks on a day: the status is 'created', 'reopened', 'resolved' or 'dismissed'.
--- 'changes type:T target:U' only rises, with each change to what runs of the type and target have reported: a stamp; when
--- the last of those runs goes, 'changes' takes it over. 'known type:T target:U', with ' branch:NAME' at its end for what that branch reported first, counts the findings of a
--- brief: the status is the rank of their severity and the id of the run that reported them last, so that the key has the
--- order of a brief.
+-- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'changes' only
+-- rises, with each transaction that changes what is the client's: a stamp.
 CREATE TABLE IF NOT EXISTS counters (
     client_id   TEXT NOT NULL,
     scope       TEXT NOT NULL,

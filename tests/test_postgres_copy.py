@@ -278,13 +278,7 @@ def test_clients_are_moved_behind_one_another(spans: Any, shifts: Mapping[str, i
 def test_what_refers_to_a_seq_is_known() -> None:
     found = {f"{table.name}.{table.columns[at]}": owner for table in TABLES for at, owner in table.numbers.items()}
     referring = {
-        *(
-            "task_details.task_seq",
-            "task_cells.task_seq",
-            "task_words.task_seq",
-            "sightings.task_seq",
-            "sightings.run_seq",
-        ),
+        *("task_details.task_seq", "task_words.task_seq", "sightings.task_seq", "sightings.run_seq"),
         *("branch_sightings.task_seq", "branch_sightings.branch_seq", "history.task_seq"),
     }
     numbered = {f"{table.name}.seq" for table in TABLES if "seq" in table.columns}

@@ -125,7 +125,6 @@ class Link:
         self.sent = 0
         self.warnings = 0
         self.broken = False
-        self.known: Any = None  # what its user found there before
         self._stream: Stream | None = None
         self._owed = 0  # up to which statement nobody wants the answers any more
         self._pgconn: Any = connection.pgconn

@@ -288,9 +288,6 @@ class PostgresConnection(heart.Connection):
         self.database = database
         self.link = link
         self.read_only = read_only
-        if read_only:  # what a transaction reads may yet be undone
-            self.cells = link.known.cells
-        self.begin_counting()
         self.failed: Failure | None = None
         self.open = False  # whether a transaction is
         self.shared = False
@@ -531,11 +528,6 @@ class PostgresConnection(heart.Connection):
         """Return what merges index ranges without doubles, with marks for the limit and the offset at its end."""
         return dialect.merged(list(ranges), order)
 
-    def join_cells(self, sightings: str) -> str:
-        """Return what joins `task_cells` to a table of sightings by task."""
-        return f"""JOIN task_cells ON task_cells.client_id = {sightings}.client_id
-            AND task_cells.task_seq = {sightings}.task_seq"""
-
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Let what is done within have no more than so many seconds of this process, and some more of the server.
@@ -584,17 +576,6 @@ def have_doubles(rows: Sequence[Sequence[Any]], keys: Sequence[int]) -> bool:
     return len({tuple(row[key] for key in keys) for row in rows}) < len(rows)
 
 
-class Known(NamedTuple):
-    """What was counted before, on one server."""
-
-    cells: heart.Stamped[heart.ReportedCells]
-
-    @classmethod
-    def nothing(cls) -> Known:
-        """Return what is known of a server that was never asked."""
-        return cls(heart.Stamped(heart.REPORTERS_KNOWN))
-
-
 class PostgresDatabase(heart.Database):
     """A process's connections to a PostgreSQL server, which it may share with many others.
 
@@ -614,8 +595,6 @@ class PostgresDatabase(heart.Database):
 
     def __init__(self, settings: heart.Settings) -> None:
         self.address = Address.of(settings.db, settings.busy_timeout)
-        self._place: object = None  # where `_known` was found
-        self._known = Known.nothing()
         self._uses_of_statements: Counter[str] = Counter()
         self._pool = Pool(self._open_link, self.address.pool_size, is_passing)
         self._at_work = threading.local()  # `connection`: the one that this thread has
@@ -713,7 +692,6 @@ class PostgresDatabase(heart.Database):
             version = self._greet(link)
             if version != heart.SCHEMA_VERSION:
                 self._make_schema(link)
-            link.known = self._known_at(link)
         except BaseException as error:
             link.close()
             raise self._refusal(error) if isinstance(error, Failure) else error from None
@@ -721,23 +699,6 @@ class PostgresDatabase(heart.Database):
             heart.log.warning("%s is back", self.name)
         self._reached, self._out = True, False
         return link
-
-    def _known_at(self, link: Link) -> Known:
-        """Return what is known of the server of a connection.
-
-        A standby that took over may lack what was found on the server before it, and count up to the same numbers once
-        more; so may a server that crashed, whose connections were lost.
-        """
-        reply = link.send(
-            """SELECT pg_postmaster_start_time()::text, oid::text FROM pg_database
-               WHERE datname = current_database()"""
-        )
-        link.settle()
-        place = (link.rows(reply.result), self._pool.losses)
-        with self._counting:
-            if place != self._place:
-                self._place, self._known = place, Known.nothing()
-            return self._known
 
     def _connect(self) -> Link:
         connection = psycopg.Connection.connect(self.address.conninfo, autocommit=True, prepare_threshold=None)
