@@ -1547,11 +1547,10 @@ class Stamped(Generic[Found_]):
     """What was found last, of each key, with a stamp that tells whether it still holds. Threads may share it.
 
     :param most: how many keys are remembered: those that were asked for last.
-    :param fits: tells whether something is small enough for that.
     """
 
-    def __init__(self, most: int, fits: Callable[[Found_], bool] = lambda _: True) -> None:
-        self._most, self._fits = most, fits
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._found: dict[tuple[Any, ...], tuple[Any, Found_]] = {}
         self._changing = threading.Lock()
 
@@ -1566,8 +1565,7 @@ class Stamped(Generic[Found_]):
             found = find()
         with self._changing:
             self._found.pop(key, None)
-            if self._fits(found):
-                self._found[key] = (stamp, found)  # the last one used, as a dict keeps its order
+            self._found[key] = (stamp, found)  # the last one used, as a dict keeps its order
             if len(self._found) > self._most:
                 del self._found[next(iter(self._found))]
         return found
@@ -1604,7 +1602,7 @@ class Connection(ABC):
     """
 
     read_only = False
-    pages: Stamped[bytes] | None = None
+    pages: dict[tuple[str, ...], bytes] | None = None
 
     def begin_counting(self) -> None:
         """Make what a transaction counts by; whoever makes a connection does this once."""
@@ -1662,9 +1660,16 @@ class Connection(ABC):
     def stamp(self) -> object:
         """Return something that is another thing once somebody has committed something."""
 
-    def recall_page(self, key: tuple[Any, ...], make: Callable[[], bytes]) -> bytes:
-        """Return a page as it went out before, if nobody has written since, or else what `make` makes of it now."""
-        return make() if self.pages is None else self.pages.recall(key, self.stamp(), make)
+    def recall_page(self, key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
+        """Return a page as it went out before, or what `make` makes of it now. The client's stamp is in the key."""
+        if self.pages is None:
+            return make()
+        page = self.pages.pop(key, None) or make()
+        if len(page) <= PAGE_KEPT:
+            self.pages[key] = page  # the last one used, as a dict keeps its order
+        if len(self.pages) > PAGES_KEPT:
+            del self.pages[next(iter(self.pages))]
+        return page
 
     @abstractmethod
     def merged(self, ranges: Sequence[str], order: str) -> str:
@@ -2070,7 +2075,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
-            connection.pages = Stamped(PAGES_KEPT, lambda page: len(page) <= PAGE_KEPT)
+            connection.pages = {}
         else:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
@@ -8329,6 +8334,17 @@ def in_list_time(connection: Connection) -> Iterator[None]:
         raise InvalidParameter("query string", detail) from None
 
 
+def answer_unless_known(call: Call, connection: Connection, make: Callable[[str], bytes]) -> Answer:
+    """Answer what `make` makes with a weak ETag, which it is given, or that the caller has it (RFC 9110, 13.1.2).
+
+    The ETag is another one once anything of the client has changed, and on another day: an overview ends with today.
+    """
+    tag = f'"{select_stamp(connection, call.client_id)}-{timestamp()[:10]}"'
+    headers = {"ETag": f"W/{tag}", "Allow": methods_for(call.principal.level, call.operation.path)}
+    had = call.environ.get("HTTP_IF_NONE_MATCH", "")
+    return Answer(304, headers) if had.strip() == "*" or tag in had else whole_answer(200, make(tag), **headers)
+
+
 class Taken(Struct):
     """The items of a page as they go out, the last of them as it was read, and whether the list goes on behind it."""
 
@@ -8406,15 +8422,18 @@ def post_runs(call: Call) -> Answer:
     return call.write_once(start)
 
 
+def page_of_runs(call: Call, connection: Connection) -> bytes:
+    """Return the page of runs that a request asks for, as JSON."""
+    position = page_position(call, connection, "runs")
+    runs, total = select_runs(connection, call.client_id, call.query, position)
+    return msgspec.json.encode(RunPage(*page_of(call, take_weighed(runs, call.query.limit), total)))
+
+
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery)
 def get_runs(call: Call) -> Answer:
     """List runs, newest first."""
     with listing(call) as connection:
-        position = page_position(call, connection, "runs")
-        runs, total = select_runs(connection, call.client_id, call.query, position)
-        taken = take_weighed(runs, call.query.limit)
-    body = msgspec.json.encode(RunPage(*page_of(call, taken, total)))
-    return whole_answer(200, body, Allow=methods_for(call.principal.level, call.operation.path))
+        return answer_unless_known(call, connection, lambda _: page_of_runs(call, connection))
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
@@ -8571,8 +8590,8 @@ def get_tasks(call: Call) -> Answer:
         return export_tasks(call, call.export)
     asked = (call.client_id, call.address, call.environ["QUERY_STRING"])
     with listing(call) as connection:
-        body = connection.recall_page(asked, partial(page_of_tasks, call, connection))
-    return whole_answer(200, body, Allow=methods_for(call.principal.level, call.operation.path))
+        make = partial(page_of_tasks, call, connection)
+        return answer_unless_known(call, connection, lambda tag: connection.recall_page((tag, *asked), make))
 
 
 @operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate)
@@ -8740,8 +8759,10 @@ def delete_project_type(call: Call, name: str) -> Answer:
 @operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery)
 def get_overview(call: Call) -> Answer:
     """Get where all tasks stand, and what happened to them lately."""
-    with listing(call) as connection:
-        return answer(200, select_overview(connection, call.client_id, call.query))
+    with call.database.snapshot() as connection:
+        return answer_unless_known(
+            call, connection, lambda _: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
+        )
 
 
 @operation(
@@ -8809,6 +8830,9 @@ ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
 TAG = "What the answer is: another one as soon as anything in it is."
 EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
+WEAK_TAG = "Another one once anything of the client has changed."
+HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
+STAMPED = (RunQuery, TaskQuery, OverviewQuery)  # the queries of what is answered with a weak ETag
 REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
@@ -8858,7 +8882,9 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
     if each.exports:
         described["200"]["content"] |= {other: {"schema": {}} for other in each.exports}
     headers: dict[str, Any] = described.get("200", {}).get("headers", {})
-    if each.query in (RunQuery, TaskQuery):
+    if each.query in STAMPED:
+        described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
+        headers["ETag"] = {"description": WEAK_TAG, "schema": {"type": "string"}}
         headers["Allow"] = {"description": "The methods that the key has here.", "schema": {"type": "string"}}
     if each.query is TaskQuery:
         headers["Link"] = {"description": "Where a list in another form goes on.", "schema": {"type": "string"}}
@@ -8902,6 +8928,10 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
     if each.method == "POST":
         length = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
+    if each.query in STAMPED:
+        parameters.append(
+            {"name": "If-None-Match", "in": "header", "description": HAD_TAG, "schema": {"type": "string"}}
+        )
     if each.tagged and each.body is not None:
         tags = {"type": "string", "pattern": rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"}
         parameters.append({"name": "If-Match", "in": "header", "description": EXPECTED_TAG, "schema": tags})
