@@ -409,7 +409,8 @@ class SQLiteAlone:
 
     def commits(self, count: int) -> float:
         """Return how many transactions a second change one row."""
-        rows = [(STATUSES[-number % 4], seq) for number, seq in enumerate(random.choices(range(1, self.rows), k=count))]
+        seqs = random.choices(range(1, self.rows), k=count)
+        rows = [(STATUSES[6 + number % 4], seq) for number, seq in enumerate(seqs)]
         begun = time.perf_counter()
         for row in rows:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -583,14 +584,14 @@ def measure_batches(bench: Bench) -> Iterator[Row]:
 
 
 def beside(
-    bench: Bench, stored: Stored, server: Server, writing: Job, how: str, goal: float | None, p99: float
+    bench: Bench, stored: Stored, server: Server, how: str, writing: Callable[[], Job], goal: float | None, p99: float
 ) -> Iterator[Row]:
     """Compare reads beside writers with reads alone."""
     reading = Job(server, gets(stored.key, stored.paths), 200, connections=4, seconds=bench.plan.seconds)
     reads = list[Outcome]()
 
     def read_beside() -> float:
-        reads.append(bench.both(reading, writing))
+        reads.append(bench.both(reading, writing()))
         return reads[-1].rate
 
     pairs = bench.in_turns(lambda: bench.run(reading).rate, read_beside)
@@ -598,10 +599,10 @@ def beside(
     yield within(f"GET one task beside {how}: p99", " ms", statistics.median(read.p99 for read in reads[1:]), p99)
 
 
-def four_writers(bench: Bench, stored: Stored, server: Server) -> Job:
-    """Return the job of four clients that give each task three statuses by turns."""
-    changes = take(triage(stored.key, stored.paths), 3 * len(stored.paths))
-    return Job(server, changes, 200, connections=4, seconds=bench.plan.seconds)
+def four_writers(bench: Bench, stored: Stored, server: Server) -> Callable[[], Job]:
+    """Return what makes jobs of four clients, which give tasks a status other than the one from the job before."""
+    changes, laps = triage(stored.key, stored.paths), 4  # of three statuses: the next job begins with another one
+    return lambda: Job(server, take(changes, laps * len(stored.paths)), 200, 4, bench.plan.seconds)
 
 
 def measure_beside(bench: Bench) -> Iterator[Row]:
@@ -609,10 +610,10 @@ def measure_beside(bench: Bench) -> Iterator[Row]:
     stored = bench.small.copy("beside.db")
     tasks = [{**make_task(number), "externalId": None} for number in range(BATCH)]  # new, however often they are sent
     with service(stored.db) as server:
-        yield from beside(bench, stored, server, four_writers(bench, stored, server), "four writers", None, 8)
+        yield from beside(bench, stored, server, "four writers", four_writers(bench, stored, server), None, 8)
         path, body = f"{start_run(server, stored.key)}/tasks", json.dumps({"tasks": tasks}).encode()
         submitting = Job(server, [request(stored.key, "POST", path, body)], 201, 1, bench.plan.seconds)
-        yield from beside(bench, stored, server, submitting, "batches of 1,000", None, 25)
+        yield from beside(bench, stored, server, "batches of 1,000", lambda: submitting, None, 25)
 
 
 SLOW_FSYNC = 0.020  # seconds
@@ -648,7 +649,7 @@ def measure_slow_fsync(bench: Bench) -> Iterator[Row]:
         if min(alone.waits) < SLOW_FSYNC:
             raise RuntimeError("a durable write took less than a slow fsync: it was not made slower")
         writing = four_writers(bench, stored, server)
-        yield from beside(bench, stored, server, writing, "four writers, slow fsync", 0.60, 8)
+        yield from beside(bench, stored, server, "four writers, slow fsync", writing, 0.60, 8)
         pairs = bench.in_turns(
             lambda: CONNECTIONS / SLOW_FSYNC,
             lambda: bench.rate_of(server, lambda: creations(stored.key, path, count), 201),
