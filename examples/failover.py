@@ -29,7 +29,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from findings_adapters.client import Remote, Service, Unavailable, retry_after, stoppable
+from findings_adapters.client import Remote, Service, Unavailable, stoppable
 
 PACKAGES = "patroni python3-etcd etcd-server haproxy postgresql"
 HOST = "127.0.0.1"
@@ -398,7 +398,7 @@ class Writer(threading.Thread):
             sent, status, text, wait = time.monotonic(), 0, b"", 1.0
             with suppress(Unavailable):
                 answer = self._services[0].send(method, f"{API}{path}", sends, headers)
-                status, text, wait = answer.status, answer.body, retry_after(answer.headers.get("retry-after", "1"))
+                status, text, wait = answer.status, answer.body, float(answer.headers.get("retry-after", 1))
             self.attempts.append(Attempt(sent, time.monotonic(), status, method != "GET"))
             if self.attempts[-1].is_good or (turn and status == then):
                 return json.loads(text or b"null")

@@ -1,8 +1,8 @@
 """The service's API for programs in Python: over HTTP, or in this process over a database file.
 
-Over HTTP a request is tried again while the service is away or busy: a POST under an `Idempotency-Key`, so that it is
-done once, after growing waits and not before a `Retry-After` (RFC 9110, 10.2.3) of up to half a minute. In this
-process the same requests go to the same application, without a server and without a key.
+Over HTTP, which urllib3 speaks, a request is tried again while the service is away or busy: a POST under an
+`Idempotency-Key`, so that it is done once, after growing waits and not before a `Retry-After` of up to half a minute.
+In this process the same requests go to the same application, without a server and without a key.
 
 `Findings` is what an agent needs of it: runs that end as failed when their block raises, findings that go out in
 batches, and a `fingerprint` by which a finding is known again.
@@ -10,35 +10,35 @@ batches, and a `fingerprint` by which a finding is known again.
 
 from __future__ import annotations
 
-import base64
-import email.utils
 import hashlib
 import http.client
-import itertools
 import json
+import math
 import os
-import random
+import posixpath
 import re
 import signal
-import socket
-import ssl
 import threading
 import time
 import unicodedata
-import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import click
 import msgspec
 from msgspec import Struct
+from urllib3 import HTTPHeaderDict, PoolManager, ProxyManager, Retry, make_headers
+from urllib3.exceptions import HTTPError
+from urllib3.util import parse_url
 
 import findings_service as heart
 
@@ -65,15 +65,16 @@ __all__ = [
 ]
 
 PATIENCE = 60.0  # seconds in which a request is tried again
-FIRST_PATIENCE = 3.0  # the same for an agent, before anything has answered: it is more often a wrong URL than a restart
-LAST_TRIES = 5.0  # the same, to say that a run has failed
-FIRST_WAIT = 0.5  # seconds; each one after that is twice as long
-LONGEST_WAIT = 30.0
+FIRST_TRIES = 3  # for an agent, before anything has answered: it is more often a wrong URL than a restart
+LAST_TRIES = 5.0  # seconds, to say that a run has failed
+FIRST_WAIT = 0.5  # seconds; the second try comes at once, and each wait after that is twice as long
+LONGEST_WAIT = 10.0
+LONGEST_ASKED = 30.0  # by a Retry-After
 PASSING = (429, 502, 503, 504)
 TIMEOUT = 60.0  # seconds without a sign of the service
 SLOWEST_UPLOAD = 100 * heart.KIB  # bytes a second, for a body to arrive and to be worked on
 LISTED_PROBLEMS = 3
-NEVER_BETTER = (ssl.SSLCertVerificationError, http.client.InvalidURL)
+HURRY: ContextVar[float] = ContextVar("hurry", default=math.inf)  # seconds that what is under way has
 JSON = heart.JSON_TYPE
 
 Model = TypeVar("Model")
@@ -109,7 +110,7 @@ class Refused(Exception):
 
 
 class Answer(Struct):
-    """What a service answered; the names of the headers are in lower case."""
+    """What a service answered."""
 
     status: int
     headers: Mapping[str, str]
@@ -125,30 +126,44 @@ class Answer(Struct):
         return told
 
 
+class Tries(Retry):
+    """Tries that end after so many seconds, whatever their number: who waits counts in those."""
+
+    def __init__(self, *, until: float, **how: Any) -> None:
+        super().__init__(**how)
+        self.until = until
+
+    def new(self, **changed: Any) -> Self:
+        """Return the tries that are left after one."""
+        return super().new(until=self.until, **changed)
+
+    def is_exhausted(self) -> bool:
+        """Tell whether the next one would come too late."""
+        return super().is_exhausted() or time.monotonic() + self.get_backoff_time() > self.until
+
+
 class Remote:
     """A service over HTTP or HTTPS. Redirects are not followed: they would take the key to somebody else.
 
-    :raises heart.ConfigurationError: for a URL or key that cannot be one.
+    :param first_tries: how often to try again to connect before anything has answered, None: as long as later.
+    :raises heart.ConfigurationError: for a URL or key that cannot be one, or a proxy of the environment.
     """
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, *, first_tries: int | None = None) -> None:
         try:
-            self._url = urlsplit(heart.parse_base_url(url))
-            self._port = self._url.port
-            (self._url.hostname or "").encode("idna")  # a connection does, and its error is none of a connection
+            parts = urlsplit(heart.parse_base_url(url))
+            if parts.username is not None:
+                raise ValueError("it has a user name in it; a key is all that the service asks")
+            parse_url(parts.geturl())  # its port
+            self._base = parts._replace(netloc=parts.netloc.encode("idna").decode())
+            self._pool = pool_for(self._base.scheme, self._base.hostname or "")
         except ValueError as error:
             raise heart.ConfigurationError(f"the service's URL: {error}") from None
-        if self._url.username is not None:
-            raise heart.ConfigurationError(
-                "the service's URL has a user name in it; a key is all that the service asks"
-            )
         if not key.isascii() or not key.isprintable():
             raise heart.ConfigurationError("the key has letters, digits and signs of ASCII only")
         self._headers = {"Authorization": f"Bearer {key}", "User-Agent": f"findings-service/{heart.__version__}"}
-        self.where, self.patience, self.timeout = self._url.geturl(), PATIENCE, TIMEOUT
-        self.first_patience = PATIENCE
-        self.hurries: list[float] = []  # of what is under way, seconds each
-        self._was_there = False
+        self.where, self.patience = parts.geturl(), PATIENCE
+        self._first_tries = first_tries
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         """Return the answer to a request, tried again while the reason against one may pass.
@@ -156,102 +171,54 @@ class Remote:
         :raises Unavailable: when none came for so long.
         """
         once = {"Idempotency-Key": str(uuid.uuid4())} if method == "POST" else {}
-        headers = {**self._headers, **once, **headers}
-        began = time.monotonic()
-        for turn in itertools.count():
-            answer, cause = None, None
-            try:
-                answer = self._exchange(method, path, body, headers)
-            except (OSError, http.client.HTTPException) as error:
-                cause = error
-            self._was_there = self._was_there or answer is not None
-            if answer is not None and answer.status not in PASSING:
-                return answer
-            patience = min([self.patience, *self.hurries, *([] if self._was_there else [self.first_patience])])
-            wait = wait_before_next(turn, answer, patience)
-            if isinstance(cause, NEVER_BETTER) or time.monotonic() + wait > began + patience:
-                break
-            time.sleep(wait)
-        if answer is not None:
-            return answer
-        raise Unavailable(f"no answer from {self.where}: {reason_of(cause)}") from cause
+        prefixed = path.startswith(f"{self._base.path}{heart.API}")  # links may have the prefix already
+        hurry = HURRY.get()
+        patience = min(self.patience, hurry)
+        tries = Tries(
+            until=time.monotonic() + patience,
+            total=None,
+            connect=self._first_tries,
+            other=0,  # a certificate does not get better
+            allowed_methods=None,
+            status_forcelist=PASSING,
+            raise_on_status=False,
+            backoff_factor=FIRST_WAIT,
+            backoff_jitter=FIRST_WAIT,
+            backoff_max=LONGEST_WAIT,
+            retry_after_max=min(LONGEST_ASKED, patience),
+        )
+        try:
+            response = self._pool.request(
+                method,
+                self._base._replace(path="" if prefixed else self._base.path).geturl() + path,
+                body=body,
+                headers={**self._headers, **once, **headers},
+                retries=tries,
+                timeout=min(TIMEOUT, max(hurry, 1.0)) + len(body or b"") / SLOWEST_UPLOAD,
+                redirect=False,
+            )
+        except HTTPError as error:
+            cause = getattr(error, "reason", error)
+            raise Unavailable(f"no answer from {self.where}: {cause.__cause__ or cause}") from None
+        self._first_tries = None
+        return Answer(response.status, response.headers, response.data)
 
     def close(self) -> None:
-        """Nothing is held from one request to the next."""
-
-    def _exchange(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        timeout = min([self.timeout, *(max(each, 1.0) for each in self.hurries)]) + len(body or b"") / SLOWEST_UPLOAD
-        prefixed = path.startswith(f"{self._url.path}{heart.API}")  # links may have the prefix already
-        target = path if prefixed else f"{self._url.path}{path}"
-        proxy = proxy_for(self._url)
-        if proxy and self._url.scheme == "http":
-            target = f"http://{self._url.netloc}{target}"
-            headers = {**headers, **credentials_of(proxy)}
-        with closing(self._connection(proxy, timeout)) as connection:
-            try:
-                connection.request(method, target, body, headers)
-            except (BrokenPipeError, ConnectionResetError):  # what refuses a body may answer before it has all of it
-                if connection.sock is None:
-                    raise
-            response = connection.getresponse()
-            heads = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, heads, response.read())
-
-    def _connection(self, proxy: SplitResult | None, timeout: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        if proxy is None:
-            return kind(self._url.hostname or "", self._port, timeout=timeout)
-        connection = kind(proxy.hostname or "", proxy.port or 80, timeout=timeout)
-        if self._url.scheme == "https":
-            connection.set_tunnel(self._url.hostname or "", self._port, headers=credentials_of(proxy))
-        return connection
+        """Close what is open to the service."""
+        self._pool.clear()
 
 
-def proxy_for(url: SplitResult) -> SplitResult | None:
-    """Return the proxy that the environment names for a URL, None for none."""
-    if urllib.request.proxy_bypass(url.hostname or ""):
-        return None
-    proxy = urllib.request.getproxies().get(url.scheme)
-    return urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else None
+def pool_for(scheme: str, host: str) -> PoolManager:
+    """Return what connects to a host, by the proxy that the environment names for it.
 
-
-def credentials_of(proxy: SplitResult) -> dict[str, str]:
-    """Return the header by which a proxy knows us, if it wants one."""
-    if proxy.username is None:
-        return {}
-    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-
-
-def reason_of(error: BaseException | None) -> str:
-    """Return why a connection failed, in words."""
-    if isinstance(error, TimeoutError):
-        return "it took too long"
-    if isinstance(error, (socket.gaierror, ConnectionError)) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
-
-
-def wait_before_next(turn: int, answer: Answer | None, patience: float) -> float:
-    """Return for how many seconds to leave a service alone: longer each time, and not the same for every client.
-
-    :param patience: seconds for all tries, in which there are always several.
+    :raises ValueError: for a proxy of another kind.
     """
-    asked = retry_after(answer.headers.get("retry-after", "")) if answer else 0.0
-    longest = min(max(patience / 5, FIRST_WAIT), LONGEST_WAIT)
-    return max(min(FIRST_WAIT * 2.0**turn, longest) * random.uniform(0.5, 1), asked)  # noqa: S311
-
-
-def retry_after(text: str) -> float:
-    """Return for how many seconds a service asks to be left alone; it gives a number, or a date."""
-    if text.isdecimal():
-        seconds = float(text[:9])
-    else:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return 0.0
-    return min(max(seconds, 0.0), LONGEST_WAIT)
+    proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+    if not proxy:
+        return PoolManager()
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    known_as = unquote(parse_url(proxy).auth or "")
+    return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=known_as) if known_as else None)
 
 
 class Local:
@@ -273,7 +240,6 @@ class Local:
         self._worker = ThreadPoolExecutor(1)
         self._given = {heart.PRINCIPAL: heart.Principal("local", "default", by, "full")}
         self.where = self._database.name
-        self.hurries: list[float] = []  # nothing is waited for here
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         """Return the answer to a request."""
@@ -289,8 +255,7 @@ class Local:
 
         environ = create_environ(path, method=method, data=body, headers=headers, environ_overrides=self._given)
         pieces, status, answered = run_wsgi_app(self._app, environ)
-        heads = {name.lower(): value for name, value in answered.items()}
-        return Answer(int(status.split()[0]), heads, b"".join(pieces))
+        return Answer(int(status.split()[0]), HTTPHeaderDict(answered.items()), b"".join(pieces))
 
 
 class Service:
@@ -335,14 +300,15 @@ class Service:
             return answer
         raise refusal_of(answer, self._transport.where)
 
-    @contextmanager
-    def hurried(self, seconds: float) -> Iterator[None]:
-        """Try what comes in a block again for so long at most, and wait no longer for an answer."""
-        self._transport.hurries.append(seconds)
-        try:
-            yield
-        finally:
-            self._transport.hurries.remove(seconds)
+
+@contextmanager
+def hurried(seconds: float) -> Iterator[None]:
+    """Try what a block asks for again for so long at most, and wait no longer for an answer."""
+    before = HURRY.set(seconds)
+    try:
+        yield
+    finally:
+        HURRY.reset(before)
 
 
 def in_json(value: Any, what: str = "a request") -> bytes:
@@ -452,15 +418,8 @@ def folded(text: str) -> str:
 
 def plain_path(path: str) -> str:
     """Return a path with `/` between its parts, without `.`, and without `..` where that can be."""
-    path = unicodedata.normalize("NFC", path).replace("\\", "/")
-    root = "/" if path.startswith("/") else ""
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == ".." and (parts or root) and parts[-1:] != [".."]:
-            del parts[-1:]
-        elif part not in ("", "."):
-            parts.append(part)
-    return root + "/".join(parts)
+    plain = posixpath.normpath(unicodedata.normalize("NFC", path).replace("\\", "/"))
+    return "" if plain == "." else re.sub("^//", "/", plain)
 
 
 def fingerprint(
@@ -816,7 +775,7 @@ class RunSession:
             ("findings of the run were not stored", self.flush),
             ("the run was not finished as failed", finish),
         )
-        with undisturbed(), self._service.hurried(LAST_TRIES):
+        with undisturbed(), hurried(LAST_TRIES):
             for otherwise, step in steps:
                 try:
                     step()
@@ -957,9 +916,7 @@ class Findings(Service):
 def remote_of(url: str, key: str) -> Remote:
     """Return the service at a URL, or where the environment says; what is not there is told within seconds."""
     url = url or os.environ.get("FINDINGS_URL", "").strip() or DEFAULT_URL
-    remote = Remote(url, key or key_of_environment())
-    remote.first_patience = FIRST_PATIENCE
-    return remote
+    return Remote(url, key or key_of_environment(), first_tries=FIRST_TRIES)
 
 
 def key_of_environment() -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import chdir, closing, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import chdir, closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from unittest import mock
 
 import pytest
 import yaml
-from test_client import Fake, busy, fake
+from test_client import Fake, fake
 
 import findings_service
 from findings_adapters import ci as ci_module
@@ -646,47 +646,14 @@ def test_a_key_that_may_not_ends_with_3(job: Job, server: Server, level: str | N
     assert server.request("GET", f"{API}/runs").json["total"] == 0
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands have little patience with a service."""
-    monkeypatch.setattr(client_module, "PATIENCE", 1.0)
-
-
-@pytest.mark.usefixtures("hurried")
-def test_a_service_that_is_away_is_one_line(job: Job, fake: Callable[..., Fake]) -> None:
+def test_a_service_that_is_away_is_one_line(
+    job: Job, fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "PATIENCE", 0.1)
     away = fake()
     away.stop()
     done = job.scan(job.write("a.sarif"), "--url", away.url, FINDINGS_KEY="x" * 20)
     assert_one_line(done, 3, f"no answer from {away.url}", "Connection refused")
-
-
-def test_a_service_that_is_busy_for_a_while_gets_it_once(job: Job, fake: Callable[..., Fake], server: Server) -> None:
-    between = fake(server)
-    between.replies = [busy(Retry_After="0"), busy()]
-    job.scan(job.write("a.sarif", result()), "--url", between.url, code=1, FINDINGS_KEY=server.key)
-    assert server.request("GET", f"{API}/runs").json["total"] == 1
-
-
-def test_answers_that_are_lost_change_nothing(job: Job, fake: Callable[..., Fake], server: Server) -> None:
-    between = fake(server)
-    between.loses_first = True
-    job.write("a.sarif", result())
-    job.scan("a.sarif", "--url", between.url, code=1, FINDINGS_KEY=server.key)
-    (run,) = server.request("GET", f"{API}/runs").json["runs"]
-    assert run["submitted"] == {"created": 1, "updated": 0, "reopened": 0, "unchanged": 0, "resolved": 0}
-    assert server.request("GET", f"{API}/tasks").json["tasks"][0]["timesSeen"] == 1
-
-
-@pytest.mark.usefixtures("hurried")
-def test_a_server_that_dies_under_a_scan_is_told_in_a_line(
-    job: Job, fake: Callable[..., Fake], server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    between = fake(server)
-    between.before["/tasks"] = lambda: server.stop(signal.SIGKILL) and None
-    monkeypatch.setattr(client_module, "LAST_TRIES", 0.0)
-    done = job.scan(job.write("a.sarif", result()), "--url", between.url, FINDINGS_KEY=server.key)
-    assert_one_line(done, 3, "no answer")
-    assert [method for method, *_ in between.heard].count("PATCH") == 1
 
 
 def test_what_the_service_refuses_fails_the_run(job: Job, server: Server) -> None:
@@ -715,24 +682,6 @@ def test_a_scan_that_is_stopped_leaves_its_run_failed(
     assert (process.returncode, out, err) == (3, "", f"Error: stopped by {how.name}\n")
     run = server.request("GET", f"{API}/runs").json["runs"][0]
     assert (run["status"], run["statusReason"]) == ("failed", f"stopped by {how.name}")
-
-
-def test_a_second_signal_does_not_keep_a_run_from_being_left_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ci_module, "submit", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr(Service, "hurried", lambda *_: nullcontext(os.kill(os.getpid(), signal.SIGTERM)))
-    assert_one_line(job.scan(job.write("a.sarif")), 3, "stopped by SIGTERM")
-    assert (job.last_run()["status"], job.last_run()["statusReason"]) == ("failed", "stopped by SIGTERM")
-
-
-def test_a_signal_that_a_scan_was_started_to_ignore_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    submit = ci_module.submit
-    monkeypatch.setattr(ci_module, "submit", lambda *given: os.kill(os.getpid(), signal.SIGHUP) or submit(*given))
-    try:
-        job.scan(job.write("a.sarif"), code=0)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 SLOW = """

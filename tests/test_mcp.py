@@ -35,7 +35,7 @@ from mcp.shared.exceptions import MCPError
 from test_client import Fake
 
 import findings_service as heart
-from findings_adapters.client import Local, Remote, Service
+from findings_adapters.client import Local, Remote, Service, hurried
 from findings_adapters.mcp import server as mcp_server
 from test_findings_service import (
     API,
@@ -444,7 +444,7 @@ def test_a_service_that_is_away_is_told_of() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         service = Service(Remote(f"http://127.0.0.1:{nobody.getsockname()[1]}", "x" * 20))
-        with service.hurried(0):
+        with hurried(0):
             result = mcp_server.perform(service, mcp_server.TOOLS["start_run"], {"projectType": "web"})
     assert (result.is_error, "Connection refused" in data_of(result)) == (True, True)
     assert "idempotencyKey" in result.content[0].text

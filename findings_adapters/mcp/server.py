@@ -37,7 +37,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import findings_service as heart
-from findings_adapters.client import MARKDOWN, Answer, Refused, Remote, Service, ToldProblem, Unavailable, quoted
+from findings_adapters.client import (
+    MARKDOWN,
+    Answer,
+    Refused,
+    Remote,
+    Service,
+    ToldProblem,
+    Unavailable,
+    hurried,
+    quoted,
+)
 
 Context = ServerRequestContext[Any, Any]
 Json = dict[str, Any]
@@ -648,13 +658,19 @@ class Desk:
     async def _ask(self, ctx: Context, work: Callable[[Service], Value]) -> Value:
         """Do something with the caller's service. :raises MCPError: for what only people can mend."""
         try:
-            return await anyio.to_thread.run_sync(work, self._service_for(ctx), limiter=self._threads)
+            return await anyio.to_thread.run_sync(in_time, work, self._service_for(ctx), limiter=self._threads)
         except Refused as error:
             if error.status == 401 and isinstance(ctx.request, Request):
                 ctx.request.scope[UNAUTHORIZED] = True
             raise MCPError(types.INVALID_REQUEST, f"The service refused this: {error}") from None
         except Unavailable as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from None
+
+
+def in_time(work: Callable[[Service], Value], service: Service) -> Value:
+    """Do something with a service before whoever asked for it gives up."""
+    with hurried(PATIENCE):
+        return work(service)
 
 
 def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
@@ -733,7 +749,7 @@ def serve_stdio(service: Service) -> None:
     server = make_server(lambda _: service)
 
     def leave(*_: object) -> NoReturn:
-        service.__exit__(None, None, None)
+        service.close()
         os._exit(0)  # a thread waits for input that may never come, and cannot be ended
 
     async def run() -> None:
@@ -745,7 +761,7 @@ def serve_stdio(service: Service) -> None:
     click.echo(
         f"Findings Task Service {heart.__version__}: MCP on standard input and output, {service.where}", err=True
     )
-    with service, service.hurried(PATIENCE):
+    with service:
         try:
             anyio.run(run)
         except* BrokenPipeError:
@@ -842,7 +858,7 @@ class Door:
     async def _check_key(self, request: Request) -> None:
         """Ask the service about a key: else two keys that are none could hold all the room there is."""
         try:
-            await anyio.to_thread.run_sync(self._service_of(key_of(request)).request, "GET", "tasks?limit=1")
+            await anyio.to_thread.run_sync(in_time, partial(allowed, path="tasks"), self._service_of(key_of(request)))
         except Refused as error:
             raise (heart.Unauthorized if error.status == 401 else heart.Busy)(error.detail) from None
         except Unavailable as error:
@@ -891,9 +907,7 @@ def serve_http(host: str, port: int, url: str) -> None:
     limit = heart.Settings.read().max_body + SLACK
 
     def service_of(key: str) -> Service:
-        remote = Remote(url, key)
-        remote.patience = remote.timeout = PATIENCE
-        return Service(remote)
+        return Service(Remote(url, key))
 
     server = make_server(lambda ctx: service_of(key_of(ctx.request or Request({"type": "http"}))))
     # With the SDK's guard against DNS rebinding for an address of this machine alone.
