@@ -19,11 +19,10 @@ import stat
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
 
 import click
 import msgspec
@@ -38,6 +37,7 @@ from findings_adapters.client import (
     Service,
     Stopped,
     Unavailable,
+    query_of,
     quoted,
     service_at,
     service_options,
@@ -46,7 +46,6 @@ from findings_adapters.client import (
 
 SARIF = "application/sarif+json"
 CSV = "text/csv"
-SARIF_VERSION = b'"2.1.0"'
 SHOWN = 50  # findings in a report
 TOLD_PROBLEMS = 3  # of a document
 LONGEST_TYPE = 100  # characters of a project type's name, and of its label
@@ -300,62 +299,23 @@ def place_given(env: Mapping[str, str], branch: str | None, target: str | None) 
 # ---------------------------------------------------------------------------
 
 
-class Seen(Struct, rename="camel"):
-    """What is read of a run."""
+class Finding(Struct):
+    """A finding to show."""
 
-    id: str
-    project_type: str
-    status: str
-    branch: str | None = None
-    submitted: dict[str, int] = msgspec.field(default_factory=dict)
-
-
-class Offender(Struct):
-    """What is read of a finding that a gate holds against a run."""
-
-    id: str
-
-
-class Verdict(Struct, rename="camel"):
-    """What is read of a gate's answer."""
-
-    passed: bool = msgspec.field(name="pass")
-    reason: str
-    baseline: str | None
-    offenders: list[Offender]
-    offenders_total: int
-    ignored: dict[str, int]
-    missing: int
-
-
-class Evidence(Struct):
-    """What is read of a finding's evidence."""
-
-    label: str | None = None
-
-
-class Finding(Struct, rename="camel"):
-    """What is read of a finding."""
-
-    id: str
-    title: str
-    severity: str
-    evidence: list[Evidence]
-    extensions: dict[str, Raw]
-    new: bool = False
+    task: heart.Task
+    is_new: bool
 
     def extension(self, name: str, kind: type[Any]) -> Any:
         """Return an extension, None where it is not of that kind."""
-        with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(self.extensions.get(name, Raw(b"null")), type=kind)
-        return None
+        value = msgspec.json.decode(self.task.extensions).get(name)
+        return value if type(value) is kind else None
 
     @property
     def place(self) -> tuple[str | None, int | None]:
         """The file and line of the finding, as far as it has any."""
         if file := self.extension("file", str):
             return file, self.extension("line", int)
-        for each in self.evidence:
+        for each in self.task.evidence:
             if found := regex.fullmatch(r"(.+):([0-9]{1,9})", each.label or ""):
                 return found[1], int(found[2])
         return None, None
@@ -364,19 +324,6 @@ class Finding(Struct, rename="camel"):
     def shown_place(self) -> str:
         """The same as one text."""
         return ":".join(str(part) for part in self.place if part is not None)
-
-    @property
-    def rank(self) -> int:
-        """How severe it is, 0 for the worst."""
-        return SEVERITIES.index(self.severity) if self.severity in SEVERITIES else len(SEVERITIES)
-
-
-class Listed(Struct):
-    """What is read of a list of tasks."""
-
-    tasks: list[Raw]
-    total: int
-    next: str | None = None
 
 
 class Bar(Struct):
@@ -391,27 +338,26 @@ class Bar(Struct):
 class Report(Struct):
     """A run, the gate's verdict on it, the same without any bar, and the findings to show, the worst ones first."""
 
-    run: Seen
-    gate: dict[str, Raw]
-    verdict: Verdict
-    unbarred: Verdict
+    run: heart.Run
+    gate: heart.Gate
+    unbarred: heart.Gate
     findings: list[Finding]
     total: int
-    resolved: int
 
     @property
     def counts(self) -> str:
         """What there is, in figures."""
-        ignored = self.unbarred.ignored
-        told = {
+        always = {
             "new": self.unbarred.offenders_total,
-            "known": ignored.get("known", 0),
-            "dismissed": ignored.get("dismissed", 0),
-            "not reported any more": self.unbarred.missing,
-            "resolved, because not reported any more": self.resolved,
+            "known": self.unbarred.ignored.known,
+            "dismissed": self.unbarred.ignored.dismissed,
         }
-        always = ("new", "known", "dismissed")
-        return ", ".join(f"{number} {name}" for name, number in told.items() if number or name in always)
+        seldom = {
+            "not reported any more": self.unbarred.missing,
+            "resolved, because not reported any more": self.run.submitted.resolved,
+        }
+        told = always | {name: number for name, number in seldom.items() if number}
+        return ", ".join(f"{number} {name}" for name, number in told.items())
 
     @property
     def more(self) -> str:
@@ -423,38 +369,37 @@ class Report(Struct):
 def report_of(service: Service, run_id: str, bar: Bar) -> Report:
     """Return what is to be told of a run."""
     path = f"runs/{quoted(run_id)}"
-    against = {"baseline": bar.baseline} if bar.baseline else {}
-    gate = service.request("GET", f"{path}/gate?{urlencode({'failOn': bar.fail_on, 'only': bar.only, **against})}")
-    unbarred = service.request("GET", f"{path}/gate?{urlencode({'failOn': 'info', 'only': 'new', **against})}")
-    seen, new = service.request("GET", path).read(Seen), unbarred.read(Verdict)
-    findings, total = findings_of(service, seen, {each.id for each in new.offenders}, new_first=bar.only == "new")
-    told, verdict = gate.read(dict[str, Raw]), gate.read(Verdict)
-    waived = bar.without_baseline == "pass" and verdict.baseline is None and seen.status == "completed"
-    if waived and not verdict.passed:
-        verdict.passed = True
-        verdict.reason = (
-            f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
+
+    def judged(fail_on: str, only: str) -> heart.Gate:
+        query = query_of(fail_on=fail_on, only=only, baseline=bar.baseline or None)
+        return service.request("GET", f"{path}/gate?{query}").read(heart.Gate)
+
+    gate, unbarred = judged(bar.fail_on, bar.only), judged("info", "new")
+    run = service.request("GET", path).read(heart.Run)
+    waived = bar.without_baseline == "pass" and gate.baseline is None and run.status == "completed"
+    if waived and not gate.pass_:
+        gate.pass_ = True
+        gate.reason = (
+            f"{gate.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
         )
-        told |= {"pass": Raw(b"true"), "reason": Raw(msgspec.json.encode(verdict.reason))}
-    return Report(seen, told, verdict, new, findings, total, seen.submitted.get("resolved", 0))
+    new = {each.id for each in unbarred.offenders}
+    return Report(run, gate, unbarred, *findings_of(service, run, new, new_first=bar.only == "new"))
 
 
-def findings_of(service: Service, run: Seen, new: set[str], *, new_first: bool) -> tuple[list[Finding], int]:
+def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: bool) -> tuple[list[Finding], int]:
     """Return the findings of a run to show, the worst ones first, and how many it has that could be.
 
     :param new: the worst ones that are new. Other ones make room for these with `new_first`.
     """
     statuses = ",".join(heart.standing(run.branch))
-    query = {"runId": run.id, "status": statuses, "sort": "severity", "view": "full", "limit": SHOWN}
-    listed = service.request("GET", f"tasks?{urlencode(query)}").read(Listed)
-    found = [msgspec.json.decode(each, type=Finding) for each in listed.tasks]
-    absent = new - {each.id for each in found} if new_first else set()
-    found += [service.request("GET", f"tasks/{quoted(each)}").read(Finding) for each in sorted(absent)]
-    for each in found:
-        each.new = each.id in new
-    fresh = [each for each in found if each.new]
-    known = [each for each in found if not each.new][: max(SHOWN - len(fresh), 0)]
-    return sorted([*fresh, *known], key=lambda each: each.rank), listed.total
+    query = query_of(run_id=run.id, status=statuses, sort="severity", view="full", limit=SHOWN)
+    listed = service.request("GET", f"tasks?{query}").read(heart.FullTaskPage)
+    absent = new - {each.id for each in listed.tasks} if new_first else set()
+    asked = (service.request("GET", f"tasks/{quoted(each)}").read(heart.Task) for each in sorted(absent))
+    found = [Finding(each, each.id in new) for each in (*listed.tasks, *asked)]
+    fresh = [each for each in found if each.is_new]
+    known = [each for each in found if not each.is_new][: max(SHOWN - len(fresh), 0)]
+    return sorted([*fresh, *known], key=lambda each: SEVERITIES.index(each.task.severity)), listed.total
 
 
 # ---------------------------------------------------------------------------
@@ -470,24 +415,11 @@ MENTION = regex.compile(r"[@#!$%~&](?=\w)")
 ANNOTATIONS = {"critical": "error", "high": "error", "medium": "warning"}  # and notice
 
 
-def width_of(text: str) -> int:
-    """Return how many columns a text takes on a terminal."""
-    wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in text)
-    return len(text) + wide - sum(unicodedata.combining(sign) > 0 for sign in text)
-
-
 def fitted(text: str, width: int, *, from_end: bool = False) -> str:
-    """Return a text cut to a width, at its start where the end tells more."""
-    if width_of(text) <= width:
+    """Return a text cut to so many characters, at its start where the end tells more."""
+    if len(text) <= width:
         return text
-    while text and width_of(text) >= width:
-        text = text[1:] if from_end else text[:-1]
-    return f"…{text}" if from_end else f"{text}…"
-
-
-def filled(text: str, width: int) -> str:
-    """Return a text with spaces behind it, up to a width."""
-    return text + " " * (width - width_of(text))
+    return f"…{text[len(text) - width + 1 :]}" if from_end else f"{text[: width - 1]}…"
 
 
 def on_terminal() -> bool:
@@ -502,20 +434,20 @@ def wants_colour(env: Mapping[str, str]) -> bool:
 
 def table(report: Report, width: int, *, colour: bool) -> Iterator[str]:
     """Give the lines of a report for people: the findings, how many there are, and the gate's sentence."""
-    rows = [(each.severity, "new" if each.new else "", visible(each.shown_place), each) for each in report.findings]
-    places = [fitted(place, int(width * WIDEST_PLACE), from_end=True) for _, _, place, _ in rows]
-    severities, widest = max(map(len, SEVERITIES)), max(map(width_of, places), default=0)
-    for (severity, new, _, finding), place in zip(rows, places, strict=True):
-        told = filled(severity, severities)
+    most = int(width * WIDEST_PLACE)
+    places = [fitted(visible(each.shown_place), most, from_end=True) for each in report.findings]
+    severities, widest = max(map(len, SEVERITIES)), max(map(len, places), default=0)
+    for finding, place in zip(report.findings, places, strict=True):
+        told, new = finding.task.severity.ljust(severities), "new" if finding.is_new else "   "
         if colour:
-            told, new = click.style(told, fg=COLOURS.get(severity)), click.style(f"{new:3}", bold=True)
-        title = fitted(visible(finding.title), width - severities - widest - 9)
-        yield f"{told}  {new:3}  {filled(place, widest)}  {title}".rstrip()
+            told, new = click.style(told, fg=COLOURS[finding.task.severity]), click.style(new, bold=True)
+        title = fitted(visible(finding.task.title), width - severities - widest - 9)
+        yield f"{told}  {new}  {place.ljust(widest)}  {title}".rstrip()
     if report.more:
         yield report.more
     yield report.counts
-    reason = visible(report.verdict.reason)
-    yield click.style(reason, fg="green" if report.verdict.passed else "red", bold=True) if colour else reason
+    reason = visible(report.gate.reason)
+    yield click.style(reason, fg="green" if report.gate.pass_ else "red", bold=True) if colour else reason
 
 
 def in_markdown(text: str) -> str:
@@ -526,11 +458,12 @@ def in_markdown(text: str) -> str:
 
 def markdown(report: Report) -> Iterator[str]:
     """Give the lines of a report as a comment on a pull request."""
-    yield f"**{'Passed' if report.verdict.passed else 'Not passed'}**: {in_markdown(report.verdict.reason)}"
+    yield f"**{'Passed' if report.gate.pass_ else 'Not passed'}**: {in_markdown(report.gate.reason)}"
     if report.findings:
         yield from ("", "| Severity | New | Finding | Place |", "|---|---|---|---|")
     for each in report.findings:
-        cells = (each.severity, "new" if each.new else "", in_markdown(each.title), in_markdown(each.shown_place))
+        title, place = in_markdown(each.task.title), in_markdown(each.shown_place)
+        cells = (each.task.severity, "new" if each.is_new else "", title, place)
         yield f"| {' | '.join(cells)} |"
     yield from ("", f"{report.more}; {report.counts}." if report.more else f"{report.counts}.")
 
@@ -547,23 +480,24 @@ def annotation(finding: Finding) -> str:
         "file": file,
         "line": line,
         "endLine": finding.extension("endLine", int) if line else None,
-        "title": f"{finding.severity}: {finding.extension('ruleId', str) or 'finding'}",
+        "title": f"{finding.task.severity}: {finding.extension('ruleId', str) or 'finding'}",
     }
     listed = (
         f"{name}={command_text(visible(str(value))).replace(':', '%3A').replace(',', '%2C')}"
         for name, value in fields.items()
         if value is not None
     )
-    return f"::{ANNOTATIONS.get(finding.severity, 'notice')} {','.join(listed)}::{command_text(visible(finding.title))}"
+    kind, said = ANNOTATIONS.get(finding.task.severity, "notice"), command_text(visible(finding.task.title))
+    return f"::{kind} {','.join(listed)}::{said}"
 
 
 def workflow_lines(report: Report, only: str) -> Iterator[str]:
     """Give the lines of a report for a log of GitHub Actions."""
     for each in report.findings:
-        if each.new or only == "all":
+        if each.is_new or only == "all":
             yield annotation(each)
     yield report.counts
-    yield visible(report.verdict.reason)
+    yield visible(report.gate.reason)
 
 
 def add_summary(lines: Iterable[str], path: str) -> None:
@@ -577,7 +511,7 @@ def add_summary(lines: Iterable[str], path: str) -> None:
 
 def passed(reports: Iterable[Report]) -> bool:
     """Tell whether all runs pass."""
-    return all(report.verdict.passed for report in reports)
+    return all(report.gate.pass_ for report in reports)
 
 
 def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]], title: str) -> Iterator[str]:
@@ -587,7 +521,7 @@ def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]]
         return
     for report in reports:
         yield from (title.format(report.run.project_type), *lines(report), "")
-    failed = [report.run.project_type for report in reports if not report.verdict.passed]
+    failed = [report.run.project_type for report in reports if not report.gate.pass_]
     yield f"Not passed: {', '.join(failed)}." if failed else "Passed."
 
 
@@ -609,10 +543,10 @@ def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> N
         if path := os.environ.get("GITHUB_STEP_SUMMARY"):
             add_summary(together(reports, markdown, "### {}\n"), path)
     else:
-        runs = [("runId", report.run.id) for report in reports]
+        runs = {"runId": [report.run.id for report in reports]}
         write(sarif_pages(service, runs, None) if form == "sarif" else [as_json(reports), b"\n"])
         for report in reports:
-            note(f"{report.run.project_type}: {report.verdict.reason}" if len(reports) > 1 else report.verdict.reason)
+            note(f"{report.run.project_type}: {report.gate.reason}" if len(reports) > 1 else report.gate.reason)
 
 
 # ---------------------------------------------------------------------------
@@ -624,6 +558,13 @@ LISTED = 200  # in one of JSON
 NEXT = regex.compile(r'<([^<>]*)>;\s*rel="next"')
 
 
+class Listed(Struct):
+    """What is read of a page in JSON."""
+
+    tasks: list[Raw]
+    next: str | None
+
+
 class Document(Struct):
     """What is read of a page in SARIF."""
 
@@ -632,7 +573,7 @@ class Document(Struct):
     schema: Raw = msgspec.field(default_factory=lambda: Raw(b"null"), name="$schema")
 
 
-Filters = Sequence[tuple[str, str]]
+Filters = Mapping[str, Any]
 
 
 def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> Iterator[Answer]:
@@ -640,11 +581,11 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
 
     :raises BadInput: when the service does not have the form.
     """
-    sample = service.request("GET", f"tasks?{urlencode([*filters, ('limit', 1)])}", accept=kind)  # a limit of all forms
+    sample = service.request("GET", f"tasks?{query_of(**filters, limit=1)}", accept=kind)  # a limit of all forms
     if not sample.headers.get("content-type", "").startswith(kind):
         raise BadInput(f"the service does not write {kind}: sarif.py of findings_adapters is not there")
     left = sys.maxsize if limit is None else limit
-    link = f"tasks?{urlencode([*filters, ('limit', min(left, EXPORTED))])}"
+    link = f"tasks?{query_of(**filters, limit=min(left, EXPORTED))}"
     while True:
         answer = service.request("GET", link, accept=kind)
         yield answer
@@ -652,14 +593,7 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
         following = NEXT.search(answer.headers.get("link", ""))
         if not following or left <= 0:
             return
-        link = with_limit(following[1], min(left, EXPORTED))
-
-
-def with_limit(link: str, limit: int) -> str:
-    """Return a link with another limit."""
-    path, _, query = link.partition("?")
-    kept = [(name, value) for name, value in parse_qsl(query) if name != "limit"]
-    return f"{path}?{urlencode([*kept, ('limit', limit)])}"
+        link = regex.sub(r"(?<=[?&]limit=)[0-9]+", str(min(left, EXPORTED)), following[1])
 
 
 def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
@@ -685,18 +619,11 @@ def csv_pages(service: Service, filters: Filters, limit: int | None) -> Iterator
 def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one array of whole tasks."""
     yield b"["
-    for number, task in enumerate(itertools.islice(whole_tasks(service, filters), limit)):
+    listed = service.walk(f"tasks?{query_of(**filters, view='full', limit=LISTED)}", Listed)
+    tasks = (task for page in listed for task in page.tasks)
+    for number, task in enumerate(itertools.islice(tasks, limit)):
         yield (b",\n" if number else b"\n") + bytes(task)
     yield b"\n]\n"
-
-
-def whole_tasks(service: Service, filters: Filters) -> Iterator[Raw]:
-    """Give the tasks of a list, each with all of its fields."""
-    link: str | None = f"tasks?{urlencode([*filters, ('view', 'full'), ('limit', LISTED)])}"
-    while link:
-        page = service.request("GET", link).read(Listed)
-        yield from page.tasks
-        link = page.next
 
 
 EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]] = {
@@ -711,25 +638,8 @@ EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]]
 # ---------------------------------------------------------------------------
 
 
-class Head(Struct):
-    """What must be there for a document to be SARIF that tells of anything. The runs are large, and left unread."""
-
-    version: Raw = Raw(b"null")
-    runs: Raw = Raw(b"null")
-
-    @property
-    def has_runs(self) -> bool:
-        """Whether there is one run at least."""
-        with suppress(msgspec.ValidationError):
-            return bool(msgspec.json.decode(self.runs, type=list[Raw]))
-        return False
-
-
 def read_document(name: str, most: int) -> bytes:
-    """Return a SARIF document of at most so many bytes. What is no file, or is too large, is not read.
-
-    :raises BadInput: for what is none: a scanner that failed must not look like a clean scan.
-    """
+    """Return what a file of at most so many bytes holds. :raises BadInput: for what is no file, or is not like that."""
     try:
         kind = Path(name).stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
@@ -742,17 +652,6 @@ def read_document(name: str, most: int) -> bytes:
     text = text.removeprefix(codecs.BOM_UTF8)
     if not text.strip():
         raise BadInput(f"{name} is empty: did the scanner fail?")
-    try:
-        text.decode()  # of what is left unread, msgspec does not look at the signs
-        head = msgspec.json.decode(text, type=Head)
-    except msgspec.ValidationError:
-        raise BadInput(f"{name} is no SARIF document: it is no JSON object") from None
-    except heart.NOT_JSON as error:
-        raise BadInput(f"{name} is no SARIF document: it is not JSON ({error})") from None
-    if bytes(head.version) != SARIF_VERSION:
-        raise BadInput(f"{name} is no SARIF document of version 2.1.0")
-    if not head.has_runs:
-        raise BadInput(f"{name} has no runs: did the scanner fail?")
     return text
 
 
@@ -786,9 +685,10 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
             parsed = form.parse(document, settings)
             if parsed.problems:
                 raise heart.ValidationFailed(parsed.problems)
-        except heart.ValidationFailed as error:
-            told = "; ".join(f"{each.pointer}: {each.detail}" for each in error.problems[:TOLD_PROBLEMS])
-            raise BadInput(f"{name}: {told}") from None
+        except heart.ServiceError as error:
+            problems = error.problems if isinstance(error, heart.ValidationFailed) else ()
+            told = "; ".join(f"{each.pointer}: {each.detail}".lstrip(": ") for each in problems[:TOLD_PROBLEMS])
+            raise BadInput(f"{name}: {told}" if told else f"{name} is no SARIF document: {error}") from None
         absolute += absolute_paths(extensions for extensions, _ in parsed.extensions)
         documents.append((name, document))
     if absolute:
@@ -990,13 +890,6 @@ def filter_options(command: Any) -> Any:
     return several(*(filter_option(name, fields[name], components) for name in names))(command)
 
 
-def given_filters(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the query parameters that filters on the command line come to."""
-    listed = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
-    pairs = ((name, each) for name, several_values in listed.items() for each in several_values if each is not None)
-    return [(name, str(each).lower() if isinstance(each, bool) else each) for name, each in pairs]
-
-
 def judged(service: Service, run_ids: Iterable[str], bar: Bar, form: str) -> int:
     """Tell of runs, and return the exit code that the gate's verdicts come to."""
     reports = [report_of(service, run_id, bar) for run_id in run_ids]
@@ -1072,4 +965,4 @@ def gate(
 def export(form: str, limit: int | None, url: str, db: str, **filters: Any) -> None:
     """Write findings to standard output, all that the filters leave."""
     with exit_codes(), service_at(url, db) as service:
-        write(EXPORTS[form](service, given_filters(filters), limit))
+        write(EXPORTS[form](service, filters, limit))

@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -78,6 +78,15 @@ HURRY: ContextVar[float] = ContextVar("hurry", default=math.inf)  # seconds that
 JSON = heart.JSON_TYPE
 
 Model = TypeVar("Model")
+
+
+class Page(Protocol):
+    """What leads to the page behind it."""
+
+    next: str | None
+
+
+Listing = TypeVar("Listing", bound=Page)
 
 
 class Unavailable(Exception):
@@ -154,8 +163,8 @@ class Remote:
             parts = urlsplit(heart.parse_base_url(url))
             if parts.username is not None:
                 raise ValueError("it has a user name in it; a key is all that the service asks")
-            parse_url(parts.geturl())  # its port
             self._base = parts._replace(netloc=parts.netloc.encode("idna").decode())
+            parse_url(self._base.geturl())  # its port
             self._pool = pool_for(self._base.scheme, self._base.hostname or "")
         except ValueError as error:
             raise heart.ConfigurationError(f"the service's URL: {error}") from None
@@ -299,6 +308,14 @@ class Service:
         if 200 <= answer.status < 300:
             return answer
         raise refusal_of(answer, self._transport.where)
+
+    def walk(self, path: str, model: type[Listing]) -> Iterator[Listing]:
+        """Give the pages of a list, from one on."""
+        link: str | None = path
+        while link:
+            page = self.request("GET", link).read(model)
+            yield page
+            link = page.next
 
 
 @contextmanager
@@ -496,28 +513,21 @@ class FindingsRefused(Refused):
 
 
 class Batch(Struct):
-    """Findings, as JSON, that go out together, under one Idempotency-Key however often."""
+    """Findings, as JSON, that go out together, under one Idempotency-Key: once sent, it stays as it is."""
 
     findings: list[bytes]
     key: str = msgspec.field(default_factory=lambda: str(uuid.uuid4()))
+    is_sent: bool = False
 
     @property
     def body(self) -> bytes:
         """The findings as a request has them."""
         return b'{"tasks":[' + b",".join(self.findings) + b"]}"
 
-
-def batches_of(findings: Iterable[bytes]) -> Iterator[Batch]:
-    """Give findings in batches that are bounded in number and in bytes; one finding always fits."""
-    batch, size = Batch([]), 0
-    for each in findings:
-        if batch.findings and (len(batch.findings) == BATCH or size + len(each) > BATCH_BYTES):
-            yield batch
-            batch, size = Batch([]), 0
-        batch.findings.append(each)
-        size += len(each)
-    if batch.findings:
-        yield batch
+    def has_room(self, finding: bytes = b"") -> bool:
+        """Whether it can take another finding. The first one always fits."""
+        size = sum(map(len, self.findings)) + len(finding)
+        return not self.is_sent and (not self.findings or (len(self.findings) < BATCH and size < BATCH_BYTES))
 
 
 def is_about_findings(refusal: Refused) -> bool:
@@ -601,8 +611,6 @@ class RunSession:
         self._told: heart.Run | None = None
         self._is_over = False
         self._lock = threading.RLock()
-        self._waiting: list[bytes] = []
-        self._size = 0
         self._batches: list[Batch] = []
         self._refused: list[RefusedFinding] = []
         self._refusal: Refused | None = None
@@ -691,10 +699,11 @@ class RunSession:
         with self._lock:
             if self._is_over or self._told is None:
                 raise RuntimeError("a finding is submitted inside the run's block")
-            self._waiting.append(encoded)
-            self._size += len(encoded)
+            if not self._batches or not self._batches[-1].has_room(encoded):
+                self._batches.append(Batch([]))
+            self._batches[-1].findings.append(encoded)
             late = time.monotonic() - self._last_sent >= BATCH_AGE
-            if len(self._waiting) >= BATCH or self._size >= BATCH_BYTES or late:
+            if late or len(self._batches) > 1 or not self._batches[0].has_room():
                 self.flush()
 
     def fingerprint(
@@ -718,9 +727,6 @@ class RunSession:
         :raises Unavailable: when it cannot be reached.
         """
         with self._lock:
-            # In one step as far as a signal can see: what is in a batch keeps its Idempotency-Key from then on.
-            self._batches, self._waiting = [*self._batches, *batches_of(self._waiting)], []
-            self._size = 0
             while self._batches:
                 self._send(self._batches[0])
             self._last_sent = time.monotonic()
@@ -745,6 +751,7 @@ class RunSession:
             self._last_sent = time.monotonic()
 
     def _send(self, batch: Batch) -> None:
+        batch.is_sent = True
         try:
             answer = self._service.request("POST", f"runs/{quoted(self.id)}/tasks", batch.body, same=batch.key)
         except Refused as error:
@@ -878,11 +885,8 @@ class Findings(Service):
 
     def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[heart.TaskHead]:
         """Give the tasks that the filters leave, all of them, page by page; a list is any of its values."""
-        link: str | None = f"tasks?{query_of(**filters, limit=LISTED)}"
-        while link:
-            page = self.request("GET", link).read(heart.TaskPage)
+        for page in self.walk(f"tasks?{query_of(**filters, limit=LISTED)}", heart.TaskPage):
             yield from page.tasks
-            link = page.next
 
     def task(self, id: str) -> heart.Task:
         """Return a whole task."""
@@ -890,11 +894,8 @@ class Findings(Service):
 
     def history(self, id: str) -> Iterator[heart.HistoryEntry]:
         """Give what happened to a task, oldest first."""
-        link: str | None = f"tasks/{quoted(id)}/history?limit={LISTED}"
-        while link:
-            page = self.request("GET", link).read(heart.History)
+        for page in self.walk(f"tasks/{quoted(id)}/history?limit={LISTED}", heart.History):
             yield from page.history
-            link = page.next
 
     def triage(
         self,

@@ -185,39 +185,27 @@ BRANCHES = cases(
     nowhere=(({}, None), None),
     github_push_to_default=(on_github("push"), None),
     github_push=(on_github("push", "fix"), "fix"),
-    github_push_to_main_that_is_not_default=(on_github("push", "main"), "main"),
     github_by_hand=(on_github("workflow_dispatch"), None),
     github_schedule=(on_github("schedule", told={}), None),
-    github_tag=(on_github("push", "v1.0", GITHUB_REF_TYPE="tag"), "v1.0"),
     github_tag_named_like_the_default=(on_github("push", GITHUB_REF_TYPE="tag"), "trunk"),
-    github_release=(on_github("release", "v1.0", GITHUB_REF_TYPE="tag"), "v1.0"),
     github_pull=(on_github("pull_request", "5/merge", pull(), GITHUB_HEAD_REF="fix"), "fix"),
-    github_pull_target=(on_github("pull_request_target", "trunk", pull(), GITHUB_HEAD_REF="fix"), "fix"),
     github_pull_from_default=(on_github("pull_request", "5/merge", pull("trunk")), "trunk"),
-    github_review=(on_github("pull_request_review", "5/merge", pull()), "fix"),
     github_head_ref_alone=(on_github("push", told={}, GITHUB_HEAD_REF="fix"), "fix"),
     github_fork=(
         on_github("pull_request", "5/merge", pull(repo={"full_name": "eve/shop"}, label="eve:fix")),
         "eve:fix",
-    ),
-    github_fork_from_default=(
-        on_github("pull_request", "5/merge", pull("trunk", repo={"full_name": "eve/shop"}, label="eve:trunk")),
-        "eve:trunk",
     ),
     github_fork_that_is_gone=(on_github("pull_request", "5/merge", pull(repo=None, label="eve:fix")), "eve:fix"),
     github_comment_on_pull=(on_github("issue_comment", told={"issue": {"number": 5, "pull_request": {}}}), "pull/5"),
     github_comment_on_issue=(on_github("issue_comment", told={"issue": {"number": 5}}), None),
     github_after_push=(on_github("workflow_run", told=finished("trunk", "push")), None),
     github_after_pull=(on_github("workflow_run", told=finished("fix", "pull_request")), "fix"),
-    github_after_pull_from_default=(on_github("workflow_run", told=finished("trunk", "pull_request")), "trunk"),
     github_after_fork=(on_github("workflow_run", told=finished("trunk", "pull_request", "eve")), "eve:trunk"),
     github_queue=(on_github("merge_group", "gh-readonly-queue/trunk/pr-5"), "gh-readonly-queue/trunk/pr-5"),
     github_long=(on_github("push", "x" * 300), "x" * 255),
     github_strange=(on_github("push", "a\x1b[31mb\x7f"), "a[31mb"),
     gitlab_default=((GITLAB | {"CI_COMMIT_BRANCH": "trunk"}, None), None),
-    gitlab_schedule=((GITLAB | {"CI_COMMIT_BRANCH": "trunk", "CI_PIPELINE_SOURCE": "schedule"}, None), None),
     gitlab_branch=((GITLAB | {"CI_COMMIT_BRANCH": "fix"}, None), "fix"),
-    gitlab_schedule_of_branch=((GITLAB | {"CI_COMMIT_BRANCH": "fix", "CI_PIPELINE_SOURCE": "schedule"}, None), "fix"),
     gitlab_tag=((GITLAB | {"CI_COMMIT_TAG": "v1.0"}, None), "v1.0"),
     gitlab_request=((GITLAB | MERGE_REQUEST | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "7"}, None), "fix"),
     gitlab_fork=(
@@ -230,13 +218,6 @@ BRANCHES = cases(
         "eve/shop:fix",
     ),
     gitlab_fork_without_path=((GITLAB | MERGE_REQUEST | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9"}, None), "9:fix"),
-    gitlab_fork_from_default=(
-        (
-            GITLAB | {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "trunk", "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9"},
-            None,
-        ),
-        "9:trunk",
-    ),
     gitlab_child=((GITLAB | {"CI_COMMIT_REF_NAME": "trunk"}, None), "trunk"),
 )
 
@@ -341,13 +322,6 @@ def test_a_scan_needs_nothing_and_remembers(job: Job) -> None:
     assert job.last_run()["status"] == "completed"
     assert job.read("project-types")["projectTypes"][0]["name"] == "demo"
     assert {task["timesSeen"] for task in job.tasks().values()} == {2}
-
-
-def test_several_files_are_one_run(job: Job) -> None:
-    job.write("a.sarif", result("one"))
-    job.write("b.sarif", result("two"))
-    assert job.judge("a.sarif", "b.sarif")["runs"][0]["reported"] == 2
-    assert job.read("runs")["total"] == 1
 
 
 def of_tool(name: str, *results: Any) -> dict[str, Any]:
@@ -456,31 +430,11 @@ def test_absolute_paths_that_stay_are_told_with_what_to_do(job: Job) -> None:
     assert "(1 in all)" in job.scan("a.sarif").stderr
 
 
-def test_a_project_type_that_is_there_stays_as_it_is(job: Job) -> None:
-    with Service(Local(db_at(job.db), new=True)) as service:
-        service.request("POST", "project-types", {"name": "web", "label": "Web", "extensionSchema": {"type": "object"}})
-    job.scan(job.write("a.sarif"), "--type", "web", code=0)
-    assert job.read("project-types/web")["label"] == "Web"
-
-
-BARS = cases(
-    high=("high", "new", 1),
-    critical=("critical", "new", 0),
-    none=("none", "new", 0),
-    none_at_all=("none", "all", 0),
-    known=("low", "new", 1),
-)
-
-
-@pytest.mark.parametrize(("fail_on", "only", "code"), BARS)
-def test_the_bar_decides(job: Job, fail_on: str, only: str, code: int) -> None:
-    job.scan(job.write("a.sarif", result()), "--fail-on", fail_on, "--only", only, code=code)
-
-
-def test_all_or_what_is_new_is_judged(job: Job) -> None:
-    job.scan(job.write("a.sarif", result()), "--fail-on", "none", code=0)
-    job.scan("a.sarif", code=0)
-    job.scan("a.sarif", "--only", "all", code=1)
+def test_the_bar_decides_and_whether_all_or_what_is_new_is_judged(job: Job) -> None:
+    job.scan(job.write("a.sarif", result()), "--fail-on", "critical", code=0)
+    job.scan("a.sarif", "--fail-on", "low", "--only", "all", code=1)
+    job.scan("a.sarif", "--fail-on", "low", code=0)
+    job.scan("a.sarif", "--fail-on", "none", "--only", "all", code=0)
 
 
 def test_what_is_missing_is_resolved_if_asked_to(job: Job) -> None:
@@ -494,20 +448,14 @@ def test_what_is_missing_is_resolved_if_asked_to(job: Job) -> None:
 
 BAD_FILES = cases(
     absent=(None, "No such file"),
-    empty=(b"", "is empty"),
-    blank=(b" \n", "is empty"),
-    text=(b"no findings", "not JSON"),
-    cut=(b'{"version": "2.1.0", "runs": [', "not JSON"),
-    utf16=('{"version": "2.1.0"}'.encode("utf-16"), "not JSON"),
-    latin=("é".encode("latin-1").join((b'{"version": "2.1.0", "runs": [{"a": "', b'"}]}')), "not JSON"),
-    deep=(b'{"runs":' + b"[" * 100_000, "not JSON"),
-    array=(b"[]", "no JSON object"),
-    other=(b'{"results": []}', "of version 2.1.0"),
-    version=(b'{"version": "2.0.0", "runs": [{}]}', "of version 2.1.0"),
-    no_runs=(b'{"version": "2.1.0"}', "has no runs"),
-    null_runs=(b'{"version": "2.1.0", "runs": null}', "has no runs"),
-    empty_runs=(b'{"version": "2.1.0", "runs": []}', "has no runs"),
-    runs=(b'{"version": "2.1.0", "runs": {}}', "has no runs"),
+    empty=(b" \n", "is empty"),
+    cut=(b'{"version": "2.1.0", "runs": [', "JSON"),
+    utf16=('{"version": "2.1.0"}'.encode("utf-16"), "JSON"),
+    deep=(b'{"runs":' + b"[" * 100_000, "levels"),
+    array=(b"[]", "Expected `object`"),
+    version=(b'{"version": "2.0.0", "runs": [{}]}', "/version: must be 2.1.0"),
+    no_runs=(b'{"version": "2.1.0"}', "/runs: must hold a run"),
+    failed=(json.dumps(document(invocations=[{"executionSuccessful": False}])).encode(), "says that it failed"),
 )
 
 
@@ -518,10 +466,6 @@ def test_a_bad_file_is_told_before_a_run_starts(job: Job, content: bytes | None,
         (job.folder / "bad.sarif").write_bytes(content)
     assert_one_line(job.scan(good, "bad.sarif"), 2, "bad.sarif", said)
     assert not (job.folder / "findings.db").exists()
-
-
-def test_a_folder_is_no_file(job: Job) -> None:
-    assert_one_line(job.scan("."), 2, "Is a directory")
 
 
 BAD_USAGE = cases(
@@ -546,19 +490,6 @@ def test_wrong_usage_ends_with_2(job: Job, words: Sequence[str], said: str) -> N
     assert "Traceback" not in done.stderr
     if (job.folder / "findings.db").exists():
         assert job.read("runs")["total"] == 0
-
-
-FAILED_SCANNERS = cases(
-    results=({"results": None}, "/runs/0/results"),
-    unsuccessful=({"invocations": [{"executionSuccessful": False}]}, "executionSuccessful"),
-)
-
-
-@pytest.mark.parametrize(("run", "said"), FAILED_SCANNERS)
-def test_a_scanner_that_failed_is_told_before_a_run_starts(job: Job, run: dict[str, Any], said: str) -> None:
-    job.write("a.sarif", result())
-    assert_one_line(job.scan("a.sarif", job.write("b.sarif", **run)), 2, "b.sarif: ", said)
-    assert not (job.folder / "findings.db").exists()
 
 
 @pytest.mark.parametrize("source", [(), ("--source", ".")])
@@ -654,17 +585,6 @@ def test_a_service_that_is_away_is_one_line(
     away.stop()
     done = job.scan(job.write("a.sarif"), "--url", away.url, FINDINGS_KEY="x" * 20)
     assert_one_line(done, 3, f"no answer from {away.url}", "Connection refused")
-
-
-def test_what_the_service_refuses_fails_the_run(job: Job, server: Server) -> None:
-    schema = {"properties": {"owner": {"type": "string"}}, "required": ["owner"]}
-    server.start_run(schema)
-    job.write("a.sarif", result())
-    done = job.scan("a.sarif", "--url", url_of(server), "--type", "web", FINDINGS_KEY=server.key)
-    assert_one_line(done, 2, "a.sarif: ", "owner")
-    run = server.request("GET", f"{API}/runs?limit=1").json["runs"][0]
-    assert run["status"] == "failed"
-    assert "owner" in run["statusReason"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -802,16 +722,10 @@ def test_colour_is_for_terminals_that_want_it(job: Job, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("columns", [40, 200])
 def test_a_table_is_as_wide_as_the_terminal(job: Job, columns: int) -> None:
-    job.write("a.sarif", result("二" * 100, file="src/a/rather/long/path/to/a/module.py"), result("x" * 300))
+    job.write("a.sarif", result("y" * 200, file="src/a/rather/long/path/to/a/module.py"), result("x" * 300))
     shown = on_terminal(job, "scan", "a.sarif", columns=columns, NO_COLOR="1")
     rows = [line for line in shown.splitlines() if line.startswith("high")]
-    assert [ci_module.width_of(row) for row in rows] == [pytest.approx(columns, abs=2)] * 2
-    assert max(map(ci_module.width_of, rows)) <= columns
-
-
-def test_a_log_is_as_wide_everywhere(job: Job) -> None:
-    job.write("a.sarif", result("x" * 300))
-    assert len(job.scan("a.sarif", COLUMNS="40").stdout.splitlines()[0]) == ci_module.WIDTH
+    assert [columns - 2 <= len(row) <= columns for row in rows] == [True, True]
 
 
 def test_github_gets_annotations_at_file_and_line(job: Job) -> None:
@@ -856,21 +770,6 @@ def test_markdown_is_a_comment_that_calls_nobody(job: Job) -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
 
 
-def test_json_is_one_object(job: Job) -> None:
-    done = job.scan(job.write("a.sarif", result()), "--format", "json", code=1)
-    told = json.loads(done.stdout)
-    assert told == {"pass": False, "runs": [job.read(f"runs/{job.last_run()['id']}/gate")]}
-    assert told["runs"][0]["reason"] in done.stderr
-
-
-def test_sarif_is_one_document_of_all_that_the_run_reported(job: Job) -> None:
-    job.write("a.sarif", *(result(f"finding {number}") for number in range(60)))
-    done = job.scan("a.sarif", "--format", "sarif", code=1)
-    told = json.loads(done.stdout)
-    assert sum(len(run["results"]) for run in told["runs"]) == 60
-    assert told["version"] == "2.1.0"
-
-
 @pytest.mark.parametrize("form", ["table", "json", "sarif"])
 def test_who_stops_reading_does_not_change_the_verdict(job: Job, form: str) -> None:
     job.write("a.sarif", *(result(f"finding {number}" * 20) for number in range(60)))
@@ -911,80 +810,6 @@ def test_where_nobody_listens_the_exit_code_is_the_same(job: Job, words: str, co
 # ---------------------------------------------------------------------------
 # The code that is scanned
 # ---------------------------------------------------------------------------
-
-
-def bare(file: str, line: int) -> dict[str, Any]:
-    """Return a result without a line of code."""
-    place = {"artifactLocation": {"uri": file}, "region": {"startLine": line}}
-    return result("Use of eval", locations=[{"physicalLocation": place}])
-
-
-def test_a_finding_survives_moved_lines_with_its_source(job: Job) -> None:
-    (job.folder / "app.py").write_text("import os\neval(x)\neval(y)\n")
-    job.scan(job.write("a.sarif", bare("app.py", 2), bare("app.py", 3)), "--source", ".", code=1)
-    (job.folder / "app.py").write_text("import os\nimport sys\n\n    eval(y)\n")
-    job.scan(job.write("a.sarif", bare("app.py", 4)), "--source", ".", "--resolve-missing", code=0)
-    assert job.last_run()["submitted"]["resolved"] == 1
-    (task,) = job.read("tasks?status=open&view=full")["tasks"]
-    assert task["evidence"][0]["content"] == "    eval(y)"
-
-
-def test_only_the_checkout_is_read(job: Job) -> None:
-    checkout = job.folder / "checkout"
-    checkout.mkdir()
-    (job.folder / "secret.py").write_text("password\n")
-    (checkout / "link.py").symlink_to(job.folder / "secret.py")
-    os.mkfifo(checkout / "pipe.py")
-    (checkout / "large.py").write_text("password\n" * 700_000)
-    outside = (
-        "../secret.py",
-        str(job.folder / "secret.py"),
-        f"file://{job.folder}/secret.py",
-        "link.py",
-        "pipe.py",
-        "large.py",
-    )
-    job.scan(job.write("a.sarif", *(bare(file, 1) for file in outside)), "--source", "checkout", code=1)
-    told = job.read("tasks?view=full")["tasks"]
-    assert len(told) == len(outside)
-    assert "password" not in json.dumps(told)
-
-
-def test_a_place_without_code_gets_the_line_it_begins_with_and_what_is_there_stays(job: Job) -> None:
-    (job.folder / "app.py").write_text("\n".join(f"line {number}" for number in range(1, 100)))
-    whole = bare("app.py", 1)
-    whole["locations"][0]["physicalLocation"]["region"]["endLine"] = 90
-    job.scan(job.write("a.sarif", whole, result("as it is", file="app.py", line=2)), "--source", ".", code=1)
-    evidence = {title: task["evidence"][0]["content"] for title, task in job.tasks().items()}
-    assert evidence["as it is"] == "as it is"
-    assert evidence["Use of eval"] == "line 1"
-
-
-def test_a_checkout_may_be_anywhere(tmp_path: Path) -> None:
-    ids = set()
-    for name in ("first", "second place"):
-        job = Job(tmp_path / name)
-        job.folder.mkdir()
-        uri = (job.folder / "src" / "app.js").as_uri()
-        job.scan(job.write("a.sarif", result(file=uri)), "--source", ".", code=1)
-        task = job.tasks()["Use of eval"]
-        assert task["extensions"]["file"] == "src/app.js"
-        ids.add(task["externalId"])
-    assert len(ids) == 1
-
-
-def test_a_document_is_otherwise_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text("eval(x)\n")
-    sent = document(bare("app.py", 1), 5, {"locations": 7}, properties={"x": [1.0, 10**30, "é"]}) | {"more": None}
-    form = findings_service.SUBMISSION_FORMATS["application/sarif+json"]
-    assert form.with_source
-    got = json.loads(form.with_source(json.dumps(sent).encode(), tmp_path))
-    assert got["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["region"].pop("snippet") == {
-        "text": "eval(x)"
-    }
-    assert got == json.loads(json.dumps(sent))
-    for strange in (b"{}", b'{"runs": 5}', b'{"runs": [5, null, []]}', b'{"runs": [{"results": {}}]}'):
-        assert json.loads(form.with_source(strange, tmp_path)) == json.loads(strange)
 
 
 # ---------------------------------------------------------------------------
@@ -1028,45 +853,27 @@ def test_a_run_that_is_not_there_is_no_verdict(job: Job) -> None:
     assert_one_line(job.run("gate", job.last_run()["id"], "--baseline", "x"), 2)
 
 
-def test_findings_are_exported_in_every_form(job: Job) -> None:
-    job.scan(job.write("a.sarif", result("one"), result("two", level="note")), code=1)
-    whole = json.loads(job.run("export", "--format", "json").stdout)
-    assert [task["title"] for task in whole] == [task["title"] for task in job.read("tasks")["tasks"]]
-    assert whole[0] == job.read(f"tasks/{whole[0]['id']}")
-    rows = list(csv.DictReader(io.StringIO(job.run("export", "--format", "csv").stdout)))
-    assert [row["title"] for row in rows] == [task["title"] for task in whole]
-    told = json.loads(job.run("export").stdout)
-    assert len(told["runs"][0]["results"]) == 2
-
-
-FILTERS = cases(
-    severity=(("--severity", "low"), {"two"}),
-    several=(("--severity", "low", "--severity", "high"), {"one", "two"}),
-    commas=(("--severity", "low,high"), {"one", "two"}),
-    status=(("--status", "dismissed"), set()),
-    target=(("--target-url", "https://other.example/"), set()),
-    main_line=(("--main-line",), {"one", "two"}),
-    branches=(("--branches-only",), {"three"}),
-    branch=(("--branch", "a,b"), {"one", "three"}),
-    limit=(("--limit", "1"), {"three"}),
-    sort=(("--sort", "createdAt", "--limit", "1"), {"one"}),
+FILTERS = (
+    (("--severity", "low", "--severity", "high"), {"one", "two"}),
+    (("--severity", "low,high"), {"one", "two"}),
+    (("--target-url", "https://other.example/"), set()),
+    (("--main-line",), {"one", "two"}),
+    (("--branches-only",), {"three"}),
+    (("--branch", "a,b"), {"one", "three"}),
+    (("--sort", "createdAt", "--limit", "1"), {"one"}),
 )
 
 
-@pytest.mark.parametrize("form", ["json", "csv", "sarif"])
-@pytest.mark.parametrize(("words", "titles"), FILTERS)
-def test_an_export_has_the_filters_of_the_list(job: Job, words: Sequence[str], titles: set[str], form: str) -> None:
+def test_an_export_has_the_filters_of_the_list(job: Job) -> None:
     job.write("b.sarif", result("two", level="note"))
     job.scan(job.write("a.sarif", result("one")), "b.sarif", code=1)
     job.scan(job.write("c.sarif", result("one"), result("three", level="none")), "--branch", "a,b", code=0)
-    out = job.run("export", "--format", form, *words).stdout
-    if form == "csv":
-        found = {row["title"] for row in csv.DictReader(io.StringIO(out))}
-    elif form == "sarif":
-        found = {each["message"]["text"] for run in json.loads(out)["runs"] for each in run["results"]}
-    else:
-        found = {task["title"] for task in json.loads(out)}
-    assert found == titles
+    for words, titles in FILTERS:
+        whole = json.loads(job.run("export", "--format", "json", *words).stdout)
+        rows = csv.DictReader(io.StringIO(job.run("export", "--format", "csv", *words).stdout))
+        document = json.loads(job.run("export", *words).stdout)
+        assert {task["title"] for task in whole} == {row["title"] for row in rows} == titles, words
+        assert {each["message"]["text"] for run in document["runs"] for each in run["results"]} == titles, words
 
 
 def test_an_export_option_for_every_filter() -> None:
@@ -1091,7 +898,7 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_pages")
-@pytest.mark.parametrize("limit", [None, 1, 7, 10, 14, 100])
+@pytest.mark.parametrize("limit", [None, 7, 10, 100])
 def test_pages_are_one_document(job: Job, limit: int | None) -> None:
     job.scan(job.write("a.sarif", *(result(f"line\r\n{number}, x") for number in range(20))), code=1)
     words = ("--limit", str(limit)) if limit else ()
@@ -1103,32 +910,6 @@ def test_pages_are_one_document(job: Job, limit: int | None) -> None:
     told = json.loads(exports["sarif"])
     assert len(told["runs"]) == -(-wanted // 7)
     assert sum(len(run["results"]) for run in told["runs"]) == wanted
-
-
-def test_nothing_is_a_document_too(job: Job) -> None:
-    job.scan(job.write("a.sarif"), code=0)
-    assert json.loads(job.run("export", "--format", "json").stdout) == []
-    assert json.loads(job.run("export").stdout)["runs"][0]["results"] == []
-    assert len(job.run("export", "--format", "csv").stdout.splitlines()) == 1
-
-
-def test_an_export_into_a_closed_pipe_ends_quietly(job: Job) -> None:
-    job.scan(job.write("a.sarif", *(result(f"finding {number} {'x' * 300}") for number in range(300))), code=1)
-    line, options = job.line("export", "--format", "json", PYTHONUNBUFFERED="")
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "[\n"
-        process.stdout.close()
-        assert process.stderr
-        assert process.stderr.read() == ""
-    assert process.returncode == 0
-
-
-def test_an_export_that_nobody_takes_fails_all_the_same(job: Job) -> None:
-    job.scan(job.write("a.sarif"), code=0)
-    line, options = job.line("export", "--status", "nope")
-    done = subprocess.run(["bash", "-c", 'exec "$@" >&-', "bash", *line], capture_output=True, check=False, **options)
-    assert (done.returncode, "must be one of" in done.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("short_pages")
