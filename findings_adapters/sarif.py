@@ -16,6 +16,7 @@ import csv
 import hashlib
 import io
 import itertools
+import json
 import math
 import operator
 import posixpath
@@ -932,45 +933,31 @@ def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
     """
     if parsed.problems:
         return
-    for start in range(0, len(parsed.reports), settings.max_batch):
-        lot = range(start, min(start + settings.max_batch, len(parsed.reports)))
-        parsed.problems += judge_lot(schema, parsed, lot, settings.schema_timeout)
+    end = 0.0
+    for place in range(len(parsed.reports)):
+        if place % settings.max_batch == 0:
+            end = time.monotonic() + settings.schema_timeout
+        parsed.problems += judge_one(schema, parsed, place, end)
 
 
-def judge_lot(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> list[heart.Problem]:
+def judge_one(schema: str, parsed: heart.Parsed, place: int, end: float) -> list[heart.Problem]:
     """Return what is wrong with extensions: whole, then without what is refused, and at last with nothing in them."""
-    end = time.monotonic() + seconds
-    problems: list[heart.Problem] = []
-    for turn in range(3):
-        found = check(schema, parsed, lot, end - time.monotonic())
-        lot = []
-        for place, told in found.items():
-            text, pointer = parsed.extensions[place]
-            if pointer.endswith("/extensions"):  # they stand in the document as they are
-                problems += told
-            elif turn == 2:
-                details = (heart.cut(f"the project type's schema asks for more: {each.detail}") for each in told)
-                problems += (heart.Problem(detail, pointer) for detail in details)
-            else:
-                left = without(text, told, pointer) if turn == 0 else None
-                parsed.reports[place].extensions = left
-                parsed.extensions[place] = (left, pointer)
-                lot.append(place)
-        if not lot:
-            break
-    return problems
+    text, pointer = parsed.extensions[place]
 
+    def problems_of(extensions: str | None) -> list[heart.Problem]:
+        return heart.check_extensions(schema, [(extensions, pointer)], end - time.monotonic())
 
-def check(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> dict[int, list[heart.Problem]]:
-    """Return what is wrong with the extensions at some places, by the place."""
-    place_of = {parsed.extensions[place][1]: place for place in lot}
-    found: dict[int, list[heart.Problem]] = {}
-    for problem in heart.check_extensions(schema, (parsed.extensions[place] for place in place_of.values()), seconds):
-        pointer = problem.pointer or ""
-        while pointer not in place_of:
-            pointer = pointer.rpartition("/")[0]
-        found.setdefault(place_of[pointer], []).append(problem)
-    return found
+    problems = problems_of(text)
+    if not problems or pointer.endswith("/extensions"):  # they stand in the document as they are
+        return problems
+    for left in (without(text, problems, pointer), None):
+        problems = problems_of(left)
+        if not problems:
+            parsed.reports[place].extensions = left
+            parsed.extensions[place] = (left, pointer)
+            return []
+    details = (heart.cut(f"the project type's schema asks for more: {each.detail}") for each in problems)
+    return [heart.Problem(detail, pointer) for detail in details]
 
 
 def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: str) -> str | None:
@@ -990,26 +977,18 @@ SOURCE_TEXT = 10 * heart.KIB  # bytes of a line
 SOURCES = 64 * heart.KIB * heart.KIB  # characters that are kept: some scanners come to a file for each rule
 LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
 EACH = "*"
-LOCATIONS = ("results", EACH, "locations", EACH, "physicalLocation")
 
 
-def edited(raw: Raw, path: Sequence[str], edit: Callable[[Raw], Raw]) -> Raw:
-    """Return a JSON text with what stands at a path edited, and all else as it was; the same one where nothing was.
-
-    What cannot be read stays as it is: `parse` tells why.
-    """
-    try:
-        if not path:
-            return edit(raw)
-        holder = heart.decoder(list[Raw] | dict[str, Raw]).decode(raw)
-    except (*heart.NOT_JSON, heart.ServiceError):
-        return raw
-    changed = False
-    names: Iterable[Any] = range(len(holder)) if isinstance(holder, list) else list(holder)
-    for name in names:
-        if path[0] in (EACH, name) and (part := edited(holder[name], path[1:], edit)) is not holder[name]:
-            holder[name], changed = part, True
-    return Raw(msgspec.json.encode(holder)) if changed else raw
+def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
+    """Give the objects at a path of a document, those of arrays one by one. What is otherwise there `parse` tells."""
+    if isinstance(part, list):
+        for each in part:
+            yield from objects_at(each, *path)
+    elif isinstance(part, dict) and path:
+        for each in part.values() if path[0] == EACH else [part.get(path[0])]:
+            yield from objects_at(each, *path[1:])
+    elif isinstance(part, dict):
+        yield part
 
 
 class Checkout:
@@ -1021,37 +1000,30 @@ class Checkout:
         self.kept: dict[str, Sequence[str]] = {}
         self.room = SOURCES
 
-    def relative(self, raw: Raw) -> Raw:
-        """Return a location with its path relative to the folder, where it is an absolute one below it."""
-        uri = heart.decoder(ArtifactLocation).decode(raw).uri or ""
-        path = path_of_uri(uri)
-        root = next(filter(path.startswith, self.roots), None)
-        if root is None:
-            return raw
-        members: dict[str, Any] = heart.decoder(dict[str, Raw]).decode(raw)
-        members["uri"] = quote(path.removeprefix(root)) + ("/" if uri.endswith("/") else "")
-        members.pop("uriBaseId", None)  # an absolute path stood for itself
-        return Raw(msgspec.json.encode(members))
+    def make_relative(self, location: dict[str, Any]) -> None:
+        """Make the path of a location relative to the folder, where it is an absolute one below it."""
+        uri = location.get("uri")
+        path = path_of_uri(uri) if isinstance(uri, str) else ""
+        if root := next(filter(path.startswith, self.roots), None):
+            location["uri"] = quote(path.removeprefix(root)) + ("/" if location["uri"].endswith("/") else "")
+            location.pop("uriBaseId", None)  # an absolute path stood for itself
 
-    def with_snippet(self, raw: Raw, path_of: Callable[[ArtifactLocation], str]) -> Raw:
-        """Return a place in a file with the line that it begins with, where it tells which, and has no code with it.
+    def add_snippet(self, place: dict[str, Any], path_of: Callable[[ArtifactLocation], str]) -> None:
+        """Add the line that a place in a file begins with, where it tells which, and has no code with it.
 
         With more lines, a change to any of them would make another finding of it.
         """
-        place: PhysicalLocation = heart.decoder(PhysicalLocation).decode(raw)
-        region = place.region or Region()
-        start = whole(region.start_line, 1)
-        if not place.artifact_location or not start:
-            return raw
-        if text_of(region.snippet, (place.context_region or Region()).snippet):
-            return raw
-        text = self.line(path_of(place.artifact_location), start)
-        return edited(raw, ("region",), lambda part: with_member(part, "snippet", {"text": text})) if text else raw
-
-    def with_snippets(self, run: Raw) -> Raw:
-        """Return a run with the lines of code that its results lack."""
-        path_of = RunReading(Reading(heart.Settings()), run, "").path_of
-        return edited(run, LOCATIONS, lambda place: self.with_snippet(place, path_of))
+        try:
+            known = msgspec.convert(place, PhysicalLocation)
+        except msgspec.ValidationError:
+            return
+        start = whole(known.region.start_line, 1) if known.region else None
+        if not known.region or not known.artifact_location or not start:
+            return
+        if text_of(known.region.snippet, (known.context_region or Region()).snippet):
+            return
+        if text := self.line(path_of(known.artifact_location), start):
+            place["region"]["snippet"] = {"text": text}
 
     def line(self, path: str, number: int) -> str:
         """Return a line of a file, "" where it has none."""
@@ -1074,20 +1046,26 @@ class Checkout:
         return LINE_END.split(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
-def with_member(raw: Raw, name: str, value: Any) -> Raw:
-    """Return a JSON object with another value of one member."""
-    return Raw(msgspec.json.encode(heart.decoder(dict[str, Raw]).decode(raw) | {name: value}))
-
-
 def with_source(document: bytes, folder: Path) -> bytes:
     """Return a document with absolute paths below a folder made relative, so that they are the same in every checkout.
 
     Places that lack code get their line, by which a finding is known after it moved.
     """
-    checkout, text = Checkout(folder), Raw(document.removeprefix(codecs.BOM_UTF8))
-    for place in (("originalUriBaseIds", EACH), ("artifacts", EACH, "location"), (*LOCATIONS, "artifactLocation")):
-        text = edited(text, ("runs", EACH, *place), checkout.relative)
-    return bytes(edited(text, ("runs", EACH), checkout.with_snippets))
+    try:
+        log = json.loads(document.removeprefix(codecs.BOM_UTF8))
+    except (ValueError, RecursionError):
+        return document
+    checkout = Checkout(folder)
+    files = ("results", "locations", "physicalLocation")
+    for run in objects_at(log, "runs"):
+        for path in (("originalUriBaseIds", EACH), ("artifacts", "location"), (*files, "artifactLocation")):
+            for location in objects_at(run, *path):
+                checkout.make_relative(location)
+        bare = Raw(json.dumps({name: run[name] for name in run if name != "results"}).encode())
+        path_of = RunReading(Reading(heart.Settings()), bare, "").path_of
+        for place in objects_at(run, *files):
+            checkout.add_snippet(place, path_of)
+    return json.dumps(log, ensure_ascii=False).encode(errors="surrogatepass")
 
 
 # ---------------------------------------------------------------------------

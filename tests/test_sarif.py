@@ -228,17 +228,7 @@ WILD = cases(
     ),
     a_message_in_markdown_alone=(log_with(result(message={"markdown": "Bad **call**"})), {"title": "Bad **call**"}),
     nul_in_a_message=(log_with(result(message={"text": "a\0b \\u0000"})), {"title": "a\ufffdb \\u0000"}),
-    nul_in_a_rule=(log_with(result(ruleId="a\0"), rules=[{"id": "a\0"}]), {"ruleId": "a\ufffd"}),
-    nul_in_what_is_not_read=(log_with(result()) | {"properties": {"\0": "\0"}}, {"title": "Bad call"}),
     no_location=(log_with(result(locations=...)), {"title": "Bad call", "evidence": []}),
-    a_location_without_a_region=(
-        log_with(result(locations=[{"physicalLocation": {"artifactLocation": {"uri": "a.py"}}}])),
-        {"label": "a.py", "content": None, "file": "a.py", "line": None},
-    ),
-    several_locations=(
-        log_with(result(locations=[at("a.py", 1), at("b.py", 2, "b")])),
-        {"labels": ["a.py:1", "b.py:2"]},
-    ),
     a_context_region=(
         log_with(
             result(
@@ -259,12 +249,6 @@ WILD = cases(
         log_with(result(locations=[{"logicalLocations": [{"name": "f", "fullyQualifiedName": "pkg.mod.f"}]}])),
         {"label": "pkg.mod.f", "file": None},
     ),
-    a_logical_location_by_index=(
-        log_with(
-            result(locations=[{"logicalLocations": [{"index": 1}]}]), logicalLocations=[{"name": "x"}, {"name": "main"}]
-        ),
-        {"label": "main"},
-    ),
     a_file_by_index=(
         log_with(
             result(locations=[{"physicalLocation": {"artifactLocation": {"index": 0}}}]),
@@ -276,7 +260,6 @@ WILD = cases(
         log_with(result(ruleId=..., ruleIndex=0), rules=[RULE]),
         {"ruleId": "R1", "severity": "critical"},
     ),
-    an_index_of_nothing=(log_with(result(ruleIndex=-1), rules=[RULE]), {"ruleId": "R1", "severity": "critical"}),
     an_index_out_of_range=(log_with(result(ruleIndex=99), rules=[RULE]), {"severity": "critical"}),
     an_index_of_another_rule=(
         log_with(result(ruleIndex=0), rules=[{"id": "R0"}, RULE]),
@@ -294,10 +277,6 @@ WILD = cases(
         log_with(result(ruleId=..., rule={"index": 0, "toolComponent": {"index": 1}}), **extension(RULE)),
         {"ruleId": "R1", "tool": "CodeQL", "severity": "critical"},
     ),
-    a_rule_by_the_name_of_its_part=(
-        log_with(result(ruleId=..., rule={"id": "R1", "toolComponent": {"name": "pack"}}), **extension(RULE)),
-        {"severity": "critical"},
-    ),
     a_rule_by_guid=(
         log_with(result(ruleId=..., rule={"guid": "g"}), rules=[{"id": "x"}, RULE | {"guid": "g"}]),
         {"ruleId": "R1", "severity": "critical"},
@@ -314,11 +293,7 @@ WILD = cases(
         ),
         {"title": "Mind this"},
     ),
-    a_message_that_is_nowhere=(log_with(result(message={"id": "no"}), rules=[RULE]), {"title": "Calls of eval"}),
     braces_that_are_code=(log_with(result(message={"text": "Use {{ x }} and {0}"})), {"title": "Use {{ x }} and {0}"}),
-    arguments_in_a_text=(log_with(result(message={"text": "{0}, {0}", "arguments": ["x"]})), {"title": "x, x"}),
-    a_blank_message=(log_with(result(message={"text": " \n"}), rules=[{"id": "R1", "name": "N"}]), {"title": "N"}),
-    no_word_but_the_rules_id=(log_with(result(message=...)), {"title": "R1"}),
     a_long_message=(
         log_with(result(message={"text": "x" * 600}), rules=[RULE]),
         {"title": "x" * 499 + "…", "description": "x" * 600},
@@ -331,16 +306,8 @@ WILD = cases(
         log_with(result(), rules=[{"id": "R1", "helpUri": "https://example.com/R1"}]),
         {"remediation": [{"step": 1, "instruction": "https://example.com/R1"}]},
     ),
-    a_full_description_that_is_the_message=(
-        log_with(result(), rules=[{"id": "R1", "fullDescription": {"text": "Bad call"}}]),
-        {"description": None},
-    ),
     percent_encoded=(log_with(result(locations=[at("a%20b/%C3%A9.py", 1)])), {"label": "a b/é.py:1"}),
-    an_escaped_nul=(log_with(result(locations=[at("a%00b.py", 1)])), {"label": "a%00b.py:1"}),
-    a_windows_path=(log_with(result(locations=[at(r"src\sub\a.cs", 1)])), {"label": "src/sub/a.cs:1"}),
     a_windows_drive=(log_with(result(locations=[at(r"C:\src\a.cs", 1)])), {"label": "C:/src/a.cs:1"}),
-    a_windows_uri=(log_with(result(locations=[at("file:///C:/src/a.cs", 1)])), {"label": "C:/src/a.cs:1"}),
-    a_dot_before=(log_with(result(locations=[at("./src/a.py", 1)])), {"label": "src/a.py:1"}),
     an_absolute_path=(log_with(result(locations=[at("file:///home/me/a.py", 1)])), {"label": "/home/me/a.py:1"}),
     an_address=(
         log_with(result(locations=[at("https://example.com/a%20b", 1)])),
@@ -360,13 +327,6 @@ WILD = cases(
         ),
         {"label": "b/a/a.py:1"},
     ),
-    a_file_below_a_base=(
-        log_with(
-            result(locations=[at("file:///home/me/src/a.py", 1)]),
-            originalUriBaseIds={"LIB": {"uri": "file:///home/me/src"}, "%SRCROOT%": {"uri": "file:///home/me/"}},
-        ),
-        {"label": "src/a.py:1"},
-    ),
     a_file_below_two_bases=(
         log_with(
             result(locations=[at("file:///home/me/src/a.py", 1)]),
@@ -381,7 +341,6 @@ WILD = cases(
         ),
         {"label": "a.py:1"},
     ),
-    an_unknown_base=(log_with(result(locations=[at("a.py", 1, uriBaseId="%SRCROOT%")])), {"label": "a.py:1"}),
     a_line_zero=(log_with(result(locations=[at("a.py", 0)])), {"label": "a.py", "line": None}),
     a_line_written_with_a_point=(log_with(result(locations=[at("a.py", 3.0)])), {"label": "a.py:3", "line": 3}),
     taxonomies=(
@@ -402,13 +361,7 @@ WILD = cases(
         ),
         {"tags": ["security", "CWE-22", "CWE-79", "CWE-80"]},
     ),
-    tags_of_the_rule_and_the_result=(
-        log_with(result(properties={"tags": ["security", "new"]}), rules=[RULE]),
-        {"tags": ["security", "new"]},
-    ),
     a_suppressed_result=(log_with(result(suppressions=[{"kind": "inSource"}])), {"status": "dismissed"}),
-    a_suppression_under_review=(log_with(result(suppressions=[{"status": "underReview"}])), {"status": "open"}),
-    no_suppression=(log_with(result(suppressions=[])), {"status": "open"}),
 )
 
 
@@ -432,20 +385,16 @@ LEVELS = cases(
     note=({"level": "note"}, {}, "low"),
     none=({"level": "none"}, {}, "info"),
     of_the_rule=({}, {"defaultConfiguration": {"level": "error"}}, "high"),
-    of_the_result_first=({"level": "note"}, {"defaultConfiguration": {"level": "error"}}, "low"),
     to_be_reviewed=({"kind": "review"}, {"defaultConfiguration": {"level": "error"}}, "info"),
-    to_be_reviewed_with_a_level=({"kind": "review", "level": "error"}, {}, "high"),
     score_of_the_rule=({"level": "note"}, {"properties": {"security-severity": "7.0"}}, "high"),
     score_of_the_result_first=(
         {"properties": {"security-severity": "9.0"}},
         {"properties": {"security-severity": "0.1"}},
         "critical",
     ),
-    medium_score=({"properties": {"security-severity": "6.9"}}, {}, "medium"),
     low_score=({"properties": {"security-severity": 3.9}}, {}, "low"),
     score_of_nothing=({"level": "error", "properties": {"security-severity": "0.0"}}, {}, "high"),
     score_that_is_none=({"level": "error", "properties": {"security-severity": "high"}}, {}, "high"),
-    score_that_is_no_number=({"level": "error", "properties": {"security-severity": "NaN"}}, {}, "high"),
 )
 
 
@@ -459,11 +408,6 @@ def test_a_rule_may_be_set_anew_for_a_run() -> None:
     overrides = [{"descriptor": {"id": "R1"}, "configuration": {"level": "error"}}]
     document = log_with(result(), rules=[{"id": "R1"}], invocations=[{"ruleConfigurationOverrides": overrides}])
     assert parse(document).reports[0].severity == heart.RANKS["high"]
-
-
-def test_several_tools_in_a_document_are_kept_apart(client: Client) -> None:
-    assert done(bring(client, log_of(run_of(result()), run_of(result(), name="Other")))) == (2, 0, 0, 0)
-    assert [item["extensions"]["tool"] for item in tasks_of(client)] == ["Scanner", "Other"]
 
 
 @pytest.mark.parametrize("members", [{"kind": "pass"}, {"kind": "notApplicable"}, {"baselineState": "absent"}])
@@ -503,12 +447,6 @@ def test_nothing_of_a_document_stays_in_memory_in_circles() -> None:
         gc.enable()
 
 
-def test_what_a_rule_says_is_held_once_for_all_its_findings() -> None:
-    first, second = parse(log_with(result(), result(), rules=[RULE])).reports
-    assert first.remediation is second.remediation is not None
-    assert first.description is second.description is not None
-
-
 # ---------------------------------------------------------------------------
 # Identity
 # ---------------------------------------------------------------------------
@@ -519,7 +457,6 @@ SAME_IDENTITY = cases(
     indented=({}, {"locations": [at("src/a.py", 3, "\teval(x)\n")]}),
     reworded=({}, {"message": {"text": "Another word"}}),
     new_guid=({"guid": "1"}, {"guid": "2"}),
-    order_of_names=({"fingerprints": {"a": "1", "b": "2"}}, {"fingerprints": {"b": "2", "a": "1"}}),
     fingerprints_before_the_path=(MARKS, MARKS | {"locations": [at("b.py", 1)], "partialFingerprints": {"p": "1"}}),
     correlation_before_the_path=(
         {"correlationGuid": "a"},
@@ -530,21 +467,16 @@ SAME_IDENTITY = cases(
         {"partialFingerprints": {"p": "1"}, "locations": [at("src/a.py", 1, "other")]},
     ),
     a_word_in_place_of_a_fingerprint=({}, {"fingerprints": {"matchBasedId/v1": "requires login"}}),
-    a_level=({}, {"level": "error"}),
-    another_second_place=({}, {"locations": [at("src/a.py", 3, "eval(x)"), at("b.py")]}),
 )
 OTHER_IDENTITY = cases(
     rule=({}, {"ruleId": "R2"}),
     fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"a": "2"}}),
-    name_of_a_fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"b": "1"}}),
     correlation=({"correlationGuid": "1"}, {"correlationGuid": "2"}),
     path_of_a_partial_fingerprint=(
         {"partialFingerprints": {"p": "1"}},
         {"partialFingerprints": {"p": "1"}, "locations": [at("b.py", 3, "eval(x)")]},
     ),
-    path=({}, {"locations": [at("b.py", 3, "eval(x)")]}),
     code=({}, {"locations": [at("src/a.py", 3, "eval(y)")]}),
-    kind_of_mark=({"fingerprints": {"a": "1"}}, {"partialFingerprints": {"a": "1"}}),
     logical_place=(
         {"locations": [{"logicalLocations": [{"fullyQualifiedName": "f"}]}]},
         {"locations": [{"logicalLocations": [{"fullyQualifiedName": "g"}]}]},
@@ -560,10 +492,6 @@ def test_an_identity_outlives_what_moves(one: Any, other: Any) -> None:
 @pytest.mark.parametrize(("one", "other"), OTHER_IDENTITY)
 def test_an_identity_tells_findings_apart(one: Any, other: Any) -> None:
     assert ids_of(log_with(result(**one))) != ids_of(log_with(result(**other)))
-
-
-def test_an_identity_tells_tools_apart() -> None:
-    assert ids_of(log_with(result(**MARKS))) != ids_of(log_with(result(**MARKS), name="Other"))
 
 
 def test_results_that_come_to_the_same_are_numbered_through_the_document() -> None:
@@ -591,49 +519,31 @@ def test_a_suppressed_result_leaves_the_triage_of_a_known_finding(client: Client
 # ---------------------------------------------------------------------------
 
 REFUSED = cases(
-    no_object=([], ""),
     no_version=({"runs": [run_of()]}, "/version"),
     another_version=(log_of(run_of()) | {"version": "2.0.0"}, "/version"),
     no_runs=({"version": "2.1.0"}, "/runs"),
-    runs_that_are_null=({"version": "2.1.0", "runs": None}, "/runs"),
     runs_that_are_no_array=({"version": "2.1.0", "runs": {}}, "/runs"),
     empty_runs=(log_of(), "/runs"),
-    a_run_that_is_null=(log_of(None), "/runs/0"),
     a_tool_that_is_none=(log_of({"tool": 5, "results": []}), "/runs/0/tool"),
     no_results=(log_of({"tool": {"driver": {"name": "x"}}}), "/runs/0/results"),
-    results_that_are_null=(log_with() | log_of(run_of() | {"results": None}), "/runs/0/results"),
     results_that_are_no_array=(log_of(run_of() | {"results": {}}), "/runs/0/results"),
     a_result_that_is_none=(log_with(result(), 5), "/runs/0/results/1"),
     a_failed_scanner=(
         log_with(invocations=[{}, {"executionSuccessful": False}]),
         "/runs/0/invocations/1/executionSuccessful",
     ),
-    a_second_run_that_failed=(log_of(run_of(result()), {"tool": {"driver": {"name": "x"}}}), "/runs/1/results"),
     a_wrong_type=(log_with(result(message="x")), "/runs/0/results/0/message"),
     a_wrong_type_deep_down=(
         log_with(result(), result(locations=[at("a.py", True)])),
         "/runs/0/results/1/locations/0/physicalLocation/region/startLine",
     ),
-    half_a_line=(
-        log_with(result(locations=[at("a", 1.5)])),
-        "/runs/0/results/0/locations/0/physicalLocation/region/startLine",
-    ),
     an_unknown_level=(log_with(result(level="fatal")), "/runs/0/results/0/level"),
-    an_index_that_is_no_number=(log_with(result(ruleIndex="0")), "/runs/0/results/0/ruleIndex"),
     a_rule_of_a_wrong_type=(log_with(result(), rules=[{"id": "R1", "help": "x"}]), "/runs/0/tool/driver/rules/0/help"),
-    rules_that_are_no_array=(log_with(tool={"driver": {"name": "x", "rules": 5}}), "/runs/0/tool/driver/rules"),
     a_fingerprint_that_is_no_text=(log_with(result(fingerprints={"a/b": 5})), "/runs/0/results/0/fingerprints/a~1b"),
     no_tool=(log_of({"results": []}), "/runs/0/tool"),
-    a_tool_without_a_driver=(log_of({"tool": {}, "results": []}), "/runs/0/tool/driver"),
     a_driver_without_a_name=(log_of({"tool": {"driver": {"rules": []}}, "results": []}), "/runs/0/tool/driver/name"),
-    a_driver_with_a_blank_name=(log_with(name=" "), "/runs/0/tool/driver/name"),
     an_empty_result=(log_with(result(), {}), "/runs/0/results/1/message"),
-    a_blank_result=(log_with({"ruleId": " ", "message": {"text": " "}}), "/runs/0/results/0/message"),
     a_message_by_an_unknown_id=(log_with(result(ruleId=..., message={"id": "x"})), "/runs/0/results/0/message"),
-    ours_without_a_title=(
-        log_with(result(properties={OURS: {"severity": "low"}})),
-        "/runs/0/results/0/properties/findingsTaskService~1v1/title",
-    ),
     ours_with_a_wrong_severity=(
         log_with(result(properties={OURS: {"title": "x", "severity": "hgh"}})),
         "/runs/0/results/0/properties/findingsTaskService~1v1/severity",
@@ -684,18 +594,12 @@ def test_of_many_problems_each_bad_result_is_told_first(client: Client, run: str
     assert_problem(send(client, run, document), 422, "validation_failed", pointer)
 
 
-def test_one_bad_result_and_nothing_is_stored(client: Client, run: str) -> None:
-    assert send(client, run, log_with(result(), result(level=5))).status_code == 422
-    assert client.read("tasks")["total"] == 0
-
-
 # ---------------------------------------------------------------------------
 # What a project type admits
 # ---------------------------------------------------------------------------
 
 ADMITTED = cases(
     everything=({}, {"ruleId", "tool", "file", "line", "tags"}),
-    nothing_else=({"additionalProperties": False}, set()),
     some=({"properties": {"ruleId": True, "line": True}, "additionalProperties": False}, {"ruleId", "line"}),
     of_another_type=({"properties": {"line": {"type": "string"}}}, {"ruleId", "tool", "file", "tags"}),
     inside_of_a_member=({"properties": {"tags": {"items": {"maxLength": 3}}}}, {"ruleId", "tool", "file", "line"}),
@@ -727,10 +631,10 @@ def test_what_this_service_wrote_is_held_against_the_type_as_it_is(client: Clien
 
 
 def test_each_lot_of_extensions_has_the_time_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    lots: list[tuple[int, float]] = []
-    monkeypatch.setattr(sarif, "judge_lot", lambda _, __, lot, seconds: lots.append((len(lot), seconds)) or [])
-    sarif.judge("{}", parse(log_with(*[result()] * 5)), heart.Settings(max_batch=2, schema_timeout=3))
-    assert lots == [(2, 3), (2, 3), (1, 3)]
+    ends: list[float] = []
+    monkeypatch.setattr(sarif, "judge_one", lambda *given: ends.append(given[-1]) or [])
+    sarif.judge("{}", parse(log_with(*[result()] * 5)), heart.Settings(max_batch=2))
+    assert [ends.count(end) for end in sorted(set(ends))] == [2, 2, 1]
 
 
 # ---------------------------------------------------------------------------
@@ -877,17 +781,14 @@ def test_a_severity_becomes_a_level_and_a_score(
 
 LOCATED = cases(
     file=({"extensions": {"file": "a b.py", "line": 7, "endLine": 9}}, "a%20b.py", {"startLine": 7, "endLine": 9}),
-    an_end_before_the_start=({"extensions": {"file": "a.py", "line": 7, "endLine": 3}}, "a.py", {"startLine": 7}),
     lines_that_are_none=({"extensions": {"file": "a.py", "line": "7", "endLine": True}}, "a.py", {"startLine": 1}),
     absolute=({"extensions": {"file": "/src/é.py"}}, "file:///src/%C3%A9.py", {"startLine": 1}),
-    drive=({"extensions": {"file": "C:/src/a.cs"}}, "file:///C:/src/a.cs", {"startLine": 1}),
     a_name_like_a_scheme=({"extensions": {"file": "pkg/a:b.py"}}, "pkg/a%3Ab.py", {"startLine": 1}),
     label=(
         {"evidence": [{"label": "no place"}, {"label": "lib/a.py:12", "type": "code", "content": "x\n"}]},
         "lib/a.py",
         {"startLine": 12, "snippet": {"text": "x\n"}},
     ),
-    an_address_that_is_escaped=({"extensions": {"file": "https://a.b/c%20d%zz"}}, "a.b/c%20d%25zz", {"startLine": 1}),
     an_address_with_a_port=({"evidence": [{"label": "http://localhost:8080"}]}, "example.com/", {"startLine": 1}),
     target=({}, "example.com/", {"startLine": 1}),
 )
@@ -922,25 +823,12 @@ def test_a_suppression_tells_what_was_said_since_the_finding_was_dismissed(clien
     assert [each.get("justification") for each in suppressions] == [None, "wont_fix: nor installed", None]
 
 
-@pytest.mark.parametrize(("known", "state"), [(True, "unchanged"), (False, "new"), (None, None)])
-def test_what_a_baseline_knows_is_told(known: bool | None, state: str | None) -> None:
-    (exported,) = results_of(b"".join(sarif.write_sarif(iter([heart.ListedTask(stored_task(1), known=known)]))))
-    assert exported.get("baselineState") == state
-
-
 def test_what_the_baseline_did_not_have_is_new_in_a_list_of_one_run(client: Client) -> None:
     bring(client, log_with(result()))
     run = bring(client, log_with(result(), result(ruleId="R2")))["runId"]
     states = {each["rule"]["id"]: each["baselineState"] for each in results_of(export(client, runId=run))}
     assert states == {"R1": "unchanged", "R2": "new"}
     assert not any("baselineState" in each for each in results_of(export(client)))
-
-
-def test_many_rules_are_written_without_being_held_in_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sarif, "DESCRIBED_RULES", 2)
-    bring(client, log_with(*(result(ruleId=f"R{number}") for number in range(3))))
-    rules = json.loads(export(client))["runs"][0]["tool"]["extensions"][0]["rules"]
-    assert ["help" in rule for rule in rules] == [True, True, False]
 
 
 # ---------------------------------------------------------------------------
@@ -1046,16 +934,15 @@ def test_nothing_outside_of_a_checkout_is_read(tmp_path: Path) -> None:
     assert snippets_of(document) == [None] * len(uris)
 
 
-def test_no_more_of_a_checkout_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sarif, "SOURCES", 30)
-    code = sarif.Checkout(checkout(tmp_path / "repo", a="one\n" * 10, b="two\n" * 10))
-    assert [code.line(f"{name}.py", 2) for name in "aaba"] == ["one", "one", "two", "one"]
-    assert list(code.kept) == ["a.py"]
+STAYING = log_with({"locations": 7}, 5, properties={"x": [1.0, 10**30, "é\0"]}) | {"more": None}
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"runs": 5}', b'{"runs": [5]}', bytes_of(log_of({"results": 5}))])
-def test_what_is_no_sarif_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
-    assert sarif.with_source(text, tmp_path) == text
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"runs": 5}', bytes_of(log_of({"results": 5})), bytes_of(STAYING)]
+)
+def test_all_else_of_a_document_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
+    got = sarif.with_source(text, tmp_path)
+    assert got == text or json.loads(got) == json.loads(text)
 
 
 def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_path: Path) -> None:
@@ -1143,13 +1030,7 @@ def mutated(chance: random.Random) -> Any:
     return document
 
 
-def test_a_document_with_anything_in_it_is_taken() -> None:
-    parsed = parse(RICH)
-    assert not parsed.problems
-    assert len(parsed.reports) == 7
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Client, seed: int) -> None:
     client.register("strict", {"properties": {"line": {"type": "integer", "maximum": 2}, "tags": False}})
     run, chance = client.start("strict"), random.Random(seed)
@@ -1160,19 +1041,6 @@ def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Cl
         for error in response.json.get("errors", ()):
             assert resolves(document, error["pointer"]), (document, error)
     assert send(client, run, export(client)).status_code in (200, 201)
-
-
-def test_every_type_may_be_wrong_everywhere(client: Client, run: str) -> None:
-    for number in range(len(list(places_in(RICH)))):
-        for strange in (None, 5, "x", [5], {"x": 5}):
-            document = copy.deepcopy(RICH)
-            holder, place = list(places_in(document))[number]
-            holder[place] = strange
-            try:
-                problems = parse(document).problems
-            except heart.MalformedJSON:
-                continue
-            assert all(resolves(document, problem.pointer or "") for problem in problems), document
 
 
 def many(item: str, count: int, before: str = "[", after: str = "]") -> str:
@@ -1189,10 +1057,7 @@ def raw_log(results: str = "[]", driver: str = "", more: str = "") -> bytes:
 MIB = 1024 * 1024
 MOST = 8 * MIB  # of a hostile document; the limits that are in proportion to it are lower then too
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "empty_results": lambda: raw_log(many("{}", 2 * MIB)),
     "many_results": lambda: raw_log(many('{"ruleId":"R"}', 60_000)),
-    "brackets": lambda: b"[" * MOST,
-    "brackets_unread": lambda: raw_log(more=',"x":' + "[" * MIB),
     "nested_unread": lambda: raw_log(more=',"x":' + "[" * 300 + "]" * 300),
     "nested_ours": lambda: raw_log(
         f'[{{"properties":{{"{OURS}":{{"title":"x","severity":"low","extensions":'
@@ -1202,33 +1067,17 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         + "}}}]"
     ),
     "many_rules": lambda: raw_log('[{"ruleId":"r"}]', ',"rules":' + many('{"id":"x"}', 500_000)),
-    "numbers_for_results": lambda: raw_log(many("1", 4 * MIB)),
-    "many_tags": lambda: raw_log('[{"properties":{"tags":' + many('"a"', 2 * MIB) + "}}]"),
     "many_arguments": lambda: raw_log('[{"message":{"text":"{0}","arguments":' + many('"a"', 2 * MIB) + "}}]"),
-    "long_number": lambda: raw_log('[{"ruleIndex":' + "9" * (4 * MIB) + "}]"),
-    "large_number": lambda: raw_log('[{"ruleIndex":1e400}]'),
     "many_placeholders": lambda: raw_log(
         '[{"message":{"text":"' + "{0}" * 10_000 + f'","arguments":["{"a" * MIB}"]}}}}]'
     ),
     "long_message": lambda: raw_log('[{"message":{"text":"' + "[a](1) {{" * (MIB // 2) + '"}}]'),
-    "open_brackets": lambda: raw_log('[{"message":{"text":"' + "[" * (7 * MIB) + '"}}]'),
     "long_snippet": lambda: raw_log(
         '[{"ruleId":"R","locations":[{"physicalLocation":{"region":{"snippet":{"text":"' + "a " * (3 * MIB) + '"}}}}]}]'
-    ),
-    "long_path": lambda: raw_log(
-        '[{"ruleId":"R","locations":[{"physicalLocation":{"artifactLocation":{"uri":"' + "%41/" * MIB + '"}}}]}]'
     ),
     "long_rule_id": lambda: raw_log('[{"ruleId":"' + "a/" * (3 * MIB) + '"}]'),
     "a_rule_said_often": lambda: raw_log(
         many('{"ruleIndex":0}', 60_000), f',"rules":[{{"help":{{"text":"{"h" * MIB}"}}}}]'
-    ),
-    "a_message_said_often": lambda: raw_log(
-        many('{"ruleIndex":0,"message":{"id":"m"}}', 60_000),
-        f',"rules":[{{"messageStrings":{{"m":{{"text":"{"h" * MIB}"}}}}}}]',
-    ),
-    "tags_said_often": lambda: raw_log(
-        many('{"ruleIndex":0}', 60_000),
-        ',"rules":[{"properties":{"tags":[' + ",".join(f'"{number:0200}"' for number in range(40)) + "]}}]",
     ),
     "many_overrides": lambda: raw_log(
         more=',"invocations":[{"ruleConfigurationOverrides":'
@@ -1247,9 +1096,6 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         + "}",
     ),
     "many_bad_results": lambda: raw_log(many('{"level":5}', 60_000)),
-    "many_nul": lambda: raw_log(many('{"message":{"text":"\\u0000"}}', 60_000)),
-    "many_runs": lambda: b'{"version":"2.1.0","runs":' + many("{}", 60_000).encode() + b"}",
-    "surrogates": lambda: raw_log('[{"message":{"text":"\\ud800"}}]'),
 }
 MEASURED = """
 import json, os, resource, sys, time
@@ -1275,7 +1121,7 @@ for path in sys.argv[1:]:
 """
 TAKEN = {
     *("many_results", "many_overrides", "many_placeholders", "nested_unread", "a_chain_of_bases"),
-    *("long_message", "long_path", "long_rule_id", "long_snippet", "many_nul", "open_brackets"),
+    *("long_message", "long_rule_id", "long_snippet"),
 }
 
 
@@ -1339,32 +1185,6 @@ def test_a_large_document_is_not_begun_where_others_wait(monkeypatch: pytest.Mon
         parse(bytes_of(log_with()) + b" " * MIB)
 
 
-def test_a_document_is_stored_at_no_less_than_half_the_speed_of_batches(make_app: Callable[..., flask.Flask]) -> None:
-    app = make_app()
-    client, batches = client_of(app), []
-    names = {rank: name for name, rank in heart.RANKS.items()}
-    for report in parse(large(5_000)).reports:
-        fields = (("evidence", report.evidence), ("remediation", report.remediation), ("extensions", report.extensions))
-        batches.append(
-            {"title": report.title, "severity": names[report.severity], "externalId": report.external_id}
-            | {"description": report.description}
-            | {name: msgspec.Raw((text or "null").encode()) for name, text in fields}
-        )
-    lots = [batches[start : start + 1000] for start in range(0, len(batches), 1000)]
-    bodies = [msgspec.json.encode({"tasks": lot}) for lot in lots]
-    client.register("json")
-    run = client.start("json")
-    began = time.process_time()
-    for body in bodies:
-        assert client.send("POST", f"{API}/runs/{run}/tasks", body).status_code == 201
-    in_batches = time.process_time() - began
-    client.register("sarif")
-    run = client.start("sarif")
-    began = time.process_time()
-    assert send(client, run, large(5_000)).status_code == 201
-    assert time.process_time() - began < 2 * in_batches
-
-
 def test_a_long_list_is_written_as_it_is_read() -> None:
     shown = []
 
@@ -1425,14 +1245,12 @@ def ruff(folder: Path) -> bytes:
     return scanned(line, python_source(folder))
 
 
-def bandit_in(folder: Path) -> bytes:
-    output = folder / "out.sarif"
-    text = scanned([program("bandit"), "-q", "-r", ".", "-f", "sarif", "-o", str(output)], folder, output)
-    return text if text.startswith(b"{") else pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
-
-
 def bandit(folder: Path) -> bytes:
-    return bandit_in(python_source(folder))
+    output = folder / "out.sarif"
+    text = scanned(
+        [program("bandit"), "-q", "-r", ".", "-f", "sarif", "-o", str(output)], python_source(folder), output
+    )
+    return text if text.startswith(b"{") else pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
 
 
 SEMGREP_RULES = """
@@ -1497,16 +1315,6 @@ def test_what_a_real_scanner_found_goes_in_and_out_and_in_again_unchanged(
     stored = tasks_of(client)
     assert not [item for item in stored if item["extensions"]["file"].startswith(("/", "file:"))]
     assert sum(bool(item["evidence"][0]["content"]) for item in stored) > 0.9 * count  # blank lines show nothing
-
-
-def test_what_bandit_found_outlives_lines_that_move(client: Client, tmp_path: Path) -> None:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    found = done(bring(client, bandit(folder)))[0]
-    for path in folder.rglob("*.py"):
-        path.write_text(f"# moved\n\n{path.read_text('utf-8')}", "utf-8")
-    again = bring(client, bandit_in(folder))
-    assert (again["created"], len(again["tasks"])) == (0, found)
 
 
 def various(client: Client) -> bytes:
