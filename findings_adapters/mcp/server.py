@@ -14,8 +14,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -25,13 +25,10 @@ import anyio.to_thread
 import click
 import mcp_types as types
 import regex
-from anyio.streams.memory import MemoryObjectReceiveStream as Receiving
-from anyio.streams.memory import MemoryObjectSendStream as Sending
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -46,6 +43,7 @@ from findings_adapters.client import (
     ToldProblem,
     Unavailable,
     hurried,
+    in_camel_case,
     quoted,
 )
 
@@ -215,12 +213,6 @@ UNTOLD = ("title", "pattern", "format", "propertyNames", "not", "dependentSchema
 OF_QUERIES = (heart.SEVERAL, heart.EXACTLY)  # an argument is a list
 
 
-def camel(name: str) -> str:
-    """Return the name of a part of a path as the API writes names."""
-    head, *rest = name.split("_")
-    return head + "".join(each.title() for each in rest)
-
-
 class Slimming(Struct, frozen=True):
     """Makes schemas small: references resolved, for clients that know none, and rules left out that the service tells.
 
@@ -309,7 +301,7 @@ def input_schema(name: str) -> Json:
     tool = TOOLS[name]
     (model,) = taken_models(tool)
     schema = Slimming(components(), arguments=True).of_model(model)
-    properties: Json = {camel(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
+    properties: Json = {in_camel_case(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
     properties |= schema["properties"]
     if "after" in properties:
         properties = {key: value for key, value in properties.items() if key not in ("after", "page")}
@@ -318,7 +310,7 @@ def input_schema(name: str) -> Json:
         properties["limit"]["default"] = tool.limit
     if tool.method == "POST":
         properties["idempotencyKey"] = {"type": "string", "maxLength": 255, "description": REPEATABLE}
-    required = [*map(camel, tool.ids), *schema.get("required", [])]
+    required = [*map(in_camel_case, tool.ids), *schema.get("required", [])]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
@@ -374,7 +366,7 @@ def call_of(tool: Tool, arguments: Mapping[str, Any]) -> Call:
     :raises Refused: when they make no request.
     """
     rest = {name: value for name, value in arguments.items() if value is not None}
-    ids = {each: path_part(f"/{camel(each)}", rest.pop(camel(each), None)) for each in tool.ids}
+    ids = {each: path_part(f"/{in_camel_case(each)}", rest.pop(in_camel_case(each), None)) for each in tool.ids}
     path = tool.path.format(**ids)
     if tool.reads:
         return Call(f"{path}?{query_of(tool, rest)}".removesuffix("?"))
@@ -554,7 +546,6 @@ def tools_for(service: Service) -> list[types.Tool]:
 # ---------------------------------------------------------------------------
 
 SCHEME = "findings://"
-PAGE = 500  # project types on a page of the list
 
 
 def resource(path: str, name: str, words: str) -> types.Resource:
@@ -562,17 +553,13 @@ def resource(path: str, name: str, words: str) -> types.Resource:
     return types.Resource(uri=SCHEME + path, name=name, description=words, mime_type=heart.JSON_TYPE)
 
 
-def list_page(service: Service, cursor: str) -> types.ListResourcesResult:
-    """Return the resources whose names come behind a cursor."""
+def list_resources(service: Service) -> types.ListResourcesResult:
+    """Return the resources that have names."""
     told = service.request("GET", "project-types").read(heart.ProjectTypes).project_types
-    names = sorted(each.name for each in told if each.name > cursor)
-    listed = [
-        resource(f"project-types/{name}", name, "A project type, with the schema of its findings' extensions.")
-        for name in names[:PAGE]
-    ]
-    if not cursor:
-        listed.insert(0, resource("project-types", "project-types", "All project types, without their schemas."))
-    return types.ListResourcesResult(resources=listed, next_cursor=names[PAGE - 1] if len(names) > PAGE else None)
+    words = "A project type, with the schema of its findings' extensions."
+    listed = [resource(f"project-types/{each.name}", each.name, words) for each in told]
+    listed.insert(0, resource("project-types", "project-types", "All project types, without their schemas."))
+    return types.ListResourcesResult(resources=listed)
 
 
 TEMPLATES = [
@@ -639,11 +626,9 @@ class Desk:
             raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.cut(params.name)}")
         return await self._ask(ctx, partial(perform, tool=tool, arguments=params.arguments or {}))
 
-    async def list_resources(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
+    async def list_resources(self, ctx: Context, _: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
         """Return the project types."""
-        return await self._ask(ctx, partial(list_page, cursor=(params.cursor if params else None) or ""))
+        return await self._ask(ctx, list_resources)
 
     async def list_templates(
         self, _: Context, __: types.PaginatedRequestParams | None
@@ -695,50 +680,6 @@ def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
 # ---------------------------------------------------------------------------
 
 
-CANCELLED = "notifications/cancelled"
-
-
-@asynccontextmanager
-async def answering_all(
-    requests: AsyncIterable[SessionMessage | Exception], answers: Any
-) -> AsyncIterator[tuple[Receiving[SessionMessage | Exception], Sending[SessionMessage]]]:
-    """Give streams before these, of which the first ends once all that came is answered.
-
-    The SDK drops what is under way when its input ends, as that of `printf … | findings-service mcp` does.
-    """
-    to_server, taken = anyio.create_memory_object_stream[SessionMessage | Exception]()
-    given, from_server = anyio.create_memory_object_stream[SessionMessage]()
-    owed: set[str] = set()  # ids
-    changed = anyio.Condition()
-
-    async def take() -> None:
-        async with to_server:
-            async for item in requests:
-                message = item.message if isinstance(item, SessionMessage) else None
-                if isinstance(message, types.JSONRPCRequest):
-                    owed.add(str(message.id))
-                elif isinstance(message, types.JSONRPCNotification) and message.method == CANCELLED:
-                    owed.discard(str((message.params or {}).get("requestId")))  # gets no answer
-                await to_server.send(item)
-            async with changed:
-                while owed:
-                    await changed.wait()
-
-    async def give() -> None:
-        with suppress(anyio.BrokenResourceError):  # nobody reads any more, which the SDK tells itself
-            async for item in from_server:
-                await answers.send(item)
-                owed.discard(str(getattr(item.message, "id", None)))
-                async with changed:
-                    changed.notify()
-        await answers.aclose()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(take)
-        tasks.start_soon(give)
-        yield taken, given
-
-
 def serve_stdio(service: Service) -> None:
     """Serve who started this process, until its input ends, or SIGTERM or SIGINT.
 
@@ -753,7 +694,7 @@ def serve_stdio(service: Service) -> None:
         os._exit(0)  # a thread waits for input that may never come, and cannot be ended
 
     async def run() -> None:
-        async with stdio_server() as wire, answering_all(*wire) as (requests, answers):
+        async with stdio_server() as (requests, answers):
             await server.run(requests, answers, server.create_initialization_options())
 
     for each in heart.STOPPING:
@@ -776,8 +717,8 @@ PATH = "/mcp"
 UNAUTHORIZED = "findings_service.unauthorized"  # what a request is marked with whose key the service refused
 SLACK = 64 * heart.KIB  # what a call is longer than the request that it comes to
 SMALL_BODY = 64 * heart.KIB
+LARGE_AT_ONCE = 4  # bodies that are over that
 BODY_TIME = 30.0  # seconds
-ROOM_TIME = 60.0
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -785,7 +726,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class Door:
-    """Stands before the SDK's application: a call is a POST, with a key, whose body arrives in time and has room.
+    """Stands before the SDK's application: a call is a POST, with a key, whose body arrives in time.
 
     What it refuses it refuses before it reads a body.
     """
@@ -794,14 +735,10 @@ class Door:
         self, app: Callable[[Any, Any, Any], Awaitable[None]], limit: int, service_of: Callable[[str], Service]
     ) -> None:
         self._app, self._limit, self._service_of = app, limit, service_of
-        self._room = heart.Room(2 * limit)
-        self._arriving: set[asyncio.Timeout] = set()
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     def hurry(self) -> None:
-        """Give the bodies that are on their way a last moment, because the process is to stop."""
-        last = asyncio.get_running_loop().time() + heart.LAST_MOMENT
-        for timeout in self._arriving:
-            timeout.reschedule(min(timeout.when() or last, last))
+        """Nothing ends sooner because the process is to stop: a body has its time."""
 
     def close(self) -> None:
         """Nothing is left to be done once no more requests come."""
@@ -838,7 +775,7 @@ class Door:
     async def _body_of(self, request: Request, receive: Receive) -> AsyncIterator[Receive]:
         """Give what the body is received from, once it is here.
 
-        :raises heart.ServiceError: when it is too long, too slow, finds no room, or wants some for an unknown key.
+        :raises heart.ServiceError: when it is too long or too slow, or a large one comes with an unknown key.
         """
         announced = request.headers.get("content-length", "")
         size = int(announced) if announced.isdecimal() else self._limit
@@ -847,7 +784,7 @@ class Door:
         large = size > SMALL_BODY
         if large:
             await self._check_key(request)
-        async with self._room.taken(key_of(request), size, ROOM_TIME) if large else nullcontext():
+        async with self._large if large else nullcontext():
             body = [await self._read(receive)]
 
             async def replay() -> Json:
@@ -856,7 +793,7 @@ class Door:
             yield replay
 
     async def _check_key(self, request: Request) -> None:
-        """Ask the service about a key: else two keys that are none could hold all the room there is."""
+        """Ask the service about a key: else keys that are none could keep others' large bodies waiting."""
         try:
             await anyio.to_thread.run_sync(in_time, partial(allowed, path="tasks"), self._service_of(key_of(request)))
         except Refused as error:
@@ -867,8 +804,7 @@ class Door:
     async def _read(self, receive: Receive) -> bytes:
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_TIME) as timeout:
-                self._arriving.add(timeout)
+            async with asyncio.timeout(BODY_TIME):
                 while len(body) <= self._limit:
                     message = await receive()
                     body += message.get("body", b"")
@@ -876,8 +812,6 @@ class Door:
                         return bytes(body)
         except TimeoutError:
             raise heart.Busy("The body took too long to arrive") from None
-        finally:
-            self._arriving.discard(timeout)
         raise heart.BodyTooLarge(f"The body is over {self._limit} bytes")
 
 
