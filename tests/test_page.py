@@ -6,7 +6,6 @@ axe-core, which `npm install axe-core` puts into the folder `node_modules`. With
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
@@ -124,10 +123,6 @@ def test_without_the_room_there_is_no_page(app: flask.Flask, monkeypatch: pytest
 def test_the_page_is_small_and_its_files_are_short() -> None:
     assert sum(file.stat().st_size for file in room.FOLDER.rglob("*") if file.is_file()) < MOST_BYTES
     assert [file.name for file in OWN if len(file.read_text("utf-8").splitlines()) > MOST_LINES] == []
-
-
-def test_all_files_of_the_page_are_served() -> None:
-    assert len(FILES) == len([file for file in room.FOLDER.rglob("*") if file.is_file()])
 
 
 def test_no_file_names_another_host() -> None:
@@ -398,19 +393,6 @@ def test_a_key_is_kept_for_the_tab_and_never_in_an_address_or_a_cookie(person: P
     assert {address.split("/")[2] for address in addresses} == {person.address.split("/")[2]}
 
 
-@pytest.mark.parametrize("level", heart.LEVELS)
-def test_signing_in_leaves_nothing_in_the_console(person: Person, findings: Findings, level: str) -> None:
-    findings.report(*numbered(2))
-    said: list[str] = []
-    person.page.on("console", lambda message: said.append(message.text))
-    person.page.goto(f"{person.address}#/findings?projectType={findings.type}")
-    person.sign_in(make_key(findings.server, f"{level} quietly", level))
-    person.sees_titles("Finding 1", "Finding 0")
-    person.press("j", "Enter")
-    person.sees("Finding 1", "h1")
-    assert said == []
-
-
 def test_a_key_is_remembered_when_that_is_asked(person: Person) -> None:
     person.page.goto(person.address)
     person.sign_in(person.key, remember=True)
@@ -470,41 +452,6 @@ def test_a_key_that_holds_no_more_loses_nothing_that_was_typed(
     person.sign_in(findings.server.key)
     person.sees("Half an hour of thought", ".history")
     assert findings.history(0)[-1]["by"] == "first"
-
-
-def test_signing_in_again_in_one_tab_loses_nothing_in_another(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(1))
-    person.page.goto(f"{person.address}#/findings/{findings.ids[0]}")
-    person.sign_in(person.key, remember=True)
-    person.sees("Finding 0", "h1")
-    person.press("c")
-    person.type("Half an hour of thought")
-    other = Person(person.page.context.new_page(), person.address, person.key, "")
-    other.route("**/api/v1/runs?*", lambda route: route.fulfill(status=401, body="{}"), times=1)
-    other.page.goto(f"{person.address}#/runs")
-    other.sees("Sign in again", "dialog h2")
-    other.sign_in(person.key)
-    other.sees("Runs", "caption")
-    person.page.wait_for_timeout(100)
-    assert person.page.locator("dialog textarea").input_value() == "Half an hour of thought"
-    assert kept(person) == (0, 1)
-    other.page.close()
-    person.page.evaluate("localStorage.clear()")
-
-
-def test_who_signs_out_instead_may_sign_in_and_go_on(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(1))
-    person.page.goto(f"{person.address}#/findings/{findings.ids[0]}")
-    person.sign_in(person.key)
-    person.sees("Finding 0", "h1")
-    person.route("**/tasks/*", lambda route: route.fulfill(status=401, body="{}"), times=1)
-    person.press("3")
-    person.page.locator("dialog").get_by_role("button", name="Sign out").click()
-    person.misses("dialog")
-    person.sign_in(person.key)
-    person.sees("Finding 0", "h1")
-    person.press("2")
-    person.sees("In progress: “Finding 0”.", ".toast")
 
 
 # ---------------------------------------------------------------------------
@@ -587,22 +534,6 @@ def test_search_answers_as_one_types_and_leaves_one_step_back(person: Person, fi
     person.sees("Runs", "h1")
 
 
-def test_what_is_typed_after_a_slash_is_searched_for(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(12))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("12 findings", ".total")
-    person.press("j", "Enter")
-    person.sees("Finding 11", "h1")
-    person.press("/")
-    playwright.expect(person.page.locator(".search")).to_be_focused()
-    person.type("3des")
-    person.sees("No finding is like that")
-    assert person.place == "#/findings?q=3des"
-    person.press("Escape")
-    assert person.page.locator(".search").input_value() == "3des"
-    assert findings.read(11)["status"] == "open"
-
-
 def test_rows_that_arrive_do_not_take_the_focus_from_the_search(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3))
     person.open(f"#/findings?projectType={findings.type}")
@@ -621,24 +552,6 @@ def test_rows_that_arrive_do_not_take_the_focus_from_the_search(person: Person, 
     person.type("ing 3")
     assert person.page.locator(".search").input_value() == "finding 3"
     assert {findings.read(n)["status"] for n in range(3)} == {"open"}
-
-
-def test_what_is_typed_into_a_filter_stays_while_the_list_is_loaded(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(2))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("2 findings", ".total")
-    hold(person, "**/api/v1/tasks?*")
-    person.page.get_by_role("button", name="Open", exact=True).click()
-    target = person.page.get_by_role("combobox", name="Target", exact=True)
-    target.focus()
-    person.type("https://exam")
-    person.page.unroute_all()
-    playwright.expect(person.page.locator("[aria-busy=true]")).to_have_count(0)
-    person.type("ple.com/shop")
-    assert target.input_value() == "https://example.com/shop"
-    person.press("Enter")
-    person.sees("2 findings", ".total")
-    assert "targetUrl=https" in person.place
 
 
 def test_answers_to_an_older_search_are_dropped(person: Person, findings: Findings) -> None:
@@ -809,19 +722,6 @@ def test_a_run_stands_beside_its_baseline(person: Person, findings: Findings) ->
     person.sees("Type", ".filters")
 
 
-def test_what_a_run_resolved_is_fixed_and_what_came_later_is_not(person: Person, findings: Findings) -> None:
-    both, gone, later = (task(title=name, externalId=name) for name in ("Both", "Gone", "Later"))
-    findings.report(both, gone)
-    run = findings.report(both, finish=False)
-    findings.send("PATCH", f"runs/{run}", {"status": "completed", "resolveMissing": True})
-    findings.report(both, later)
-    person.open(f"#/runs/{run}")
-    person.sees("Fixed, or not reported 1", ".part >> nth=1")
-    person.page.locator("summary").nth(1).click()
-    person.sees("1 finding resolved by this run.", ".part >> nth=1")
-    assert "Later" not in person.page.locator("main").inner_text()
-
-
 def test_project_types_are_listed_and_shown_with_their_schema(person: Person, findings: Findings) -> None:
     schema = {"properties": {"page": {"type": "integer"}}}
     body = {"label": "Shop pages", "description": "What a shop needs", "extensionSchema": schema}
@@ -929,18 +829,6 @@ def test_many_at_once_are_counted_before_and_all_or_none(person: Person, finding
     playwright.expect(person.page.locator(f"#row-{findings.ids[0]}")).to_be_focused()
 
 
-def test_of_many_none_is_changed_where_one_is_refused(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(3))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("3 findings", ".total")
-    person.page.get_by_label("Select all on this page").check()
-    findings.server.request("DELETE", f"{API}/tasks/{findings.ids[1]}")
-    person.press("3")
-    person.page.get_by_role("button", name="Resolve", exact=True).click()
-    person.sees("ids", "dialog [role=alert]")
-    assert findings.read(0)["status"] == findings.read(2)["status"] == "open"
-
-
 def test_undo_brings_back_what_each_finding_was(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3))
     findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "duplicate"})
@@ -962,48 +850,6 @@ def test_undo_brings_back_what_each_finding_was(person: Person, findings: Findin
     person.sees("nothing to undo", ".toast")
 
 
-def test_undo_takes_back_what_is_on_its_way(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(2))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("2 findings", ".total")
-    person.press("j", "2")
-    person.sees("In progress: “Finding 1”", ".toast")
-    hold(person, "**/tasks/*", "PATCH")
-    person.press("j", "3", "u")
-    person.page.wait_for_timeout(100)
-    person.page.unroute_all()
-    person.sees("Undone", ".toast")
-    assert [findings.read(n)["status"] for n in range(2)] == ["open", "in_progress"]
-
-
-def test_undo_takes_back_what_was_not_sent_yet(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(2))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("2 findings", ".total")
-    person.press("j", "2")
-    person.sees("In progress: “Finding 1”", ".toast")
-    person.page.context.set_offline(True)
-    person.press("j", "3")
-    person.sees("1 change not sent yet: Resolved: “Finding 0”", ".outbox")
-    person.press("u")
-    person.misses(".outbox")
-    person.page.context.set_offline(False)
-    assert [findings.read(n)["status"] for n in range(2)] == ["open", "in_progress"]
-
-
-def test_a_first_reason_is_not_said_to_be_undone(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(1))
-    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed"})
-    person.open(f"#/findings/{findings.ids[0]}")
-    person.sees("Dismissed", ".badges")
-    person.press("4")
-    person.page.get_by_label("Duplicate").check()
-    person.press("Enter")
-    person.sees("Dismissed: “Finding 0”", ".toast")
-    person.press("u")
-    person.sees("nothing to undo", ".toast")
-
-
 def test_a_key_that_is_held_down_decides_once(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3))
     person.open(f"#/findings?projectType={findings.type}&status=open")
@@ -1015,19 +861,6 @@ def test_a_key_that_is_held_down_decides_once(person: Person, findings: Findings
         person.page.wait_for_timeout(50)
     person.page.keyboard.up("3")
     assert sorted(findings.read(n)["status"] for n in range(3)) == ["open", "open", "resolved"]
-
-
-def test_a_selection_outlives_the_answer_to_an_earlier_decision(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(3))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("3 findings", ".total")
-    hold(person, "**/tasks/*", "PATCH")
-    person.press("j", "2", "j", "x", "j", "x")
-    person.sees("2 findings selected", ".actions")
-    person.page.unroute_all()
-    person.sees("In progress: “Finding 2”", ".toast")
-    person.sees("In progress", "tbody .status")
-    person.sees("2 findings selected", ".actions")
 
 
 def test_an_answer_closes_no_other_dialog(person: Person, findings: Findings) -> None:
@@ -1107,17 +940,6 @@ def test_somebody_elses_triage_meanwhile_is_shown_and_not_overwritten(
     assert findings.read(0)["status"] == "resolved"
 
 
-def test_a_conflict_may_be_left_as_it_is(person: Person, findings: Findings) -> None:
-    findings.report(task(title="One"))
-    person.open(f"#/findings/{findings.ids[0]}")
-    person.sees("One", "h1")
-    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"assignee": "Ada"})
-    person.press("3")
-    person.page.get_by_role("button", name="Leave it as it is").click()
-    person.misses("dialog")
-    assert (findings.read(0)["status"], findings.read(0)["assignee"]) == ("open", "Ada")
-
-
 def test_conflicts_of_what_was_kept_are_asked_about_one_by_one(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3))
     person.open(f"#/findings?projectType={findings.type}")
@@ -1148,39 +970,6 @@ def test_many_do_not_overwrite_what_somebody_else_decided(person: Person, findin
     assert [findings.read(n)["status"] for n in range(3)] == ["open", "resolved", "open"]
     person.press("Escape")
     person.sees("Resolved", "tbody tr:nth-child(2) .status")
-
-
-def test_ones_own_decisions_about_many_and_one_are_no_conflict(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(2))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("2 findings", ".total")
-    person.press("j", "2")
-    person.sees("In progress: “Finding 1”", ".toast")
-    person.page.get_by_label("Select all on this page").check()
-    person.press("4", "Enter")
-    person.sees("Dismissed: 2 findings", ".toast")
-    person.press("u", "u")
-    person.sees("Open", "tbody tr:first-child .status")
-    person.misses("dialog")
-    assert [findings.read(n)["status"] for n in range(2)] == ["open", "open"]
-
-
-def test_what_many_become_without_a_network_comes_in_its_order(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(2))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("2 findings", ".total")
-    person.page.get_by_label("Select all on this page").check()
-    person.page.context.set_offline(True)
-    person.press("2", "Enter")
-    person.press("Control+Enter")
-    person.sees("1 change not sent yet", ".outbox")
-    person.press("a")
-    person.type("Ada")
-    person.press("Enter")
-    person.sees("2 changes not sent yet", ".outbox")
-    person.page.context.set_offline(False)
-    person.misses(".outbox")
-    assert [(each["status"], each["assignee"]) for each in map(findings.read, range(2))] == [("in_progress", "Ada")] * 2
 
 
 def test_a_run_that_saw_it_again_is_no_conflict(person: Person, findings: Findings) -> None:
@@ -1256,39 +1045,6 @@ def test_a_comment_whose_answer_was_lost_is_made_once(person: Person, findings: 
     for number in range(2):
         said = [entry["comment"] for entry in findings.history(number) if entry["comment"]]
         assert said == (["Said once"] if many or number == 1 else [])
-
-
-def test_many_are_sent_though_somebody_decided_alike_about_the_first(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(3))
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("3 findings", ".total")
-    person.page.get_by_label("Select all on this page").check()
-    person.page.context.set_offline(True)
-    person.press("2", "Control+Enter")
-    person.sees("1 change not sent yet", ".outbox")
-    findings.send("PATCH", f"tasks/{findings.ids[2]}", {"status": "in_progress"})
-    person.page.context.set_offline(False)
-    person.misses(".outbox")
-    person.misses("[role=alert]")
-    assert {findings.read(n)["status"] for n in range(3)} == {"in_progress"}
-
-
-@pytest.mark.parametrize("status", [502, 503, 504])
-def test_what_meets_a_proxy_without_its_service_is_tried_again(person: Person, findings: Findings, status: int) -> None:
-    findings.report(*numbered(1))
-    person.open(f"#/findings/{findings.ids[0]}")
-    person.sees("Finding 0", "h1")
-    person.route("**/tasks/*", lambda route: route.fulfill(status=status, body="Bad"))
-    person.press("3")
-    person.sees("1 change not sent yet: Resolved", ".outbox")
-    retry = person.page.get_by_role("button", name="Retry")
-    with person.page.expect_response("**/tasks/*"):
-        retry.click()
-    playwright.expect(retry).to_be_enabled()  # what is pressed while a change is being sent sends nothing more
-    person.page.unroute_all()
-    retry.click()
-    person.misses(".outbox")
-    assert findings.read(0)["status"] == "resolved"
 
 
 # ---------------------------------------------------------------------------
@@ -1455,20 +1211,6 @@ def test_no_view_has_a_fault_that_axe_finds(make_person: Callable[..., Person], 
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_list_can_be_read_while_it_is_loaded_again(
-    make_person: Callable[..., Person], findings: Findings, theme: str
-) -> None:
-    findings.report(*numbered(3))
-    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"})
-    person = make_person(color_scheme=theme, reduced_motion="reduce")
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("3 findings", ".total")
-    hold(person, "**/api/v1/tasks?*")
-    person.page.get_by_role("button", name="Open", exact=True).click()
-    assert violations(person, theme, busy=1) == []
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_dialog_has_a_fault_that_axe_finds(
     make_person: Callable[..., Person], findings: Findings, theme: str
 ) -> None:
@@ -1495,50 +1237,6 @@ def test_no_view_scrolls_sideways_on_a_phone_or_at_400_percent(person: Person, p
         for width in (360, 320):
             person.page.set_viewport_size({"width": width, "height": 800})
             assert person.overflow() <= 0, (place, width)
-
-
-def test_what_has_the_focus_is_in_sight_at_400_percent(make_person: Callable[..., Person], findings: Findings) -> None:
-    findings.report(*numbered(5))
-    person = make_person(320, 256)
-    person.open(f"#/findings?projectType={findings.type}")
-    person.sees("5 findings", ".total")
-    person.press("j", "x")
-    person.sees("1 finding selected", ".actions")
-    covered = """() => {
-        const row = document.activeElement.getBoundingClientRect();
-        const met = document.elementFromPoint(row.x + row.width / 2, row.y + row.height / 2);
-        return !document.activeElement.contains(met);
-    }"""
-    for key in "jjjjkkkk":
-        person.press(key)
-        assert not person.page.evaluate(covered)
-
-
-def test_addresses_are_wrapped_behind_their_slashes(make_person: Callable[..., Person], findings: Findings) -> None:
-    findings.report(*numbered(1), targetUrl="https://example.com/organization/wrapped-name")
-    person = make_person(360)
-    person.open()
-    name = person.page.locator("table.bars a", has_text="wrapped-name")
-    assert name.inner_text() == "example.com/organization/wrapped-name"
-    assert name.locator("wbr").count() == 2
-
-
-def test_every_view_has_one_heading_and_landmarks(person: Person, places: list[str]) -> None:
-    person.open()
-    for place in places:
-        settle(person, place)
-        levels = person.page.locator("h1, h2, h3").evaluate_all("all => all.map((each) => Number(each.localName[1]))")
-        assert (levels[0], levels.count(1)) == (1, 1), place
-        assert all(after - before <= 1 for before, after in itertools.pairwise(levels)), place
-        assert person.page.locator("main").count() == person.page.locator("header.top nav").count() == 1
-
-
-def test_who_wants_less_motion_gets_none(make_person: Callable[..., Person], places: list[str]) -> None:
-    person = make_person(reduced_motion="reduce")
-    person.open(places[1])
-    moving = """[...document.querySelectorAll("*")].map((each) => getComputedStyle(each)).filter((style) =>
-        style.animationName !== "none" || parseFloat(style.transitionDuration) > 0).length"""
-    assert person.page.evaluate(moving) == 0
 
 
 def test_the_keyboard_alone_does_it_all(make_person: Callable[..., Person], findings: Findings) -> None:
