@@ -4706,20 +4706,28 @@ def select_run_with_summary(connection: Connection, client_id: str, run: RunKey)
     return RunWithSummary(*fields)
 
 
+REPORTED_TASKS = """sightings
+    JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq"""
+
+
 def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
     """Return how many of a run's tasks there are of each severity and status."""
-    return summary_of(count_reported(connection, client_id, run))
+    return summary_of(
+        connection.execute(
+            f"""SELECT tasks.status, tasks.severity, COUNT(*) FROM {REPORTED_TASKS}
+                WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2""",
+            (client_id, run.seq),
+        )
+    )
 
 
-def summary_of(cells: Mapping[tuple[Any, ...], int]) -> Summary:
-    """Add up how many tasks there are of some kinds, each of which begins with a status and the rank of a severity."""
-    total, severities, statuses = 0, SeverityCounts(), StatusCounts()
-    for (status, severity, *_), n in cells.items():
-        name = SEVERITIES[-severity]
-        total += n
-        setattr(severities, name, getattr(severities, name) + n)
-        setattr(statuses, status, getattr(statuses, status) + n)
-    return Summary(total, severities, statuses)
+def summary_of(counted: Iterable[tuple[str, int, int]]) -> Summary:
+    """Add up tasks, counted by their status and the rank of their severity."""
+    severities, statuses = Counter[str](), Counter[str]()
+    for status, rank, n in counted:
+        severities[SEVERITIES[-rank]] += n
+        statuses[status] += n
+    return Summary(statuses.total(), SeverityCounts(**severities), StatusCounts(**statuses))
 
 
 def select_reported_cells(
@@ -5455,14 +5463,11 @@ OFFENDERS_LISTED = 50
 
 def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
     """Return the main line's last completed run of a run's type and target that was created before it."""
-    wanted = Filter(
-        types=frozenset({run.project_type}),
-        target_url=run.target_url,
-        main_line=True,
-        statuses=frozenset({"completed"}),
-    )
-    earlier = plan_cells(connection, client_id, "runs", wanted).behind(run.seq)
-    row = next(earlier.rows(connection, KEY_COLUMNS, "", 1, 0), None)
+    row = connection.execute(
+        f"""SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND project_type = ? AND target_url = ?
+            AND status = 'completed' AND branch = '' AND seq < ? ORDER BY seq DESC LIMIT 1""",
+        (client_id, *run.surface, run.seq),
+    ).fetchone()
     return RunKey(*row) if row else None
 
 
@@ -5479,8 +5484,6 @@ def select_baseline(connection: Connection, client_id: str, run: RunKey, named: 
     return baseline
 
 
-REPORTED_TASKS = """sightings
-    JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq"""
 ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = sightings.client_id
     AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
 
@@ -5638,13 +5641,12 @@ def select_overview(connection: Connection, client_id: str, query: OverviewQuery
     )
     columns = "tasks.severity, tasks.project_type, tasks.target_url, tasks.status, COUNT(*)"
     counted = known.select(connection, columns, "GROUP BY 1, 2, 3, 4")
-    severities = StatusesBySeverity()
+    severities = {name: Counter[str]() for name in SEVERITIES}
     for rank, _, _, status, n in counted:
-        counts = getattr(severities, SEVERITIES[-rank])
-        setattr(counts, status, getattr(counts, status) + n)
+        severities[SEVERITIES[-rank]][status] += n
     return Overview(
         total=sum(n for *_, n in counted),
-        by_severity=severities,
+        by_severity=StatusesBySeverity(**{name: StatusCounts(**counts) for name, counts in severities.items()}),
         by_project_type=[StandingOfType(*each) for each in standings((row[1], *row[3:]) for row in counted)],
         by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
         days=select_days(connection, known, query.days),
@@ -5703,16 +5705,9 @@ def select_brief(
     lines = [(Known(client_id=client_id, **place), "")]
     if query.branch:  # what the main line knows, too, is there already
         lines.append((Known(client_id=client_id, branch=query.branch, **place), "AND tasks.branch <> ''"))
-    kinds, places, listed = Counter[tuple[str, int]](), list[tuple[int, str, int]](), 0
+    counted, places, listed = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0
     for known, condition in lines:
-        kinds += Counter(
-            {
-                (status, rank): n
-                for status, rank, n in known.select(
-                    connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2"
-                )
-            }
-        )
+        counted += known.select(connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2")
         columns = "COUNT(*) OVER (), tasks.severity, tasks.last_seen_at, tasks.seq"
         order = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC LIMIT ?"
         rows = known.select(connection, columns, f"{condition} AND {IN_BRIEF} {order}", query.limit)
@@ -5723,7 +5718,7 @@ def select_brief(
         project_type=query.project_type,
         target_url=query.target_url,
         branch=query.branch,
-        summary=summary_of(kinds),
+        summary=summary_of(counted),
         extension_schema=project_type.extension_schema,
         tasks=select_known_findings(connection, client_id, seqs),
         omitted=listed - len(seqs),
@@ -5822,7 +5817,6 @@ class State(Struct, frozen=True, gc=False):
     target_url: str
     branch: str
     identified: bool
-    last_run_id: str
 
     @property
     def cell(self) -> tuple[str, int, str]:
@@ -5876,7 +5870,7 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity, tasks.project_type,
-    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL, tasks.last_run_id"""
+    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
@@ -5949,8 +5943,8 @@ def read_findings(answers: Iterable[Cursor]) -> dict[str, StoredFinding]:
     """Return the findings that were asked for, by their external ids."""
     findings = {}
     for row in itertools.chain.from_iterable(answers):
-        state, external_id = State(*row[:11]), row[11]
-        findings[external_id] = StoredFinding(state, external_id, row[12], row[13:18], bool(row[18]))
+        state, external_id = State(*row[:10]), row[10]
+        findings[external_id] = StoredFinding(state, external_id, row[11], row[12:17], bool(row[17]))
     return findings
 
 
