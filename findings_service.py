@@ -1505,7 +1505,7 @@ SCHEMA_VERSION = 8
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 # The steps from version 8 on: a script each, by the version that it leads to, which schema.sql is run behind.
 MIGRATIONS: dict[int, str] = {}
-LARGE_WAL = 64 * 1024 * 1024  # bytes; a checkpoint by the clock starts there
+LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 # Pages of the WAL after which a commit folds it into the file, which takes three more fsyncs. What the WAL has several
 # times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
 CHECKPOINT_PAGES = 12_000
@@ -1517,8 +1517,6 @@ WAITING = 10  # seconds that what is at work may take for each that it may have 
 MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
-LEFT_TO_OTHERS = 0.0001  # seconds after its turn to write in which a process does not take the next one
-TURN_PATIENCE = 0.1  # seconds that it waits for its turn before it looks whether it can do without
 HEALTH_TIME = 2.0  # seconds
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
 
@@ -1725,8 +1723,7 @@ NOTHING = nullcontext()
 class Database(ABC):
     """Where an application keeps its data: what gives connections to readers and writers.
 
-    `version` counts the commits of this process, and `commit_seconds` is how long the last one took. `turn` is what the
-    processes of one service hand on to each other to write, where they write one at a time. Everything raises
+    `version` counts the commits of this process, and `commit_seconds` is how long the last one took. Everything raises
     a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable` where the database cannot
     be used. A database may be used by all threads, and is closed while the process forks.
 
@@ -1743,7 +1740,6 @@ class Database(ABC):
         self.settings = settings
         self.version = 0
         self.commit_seconds = 0.0
-        self.turn: Turn | None = None
         self.last_uses: dict[UseKey, str] = {}
         self._noting = threading.Lock()  # for `last_uses`
         self._refusing: set[int] = set()  # the threads that get no transaction
@@ -1811,10 +1807,6 @@ class Database(ABC):
         with self._noting:
             self.last_uses[client_id, table, key] = at
 
-    def in_turn(self) -> AbstractContextManager[None]:
-        """Keep everybody else of this service from writing, where there is one writer at a time."""
-        return NOTHING
-
     @abstractmethod
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
@@ -1853,14 +1845,6 @@ class Database(ABC):
     @abstractmethod
     def keep_house(self) -> None:
         """Do what the engine wants done now and then."""
-
-    def in_disorder(self) -> bool:
-        """Tell whether that cannot wait until it is time for it."""
-        return False
-
-    def cautions(self) -> Iterator[str]:
-        """Give what whoever audits the database should know, without anything being wrong with its data."""
-        yield from ()
 
     @abstractmethod
     def figures(self) -> Mapping[str, Callable[[], float]]:
@@ -2141,26 +2125,25 @@ def unusable(path: str, error: Exception) -> DatabaseUnusable:
     return DatabaseUnusable(f"{path} cannot be used: {cause}")
 
 
-def orphaned(path: str, log_path: str) -> DatabaseUnusable:
-    """Return the error that says that a log lies there without its database."""
-    return DatabaseUnusable(
-        f"there is no {path}, but {log_path} of one that was there: put both together, or remove it"
-    )
-
-
 def claim_file(path: str) -> None:
     """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode.
 
-    :raises DatabaseUnusable: where the log of another file lies there, which was moved: SQLite would drop it.
+    :raises DatabaseUnusable: where the log of a file that was moved lies there: SQLite would drop it, or take it.
     """
-    left = ""  # looked for first, since whoever makes a file makes its log later
-    for log_path in (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")):
-        with suppress(FileNotFoundError):  # whoever closes a file last removes its log
-            left = log_path if Path(log_path).stat().st_size else left
-    if left and not os.path.lexists(path):
-        raise orphaned(path, left)
+    logs = [log for log in (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")) if is_filled(log)]
+    if logs and not os.path.lexists(path):  # looked for behind that, since whoever makes a file makes its log later
+        raise DatabaseUnusable(
+            f"there is no {path}, but {logs[0]} of one that was there: put both together, or remove it"
+        )
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def is_filled(path: str) -> bool:
+    """Tell whether there is a file with anything in it."""
+    with suppress(OSError):
+        return Path(path).stat().st_size > 0
+    return False
 
 
 def open_database(settings: Settings, *, read_only: bool = False, create: bool = True) -> SQLiteConnection:
@@ -2194,10 +2177,10 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system 
 
 
 class Checkpointer:
-    """The right to fold the WAL into the file, which one process of those that have the database open holds.
+    """The right to fold the WAL into the file, which one process of those that serve the database holds.
 
     SQLite before 3.51.3 can corrupt a file when two connections write and checkpoint at the same instant
-    (https://www.sqlite.org/wal.html#walresetbug). A lock says whose turn it is, because the system gives it back
+    (https://www.sqlite.org/wal.html#walresetbug). A lock says whose right it is, because the system gives it back
     however its holder ends. It is on a file of its own: closing any descriptor of the database would drop SQLite's
     locks on that (https://www.sqlite.org/howtocorrupt.html, 2.2). That file stays: who removed it could leave two
     processes with a lock each. Where the system has no such locks, every process folds for itself.
@@ -2207,7 +2190,6 @@ class Checkpointer:
         self.path = f"{os.path.realpath(db)}{CHECKPOINTER}"
         self.held = False
         self._file: int | None = None
-        self._asked = self._folded = 0  # when a deletion was told of last, and of which one the WAL is rid
 
     def try_take(self) -> bool:
         """Take the right unless another process has it, and tell whether it is held now."""
@@ -2217,107 +2199,20 @@ class Checkpointer:
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
-                self._give_to_owner(self._file)
+                with suppress(OSError):  # as SQLite does with the WAL, when root was here first
+                    owner = Path(self.path.removesuffix(CHECKPOINTER)).stat()
+                    os.fchown(self._file, owner.st_uid, owner.st_gid)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.held = True
         except OSError as error:
             self.held = error.errno in NO_LOCKS
         return self.held
 
-    def ask(self) -> None:
-        """Tell whoever has the right, by the time of the lock's file, that the WAL holds what was deleted."""
-        self._asked = time.time_ns()
-        if self._file is not None:
-            with suppress(OSError):
-                os.utime(self._file, ns=(self._asked, self._asked))
-
-    def asked(self) -> int:
-        """Return when that was told last, by whom it may be, as a number; 0 where the WAL is rid of it."""
-        if self._file is not None:
-            self._asked = os.fstat(self._file).st_mtime_ns
-        return self._asked if self._asked != self._folded else 0
-
-    def done(self, asked: int) -> None:
-        """Note that the WAL is rid of all that was told of until then."""
-        self._folded = asked
-
-    def _give_to_owner(self, file: int) -> None:
-        """Let the database's owner have the file, as SQLite does with the WAL, when root was here first."""
-        with suppress(OSError):
-            owner = Path(self.path.removesuffix(CHECKPOINTER)).stat()
-            os.fchown(file, owner.st_uid, owner.st_gid)
-
     def give_back(self) -> None:
         """Let another process take the right."""
         if self._file is not None:
             os.close(self._file)
         self._file, self.held = None, False
-
-
-AWAY = (
-    "it was moved, replaced or deleted under the service; stop that, put back what belongs there, move a -wal beside it"
-    " that belongs to another file to that one, and start the service again"
-)
-
-
-def has_wal_reset_bug(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
-    """Tell whether SQLite can corrupt a file that two connections write and checkpoint at the same instant.
-
-    It could from 3.7.0 on, and was mended in 3.51.3, 3.50.7 and 3.44.6 (https://www.sqlite.org/wal.html#walresetbug).
-    """
-    mended = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
-    return version >= (3, 7, 0) and not mended
-
-
-def processes_using(path: str) -> int:
-    """Return how many other processes have a file open; 0 where the system does not tell (/proc is Linux's)."""
-    wanted, found = Path(path).resolve(), set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # another user's, or it has ended
-            for link in (process / "fd").iterdir():
-                with suppress(OSError):
-                    if link.readlink() == wanted:
-                        found.add(process.name)
-    return len(found - {str(os.getpid())})
-
-
-class Turn:
-    """Whose turn it is to write, of the processes of one service: whoever has taken the one byte out of a pipe.
-
-    There they wake who is next, where SQLite's lock lets them sleep and look again. That lock still is what keeps
-    them apart: where a process stands still in its turn, the others write without, which takes them longer.
-    """
-
-    def __init__(self) -> None:
-        self._listened, self._written = os.pipe()
-        os.set_blocking(self._listened, False)
-        self._patience = TURN_PATIENCE
-        self._given_at = 0.0
-        self.give()
-
-    def take(self) -> bool:
-        """Wait for the turn, and tell whether it came. Who just had it lets others be first.
-
-        Who waited in vain waits for a shorter time from then on, until it comes.
-        """
-        pause, end = self._given_at + LEFT_TO_OTHERS - time.monotonic(), time.monotonic() + self._patience
-        if pause > 0:
-            time.sleep(pause)
-        waiting = select.poll()
-        waiting.register(self._listened, select.POLLIN)
-        while True:
-            with suppress(BlockingIOError):
-                os.read(self._listened, 1)
-                self._patience = TURN_PATIENCE
-                return True
-            if not waiting.poll(max(0.0, end - time.monotonic()) * 1000):
-                self._patience = BUSY_SLICE
-                return False
-
-    def give(self) -> None:
-        """Let another process have the turn."""
-        os.write(self._written, b".")
-        self._given_at = time.monotonic()
 
 
 class SQLiteDatabase(Database):
@@ -2335,11 +2230,9 @@ class SQLiteDatabase(Database):
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
         self._transacting: int | None = None  # the thread that has a transaction
-        self._entered = 0  # how many times the thread that has `_writing` is in it
-        self._has_turn = False
         self._file: tuple[int, int] | None = None
         self._away = False  # whether the file at the path was found to be another one
-        self._asked = -LOOK_EVERY
+        self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
         super().__init__(msgspec.structs.replace(settings, db=str(Path(settings.db).absolute())))  # wherever we go
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -2414,21 +2307,10 @@ class SQLiteDatabase(Database):
         """Give a connection of his own to a reader who takes long, one after the other."""
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
-        with self._apart:
-            self._truncate_unread()
-            with closing(open_database(self.settings, read_only=True, create=False)) as connection:
-                self._require_file()
-                connection.execute("BEGIN")
-                yield connection
-
-    def _truncate_unread(self) -> None:
-        """Rid the WAL of what was deleted, if nobody writes: while one export follows another, nobody else ever can."""
-        asked = self.checkpointer.held and self.checkpointer.asked()
-        if asked and self._writing.acquire(timeout=BUSY_SLICE):  # whoever writes may be waiting for an export to end
-            try:
-                self.keep_house()
-            finally:
-                self._writing.release()
+        with self._apart, closing(open_database(self.settings, read_only=True, create=False)) as connection:
+            self._require_file()
+            connection.execute("BEGIN")
+            yield connection
 
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
@@ -2469,41 +2351,12 @@ class SQLiteDatabase(Database):
             self._roll_back()
             raise
 
-    @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """Keep everybody else of this service from writing."""
-        self._enter_turn()
-        try:
-            yield
-        finally:
-            self._leave_turn()
-
-    def _enter_turn(self) -> None:
-        """Wait until no other thread writes, and no other process of this service unless it takes too long."""
-        self._writing.acquire()
-        self._entered += 1
-        try:
-            if self._entered == 1 and self.turn is not None:
-                self._has_turn = self.turn.take()
-        except BaseException:
-            self._leave_turn()
-            raise
-
-    def _leave_turn(self) -> None:
-        """Let others write."""
-        self._entered -= 1
-        if self._entered == 0 and self._has_turn:
-            self._has_turn = False
-            typing.cast(Turn, self.turn).give()
-        self._writing.release()
-
     def _begin(self) -> SQLiteConnection:
         """Take the lock and open a transaction."""
-        self._enter_turn()
+        self._writing.acquire()
         try:
             connection = self._writer or self._open_writer()
             self._require_file()
-            self._share_checkpoints(connection)
             connection.execute("BEGIN IMMEDIATE")
             self._transacting = threading.get_ident()
             with self._noting:
@@ -2516,17 +2369,16 @@ class SQLiteDatabase(Database):
 
     def _commit(self, connection: SQLiteConnection) -> None:
         """Make the transaction durable and give the lock back. After an error, `_roll_back` must follow."""
-        deletes = connection.deletes
+        if connection.deletes:
+            self._folded = None
         connection.write_counts()
         began = time.perf_counter()
         connection.execute("COMMIT")
         self.commit_seconds = time.perf_counter() - began
-        if deletes:
-            self.checkpointer.ask()
         self.version += 1
         self._written_uses = {}
         self._transacting = None
-        self._leave_turn()
+        self._writing.release()
 
     def _roll_back(self) -> None:
         """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
@@ -2539,7 +2391,7 @@ class SQLiteDatabase(Database):
                     self._writer.execute("ROLLBACK")
         finally:
             self._transacting = None
-            self._leave_turn()
+            self._writing.release()
 
     @contextmanager
     def _savepoint(self) -> Iterator[SQLiteConnection]:
@@ -2578,10 +2430,9 @@ class SQLiteDatabase(Database):
     @contextmanager
     def maintaining(self) -> Iterator[SQLiteConnection]:
         """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
-        with self.in_turn():
+        with self._writing:
             connection = self._writer or self._open_writer()
             self._require_file()
-            self._share_checkpoints(connection)
             yield connection
 
     def keeps_house(self) -> bool:
@@ -2589,22 +2440,19 @@ class SQLiteDatabase(Database):
         return self.checkpointer.held
 
     def keep_house(self) -> None:
-        """Fold the WAL in where it is large or has what was deleted, or the file is longer than what is in it.
+        """Fold the WAL in where it is large or may have what was deleted, if it is this process that checkpoints.
 
         With secure_delete SQLite writes zeros over what is deleted, in the file; the WAL has it until it is truncated.
+        Whether others deleted anything is not known: only that they have written.
         """
         with suppress(sqlite3.Error, OSError, DatabaseUnusable), self.maintaining() as connection:
-            asked = self.checkpointer.asked()
-            if self.checkpointer.held and (asked or self.wal_size() > LARGE_WAL or self.excess(connection)):
+            if not self.checkpointer.try_take():
+                return
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            written = connection.stamp()
+            if written != self._folded or self.wal_size() > LARGE_WAL:
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if asked and not busy:  # by somebody who still reads what is in it
-                    self.checkpointer.done(asked)
-
-    def in_disorder(self) -> bool:
-        """Tell whether the WAL is large, which other processes write, too, and only this one folds in."""
-        with suppress(OSError):
-            return self.turn is not None and self.checkpointer.held and self.wal_size() > LARGE_WAL
-        return False
+                self._folded = None if busy else written  # somebody still reads what is in it
 
     def wal_size(self) -> int:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
@@ -2619,27 +2467,10 @@ class SQLiteDatabase(Database):
             "findings_disk_free_bytes": lambda: shutil.disk_usage(path.parent).free,
         }
 
-    def cautions(self) -> Iterator[str]:
-        """Warn of another program that has the file open, where SQLite has its bug."""
-        users, ours = processes_using(self.settings.db), processes_using(self.checkpointer.path)
-        if has_wal_reset_bug() and users > max(ours, 1):
-            yield (
-                f"SQLite {sqlite3.sqlite_version} can corrupt a file that two connections write and checkpoint at once,"
-                f" and {users} processes have this one open. Those of this service agree on one that checkpoints;"
-                " another program does not. Stop that, or update SQLite to 3.51.3."
-            )
-
     def excess(self, connection: SQLiteConnection) -> int:
         """Return how many bytes longer the file is than the database in it and the WAL."""
         pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return max(0, Path(self.settings.db).stat().st_size - int(pages) * int(size))
-
-    def _share_checkpoints(self, connection: SQLiteConnection) -> None:
-        """See, once a second, whether it is this process's turn to checkpoint."""
-        if not self.checkpointer.held and time.monotonic() >= self._asked + LOOK_EVERY:
-            self._asked = time.monotonic()
-            pages = CHECKPOINT_PAGES if self.checkpointer.try_take() else 0
-            connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
 
     # Opening and closing
 
@@ -2669,7 +2500,10 @@ class SQLiteDatabase(Database):
             self._away = True
             log.error("%r was moved, replaced or deleted: every request is refused until a restart", self.settings.db)
         if self._away:
-            raise DatabaseUnusable(AWAY)
+            raise DatabaseUnusable(
+                f"{self.name} was moved, replaced or deleted under the service; stop that, put back what belongs there,"
+                " with its -wal, and start the service again"
+            )
 
     def close(self) -> None:
         """Write what is left to write, and close the connections; the last to close the file folds the WAL into it.
@@ -2691,7 +2525,7 @@ class SQLiteDatabase(Database):
                 connection.close()
         self._reader = self._writer = None
         self.checkpointer.give_back()
-        self._asked = -LOOK_EVERY
+        self._folded = None
 
     def hold(self) -> None:
         """Wait until nobody uses the connections, and let nobody."""
@@ -2773,39 +2607,24 @@ def flush(path: str) -> None:
 def require_replaceable(path: str) -> None:
     """Refuse to replace anything but an empty file, or a database of this service that nobody has open.
 
-    SQLite takes a database for one connection alone where it may; who has it open without reading or writing has no
-    lock that tells.
-
     :raises DatabaseUnusable: then.
     """
-    exists = os.path.lexists(path)
     for log_path in (f"{path}-wal", f"{path}-journal"):
         if os.path.lexists(log_path):
-            words = (
-                f"{path} is open in another process, or was when that died: {log_path} lies there; stop what uses it,"
-                f" or fold it in with: findings-service check --db {path}"
+            raise DatabaseUnusable(
+                f"{log_path} lies there: {path} is open in another process, or was when that died; stop what uses it,"
+                f" fold that in with: findings-service check --db {path}, or remove it"
             )
-            raise DatabaseUnusable(words) if exists else orphaned(path, log_path)
-    if not exists:
+    if not os.path.lexists(path):
         return
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise DatabaseUnusable(f"{path} is no regular file, and was left as it is; name another one")
-    uri = f"{Path(path).absolute().as_uri()}?mode=rw"
-    try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SLICE, isolation_level=None)) as old:
-            old.execute("PRAGMA locking_mode = EXCLUSIVE")
-            old.execute("BEGIN EXCLUSIVE")
-            ours = old.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
-    except sqlite3.DatabaseError as error:
-        if is_busy(error):
-            raise DatabaseUnusable(f"{path} is open in another process; it was left as it is") from None
-        if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
-            raise DatabaseUnusable(f"{unusable(path, error)}; it was left as it is: name another file") from None
-        ours = False
-    if not ours and Path(path).stat().st_size:
+    ours = False
+    with suppress(sqlite3.Error):
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            with closing(sqlite3.connect(path)) as old:
+                (mark,) = old.execute("PRAGMA application_id").fetchone()
+            ours = mark == APPLICATION_ID or not is_filled(path)
+    if not ours:
         raise DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
-    if processes_using(path):
-        raise DatabaseUnusable(f"{path} is open in another process; it was left as it is")
 
 
 def require_room(connection: SQLiteConnection, path: str) -> None:
@@ -9195,7 +9014,6 @@ READERS_OF_KEY = 12  # and that read for one key at once: so there are connectio
 GATHERING = 0.00015  # seconds that a group waits for each client of the last one, or for all, where that is more,
 GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
-WAL_LOOK = 0.25  # seconds between two looks at how large a WAL is that other processes write, too
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 TOGETHER = 64  # tasks that writes of a group, which are put off to be stored together, are about at the most
@@ -9596,11 +9414,7 @@ class Housekeeper:
                 if next(self._old, None) is None:
                     self._old, self._next_search = None, time.monotonic() + FORGETTING
                 yield SLICE_PAUSE
-            while (left := again - time.monotonic()) > WAL_LOOK and database.turn is not None:
-                yield WAL_LOOK
-                if database.in_disorder():
-                    database.keep_house()
-            yield max(0.0, left)
+            yield max(0.0, again - time.monotonic())
 
 
 class Writing(ABC):
@@ -9646,12 +9460,11 @@ class Writing(ABC):
 
     def _commit_group(self, lane: Lane) -> None:
         """Run writes until they are all done or their time is over, commit, and have them answered."""
-        with self.database.in_turn():
-            self._gather(lane)
-            group = self._write_group(lane)
-            lane.expected = len(group) + len(lane.waiting)
-            patience = min(GROUP_TIME, max(GATHERING * lane.expected, GATHERING_SHARE * self.database.commit_seconds))
-            lane.gathered_by = time.monotonic() + patience
+        self._gather(lane)
+        group = self._write_group(lane)
+        lane.expected = len(group) + len(lane.waiting)
+        patience = min(GROUP_TIME, max(GATHERING * lane.expected, GATHERING_SHARE * self.database.commit_seconds))
+        lane.gathered_by = time.monotonic() + patience
 
     def _write_group(self, lane: Lane) -> Sequence[Write]:
         """Run the writes of a lane in one transaction, have them answered, and return them."""
@@ -10251,11 +10064,10 @@ class Workers:
     """The processes of one service, which end together: this one, and those that it has begun.
 
     `ends` are pipes that end when this one is told to stop, and when another has ended: in the first process those that
-    it has begun, in these the first. `turn` is what they hand on to write.
+    it has begun, in these the first.
     """
 
     def __init__(self) -> None:
-        self.turn = Turn()
         self._children: list[int] = []
         self.ends: list[int] = []
         self._hold()
@@ -10438,7 +10250,6 @@ def run_workers(service: Service, host: str, port: int, greeting: Callable[[], o
     :raises ChildProcessError: when another one died by itself; then all stop.
     """
     workers = Workers()
-    service.database.turn = workers.turn
     for name in STOPPING:
         signal.signal(name, workers.stop)
 
@@ -10654,8 +10465,7 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
         with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
-            # What may be kept of the file, the processes share out.
-            service = start_service(msgspec.structs.replace(settings, cache=settings.cache // workers))
+            service = start_service(settings)
             greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
             with closing(service.database):  # after all others have: who closes last folds the WAL into the file
                 if workers == 1:
@@ -10726,8 +10536,6 @@ def audit(connection: Connection, db: str) -> None:
 def check(db: str) -> None:
     """Audit a database, also one in use. Exit code 1 and one line for each fault."""
     with opened(db) as database, database.snapshot() as connection:
-        for caution in database.cautions():
-            click.echo(f"Warning: {caution}", err=True)
         audit(connection, database.name)
     engine = " ".join(database.engine)
     click.echo(f"{database.name} is sound: schema version {SCHEMA_VERSION}, {engine}.", err=True)
@@ -10806,6 +10614,7 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
             expected = count_old_runs(connection, before)
             orphans = count_orphans(connection, before) if dry_run else 0
         runs = tasks = 0
+        database.keep_house()  # so that this process folds the WAL, unless a service does
         with progress_bar("Removing", expected) as bar:
             for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
