@@ -213,66 +213,49 @@ UNTOLD = ("title", "pattern", "format", "propertyNames", "not", "dependentSchema
 OF_QUERIES = (heart.SEVERAL, heart.EXACTLY)  # an argument is a list
 
 
-class Slimming(Struct, frozen=True):
-    """Makes schemas small: references resolved, for clients that know none, and rules left out that the service tells.
+def slim(schema: Json, *, arguments: bool) -> Json:
+    """Return a schema, smaller: references resolved, for clients that know none, without rules that the service tells.
 
     In a schema of `arguments` what may be null is left out instead.
     """
-
-    components: Json
-    arguments: bool
-
-    def slim(self, schema: Json) -> Json:
-        """Return a schema, smaller."""
-        if name := schema.get("$ref", "").removeprefix(heart.COMPONENTS):
-            return self.slim({**self.components[name], **{key: schema[key] for key in schema if key != "$ref"}})
-        told = {key: value for key, value in schema.items() if key not in UNTOLD}
-        if self.arguments and isinstance(several := told.pop("anyOf", None), list):
-            one = next(each for each in several if each.get("type") != "null")
-            return self.slim({**told, **one})
-        if self.arguments and "default" in told and told["default"] is None:
-            del told["default"]
-        if not self.arguments or told.get("additionalProperties") == {}:
-            told.pop("additionalProperties", None)  # a newer service may answer more
-        if "enum" in told:
-            told["type"] = "string"  # all are, and some clients refuse an enum that does not say so
-        if self.arguments and isinstance(told.get("type"), list):
-            told["type"] = next(each for each in told["type"] if each != "null")
-        return self._described(schema, {key: self._inside(key, value) for key, value in told.items()})
-
-    def _inside(self, key: str, value: Any) -> Any:
-        if key == "properties":
-            return {name: self.slim(each) for name, each in value.items()}
-        if key in ("anyOf", "oneOf"):
-            return [self.slim(each) for each in value]
-        return self.slim(value) if key == "items" else value
-
-    def _described(self, schema: Json, told: Json) -> Json:
-        """Say in words what a pattern says, and nothing of how a query string is written."""
-        words = told.get("description") or heart.PATTERNS.get(schema.get("pattern", ""), "")
-        for phrase in (*OF_QUERIES, heart.FREE_FORM):
-            words = words.replace(phrase, "")
-        told.pop("description", None)
-        return told | ({"description": " ".join(words.split())} if words.strip() else {})
-
-    def of_model(self, model: Any) -> Json:
-        """Return the schema of a model, with what its fields mean."""
-        name = model.__name__
-        schema = self.slim({"$ref": heart.COMPONENTS + name})
-        self._explain(name, schema)
-        return schema
-
-    def _explain(self, name: str, schema: Json) -> None:
-        for field, each in schema["properties"].items():
+    inner = partial(slim, arguments=arguments)
+    if name := schema.get("$ref", "").removeprefix(heart.COMPONENTS):
+        whole = inner({**components()[name], **{key: schema[key] for key in schema if key != "$ref"}})
+        for field, each in whole.get("properties", {}).items():
             if meaning := MEANINGS.get(f"{name}.{field}"):
                 each["description"] = meaning
-            if self.arguments and each.get("type") == "array" and "properties" in each.get("items", {}):
-                self._explain(field_model(field), each["items"])
+        return whole
+    told = {key: value for key, value in schema.items() if key not in UNTOLD}
+    if arguments and isinstance(several := told.pop("anyOf", None), list):
+        return inner({**told, **next(each for each in several if each.get("type") != "null")})
+    if arguments and "default" in told and told["default"] is None:
+        del told["default"]
+    if not arguments or told.get("additionalProperties") == {}:
+        told.pop("additionalProperties", None)  # a newer service may answer more
+    if "enum" in told:
+        told["type"] = "string"  # all are, and some clients refuse an enum that does not say so
+    if arguments and isinstance(told.get("type"), list):
+        told["type"] = next(each for each in told["type"] if each != "null")
+    for key in {"anyOf", "oneOf"} & told.keys():
+        told[key] = [inner(each) for each in told[key]]
+    if "items" in told:
+        told["items"] = inner(told["items"])
+    if "properties" in told:
+        told["properties"] = {name: inner(each) for name, each in told["properties"].items()}
+    return described_anew(schema, told)
 
 
-def field_model(field: str) -> str:
-    """Return the model of the items of a list of what is sent."""
-    return {"tasks": "TaskReport"}.get(field, field)
+def described_anew(schema: Json, told: Json) -> Json:
+    """Say in words what a pattern says, and nothing of how a query string is written."""
+    words = told.pop("description", None) or heart.PATTERNS.get(schema.get("pattern", ""), "")
+    for phrase in (*OF_QUERIES, heart.FREE_FORM):
+        words = words.replace(phrase, "")
+    return told | ({"description": " ".join(words.split())} if words.strip() else {})
+
+
+def schema_of(model: Any, *, arguments: bool) -> Json:
+    """Return the schema of a model, whole in itself."""
+    return slim({"$ref": heart.COMPONENTS + model.__name__}, arguments=arguments)
 
 
 @cache
@@ -300,7 +283,7 @@ def input_schema(name: str) -> Json:
     """Return the JSON Schema of a tool's arguments."""
     tool = TOOLS[name]
     (model,) = taken_models(tool)
-    schema = Slimming(components(), arguments=True).of_model(model)
+    schema = schema_of(model, arguments=True)
     properties: Json = {in_camel_case(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
     properties |= schema["properties"]
     if "after" in properties:
@@ -318,7 +301,7 @@ def input_schema(name: str) -> Json:
 def output_schema(name: str) -> Json:
     """Return the JSON Schema of a tool's structured content."""
     (model,) = answered_models(TOOLS[name])
-    return Slimming(components(), arguments=False).of_model(model)
+    return schema_of(model, arguments=False)
 
 
 @cache
