@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import json
 import os
 import shutil
 import stat
@@ -432,22 +433,20 @@ def wants_colour(env: Mapping[str, str]) -> bool:
     return on_terminal() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
-def table(report: Report, width: int, *, colour: bool) -> Iterator[str]:
-    """Give the lines of a report for people: the findings, how many there are, and the gate's sentence."""
+def table(report: Report, width: int) -> Iterator[str]:
+    """Give the lines of a report for people, in colour: the findings, how many there are, and the gate's sentence."""
     most = int(width * WIDEST_PLACE)
     places = [fitted(visible(each.shown_place), most, from_end=True) for each in report.findings]
     severities, widest = max(map(len, SEVERITIES)), max(map(len, places), default=0)
     for finding, place in zip(report.findings, places, strict=True):
-        told, new = finding.task.severity.ljust(severities), "new" if finding.is_new else "   "
-        if colour:
-            told, new = click.style(told, fg=COLOURS[finding.task.severity]), click.style(new, bold=True)
+        told = click.style(finding.task.severity.ljust(severities), fg=COLOURS[finding.task.severity])
+        new = click.style("new", bold=True) if finding.is_new else "   "
         title = fitted(visible(finding.task.title), width - severities - widest - 9)
         yield f"{told}  {new}  {place.ljust(widest)}  {title}".rstrip()
     if report.more:
         yield report.more
     yield report.counts
-    reason = visible(report.gate.reason)
-    yield click.style(reason, fg="green" if report.gate.pass_ else "red", bold=True) if colour else reason
+    yield click.style(visible(report.gate.reason), fg="green" if report.gate.pass_ else "red", bold=True)
 
 
 def in_markdown(text: str) -> str:
@@ -532,17 +531,18 @@ def as_json(reports: Sequence[Report]) -> bytes:
 
 def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> None:
     """Write reports in a form. With those for machines, the gate's sentences go to standard error."""
-    if form == "table":
-        width = shutil.get_terminal_size((WIDTH, 0)).columns if on_terminal() else WIDTH
-        as_table = partial(table, width=width, colour=wants_colour(os.environ))
-        write(f"{line}\n" for line in together(reports, as_table, "{}:"))
-    elif form == "markdown":
-        write(f"{line}\n" for line in together(reports, markdown, "### {}\n"))
-    elif form == "github":
-        write(f"{line}\n" for line in together(reports, partial(workflow_lines, only=only), "{}:"))
-        if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-            add_summary(together(reports, markdown, "### {}\n"), path)
-    else:
+    width = shutil.get_terminal_size((WIDTH, 0)).columns if on_terminal() else WIDTH
+    for_people: dict[str, Any] = {
+        "table": (partial(table, width=width), "{}:"),
+        "markdown": (markdown, "### {}\n"),
+        "github": (partial(workflow_lines, only=only), "{}:"),
+    }
+    if form in for_people:
+        lines = (f"{line}\n" for line in together(reports, *for_people[form]))
+        write(lines if wants_colour(os.environ) else map(click.unstyle, lines))
+    if form == "github" and (path := os.environ.get("GITHUB_STEP_SUMMARY")):
+        add_summary(together(reports, *for_people["markdown"]), path)
+    if form in ("json", "sarif"):
         runs = {"runId": [report.run.id for report in reports]}
         write(sarif_pages(service, runs, None) if form == "sarif" else [as_json(reports), b"\n"])
         for report in reports:
@@ -672,8 +672,6 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     form = heart.SUBMISSION_FORMATS.get(SARIF)
     if form is None or form.with_source is None:
         raise BadInput("SARIF cannot be read: sarif.py of findings_adapters is not there")
-    if source is not None and not Path(source).is_dir():
-        raise BadInput(f"there is no folder {source}")
     settings = heart.Settings.read()
     documents, absolute = [], list[str]()
     for name in names:
@@ -699,63 +697,35 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     return documents
 
 
-class Located(Struct):
-    """What is read of the extensions of a result."""
-
-    file: Any = None
-
-
 def absolute_paths(extensions: Iterable[str | None]) -> Iterator[str]:
     """Give the files of results that have absolute paths."""
     for each in extensions:
-        file = msgspec.json.decode(each or "{}", type=Located).file
+        file = msgspec.json.decode(each or "{}").get("file")
         if isinstance(file, str) and ABSOLUTE_PATH.match(file):
             yield file
-
-
-class Driver(Struct):
-    """What is read of a tool's driver."""
-
-    name: str
-
-
-class Tool(Struct):
-    """What is read of a tool."""
-
-    driver: Driver
-
-
-class ToolRun(Struct):
-    """What is read of a tool's run."""
-
-    tool: Tool
 
 
 Documents = Sequence[tuple[str, bytes]]
 
 
-def tool_of(run: Raw) -> str:
+def tool_of(run: Any) -> str:
     """Return the name of a run's tool."""
-    name = msgspec.json.decode(run, type=ToolRun).tool.driver.name
+    name: str = run["tool"]["driver"]["name"]
     return name.replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
-
-
-def without_results(run: Raw) -> Raw:
-    """Return a run as of a clean scan."""
-    return Raw(msgspec.json.encode(msgspec.json.decode(run, type=dict[str, Raw]) | {"results": Raw(b"[]")}))
 
 
 def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
     """Return what each tool has reported in documents, by its name: each run in its place, those of others empty."""
     parts: dict[str, list[tuple[str, bytes]]] = {}
     for name, document in documents:
-        members = msgspec.json.decode(document, type=dict[str, Raw])
-        runs = [(tool_of(run), run) for run in msgspec.json.decode(members["runs"], type=list[Raw])]
-        tools = dict(runs)
+        log = json.loads(document)
+        tools = dict.fromkeys(map(tool_of, log["runs"]))
         for tool in tools:
-            own = [run if each == tool else without_results(run) for each, run in runs]
-            part = (f"{name}, {tool}", msgspec.json.encode({**members, "runs": own}))
-            parts.setdefault(tool, []).append(part if len(tools) > 1 else (name, document))
+            part = (name, document)
+            if len(tools) > 1:
+                runs = [run if tool_of(run) == tool else run | {"results": []} for run in log["runs"]]
+                part = (f"{name}, {tool}", json.dumps({**log, "runs": runs}, ensure_ascii=False).encode())
+            parts.setdefault(tool, []).append(part)
     return parts
 
 
@@ -909,7 +879,12 @@ def judged(service: Service, run_ids: Iterable[str], bar: Bar, form: str) -> int
 @gate_options
 @format_option("table", "json", "markdown", "github", "sarif")
 @click.option("--resolve-missing", is_flag=True, help="Resolve what is not reported any more.")
-@click.option("--source", metavar="DIR", help="The checkout, for relative paths and the lines that a result lacks.")
+@click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="The checkout, for relative paths and the lines that a result lacks.",
+)
 @service_options
 def scan(
     files: Sequence[str],

@@ -14,7 +14,6 @@ from __future__ import annotations
 import codecs
 import csv
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -714,17 +713,6 @@ class Place(Struct, gc=False):
         return heart.Evidence(type="code", label=label or None, content=content) if label or content else None
 
 
-class Extensions(Struct, rename="camel", omit_defaults=True, gc=False):
-    """What the extensions of a finding hold, as far as its project type admits it."""
-
-    rule_id: str | None = None
-    tool: str | None = None
-    file: str | None = None
-    line: int | None = None
-    end_line: int | None = None
-    tags: tuple[str, ...] = ()
-
-
 def marks_of(fingerprints: Mapping[str, str | None] | None) -> list[tuple[str, str]]:
     """Return fingerprints in the order of their names, without those that are none."""
     given = (fingerprints or {}).items()
@@ -868,15 +856,15 @@ class RunReading:
 
     def _extensions(self, result: Result, rule: KnownRule, place: Place) -> str:
         tags = dict.fromkeys((*rule.tags, *tags_of(result.properties), *self.rules.taxa(result.taxa or ())))
-        extensions = Extensions(
-            cut(rule.id, NAME_LENGTH) or None,
-            cut(self.tool_name, NAME_LENGTH) or None,
-            place.path or None,
-            place.line,
-            place.end_line if place.line else None,
-            tuple(cut(tag, TAG_LENGTH) for tag in itertools.islice(tags, TAGS)),
-        )
-        return msgspec.json.encode(extensions).decode()
+        known = {
+            "ruleId": cut(rule.id, NAME_LENGTH),
+            "tool": cut(self.tool_name, NAME_LENGTH),
+            "file": place.path,
+            "line": place.line,
+            "endLine": place.end_line if place.line else None,
+            "tags": [cut(tag, TAG_LENGTH) for tag in itertools.islice(tags, TAGS)],
+        }
+        return msgspec.json.encode({name: value for name, value in known.items() if value}).decode()
 
 
 def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
@@ -974,7 +962,7 @@ def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: 
 
 SOURCE_FILE = 5 * heart.KIB * heart.KIB
 SOURCE_TEXT = 10 * heart.KIB  # bytes of a line
-SOURCES = 64 * heart.KIB * heart.KIB  # characters that are kept: some scanners come to a file for each rule
+SOURCES = 16  # files that are kept: some scanners come to one for each rule
 LINE_END = re.compile(r"\r\n|\r|\n")  # as SARIF counts lines (3.30.5), which str.splitlines does not
 EACH = "*"
 
@@ -997,8 +985,7 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
-        self.kept: dict[str, Sequence[str]] = {}
-        self.room = SOURCES
+        self.lines_of = lru_cache(SOURCES)(self._read)
 
     def make_relative(self, location: dict[str, Any]) -> None:
         """Make the path of a location relative to the folder, where it is an absolute one below it."""
@@ -1027,12 +1014,7 @@ class Checkout:
 
     def line(self, path: str, number: int) -> str:
         """Return a line of a file, "" where it has none."""
-        lines = self.kept.get(path)
-        if lines is None:
-            if self.room < 0:
-                self.kept, self.room = {}, SOURCES
-            lines = self.kept[path] = self._read(path)
-            self.room -= len(path) + sum(map(len, lines))
+        lines = self.lines_of(path)
         return cut_bytes(lines[number - 1], SOURCE_TEXT) if number <= len(lines) else ""
 
     def _read(self, path: str) -> Sequence[str]:
@@ -1089,18 +1071,21 @@ DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are ke
 RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
 
 
+class Lines:
+    """A file that gives back what is written, as the writer of CSV does then."""
+
+    def write(self, text: str) -> bytes:
+        """Return a line."""
+        return text.encode()
+
+
 def write_csv(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
     """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
-    line = io.StringIO()
-    writer = csv.writer(line, lineterminator="\r\n")
+    writer = csv.writer(Lines(), lineterminator="\r\n")
     names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
     header: Sequence[Any] = [names[name] for name in TASK_COLUMNS]
     rows = ([cell(getattr(item.task, name)) for name in TASK_COLUMNS] for item in listed)
-    for row in itertools.chain([header], rows):
-        writer.writerow(row)
-        yield line.getvalue().encode()
-        line.seek(0)
-        line.truncate()
+    yield from map(writer.writerow, itertools.chain([header], rows))
 
 
 def cell(value: str | int | None) -> str | int | None:
@@ -1234,19 +1219,6 @@ def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, An
     return {"physicalLocation": {"artifactLocation": {"uri": uri_of(path)}, "region": region}}
 
 
-class Ours(Struct, rename="camel", omit_defaults=True):
-    """A task's own fields, as it would be submitted."""
-
-    title: str
-    severity: str
-    status: str
-    description: str | None
-    evidence: list[heart.Evidence]
-    remediation: list[heart.StoredStep]
-    success_criteria: list[heart.SuccessCriterion]
-    extensions: Raw
-
-
 def result_of(item: heart.ListedTask, tools: Tools) -> dict[str, Any]:
     """Return a task as a result, with its own fields, so that it can be read back as it is."""
     task = item.task
@@ -1276,8 +1248,17 @@ def result_of(item: heart.ListedTask, tools: Tools) -> dict[str, Any]:
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
     marks = {"taskId": task.id, "targetUrl": task.target_url, **severity_marks(task.severity).get("properties", {})}
-    bulk = (task.evidence, task.remediation, task.success_criteria, task.extensions)
-    return {**marks, OURS: Ours(task.title, task.severity, task.status, task.description, *bulk)}
+    ours = {
+        "title": task.title,
+        "severity": task.severity,
+        "status": task.status,
+        "description": task.description,
+        "evidence": task.evidence,
+        "remediation": task.remediation,
+        "successCriteria": task.success_criteria,
+        "extensions": task.extensions,
+    }
+    return {**marks, OURS: ours}
 
 
 def write_sarif(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
