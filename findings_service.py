@@ -1725,7 +1725,7 @@ class Database(ABC):
 
     `version` counts the commits of this process, and `commit_seconds` is how long the last one took. Everything raises
     a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable` where the database cannot
-    be used. A database may be used by all threads, and is closed while the process forks.
+    be used. A database may be used by all threads.
 
     `concurrent` tells whether many threads may read and write at once, each over a connection of its own, so that a
     statement may be waited for; where it is not, there is one reader and one writer, which are soon done.
@@ -1736,14 +1736,12 @@ class Database(ABC):
     advice: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: Settings) -> None:
-        """Make the database known to whoever forks the process: the last step of making one."""
         self.settings = settings
         self.version = 0
         self.commit_seconds = 0.0
         self.last_uses: dict[UseKey, str] = {}
         self._noting = threading.Lock()  # for `last_uses`
         self._refusing: set[int] = set()  # the threads that get no transaction
-        DATABASES.add(self)
 
     @property
     @abstractmethod
@@ -1857,49 +1855,6 @@ class Database(ABC):
     @abstractmethod
     def disconnect(self) -> None:
         """Close the connections, if there are any; the next use opens others."""
-
-    @abstractmethod
-    def hold(self) -> None:
-        """Wait until nobody uses the connections, and let nobody."""
-
-    @abstractmethod
-    def let_go(self) -> None:
-        """Let the connections be used again."""
-
-
-# Neither a connection nor a lock that a thread holds survives a fork, nor what SQLite knows of both in its own
-# memory (https://www.sqlite.org/howtocorrupt.html, 2.6). So no database is open while a process forks, nobody is
-# inside an engine, and parent and child each open their own when they need it.
-
-DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
-
-
-class Forking(threading.local):
-    """The databases that a thread holds while it forks."""
-
-    held: Sequence[Database] = ()
-
-
-FORKING = Forking()
-
-
-def close_for_fork() -> None:
-    """Wait until nobody uses a database, and close it."""
-    FORKING.held = list(DATABASES)
-    for database in FORKING.held:
-        database.hold()
-        database.disconnect()
-
-
-def reopen_after_fork() -> None:
-    """Let the databases be used again, in the parent and in the child."""
-    for database in FORKING.held:
-        database.let_go()
-    FORKING.held = ()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=close_for_fork, after_in_parent=reopen_after_fork, after_in_child=reopen_after_fork)
 
 
 # SQLite. Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which
@@ -2230,6 +2185,7 @@ class SQLiteDatabase(Database):
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
         self._transacting: int | None = None  # the thread that has a transaction
+        self._process = 0  # the one that has opened the connections
         self._file: tuple[int, int] | None = None
         self._away = False  # whether the file at the path was found to be another one
         self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
@@ -2283,6 +2239,7 @@ class SQLiteDatabase(Database):
         if self._writer and self.transacting:
             yield self._writer
             return
+        self._require_own()
         with self._reading:
             reader = self._reader or self._open_reader()
             self._require_file()
@@ -2353,6 +2310,7 @@ class SQLiteDatabase(Database):
 
     def _begin(self) -> SQLiteConnection:
         """Take the lock and open a transaction."""
+        self._require_own()
         self._writing.acquire()
         try:
             connection = self._writer or self._open_writer()
@@ -2412,6 +2370,7 @@ class SQLiteDatabase(Database):
 
     def probe(self) -> None:
         """Take the right to write, and give it back."""
+        self._require_own()
         if not self._writing.acquire(timeout=HEALTH_TIME / 2):
             raise Busy("Other writes take long")
         try:
@@ -2430,6 +2389,7 @@ class SQLiteDatabase(Database):
     @contextmanager
     def maintaining(self) -> Iterator[SQLiteConnection]:
         """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
+        self._require_own()
         with self._writing:
             connection = self._writer or self._open_writer()
             self._require_file()
@@ -2476,6 +2436,7 @@ class SQLiteDatabase(Database):
 
     def _open_writer(self) -> SQLiteConnection:
         self._require_file()
+        self._process = os.getpid()
         self._writer = open_database(self.settings, create=self._file is None)
         self._file = self._file or identity(self.settings.db)
         return self._writer
@@ -2488,6 +2449,20 @@ class SQLiteDatabase(Database):
         self._require_file()
         self._reader = open_database(self.settings, read_only=True, create=False)
         return self._reader
+
+    def _require_own(self) -> None:
+        """Refuse what the process had open that this one was forked from; else a fork has everything opened anew.
+
+        Neither a connection nor a thread's lock survives a fork, nor what SQLite knows of both in its own memory
+        (https://www.sqlite.org/howtocorrupt.html, 2.6).
+
+        :raises DatabaseUnusable: then.
+        """
+        if self._writer is not None and self._process != os.getpid():
+            raise DatabaseUnusable(
+                f"the process was forked while it had {self.name} open; fork before the first request, or call"
+                " create_app behind that"
+            )
 
     def _require_file(self) -> None:
         """Refuse to go on, until a restart, where the file at the path is another one than was opened, or none.
@@ -2511,35 +2486,23 @@ class SQLiteDatabase(Database):
         SQLite does so only where the file is at its path (https://www.sqlite.org/c3ref/c_fcntl_begin_atomic_write.html,
         SQLITE_FCNTL_HAS_MOVED).
         """
+        if self._writer is None or self._process != os.getpid():
+            return
         with self._reading, self._writing:
-            if self._writer is None:
-                return
             with suppress(sqlite3.Error, DatabaseUnusable):
                 self.write_uses()
             self.disconnect()
 
     def disconnect(self) -> None:
         """Close the connections, if there are any; the next use opens others."""
+        if self._process != os.getpid():  # or another process would lose its locks
+            return
         for connection in (self._reader, self._writer):
             if connection is not None:
                 connection.close()
         self._reader = self._writer = None
         self.checkpointer.give_back()
         self._folded = None
-
-    def hold(self) -> None:
-        """Wait until nobody uses the connections, and let nobody."""
-        self._apart.acquire()
-        self._reading.acquire()
-        self._writing.acquire()
-        self._noting.acquire()
-
-    def let_go(self) -> None:
-        """Let the connections be used again."""
-        self._noting.release()
-        self._writing.release()
-        self._reading.release()
-        self._apart.release()
 
 
 def copy_database(
