@@ -4607,6 +4607,7 @@ def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int = RUNS_AT_ONCE) -> int:
     """Fail runs of a client that nobody has used for so long. Return how many those were."""
+    count_change(connection, client_id)
     idle = select_idle_runs(connection, client_id, idle_seconds, limit)
     for run in idle:
         close_run(connection, client_id, run, "failed", "timeout")
@@ -4630,7 +4631,6 @@ def idle_slices(
                 if not select_idle_runs(connection, client_id, idle_seconds, 1):
                     break
             with database.transaction(client_id, patience) as connection:
-                count_change(connection, client_id)
                 failed = fail_idle_runs(connection, client_id, idle_seconds, size)
             yield failed
 
@@ -6444,6 +6444,7 @@ def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int =
     """
     if find_run(connection, client_id, run.id) is None:
         return 0, True
+    count_change(connection, client_id)
     gone, left = take_back(connection, client_id, run, size)
     whole = len(gone) + len(left) < size
     if whole:
@@ -6467,7 +6468,6 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
                 gone = finished_at is None or finished_at >= before
                 while not gone:
                     with database.transaction(client_id, patience) as connection:
-                        count_change(connection, client_id)
                         tasks, gone = prune_slice(connection, client_id, RunKey(*key))
                     yield int(gone), tasks
             last = rows[-1][1]
