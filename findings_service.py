@@ -76,7 +76,7 @@ from contextlib import (
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 
 if TYPE_CHECKING:
@@ -1538,37 +1538,6 @@ UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id 
 ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
-Found_ = TypeVar("Found_")
-
-
-class Stamped(Generic[Found_]):
-    """What was found last, of each key, with a stamp that tells whether it still holds. Threads may share it.
-
-    :param most: how many keys are remembered: those that were asked for last.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._found: dict[tuple[Any, ...], tuple[Any, Found_]] = {}
-        self._changing = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def recall(self, key: tuple[Any, ...], stamp: object, find: Callable[[], Found_]) -> Found_:
-        """Return what was found under the same stamp, or else what `find` finds now."""
-        with self._changing:
-            before, found = self._found.get(key, (None, None))
-        if found is None or before != stamp:
-            found = find()
-        with self._changing:
-            self._found.pop(key, None)
-            self._found[key] = (stamp, found)  # the last one used, as a dict keeps its order
-            if len(self._found) > self._most:
-                del self._found[next(iter(self._found))]
-        return found
-
-
 class Cursor(Protocol):
     """What a statement has come to: its rows, each a tuple of texts, whole numbers and None."""
 
@@ -1653,10 +1622,6 @@ class Connection(ABC):
 
         :raises TimeoutError: when they are over.
         """
-
-    @abstractmethod
-    def stamp(self) -> object:
-        """Return something that is another thing once somebody has committed something."""
 
     def recall_page(self, key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
         """Return a page as it went out before, or what `make` makes of it now. The client's stamp is in the key."""
@@ -1902,10 +1867,6 @@ class SQLiteConnection(sqlite3.Connection, Connection):
         finally:
             self.set_progress_handler(None, 0)
             self.is_late = bool
-
-    def stamp(self) -> object:
-        """Return a number that is another one once another connection has committed something."""
-        return self.execute("PRAGMA data_version").fetchone()[0]
 
     def merged(self, ranges: Sequence[str], order: str) -> str:
         """Return the statement that merges index ranges; SQLite reads them side by side, and none to its end."""
@@ -6323,7 +6284,7 @@ def faults(connection: Connection) -> Iterator[str]:
     yield from connection.faults()
     expected = recounted(connection)
     for client, name, status, severity, identified, n in connection.execute(
-        "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope NOT LIKE 'changes%'"
+        "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope <> 'changes'"
     ):
         right = expected.pop((client, name, status, severity, identified), 0)
         if n != right:
