@@ -35,7 +35,6 @@ import heapq
 import hmac
 import importlib
 import importlib.util
-import inspect
 import io
 import itertools
 import json
@@ -76,19 +75,19 @@ from contextlib import (
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
-
-if TYPE_CHECKING:
-    import referencing
 
 try:
     import click
     import flask
     import jsonschema
     import msgspec
+    import referencing
     import regex
+    from jsonschema import ValidationError
     from msgspec import Meta, Raw, Struct
+    from referencing.jsonschema import specification_with
     from werkzeug.datastructures import ETags, MIMEAccept
     from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
     from werkzeug.http import parse_accept_header, parse_etags
@@ -2616,8 +2615,7 @@ def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
 SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
 PROBLEMS_OF_ONE = 100  # that one task can bring
-KEPT_JUDGES = 64 * KIB  # what all judges that are kept may weigh; it stands for up to 160 bytes, mostly for 20
-JUDGE_BASE = 256  # characters; what a judge takes besides
+KEPT_SCHEMA = 8 * KIB  # characters of a schema whose judges are kept; they take up to 160 bytes for each, mostly 20
 KEPT_PATTERNS = 30_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
 PATTERN_BASE = 80  # parts; what a pattern takes besides, with the 64 KiB that it keeps of short searches
 GROUPS_BASE = 800  # parts; that of one that notes groups
@@ -2629,31 +2627,25 @@ SET_PART = 80  # characters of a set that take what another part does
 RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>)")  # takes a hundred megabytes over a long text
 PATTERN_GROUP = regex.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<group>\((?![?*])|\(\?P?<\w+>)", regex.DOTALL)
 PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
+FRAMES_KEPT = 300  # of the interpreter's thousand; what C calls in between counts there, and near it Rust panics
 NEWEST_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-# Where a schema holds others: by name, or as one schema or a list of them.
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-HOLDERS_OF_SCHEMAS = (
-    *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "disallow", "else"),
-    *("extends", "if", "items", "not", "oneOf", "prefixItems", "propertyNames", "then", "type"),
-    *("unevaluatedItems", "unevaluatedProperties"),
-)
-
 
 # What a schema may hold for jsonschema-rs to accept extensions before jsonschema sees them: no references, nothing
 # that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little:
 # it takes a microsecond to tell two numbers apart, so that none stands in an enum or const.
-TAME_DRAFTS = ("Draft202012Validator", "Draft201909Validator", "Draft7Validator", "Draft6Validator")
+TAME_KEYWORD = regex.compile(
+    r"\$(?:comment|id|schema)|title|description|default|deprecated|examples|type|enum|pattern|required|properties"
+    r"|(?:max|min)(?:imum|Items|Length|Properties)|exclusiveM(?:ax|in)imum|additionalProperties|a(?:ll|ny)Of"
+    r"|items|prefixItems"
+)
+TAME_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
 TAME_WEIGHT = 8 * KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
 PART_WEIGHT = 8  # characters that cost what a part does: a dot is ten states for Rust
 # The weight of a schema times the characters of extensions that jsonschema-rs may judge in one call, which nothing can
 # interrupt. The worst found: 10 ns each for `maximum` over floats, 6 ns for `(.?){1000}` over characters of four bytes.
 QUICK_WORK = 400_000
-TAME_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
-TAME_KEYWORDS = {
-    *("$comment", "$id", "$schema", "const", "default", "deprecated", "description", "enum", "examples", "title"),
-    *("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "maxItems", "minItems", "maxLength", "minLength"),
-    *("maxProperties", "minProperties", "pattern", "properties", "required", "type", *TAME_HOLDERS),
-}
 # Patterns that Rust reads as Python does, or more narrowly; a++ it reads as (a+)+.
 TAME_PATTERN = regex.compile(
     r"(?!.*[*+?}]\+)(?:[\w /:,@#%&=~;'\"<>!-]|\\[-.+*?()\[\]{}^$|\\/]|\\d|[.|^$?*+)]|\((?:\?:|(?!\?))|\{\d+(?:,\d*)?\}"
@@ -2708,44 +2700,6 @@ class TimeLimit:  # not by contextlib: since Python 3.12 that ties what passes t
             raise Postponed from None
 
 
-Made = TypeVar("Made")
-
-
-class Kept(dict[str, Made]):
-    """What was made of texts lately, by the text, up to a weight altogether; the oldest goes first.
-
-    What is there costs no more than a dict's item, in any thread. What is too heavy to be kept is made each time.
-    """
-
-    def __init__(self, make: Callable[[str], tuple[Made, int]], capacity: int) -> None:
-        """Keep what `make` returns, each with its weight."""
-        super().__init__()
-        self.make = make
-        self.capacity = capacity
-        self.weights: dict[str, int] = {}
-        self.lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):  # no child begins with a lock that nobody gives back
-            free = self.lock.release
-            os.register_at_fork(before=self.lock.acquire, after_in_parent=free, after_in_child=free)
-
-    def __missing__(self, text: str) -> Made:
-        """Make what is not there."""
-        made, weight = self.make(text)
-        if weight <= self.capacity:
-            with self.lock:
-                self[text], self.weights[text] = made, weight
-                while sum(self.weights.values()) > self.capacity:
-                    oldest = next(iter(self.weights))
-                    del self[oldest], self.weights[oldest]
-        return made
-
-    def forget(self, text: str) -> None:
-        """Keep nothing of a text any longer."""
-        with self.lock:
-            self.pop(text, None)
-            self.weights.pop(text, None)
-
-
 def pattern_cost(pattern: str, bound: str = "least") -> int:
     """Return how many parts a pattern has when its repetitions are written out, which is what compiling it costs.
 
@@ -2755,78 +2709,80 @@ def pattern_cost(pattern: str, bound: str = "least") -> int:
     times = {token: int(token[bound] or token["least"]) for token in tokens if token["least"]}
     if PATTERN_COMMENT.search(pattern):  # what looks like a group may stand in a comment: assume the worst
         return len(tokens) * math.prod(max(1, number) for number in times.values())
-    outside: list[int] = []
-    total = last = 0
+    totals, last = [0], 0  # of the groups that are open, the whole pattern first; and what a repetition would repeat
     for token in tokens:
         if token[0] == "(":
-            outside.append(total)
-            total = last = 0
-        elif token[0] == ")":
-            last = total
-            total += outside.pop() if outside else 0
+            totals.append(0)
+            last = 0
+        elif token[0] == ")" and len(totals) > 1:
+            last = totals.pop()
+            totals[-1] += last
         elif token in times:
-            total += last * (times[token] - 1) if times[token] else 0
+            totals[-1] += last * max(0, times[token] - 1)
             last *= times[token]
         else:
             last = 1 + len(token[0]) // SET_PART
-            total += last
-    return total + sum(outside)
-
-
-COMPILED = itertools.count(1)  # patterns of clients
-COMPILED_BETWEEN_PURGES = 500  # of up to PATTERN_LENGTH: some MB at most
+            totals[-1] += last
+    return sum(totals)
 
 
 def compile_pattern(pattern: str) -> regex.Pattern[str]:
-    """Compile a client's pattern, and leave nothing of it in `regex`.
+    """Compile a client's pattern, without its groups where it does not refer to them, and leave nothing in `regex`.
 
-    Its own cache would keep five hundred of up to 8 MB. Without that it still remembers the text of every pattern, and
-    drops those only when the cache is full or emptied.
+    For each group `regex` notes every place that it fitted: two hundred megabytes over a long text. Its own cache would
+    keep five hundred patterns of up to 8 MB, and their texts even without that.
+
+    :raises ValueError: for what is no pattern, or takes too much; it says why.
     """
-    if next(COMPILED) % COMPILED_BETWEEN_PURGES == 0:
-        regex.purge()
-    return regex.compile(pattern, cache_pattern=False)
-
-
-def uncaptured(pattern: str) -> regex.Pattern[str]:
-    """Compile a client's pattern without its groups, unless it refers to them.
-
-    For each group `regex` notes every place that it fitted: two hundred megabytes over a long text.
-    """
-    compiled = compile_pattern(pattern)
-    groups = sum(token["group"] is not None for token in PATTERN_GROUP.finditer(pattern))
-    if not compiled.groups or groups != compiled.groups or PATTERN_COMMENT.search(pattern):
-        return compiled
+    if len(pattern) > PATTERN_LENGTH:
+        raise ValueError(f"a pattern may have at most {PATTERN_LENGTH:,} characters")
+    if pattern_cost(pattern) > PATTERN_COST:
+        raise ValueError("repeats too much, as a whole; lower the numbers in braces")
+    if RECURSION.search(pattern):
+        raise ValueError("must not refer to a group of its own, as (?R) and (?1) do")
     try:
-        return compile_pattern(PATTERN_GROUP.sub(lambda token: "(?:" if token["group"] else token[0], pattern))
-    except (regex.error, RecursionError):
-        return compiled
+        compiled = regex.compile(pattern, cache_pattern=False)
+        groups = sum(token["group"] is not None for token in PATTERN_GROUP.finditer(pattern))
+        if compiled.groups and groups == compiled.groups and not PATTERN_COMMENT.search(pattern):
+            plain = PATTERN_GROUP.sub(lambda token: "(?:" if token["group"] else token[0], pattern)
+            with suppress(regex.error, RecursionError):
+                compiled = regex.compile(plain, cache_pattern=False)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    finally:
+        regex.purge()
+    return compiled
 
 
-def weighed_pattern(pattern: str) -> tuple[regex.Pattern[str], int]:
-    """Return a client's pattern, compiled, and its weight."""
-    compiled = uncaptured(pattern)
-    return compiled, pattern_cost(pattern) + (GROUPS_BASE if compiled.groups else PATTERN_BASE)
+PATTERNS_KEPT: dict[str, tuple[regex.Pattern[str], int]] = {}  # compiled, with what each costs
 
 
-CLIENT_PATTERNS = Kept(weighed_pattern, capacity=KEPT_PATTERNS)
+def kept_pattern(pattern: str) -> regex.Pattern[str]:
+    """Return a client's pattern, compiled; when those that are kept cost too much, all of them are forgotten."""
+    if found := PATTERNS_KEPT.get(pattern):
+        return found[0]
+    compiled = compile_pattern(pattern)
+    cost = pattern_cost(pattern) + (GROUPS_BASE if compiled.groups else PATTERN_BASE)
+    if sum(each for _, each in [*PATTERNS_KEPT.values()]) + cost > KEPT_PATTERNS:
+        PATTERNS_KEPT.clear()
+    PATTERNS_KEPT[pattern] = compiled, cost
+    return compiled
 
 
 def matches(pattern: str, text: str) -> bool:
     r"""Tell whether a client's pattern, which may have \p{…}, is found in a text. :raises OutOfTime: past the deadline.
 
     Only a search that takes its time lets other threads run: who gives Python's lock back for a moment, over and
-    over, takes it again before anybody else wakes up, and so keeps it from them for seconds.
+    over, takes it again before anybody else wakes up, and so keeps it from them for seconds. What such a search needs
+    stays with the compiled pattern, so that it has one of its own.
     """
-    compiled = CLIENT_PATTERNS[pattern]
     left = min(CLOCK.deadline - time.monotonic(), 3600.0)
     if left <= 0:
         raise OutOfTime
     with suppress(TimeoutError):
-        return bool(compiled.search(text, timeout=min(left, SHORT_SEARCH), concurrent=False))
-    CLIENT_PATTERNS.forget(pattern)  # with what it takes for a long search, and never gives back
+        return bool(kept_pattern(pattern).search(text, timeout=min(left, SHORT_SEARCH), concurrent=False))
     try:
-        return bool(compiled.search(text, timeout=left, concurrent=True))
+        return bool(compile_pattern(pattern).search(text, timeout=left, concurrent=True))
     except TimeoutError:
         raise OutOfTime from None
 
@@ -2841,413 +2797,193 @@ def frozen(value: Any) -> Any:
     return ("boolean", value) if isinstance(value, bool) else value
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Tell whether two JSON values are equal; to Python true is 1 as well."""
-    return bool(one == other) and (isinstance(one, str) or frozen(one) == frozen(other))
+# Keywords of our own, where jsonschema's cannot be interrupted, keep or compile what nobody has bounded, or do not say
+# which member they are about: the path of our errors leads there.
 
 
-def all_differ(items: Iterable[Any]) -> bool:
-    """Tell whether no two items are equal, in linear time: jsonschema's own takes seconds for 2,000 objects."""
-    seen = set()
-    for item in items:
-        item = frozen(item)
-        if item in seen:
-            return False
-        seen.add(item)
+class Members(Struct, frozen=True):
+    """What stands for a value where keywords are to tell which of its members they speak of, not what is wrong."""
+
+    value: Any
+
+
+def fits(validator: Any, schema: Any, instance: Any) -> bool:
+    """Tell whether a value breaks no rule of a subschema."""
+    for _ in validator.descend(instance, schema):
+        return False
     return True
 
 
-class Broken(Struct, frozen=True):
-    """What a keyword says of a value that breaks it; `names` are the members that it is about, where it is about some.
-
-    Of jsonschema's own keywords a `ValidationError` stands for it.
-    """
-
-    message: str
-    names: Sequence[str] = ()
-    path: Sequence[str | int] = ()
-
-
-class Fault(Struct, frozen=True):
-    """A rule that a value breaks, and where the value stands."""
-
-    keyword: str
-    rule: Any
-    instance: Any
-    schema: Any
-    message: str
-    path: list[str | int]
-    names: Sequence[str] = ()
-
-
-class Dialect(Struct, frozen=True):
-    """What a draft's keywords mean; up to draft 7 nothing counts beside a `$ref`."""
-
-    keywords: Mapping[str, Callable[..., Iterable[Any] | None]]
-    types: Any
-    specification: referencing.Specification[Any]
-    lonely_ref: bool
-
-
-Steps = tuple["Steps", str | int] | None  # of a value: that of what it stands in, and its name or index there
-PLAIN_TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": types.NoneType}
-FRAMES = 750  # of the interpreter's, that judging may take, of the thousand that there are by default
-FRAMES_KEPT = 250  # for what a keyword calls: comparing, hashing or writing out a hundred levels
-STEP_FRAMES = 2  # of a step into a subschema, whose faults are given on
-VERDICT_FRAMES = 4  # of one whose verdict alone counts
-
-
-def frames_left() -> int:
-    """Return how many frames judging may take from here: near the interpreter's limit libraries in Rust panic."""
-    frame, used = inspect.currentframe(), 0
-    while frame:
-        frame, used = frame.f_back, used + 1
-    return min(FRAMES, sys.getrecursionlimit() - used - FRAMES_KEPT)
+def judge_value(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
+    """Judge by a keyword that is about a value itself."""
+    match keyword:
+        case "type":  # in draft 3 a schema is a type too
+            kinds = [rule] if isinstance(rule, str) else rule
+            for kind in kinds:
+                if fits(validator, kind, instance) if isinstance(kind, dict) else validator.is_type(instance, kind):
+                    return
+            yield ValidationError(f"{instance!r} is not of type {', '.join(map(repr, kinds))}")
+        case "enum" | "const":
+            values = rule if keyword == "enum" else [rule]
+            if instance not in values or frozen(instance) not in map(frozen, values):  # to Python true is 1 as well
+                yield ValidationError(f"is no value of {keyword}")
+        case "pattern":
+            if isinstance(instance, str) and not matches(rule, instance):
+                yield ValidationError(f"{instance!r} does not match {rule!r}")
+        case "uniqueItems":
+            if rule and isinstance(instance, list) and len(set(map(frozen, instance))) < len(instance):
+                yield ValidationError(f"{instance!r} has non-unique elements")
+        case "anyOf":  # of a choice between something and null, what is wrong with the something is told
+            possible = [each for each in rule if instance is None or each != {"type": "null"}]
+            if len(possible) == 1:
+                yield from validator.descend(instance, possible[0])
+                return
+            for each in possible:
+                for _ in validator.descend(instance, each):
+                    break
+                else:
+                    return
+            yield ValidationError(f"{instance!r} is not valid under any of the given schemas")
+        case "oneOf":
+            fitting = 0
+            for each in rule:
+                fitting += fits(validator, each, instance)
+            if fitting != 1:
+                words = f"valid under {fitting}" if fitting else "not valid under any"
+                yield ValidationError(f"{instance!r} is {words} of the given schemas")
 
 
-class Validator:
-    """What judges by a schema: jsonschema's keywords see it as one of its validators, by the protocol for these.
-
-    jsonschema's own classes can be extended by keywords. How deep they are they cannot tell, and where a subschema says
-    `$schema` they go on without the keywords.
-    """
-
-    __slots__ = ("dialect", "frames", "resolver", "schema", "steps")
-
-    def __init__(self, dialect: Dialect, schema: Any, resolver: Any, steps: Steps = None, frames: int = FRAMES) -> None:
-        """Judge by a schema whose references `resolver` knows."""
-        self.dialect = dialect
-        self.schema = schema
-        self.resolver = resolver
-        self.steps = steps
-        self.frames = frames
-
-    def within(self, frames: int) -> Validator:
-        """Return what judges by the same schema, in so many frames of the interpreter's."""
-        return Validator(self.dialect, self.schema, self.resolver, frames=frames)
-
-    def below(self, schema: Any, frames: int, step: str | int | None = None, resolver: Any = None) -> Validator:
-        """Return what judges by a subschema; every step into one comes by here, and so by the deadline.
-
-        :raises RecursionError: too deep.
-        """
-        tick()
-        frames = self.frames - frames
-        if frames < 0:
-            raise RecursionError("too many subschemas inside each other")
-        if resolver is None:
-            resolver = self.resolver
-            if isinstance(schema, dict) and ("$id" in schema or "id" in schema):
-                resolver = resolver.in_subresource(self.dialect.specification.create_resource(schema))
-        return Validator(self.dialect, schema, resolver, self.steps if step is None else (self.steps, step), frames)
-
-    def evolve(self, schema: Any) -> Validator:
-        """Return what judges the same value by a subschema."""
-        return self.below(schema, VERDICT_FRAMES)
-
-    def descend(self, instance: Any, schema: Any, path: str | int | None = None, **_: Any) -> Iterator[Fault]:
-        """Tell what is wrong with a value, or with what stands at `path` in it, by a subschema."""
-        return self.below(schema, STEP_FRAMES, path).iter_errors(instance)
-
-    def referred(self, keyword: str, target: str) -> Validator:
-        """Return what judges by the schema that a reference names."""
-        if keyword == "$recursiveRef":
-            from referencing.jsonschema import lookup_recursive_ref
-
-            found = lookup_recursive_ref(self.resolver)
-        else:
-            found = self.resolver.lookup(target)
-        return self.below(found.contents, 1, resolver=found.resolver)
-
-    def is_type(self, instance: Any, kind: str) -> bool:
-        """Tell whether a value is of a JSON type, as the draft has it."""
-        plain = PLAIN_TYPES.get(kind)
-        return isinstance(instance, plain) if plain else bool(self.dialect.types.is_type(instance, kind))
-
-    def is_valid(self, instance: Any) -> bool:
-        """Tell whether nothing is wrong with a value."""
-        tick()
-        return next(self.iter_errors(instance), None) is None
-
-    def iter_errors(self, instance: Any) -> Iterator[Fault]:
-        """Tell everything that is wrong with a value. :raises OutOfTime: past the deadline."""
-        schema, keywords = self.schema, self.dialect.keywords
-        if isinstance(schema, bool):
-            if not schema:
-                yield Fault("", False, instance, schema, f"False schema does not allow {instance!r}", self.path())
-            return
-        rules = (("$ref", schema["$ref"]),) if self.dialect.lonely_ref and "$ref" in schema else schema.items()
-        for keyword, rule in rules:
-            if keyword in keywords:
-                for broken in keywords[keyword](self, rule, instance, schema) or ():
-                    if isinstance(broken, Fault):
-                        yield broken
-                    else:
-                        names = getattr(broken, "names", ())
-                        path = [*self.path(), *broken.path]
-                        yield Fault(keyword, rule, instance, schema, broken.message, path, names)
-
-    def path(self) -> list[str | int]:
-        """Return where the value stands that this judges."""
-        path: list[str | int] = []
-        outer = self.steps
-        while outer:
-            outer, step = outer
-            path.insert(0, step)
-        return path
-
-
-# Keywords of our own: where jsonschema's cannot be interrupted, keep or compile what nobody has bounded, or do not say
-# which members they are about. They take what jsonschema's take: a validator, the rule, the value, the schema.
-
-
-def reference(keyword: str) -> Callable[..., Iterator[Fault]]:
-    """Return one of the keywords that name another schema."""
-    return lambda validator, target, instance, _: validator.referred(keyword, target).iter_errors(instance)
-
-
-def type_of(validator: Validator, kinds: Any, instance: Any, _: Any) -> Iterator[Broken]:
-    """Judge `type`; in draft 3 a schema is a type too."""
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    for kind in kinds:
-        if validator.evolve(kind).is_valid(instance) if isinstance(kind, dict) else validator.is_type(instance, kind):
-            return
-    yield Broken(f"{instance!r} is not of type {', '.join(map(repr, kinds))}")
-
-
-def any_of(validator: Validator, alternatives: list[Any], instance: Any, _: Any) -> Iterator[Broken | Fault]:
-    """Judge `anyOf`, which of a choice between something and null tells what is wrong with the something."""
-    if len(alternatives) == 2 and alternatives.count({"type": "null"}) == 1:
-        if instance is not None:
-            yield from validator.descend(instance, alternatives[1 - alternatives.index({"type": "null"})])
+def judge_members(keyword: str, validator: Any, rule: Any, instance: Any, _: Any) -> Iterator[Any]:
+    """Judge by a keyword that is about some members of an object."""
+    if not isinstance(instance, dict):
         return
-    for each in alternatives:
-        if next(validator.descend(instance, each), None) is None:
-            return
-    yield Broken(f"{instance!r} is not valid under any of the given schemas")
-
-
-def one_of(validator: Validator, alternatives: list[Any], instance: Any, _: Any) -> Iterator[Broken]:
-    """Judge `oneOf`."""
-    valid = [each for each in alternatives if validator.evolve(each).is_valid(instance)]
-    if not valid:
-        yield Broken(f"{instance!r} is not valid under any of the given schemas")
-    elif len(valid) > 1:
-        yield Broken(f"{instance!r} is valid under each of {', '.join(map(repr, [*valid[1:], valid[0]]))}")
-
-
-def constant(_: Validator, value: Any, instance: Any, __: Any) -> Iterator[Broken]:
-    """Judge `const`."""
-    if not equal(value, instance):
-        yield Broken(f"{value!r} was expected")
-
-
-def enumeration(_: Validator, values: list[Any], instance: Any, __: Any) -> Iterator[Broken]:
-    """Judge `enum`."""
-    if instance not in values or not any(equal(each, instance) for each in values):
-        yield Broken(f"{instance!r} is not one of {values[:REPEATED_TEXT]!r}")
-
-
-def unique_items(_: Validator, wanted: bool, instance: Any, __: Any) -> Iterator[Broken]:
-    """Judge `uniqueItems`."""
-    if wanted and isinstance(instance, list) and not all_differ(instance):
-        yield Broken(f"{instance!r} has non-unique elements")
-
-
-def pattern_of(_: Validator, pattern: str, instance: Any, __: Any) -> Iterator[Broken]:
-    """Judge `pattern`."""
-    if isinstance(instance, str) and not matches(pattern, instance):
-        yield Broken(f"{instance!r} does not match {pattern!r}")
-
-
-def pattern_properties(validator: Validator, rules: dict[str, Any], instance: Any, _: Any) -> Iterator[Fault]:
-    """Judge `patternProperties`."""
-    if isinstance(instance, dict):
-        for pattern, rule in rules.items():
-            for name, value in instance.items():
+    match keyword:
+        case "required":
+            for name in rule:
+                if name not in instance:
+                    yield ValidationError(f"{name!r} is a required property", path=[name])
+        case "patternProperties":
+            for pattern, name in itertools.product(rule, instance):
                 if matches(pattern, name):
-                    yield from validator.descend(value, rule, path=name)
+                    yield from validator.descend(instance[name], rule[pattern], path=name)
+        case "dependencies" | "dependentRequired":
+            for name in rule.keys() & instance.keys():
+                needed = [rule[name]] if isinstance(rule[name], str) else rule[name]
+                if isinstance(needed, list):
+                    yield from judge_members("required", validator, needed, instance, _)
+                else:
+                    yield from validator.descend(instance, needed)
 
 
-def required(_: Validator, names: list[str], instance: Any, __: Any) -> Iterator[Broken]:
-    """Judge `required`."""
-    if isinstance(instance, dict):
-        yield from (Broken(f"{name!r} is a required property", [name]) for name in names if name not in instance)
-
-
-def dependencies(validator: Validator, rules: dict[str, Any], instance: Any, _: Any) -> Iterator[Broken | Fault]:
-    """Judge `dependencies`, and the two keywords that it became."""
-    if not isinstance(instance, dict):
+def judge_others(keyword: str, validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """Judge `additionalProperties` and `unevaluated…`: what other keywords, near or anywhere, do not speak of."""
+    if not isinstance(instance, list if keyword == "unevaluatedItems" else dict):
         return
-    for name in rules.keys() & instance.keys():
-        rule = [rules[name]] if isinstance(rules[name], str) else rules[name]
-        if isinstance(rule, list):
-            missing = (each for each in rule if each not in instance)
-            yield from (Broken(f"{each!r} is a dependency of {name!r}", [each]) for each in missing)
+    known = {name: schema[name] for name in ("properties", "patternProperties") if name in schema}
+    speaking = known
+    if keyword != "additionalProperties":
+        speaking = {name: each for name, each in schema.items() if name[:11] not in ("$id", "unevaluated")}
+    spoken = {member for each in validator.descend(Members(instance), speaking) for member in each.path}
+    for member, value in instance.items() if isinstance(instance, dict) else enumerate(instance):
+        if member in spoken:
+            continue
+        if rule is False:
+            kind = keyword.replace("Items", " items").replace("Prop", " prop").capitalize()
+            words = f"{kind} are not allowed ({cut(str(member))!r} was unexpected)"
+            names = ", ".join(itertools.chain(*known.values()))
+            yield ValidationError(words + (names and f"; known: {names}"), path=[member])
         else:
-            yield from validator.descend(instance, rule)
+            yield from validator.descend(value, rule, path=member)
 
 
-def unexpected(kind: str, values: Sequence[Any]) -> str:
-    """Return jsonschema's words for what nothing allows."""
-    return f"{kind} are not allowed ({', '.join(map(repr, values))} {'was' if len(values) == 1 else 'were'} unexpected)"
+def spoken_of(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Give the members of a value that a keyword speaks of, as the path of an error, or has other schemas speak of."""
+    names = value if isinstance(value, dict) else ()
+    places = range(len(value)) if isinstance(value, list) else ()
+    below: Iterable[Any] = ()
+    members: Iterable[str | int] = ()
+    match keyword:
+        case "anyOf" | "oneOf":
+            below = [each for each in rule if fits(validator, each, value)]
+        case "if":
+            below = [rule, schema.get("then", True)] if fits(validator, rule, value) else [schema.get("else", True)]
+        case "dependentSchemas":
+            below = [rule[name] for name in rule if name in names]
+        case "properties":
+            members = rule
+        case "patternProperties":
+            members = [name for name in names if any(matches(pattern, name) for pattern in rule)]
+        case "additionalProperties" | "unevaluatedProperties":
+            members = names
+        case "prefixItems" | "items" if isinstance(rule, list):
+            members = range(len(rule))
+        case "items" | "unevaluatedItems":
+            members = places
+        case "additionalItems" if isinstance(schema.get("items"), list):
+            members = places
+        case "contains" if "prefixItems" in validator.VALIDATORS:
+            members = [place for place in places if fits(validator, rule, value[place])]
+    for each in below:
+        yield from validator.descend(Members(value), each)
+    yield ValidationError("", path=members)
 
 
-def additional_properties(validator: Validator, rule: Any, instance: Any, schema: Any) -> Iterator[Broken | Fault]:
-    """Judge `additionalProperties`."""
-    if not isinstance(instance, dict):
-        return
-    known, patterns = schema.get("properties", {}), schema.get("patternProperties", ())
-    others = (name for name in instance if name not in known and not any(matches(each, name) for each in patterns))
-    if rule is not False:
-        for name in others:
-            yield from validator.descend(instance[name], rule, path=name)
-    elif names := list(itertools.islice(others, PROBLEMS_OF_ONE)):
-        words = unexpected("Additional properties", sorted(names))
-        if patterns:
-            listed, regexes = (", ".join(map(repr, sorted(each))) for each in (names, patterns))
-            words = f"{listed} {'does' if len(names) == 1 else 'do'} not match any of the regexes: {regexes}"
-        yield Broken(words, names)
-
-
-def in_place(validator: Validator, instance: Any) -> Iterator[Validator]:
-    """Give the schemas that a value is held against, but for those that it need not fit and does not: itself first.
-
-    What it must fit is not tried here: where it does not, that is told already.
-    """
-    schema = validator.schema
-    if isinstance(schema, bool):
-        return
-    yield validator
-    for keyword in REFERENCES:
-        if keyword in schema and keyword in validator.dialect.keywords:
-            yield from in_place(validator.referred(keyword, schema[keyword]), instance)
-    others = [*schema.get("allOf", ())]
-    alternatives = (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
-    others += [each for each in alternatives if validator.evolve(each).is_valid(instance)]
-    if "if" in schema:
-        fits = validator.evolve(schema["if"]).is_valid(instance)
-        others += [schema["if"], schema.get("then", True)] if fits else [schema.get("else", True)]
-    if isinstance(instance, dict):
-        others += [rule for name, rule in schema.get("dependentSchemas", {}).items() if name in instance]
-    for each in others:
-        yield from in_place(validator.evolve(each), instance)
-
-
-def unevaluated_properties(validator: Validator, rule: Any, instance: Any, _: Any) -> Iterator[Broken | Fault]:
-    """Judge `unevaluatedProperties`."""
-    if not isinstance(instance, dict):
-        return
-    known: set[str] = set()
-    for each in in_place(validator, instance):
-        if "additionalProperties" in each.schema or (each is not validator and "unevaluatedProperties" in each.schema):
-            return  # which has judged all others
-        known.update(each.schema.get("properties", ()))
-        for pattern in each.schema.get("patternProperties", ()):
-            known.update(name for name in instance if matches(pattern, name))
-    others = (name for name in instance if name not in known)
-    if rule is not False:
-        for name in others:
-            yield from validator.descend(instance[name], rule, path=name)
-    elif names := list(itertools.islice(others, PROBLEMS_OF_ONE)):
-        yield Broken(unexpected("Unevaluated properties", sorted(names)), names)
-
-
-def unevaluated_items(validator: Validator, rule: Any, instance: Any, _: Any) -> Iterator[Broken | Fault]:
-    """Judge `unevaluatedItems`."""
-    if not isinstance(instance, list):
-        return
-    newest, known = "prefixItems" in validator.dialect.keywords, set[int]()
-    for each in in_place(validator, instance):
-        items, prefix = each.schema.get("items"), each.schema.get("prefixItems", ()) if newest else ()
-        if isinstance(items, list) and not newest:
-            items, prefix = each.schema.get("additionalItems"), items
-        if items is not None or (each is not validator and "unevaluatedItems" in each.schema):
-            return
-        known.update(range(len(prefix)))
-        if newest and "contains" in each.schema:
-            wanted = each.evolve(each.schema["contains"])
-            known.update(index for index, item in enumerate(instance) if wanted.is_valid(item))
-    others = (index for index in range(len(instance)) if index not in known)
-    if rule is not False:
-        for index in others:
-            yield from validator.descend(instance[index], rule, path=index)
-    elif items := [instance[index] for index in others]:
-        yield Broken(unexpected("Unevaluated items", items))
-
-
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-OUR_KEYWORDS: dict[str, Callable[..., Iterable[Any]]] = {
-    **{keyword: reference(keyword) for keyword in REFERENCES},
-    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), dependencies),
-    "additionalProperties": additional_properties,
-    "anyOf": any_of,
-    "const": constant,
-    "enum": enumeration,
-    "oneOf": one_of,
-    "pattern": pattern_of,
-    "patternProperties": pattern_properties,
-    "required": required,
-    "type": type_of,
-    "unevaluatedItems": unevaluated_items,
-    "unevaluatedProperties": unevaluated_properties,
-    "uniqueItems": unique_items,
+OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
+    **dict.fromkeys(("anyOf", "const", "enum", "oneOf", "pattern", "type", "uniqueItems"), judge_value),
+    **dict.fromkeys(("dependencies", "dependentRequired", "patternProperties", "required"), judge_members),
+    **dict.fromkeys(("additionalProperties", "unevaluatedItems", "unevaluatedProperties"), judge_others),
 }
+
+
+def bounded(keyword: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a keyword, ours or jsonschema's, that first looks at the clock and at how deep the stack is."""
+    function = partial(OUR_KEYWORDS[keyword], keyword) if keyword in OUR_KEYWORDS else theirs
+
+    def judge(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
+        tick()
+        try:
+            sys._getframe(sys.getrecursionlimit() - FRAMES_KEPT)
+        except ValueError:  # it is not so deep
+            if isinstance(instance, Members) and keyword not in (*REFERENCES, "allOf"):
+                return spoken_of(keyword, validator, rule, instance.value, schema)
+            return function(validator, rule, instance, schema)
+        raise RecursionError("too many subschemas inside each other")
+
+    return judge
+
+
+def bounded_draft(draft: Any) -> Any:
+    """Return a validator class like jsonschema's own, with bounded keywords."""
+    keywords = {keyword: bounded(keyword, theirs) for keyword, theirs in draft.VALIDATORS.items()}
+    ours: Any = jsonschema.validators.extend(draft, keywords)  # type: ignore[no-untyped-call]
+    theirs = ours.evolve
+
+    def evolve(validator: Any, **changes: Any) -> Any:
+        """Go on with a subschema. Where that says `$schema`, jsonschema would go on with a class of its own."""
+        tick()
+        if isinstance(schema := changes.get("schema"), dict) and "$schema" in schema:
+            changes["schema"] = {name: value for name, value in schema.items() if name != "$schema"}
+        return theirs(validator, **changes)
+
+    ours.evolve = evolve
+    return ours
 
 
 @cache
 def drafts() -> dict[str, Any]:
-    """Return jsonschema's validator classes by what `$schema` names them, the newest first."""
-    known = (
-        jsonschema.Draft202012Validator,
-        jsonschema.Draft201909Validator,
-        jsonschema.Draft7Validator,
-        jsonschema.Draft6Validator,
-        jsonschema.Draft4Validator,
-        jsonschema.Draft3Validator,
-    )
-    return {str(draft.META_SCHEMA.get("$id", draft.META_SCHEMA.get("id"))).rstrip("#"): draft for draft in known}
-
-
-@cache
-def dialect_of(draft: Any) -> Dialect:
-    """Return what a draft's keywords mean: jsonschema's, or ours in their places. `format` is an annotation."""
-    known = {keyword: OUR_KEYWORDS.get(keyword, function) for keyword, function in draft.VALIDATORS.items()}
-    known.pop("format", None)
-    return Dialect(
-        known, draft.TYPE_CHECKER, specification_of(draft), "$recursiveRef" not in known and "$dynamicRef" not in known
-    )
-
-
-def validator_of(draft: Any, schema: Any) -> Validator:
-    """Return what judges by a schema, to which nothing is known but itself."""
-    from referencing import Registry
-
-    dialect = dialect_of(draft)
-    return Validator(dialect, schema, Registry().resolver_with_root(dialect.specification.create_resource(schema)))
-
-
-@cache
-def judge_of_schemas(draft: Any) -> Validator:
-    """Return what judges schemas of a draft."""
-    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
-
-    dialect = dialect_of(draft)
-    resource = dialect.specification.create_resource(draft.META_SCHEMA)
-    return Validator(dialect, draft.META_SCHEMA, REGISTRY.resolver_with_root(resource))
+    """Return validator classes by what `$schema` names them, the newest first. `format` is an annotation to them."""
+    known = [getattr(jsonschema, f"Draft{draft}Validator") for draft in (202012, 201909, 7, 6, 4, 3)]
+    return {draft.ID_OF(draft.META_SCHEMA).rstrip("#"): bounded_draft(draft) for draft in known}
 
 
 def draft_of(schema: Mapping[str, Any]) -> Any:
-    """Return the stock validator class that `$schema` names, by default 2020-12, or None when none is known."""
-    named = schema.get("$schema", NEWEST_DRAFT)
-    return drafts().get(named.rstrip("#")) if isinstance(named, str) else None
+    """Return the validator class that `$schema` names, by default 2020-12, or None when none is known."""
+    return drafts().get(str(schema.get("$schema", NEWEST_DRAFT)).rstrip("#"))
 
 
-def specification_of(draft: Any) -> referencing.Specification[Any]:
-    """Return how `referencing` finds anchors and ids in schemas of a draft."""
-    from referencing.jsonschema import specification_with
-
-    return specification_with(draft.ID_OF(draft.META_SCHEMA))
+def validator_of(schema: Mapping[str, Any]) -> Any:
+    """Return what judges by a schema, to which nothing is known but itself and the schemas of drafts."""
+    return draft_of(schema)(schema, registry=referencing.Registry())
 
 
 def escaped(token: object) -> str:
@@ -3260,109 +2996,72 @@ def joined(path: Iterable[object], prefix: str = "") -> str:
     return prefix + "".join(f"/{escaped(token)}" for token in path)
 
 
-class Subschema(Struct, frozen=True):
-    """One schema inside a client's schema: where it stands, and what its references are relative to."""
-
-    schema: Mapping[str, Any]
-    pointer: str
-    resolver: Any
-
-    def children(self) -> Iterator[tuple[Any, str]]:
-        """Give what stands directly below, schemas or not, with the pointers."""
-        for keyword in MAPS_OF_SCHEMAS:
-            if isinstance(members := self.schema.get(keyword), dict):
-                yield from ((value, joined((keyword, name), self.pointer)) for name, value in members.items())
-        for keyword in HOLDERS_OF_SCHEMAS:
-            held = self.schema.get(keyword)
-            yield held, joined((keyword,), self.pointer)
+def subschemas(schema: Mapping[str, Any], pointer: str, draft: Any) -> Iterator[tuple[Any, str]]:
+    """Give what stands directly below where a schema holds others, schemas or not, with the pointers."""
+    for keyword, held in schema.items():
+        place = joined([keyword], pointer)
+        if keyword in MAPS_OF_SCHEMAS and isinstance(held, dict):
+            yield from ((value, joined([name], place)) for name, value in held.items())
+        elif keyword in ("then", "else") or (keyword in draft.VALIDATORS and keyword not in ("enum", "const")):
+            yield held, place
             if isinstance(held, list):
-                yield from ((item, joined((keyword, place), self.pointer)) for place, item in enumerate(held))
-
-    def references(self) -> Iterator[tuple[str, str]]:
-        """Give the references of this schema, with the keyword of each."""
-        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if isinstance(target := self.schema.get(keyword), str):
-                yield keyword, target
-
-    def patterns(self) -> Iterator[tuple[str, str]]:
-        """Give the patterns of this schema, with the pointer of each."""
-        if isinstance(pattern := self.schema.get("pattern"), str):
-            yield pattern, f"{self.pointer}/pattern"
-        if isinstance(members := self.schema.get("patternProperties"), dict):
-            yield from ((name, joined(("patternProperties", name), self.pointer)) for name in members)
+                yield from ((item, f"{place}/{number}") for number, item in enumerate(held))
 
 
-def pattern_problem(pattern: str, pointer: str) -> Problem | None:
-    """Tell what is wrong with a client's pattern, if anything is."""
-    if len(pattern) > PATTERN_LENGTH:
-        return Problem(f"a pattern may have at most {PATTERN_LENGTH:,} characters", pointer)
-    if pattern_cost(pattern) > PATTERN_COST:
-        return Problem("repeats too much, as a whole; lower the numbers in braces", pointer, value=cut(pattern))
-    if RECURSION.search(pattern):
-        return Problem("must not refer to a group of its own, as (?R) and (?1) do", pointer, value=cut(pattern))
-    tick()
-    try:
-        compile_pattern(pattern)
-    except (regex.error, RecursionError, OverflowError, ValueError) as error:
-        return Problem(f"is no regular expression: {cut(str(error))}", pointer, value=cut(pattern))
-    return None
+def pattern_faults(schema: Mapping[str, Any], pointer: str) -> Iterator[Problem]:
+    """Tell what is wrong with the patterns of a schema."""
+    named = schema.get("patternProperties")
+    patterns = (
+        [(name, joined(["patternProperties", name], pointer)) for name in named] if isinstance(named, dict) else []
+    )
+    for pattern, place in [(schema.get("pattern"), f"{pointer}/pattern"), *patterns]:
+        tick()
+        try:
+            if isinstance(pattern, str):
+                compile_pattern(pattern)
+        except ValueError as error:
+            yield Problem(cut(str(error)), place, value=cut(pattern))
 
 
-def walked(root: Subschema, specification: referencing.Specification[Any]) -> Iterator[Subschema | Problem]:
-    """Give every schema that a check can come to, itself first, and the references that lead nowhere."""
-    from referencing.exceptions import Unresolvable
-
-    waiting, seen = deque([root]), set()
+def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Problem]:
+    """Tell of ids, drafts, patterns and references that are wrong in any schema that a check can come to."""
+    specification, seen = specification_with(draft.ID_OF(draft.META_SCHEMA)), set()
+    waiting = deque(
+        [(root, pointer, referencing.Registry[Any]().with_resource("", specification.create_resource(root)).resolver())]
+    )
     while waiting:
         tick()
-        subschema = waiting.popleft()
-        if id(subschema.schema) in seen:
+        schema, pointer, resolver = waiting.popleft()
+        if not isinstance(schema, dict) or id(schema) in seen:
             continue
-        seen.add(id(subschema.schema))
-        yield subschema
-        for value, pointer in subschema.children():
-            if isinstance(value, dict):
+        seen.add(id(schema))
+        try:
+            resolver = resolver.in_subresource(specification.create_resource(schema))
+        except (AttributeError, ValueError):
+            yield Problem("has an id that is no URI reference", pointer)
+            continue
+        if draft_of(schema) is not draft and "$schema" in schema:
+            yield Problem("a schema has one draft, which its root names", f"{pointer}/$schema")
+        yield from pattern_faults(schema, pointer)
+        waiting.extendleft((value, place, resolver) for value, place in subschemas(schema, pointer, draft))
+        for keyword in REFERENCES:
+            if isinstance(target := schema.get(keyword), str):
+                place = f"{pointer}/{keyword}"
                 try:
-                    resolver = subschema.resolver.in_subresource(specification.create_resource(value))
-                except (AttributeError, ValueError):
-                    yield Problem("has an id that is no URI reference", pointer)
-                else:
-                    waiting.append(Subschema(value, pointer, resolver))
-        for keyword, target in subschema.references():
-            pointer = joined((keyword,), subschema.pointer)
-            try:
-                found = subschema.resolver.lookup(target)
-            except (Unresolvable, LookupError, AttributeError, TypeError, ValueError):
-                detail = "is not found inside this schema, and nothing is fetched from elsewhere"
-                yield Problem(detail, pointer, value=cut(target))
-            else:
-                if isinstance(found.contents, dict):
-                    waiting.append(Subschema(found.contents, pointer, found.resolver))
+                    found = resolver.lookup(target)
+                    waiting.append((found.contents, place, found.resolver))  # where nothing above has led to, too
+                except (referencing.exceptions.Unresolvable, LookupError, AttributeError, TypeError, ValueError):
+                    detail = "is not found inside this schema, and nothing is fetched from elsewhere"
+                    yield Problem(detail, place, value=cut(target))
 
 
 def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
     """Tell everything that is wrong with a client's schema, each with its pointer."""
-    draft = draft_of(schema)
-    if draft is None:
+    if draft := draft_of(schema):
+        yield from (problem_of(error, pointer) for error in validator_of(draft.META_SCHEMA).iter_errors(schema))
+        yield from inner_faults(schema, pointer, draft)
+    else:
         yield Problem(f"must be one of: {', '.join(drafts())}", f"{pointer}/$schema", value=short(schema["$schema"]))
-        return
-    from referencing import Registry
-
-    for fault in judge_of_schemas(draft).within(frames_left()).iter_errors(schema):
-        yield Problem(cut(fault.message), joined(fault.path, pointer))
-    specification = specification_of(draft)
-    try:
-        resolver = Registry().resolver_with_root(specification.create_resource(schema))
-    except AttributeError:  # its id is no text, as has just been told
-        return
-    for found in walked(Subschema(schema, pointer, resolver), specification):
-        if isinstance(found, Problem):
-            yield found
-            continue
-        if draft_of(found.schema) is not draft and "$schema" in found.schema:
-            yield Problem("a schema has one draft, which its root names", f"{found.pointer}/$schema")
-        faults = (pattern_problem(pattern, place) for pattern, place in found.patterns())
-        yield from (fault for fault in faults if fault)
 
 
 def failure_in_words(error: BaseException, schema: str) -> str:
@@ -3395,83 +3094,49 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
         raise ValidationFailed(problems)
 
 
-def tame_children(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Give what a tame schema holds: schemas, and lists of them."""
-    yield from schema.get("properties", {}).values()
-    yield from (schema[keyword] for keyword in TAME_HOLDERS if keyword in schema)
-
-
-def is_tame(schema: Any) -> bool:
-    """Tell whether two validators must agree on a schema, and neither takes long over it."""
+def tame_weight(schema: Any) -> float:
+    """Return what the patterns of a schema weigh for Rust, or infinity where two validators might disagree on it."""
     if isinstance(schema, list):
-        return all(map(is_tame, schema))
-    if not isinstance(schema, dict):
-        return isinstance(schema, bool)
-    if not schema.keys() <= TAME_KEYWORDS or not TAME_PATTERN.fullmatch(schema.get("pattern", "")):
-        return False
-    if not all(isinstance(value, str | bool | None) for value in (*schema.get("enum", ()), schema.get("const"))):
-        return False
-    return all(map(is_tame, tame_children(schema)))
-
-
-def tame_cost(schema: Any) -> int:
-    """Return what the patterns of a tame schema cost together, as Rust writes them out."""
-    if isinstance(schema, list):
-        return sum(map(tame_cost, schema))
+        return sum(map(tame_weight, schema))
     if isinstance(schema, bool):
         return 0
-    return pattern_cost(schema.get("pattern", ""), "most") + sum(map(tame_cost, tame_children(schema)))
+    pattern = schema.get("pattern", "")
+    values = all(isinstance(value, str | bool | None) for value in schema.get("enum", ()))
+    if not values or not all(map(TAME_KEYWORD.fullmatch, schema)) or not TAME_PATTERN.fullmatch(pattern):
+        return math.inf
+    below = [*schema.get("properties", {}).values(), *(schema[each] for each in TAME_HOLDERS if each in schema)]
+    return PART_WEIGHT * pattern_cost(pattern, "most") + sum(map(tame_weight, below))
 
 
-def quick_judge(schema: Any, draft: str) -> Callable[[Any], bool] | None:
-    """Return what accepts most good extensions at once, for a schema that is tame: jsonschema-rs, if it is here.
+def quick_judge(schema: Any, length: int) -> Callable[[Any, int], bool]:
+    """Return what accepts most good extensions of so many characters at once: jsonschema-rs, if it is here.
 
-    It only ever accepts: jsonschema stays the judge of what is refused, and finds the words for it.
+    It only ever accepts: jsonschema stays the judge of what is refused, and finds the words for it. It is given nothing
+    that could take its stack, memory or time: neither a schema that is large or not tame, nor large extensions.
     """
-    if importlib.util.find_spec("jsonschema_rs") is None:
-        return None
-    jsonschema_rs = importlib.import_module("jsonschema_rs")
-    try:
-        judge = getattr(jsonschema_rs, draft)(schema, validate_formats=False)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # mostly a pattern that is good in Python alone; a panic at worst
-        return None
-    return typing.cast(Callable[[Any], bool], judge.is_valid)
+    weight = length + tame_weight(schema)
+    if weight <= TAME_WEIGHT and "const" in draft_of(schema).VALIDATORS:  # which drafts 3 and 4 do not have
+        try:
+            import jsonschema_rs
+
+            judge = jsonschema_rs.validator_for(schema, validate_formats=False)
+            return lambda value, size: size * weight <= QUICK_WORK and judge.is_valid(value)
+        except ENDS_THE_PROCESS:
+            raise
+        except BaseException as error:  # mostly a pattern that is good in Python alone; a panic at worst
+            log.debug("no quick judge: %r", error)
+    return lambda *_: False
 
 
-class Judge(Struct, frozen=True):
-    """What judges extensions by one stored schema: a validator, and what accepts small ones quickly, if there is such.
-
-    `quick_size` is how many characters those may have.
-    """
-
-    validator: Any
-    accepts: Callable[[Any], bool] | None = None
-    quick_size: int = 0
-
-    def accepts_quickly(self, value: Any, size: int) -> bool:
-        """Tell whether extensions of so many characters are good, as far as that is quickly told."""
-        return self.accepts is not None and size <= self.quick_size and self.accepts(value)
-
-
-def make_judge(text: str) -> tuple[Judge, int]:
-    """Return the judge of a stored schema, and its weight."""
+def make_judges(text: str) -> tuple[Any, Callable[[Any, int], bool]]:
+    """Return what judges extensions by a stored schema, and what accepts most good ones more quickly."""
     schema = msgspec.json.decode(text)
-    draft, weight = draft_of(schema), len(text)
-    validator = validator_of(draft, schema)
-    accepts = None
-    if weight <= TAME_WEIGHT and draft.__name__ in TAME_DRAFTS and is_tame(schema):
-        weight += PART_WEIGHT * tame_cost(schema)
-        accepts = quick_judge(schema, draft.__name__) if weight <= TAME_WEIGHT else None
-    return Judge(validator, accepts, QUICK_WORK // weight), weight + JUDGE_BASE
+    return validator_of(schema), quick_judge(schema, len(text))
 
 
-JUDGES = Kept(make_judge, capacity=KEPT_JUDGES)
+kept_judges = lru_cache(maxsize=16)(make_judges)
 
 
-# Keywords whose messages leave out the number that they ask for.
-NUMBERED = ("maxItems", "minItems", "maxLength", "minLength", "maxProperties", "minProperties")
 # Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
 SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (RULES["Evidence"]["not"], SHOWS_NOTHING, ()),
@@ -3481,55 +3146,44 @@ SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 )
 
 
-def in_short(fault: Fault, name: str | None = None) -> str:
-    """Return jsonschema's message, so that what is asked for is there, however long the value is that it begins with.
-
-    :param name: the one member that this is about; of unwanted ones the message lists them all.
-    """
-    message = fault.message
-    if fault.keyword == "additionalProperties" and name is not None and "patternProperties" not in fault.schema:
-        known = ", ".join(fault.schema.get("properties", ()))
-        message = f"Additional properties are not allowed ({cut(name)!r} was unexpected){known and f'; known: {known}'}"
-    if fault.keyword in NUMBERED:
-        message += f" ({fault.keyword} is {fault.rule})"
-    if len(message) <= REPEATED_TEXT or fault.keyword.endswith("Properties"):
-        return cut(message)
-    value = repr(fault.instance)
-    rest = message.removeprefix(value)
-    return f"{value[: REPEATED_TEXT - 1 - len(rest)]}…{rest}" if len(rest) < REPEATED_TEXT else cut(message)
+def in_short(error: ValidationError) -> str:
+    """Return jsonschema's message, so that what is asked for is there, however long the value is at its beginning."""
+    message, keyword = error.message, str(error.validator)
+    if len(message) > REPEATED_TEXT and message.startswith(value := repr(error.instance)):
+        message = value[: REPEATED_TEXT // 2] + "…" + message.removeprefix(value)
+    if keyword.startswith(("max", "min")) and not keyword.endswith("imum"):  # whose messages leave the number out
+        message += f" ({keyword} is {error.validator_value})"
+    return cut(message)
 
 
-def fault_problems(fault: Fault, pointer: str) -> Iterator[Problem]:
-    """Tell of one fault that jsonschema found, at each of the members that it is about."""
-    rule, place, value = fault.rule, fault.path, short(fault.instance)
+def problem_of(error: ValidationError, pointer: str) -> Problem:
+    """Return what jsonschema found, as the service tells it."""
+    rule: Any = error.validator_value
+    place, value = joined(error.path, pointer), short(error.instance)
     if value == math.inf:  # which stands for it
-        yield Problem("has a number with too many digits", joined(place, pointer))
-        return
+        return Problem("has a number with too many digits", place)
     for theirs, words, about in SAYINGS:
         if rule == theirs:
-            yield Problem(words, joined([*place, *about], pointer))
-            return
-    if fault.keyword == "enum":
-        named = ", ".join(map(as_text, rule[:REPEATED_TEXT]))
-        yield Problem(cut(f"must be one of: {named}"), joined(place, pointer), value=value)
-    elif fault.keyword == "pattern" and rule in PATTERNS:
-        yield Problem(PATTERNS[rule], joined(place, pointer), value=value)
-    else:
-        for member in [[name] for name in fault.names] or [[]]:
-            yield Problem(in_short(fault, *member), joined([*place, *member], pointer))
+            return Problem(words, joined(about, place))
+    if error.validator in ("enum", "const"):
+        allowed = rule[:REPEATED_TEXT] if error.validator == "enum" else [rule]
+        return Problem(cut(f"must be one of: {', '.join(map(as_text, allowed))}"), place, value=value)
+    if error.validator == "pattern" and rule in PATTERNS:
+        return Problem(PATTERNS[rule], place, value=value)
+    return Problem(in_short(error), place)
 
 
-def told(validator: Validator, value: Any, pointer: str) -> Iterator[Problem]:
+def told(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
     """Tell everything that jsonschema finds wrong with a value. :raises OutOfTime: past the deadline."""
     last = None
-    for fault in validator.within(frames_left()).iter_errors(value):
+    for error in validator.iter_errors(value):
         tick()
-        if fault.keyword == "pattern" and "\0" in fault.instance:  # U+0000 is told for itself
+        if error.validator == "pattern" and "\0" in error.instance:  # U+0000 is told for itself
             continue
-        for problem in fault_problems(fault, pointer):
-            if problem != last:  # of a number that is too long, several rules say the same
-                yield problem
-            last = problem
+        problem = problem_of(error, pointer)
+        if problem != last:  # of a number that is too long, several rules say the same
+            yield problem
+        last = problem
 
 
 def as_text(value: Any) -> str:
@@ -3544,16 +3198,16 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
     """
     end = time.monotonic() + seconds
     soonest = min(end, CLOCK.held_up)
-    judge = JUDGES[schema]
+    validator, accepts = (kept_judges if len(schema) <= KEPT_SCHEMA else make_judges)(schema)
     problems: list[Problem] = []
     for text, pointer in extensions:
         value = msgspec.json.decode(text) if text else {}
         try:
-            if time.monotonic() < soonest and judge.accepts_quickly(value, len(text or "")):
+            if time.monotonic() < soonest and accepts(value, len(text or "")):
                 continue  # most are, in a fraction of what a time limit costs
             with TimeLimit(min(seconds * TASK_SHARE, end - time.monotonic())):
                 tick()
-                problems += itertools.islice(told(judge.validator, value, pointer), PROBLEMS_OF_ONE)
+                problems += itertools.islice(told(validator, value, pointer), PROBLEMS_OF_ONE)
         except OutOfTime:
             detail = "took too long to check; simplify the extensions, or the project type's schema"
             message = (
@@ -6744,7 +6398,7 @@ def judge_of(model: Any) -> Any:
     """Return what finds everything that is wrong with a value: the schema that OpenAPI publishes of its model."""
     references, components = schemas_of([model])
     schema = {**references[model], "components": {"schemas": components}}
-    return validator_of(drafts()[NEWEST_DRAFT], schema)
+    return validator_of(schema)
 
 
 def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, pointer: str = "") -> Iterator[Problem]:
