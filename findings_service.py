@@ -2369,7 +2369,7 @@ class SQLiteDatabase(Database):
             if not self.checkpointer.try_take():
                 return
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            written = connection.stamp()
+            (written,) = connection.execute("PRAGMA data_version").fetchone()  # another once somebody else has written
             if written != self._folded or self.wal_size() > LARGE_WAL:
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 self._folded = None if busy else written  # somebody still reads what is in it
