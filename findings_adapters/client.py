@@ -207,8 +207,9 @@ class Remote:
                 redirect=False,
             )
         except HTTPError as error:
-            cause = getattr(error, "reason", error)
-            raise Unavailable(f"no answer from {self.where}: {cause.__cause__ or cause}") from None
+            reason = getattr(error, "reason", error)
+            cause = reason.__cause__ or reason
+            raise Unavailable(f"no answer from {self.where}: {getattr(cause, 'strerror', '') or cause}") from None
         self._first_tries = None
         return Answer(response.status, response.headers, response.data)
 
