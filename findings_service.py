@@ -61,7 +61,7 @@ import unicodedata
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
@@ -1637,7 +1637,7 @@ class Connection(ABC):
     def merged(self, ranges: Sequence[str], order: str) -> str:
         """Return the statement that merges index ranges, without doubles, and ends with marks for LIMIT and OFFSET.
 
-        :param ranges: statements, each of which gives one column `seq` in the order of an index.
+        :param ranges: statements, each of which gives a column `seq`, and others that the order names.
         """
 
     def by_seq(self, table: str, seqs: str) -> str:
@@ -1869,7 +1869,7 @@ class SQLiteConnection(sqlite3.Connection, Connection):
 
     def merged(self, ranges: Sequence[str], order: str) -> str:
         """Return the statement that merges index ranges; SQLite reads them side by side, and none to its end."""
-        return f"{' UNION '.join(ranges)} ORDER BY seq {order} LIMIT ? OFFSET ?"
+        return f"{' UNION '.join(ranges)} ORDER BY {order} LIMIT ? OFFSET ?"
 
     def by_seq(self, table: str, seqs: str) -> str:
         """Have the rows looked up, and then the client compared.
@@ -3230,8 +3230,7 @@ Done = TypeVar("Done")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
 MAIN_LINE = ""  # where the name of a branch would stand
-MOST_ARMS = 32  # of one statement; SQLite allows 500
-FEW_ARMS = 20  # one for each status and severity, and as many statements as they come in numbers
+MOST_RANGES = 32  # of one statement; SQLite allows 500
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
 
 
@@ -3479,6 +3478,14 @@ def select_stamp(connection: Connection, client_id: str) -> int:
 
 # The fields of a filter that an index begins with, and their columns.
 PLACES = {"types": "project_type", "target_url": "target_url", "names": "branch"}
+Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
+
+
+def among(column: str, values: Iterable[str] | Iterable[int]) -> Condition:
+    """Return the condition that a column has one of some values: one mark, however many they are."""
+    listed: list[Any] = sorted(values)
+    value = "CAST(value AS BIGINT)" if listed and isinstance(listed[0], int) else "value"
+    return f"{column} IN (SELECT {value} FROM json_each(?))", (json.dumps(listed),)
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -3505,6 +3512,20 @@ class Filter(Struct, frozen=True, kw_only=True):
     def accepts_surface(self, project_type: str, target_url: str) -> bool:
         """Tell whether the filter lets a project type and target through."""
         return (self.types is None or project_type in self.types) and self.target_url in (None, target_url)
+
+    def conditions(self, table: str) -> dict[str, Condition]:
+        """Return what a row must be, by the fields that ask for it."""
+        columns = {"types": "project_type", "names": "branch", "statuses": "status", "ranks": "severity"}
+        asked = {
+            field: among(f"{table}.{column}", getattr(self, field))
+            for field, column in columns.items()
+            if getattr(self, field) is not None
+        }
+        if self.target_url is not None:
+            asked["target_url"] = (f"{table}.target_url = ?", (self.target_url,))
+        if self.main_line is not None:
+            asked["main_line"] = (f"{table}.branch {'=' if self.main_line else '<>'} ''", ())
+        return asked
 
     @property
     def places(self) -> list[str]:
@@ -3547,7 +3568,9 @@ SHARES: tuple[tuple[str, Shares], ...] = (("", ((True, 1),)), (BRANCHES, ((True,
 
 def label_scopes(table: str, wanted: Filter) -> dict[str, tuple[str | None, Shares]]:
     """Name the scopes that add up to what a filter leaves, each with the label and the shares of its counters."""
-    places = [(scope(table, name, wanted.target_url), name) for name in wanted.types or (None,)]
+    places = [
+        (scope(table, name, wanted.target_url), name) for name in ((None,) if wanted.types is None else wanted.types)
+    ]
     if wanted.names is None:
         return {place + line: (name, shares) for place, name in places for line, shares in SHARES}
     return {
@@ -3557,19 +3580,40 @@ def label_scopes(table: str, wanted: Filter) -> dict[str, tuple[str | None, Shar
     }
 
 
-class Arm(Struct, frozen=True, gc=False):
-    """One index range of a list: conditions that fix everything in the index but the order.
+class IndexRange(Struct, frozen=True, gc=False):
+    """Rows that stand together in an index, in the order of creation: conditions that fix everything in it but that.
 
-    It is one of the rows themselves, or of a table of `sightings` of them.
+    It is an index of the rows' own `table`, or of one that says which tasks were reported, or which words they have.
+    `severity` is the rank that all of them have, 0 where they differ.
     """
 
     conditions: tuple[str, ...]
     values: tuple[Any, ...]
-    sightings: str = ""
+    table: str
+    severity: int = 0
 
-    def where(self, condition: str, *values: Any) -> Arm:
-        """Return the arm with one more condition."""
-        return Arm((*self.conditions, condition), (*self.values, *values), self.sightings)
+    @property
+    def seq(self) -> str:
+        """The column that holds the order."""
+        return f"{self.table}.{'seq' if self.table in ('runs', 'tasks') else 'task_seq'}"
+
+    def where(self, condition: str, *values: Any) -> IndexRange:
+        """Return the range with one more condition."""
+        conditions = (*self.conditions, condition)
+        return msgspec.structs.replace(self, conditions=conditions, values=(*self.values, *values))
+
+    def select(self, columns: str) -> str:
+        """Return the statement that reads columns.
+
+        The tasks are there if they, or a condition, need them. CROSS JOIN makes SQLite look each of them up: otherwise
+        it might go through all that a client has.
+        """
+        tables, conditions = self.table, self.conditions
+        if self.seq.endswith("task_seq") and any("tasks." in each for each in (columns, *conditions)):
+            same = f"tasks.client_id = {tables}.client_id"  # last, because it lets every row through
+            conditions = (f"tasks.seq = {self.seq}", *conditions, same)
+            tables = f"{tables} CROSS JOIN tasks"
+        return f"SELECT {columns} FROM {tables} WHERE {' AND '.join(conditions)}"
 
 
 class Position(Struct, frozen=True, gc=False):
@@ -3579,258 +3623,157 @@ class Position(Struct, frozen=True, gc=False):
     severity: int = 0
 
 
-class Listing(Struct, frozen=True, kw_only=True):
-    """Rows of a client in the order of creation: a merge of index ranges. A list by severity is one of these for each.
+class ListPlan(Struct, frozen=True, kw_only=True):
+    """How a list is read: as the merge of some index ranges, in an order.
 
-    Only what has a seq from `first` on and before `end` is listed. What the conditions call by a name of `listed` is
-    bound once for all ranges. `total` is how many rows there are, where counters tell; `sums` are other lists that,
-    each counted with its sign, come to it sooner than these rows. Ranges of sightings may share tasks; then `tally` is
-    all of them as one.
+    `settled` are the fields of its filter that all rows of the ranges go by, and `size` is how many rows those are.
+    `total` is how many are listed, where counters tell. What several runs reported they may share: then `tally` is all
+    of their ranges as one.
     """
 
     client_id: str
     table: str
-    arms: tuple[Arm, ...] = ()
-    listed: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
-    first: int = 0
-    end: int = sys.maxsize
+    ranges: tuple[IndexRange, ...]
+    settled: Set[str]
+    size: int
     total: int | None = None
-    sums: tuple[tuple[int, Listing], ...] = ()
-    tally: Arm | None = None
-    newest_first: bool = True
-    severity: int = 0
+    tally: IndexRange | None = None
+    order: str = "-createdAt"
 
-    def seq(self, arm: Arm) -> str:
-        """Return the column that holds the order in a range's index."""
-        return f"{arm.sightings}.task_seq" if arm.sightings else f"{self.table}.seq"
+    def where(self, *conditions: Condition) -> ListPlan:
+        """Return the rows of which more is true.
 
-    @property
-    def order(self) -> str:
-        """The direction of the order."""
-        return "DESC" if self.newest_first else "ASC"
-
-    def source(self, arm: Arm, joined: str = "", *, whole: bool = False) -> str:
-        """Return what stands behind FROM: the tables that hold a range, and its conditions.
-
-        The rows themselves are there if they are asked for with the `whole` range, or if a condition needs them. CROSS
-        JOIN makes SQLite look each of them up: otherwise it might go through all that a client has.
+        It is one condition that must be TRUE: for parts of it, the database would take another index.
         """
-        tables, conditions = arm.sightings or self.table, arm.conditions
-        if arm.sightings and (whole or any("tasks." in condition for condition in conditions)):
-            same = f"tasks.client_id = {tables}.client_id"  # last, because it lets every row through
-            conditions = (f"tasks.seq = {tables}.task_seq", *conditions, same)
-            tables = f"{tables} CROSS JOIN tasks"
-        return f"{tables} {joined} WHERE {' AND '.join(conditions)}"
+        if not conditions:
+            return self
+        text = f"({' AND '.join(condition for condition, _ in conditions)}) IS TRUE"
+        values = [value for _, values in conditions for value in values]
+        ranges = tuple(each.where(text, *values) for each in self.ranges)
+        tally = self.tally and self.tally.where(text, *values)
+        return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
 
-    def where(self, condition: str, *values: Any) -> Listing:
-        """Return the rows of which one more condition is true."""
-        arms = tuple(arm.where(condition, *values) for arm in self.arms)
-        tally = self.tally and self.tally.where(condition, *values)
-        return msgspec.structs.replace(self, arms=arms, tally=tally, total=None, sums=())
-
-    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
+    def within(self, first: int, end: int) -> ListPlan:
         """Return the rows from a seq on and before another."""
-        sums = tuple((sign, each.within(first, end)) for sign, each in self.sums)
-        first, end = max(first, self.first), min(end, self.end)
-        return msgspec.structs.replace(self, first=first, end=end, total=None, sums=sums)
+        ranges = tuple(each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end) for each in self.ranges)
+        tally = self.tally and self.tally.where(f"{self.tally.seq} >= ? AND {self.tally.seq} < ?", first, end)
+        return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
 
-    def behind(self, seq: int) -> Listing:
+    def behind(self, place: Position) -> ListPlan:
         """Return the rows that come behind one."""
-        return self.within(end=seq) if self.newest_first else self.within(seq + 1)
-
-    def cut(self, arm: Arm) -> Arm:
-        """Return a range without what comes before `first`, and from `end` on."""
-        arm = arm.where(f"{self.seq(arm)} >= ?", self.first) if self.first else arm
-        return arm.where(f"{self.seq(arm)} < ?", self.end) if self.end < sys.maxsize else arm
+        ranges = list[IndexRange]()
+        for each in self.ranges:
+            if self.order != "severity" or each.severity == place.severity:
+                ranges.append(each.where(f"{each.seq} {'>' if self.order == 'createdAt' else '<'} ?", place.seq))
+            elif not each.severity:
+                condition = f"(tasks.severity < ? OR tasks.severity = ? AND {each.seq} < ?)"
+                ranges.append(each.where(condition, place.severity, place.severity, place.seq))
+            elif each.severity < place.severity:
+                ranges.append(each)
+        return msgspec.structs.replace(self, ranges=tuple(ranges))
 
     def rows(
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
     ) -> Iterator[tuple[Any, ...]]:
-        """Return some rows, each read when it is asked for. One range alone needs no merge."""
-        values: tuple[Any, ...]
-        if len(self.arms) == 1:
-            arm = self.cut(self.arms[0])
-            statement = f"""SELECT {columns} FROM {self.source(arm, joined, whole=True)}
-                ORDER BY {self.seq(arm)} {self.order} LIMIT ? OFFSET ?"""
-            return iter(self._execute(connection, statement, (*arm.values, limit, offset)))
-        if 1 < len(self.arms) <= MOST_ARMS:
-            seqs, values = self._merged(connection, self.arms, limit, offset)
-        elif found := self.seqs(connection, limit, offset):
-            values = rounded(found)
-            seqs = marks(values)
+        """Return some rows, each read when it is asked for."""
+        found: Iterable[tuple[str, tuple[Any, ...]]]
+        if self.order == "severity" or len(self.ranges) > MOST_RANGES:
+            lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
+            found = ((marks(lot), lot) for lot in (rounded([place[-1] for place in places]) for _, places in lots))
         else:
-            return iter(())
-        statement = f"""SELECT {columns} FROM {self.table} {joined}
-            WHERE {connection.by_seq(self.table, seqs)} ORDER BY {self.table}.seq {self.order}"""
-        return iter(self._execute(connection, statement, (self.client_id, *values)))
+            found = [self._merged(connection, self.ranges, limit, offset)] if self.ranges else []
+        statement = f"SELECT {columns} FROM {self.table} {joined} WHERE"
+        direction = "ASC" if self.order == "createdAt" else "DESC"
+        return itertools.chain.from_iterable(
+            connection.execute(
+                f"{statement} {connection.by_seq(self.table, seqs)} ORDER BY {self.table}.seq {direction}",
+                (self.client_id, *values),
+            )
+            for seqs, values in found
+        )
 
-    def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:
-        """Return the seqs of some rows."""
-        found: list[int] = []
-        for lot in in_lots(self.arms, MOST_ARMS):
-            merged = self._execute(connection, *self._merged(connection, lot, limit + offset, 0))
-            found = sorted({*found, *(seq for (seq,) in merged)}, reverse=self.newest_first)[: limit + offset]
-        return found[offset:]
+    def places(self, connection: Connection, limit: int, offset: int) -> list[tuple[int, ...]]:
+        """Return the seqs of some rows, in a list by severity with their ranks before them."""
+        found = set[tuple[int, ...]]()
+        for lot in in_lots(self.ranges, MOST_RANGES):
+            found.update(connection.execute(*self._merged(connection, lot, limit + offset, 0)))
+        return sorted(found, reverse=self.order != "createdAt")[offset : offset + limit]
 
     def _merged(
-        self, connection: Connection, arms: Sequence[Arm], limit: int, offset: int
+        self, connection: Connection, ranges: Sequence[IndexRange], limit: int, offset: int
     ) -> tuple[str, tuple[Any, ...]]:
-        """Return what selects the seqs of some rows.
+        """Return what selects the places of some rows.
 
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
-        arms = [*map(self.cut, arms if len(arms) <= FEW_ARMS else rounded(arms))]
-        ranges = [f"SELECT {self.seq(arm)} AS seq FROM {self.source(arm)}" for arm in arms]
-        values = (*(value for arm in arms for value in arm.values), limit, offset)
-        return connection.merged(ranges, self.order), values
+        rank, order = ("tasks.severity AS severity, ", "severity DESC, ") if self.order == "severity" else ("", "")
+        selects = [each.select(f"{rank}{each.seq} AS seq") for each in ranges]
+        order += "seq ASC" if self.order == "createdAt" else "seq DESC"
+        values = (value for each in ranges for value in each.values)
+        return connection.merged(selects, order), (*values, limit, offset)
 
     def count(self, connection: Connection) -> int:
-        """Return how many rows there are, counted one by one where no counter covers the filters."""
+        """Return how many rows there are, counted one by one where no counter tells."""
         if self.total is not None:
             return self.total
-        if self.sums:
-            return sum(sign * each.count(connection) for sign, each in self.sums)
-        counted = 0
-        for arm in map(self.cut, (self.tally,) if self.tally else self.arms):
-            number = f"COUNT(DISTINCT {self.seq(arm)})" if self.tally else "COUNT(*)"
-            statement = f"SELECT {number} FROM {self.source(arm)}"
-            counted += int(self._execute(connection, statement, arm.values).fetchone()[0])
-        return counted
-
-    def _execute(self, connection: Connection, statement: str, values: Sequence[Any]) -> Cursor:
-        if not self.listed:
-            return connection.execute(statement, values)
-        listed = {name: rounded(each) for name, each in self.listed.items()}
-        bound = [f"{name} (value) AS (VALUES {', '.join(['(?)'] * len(each))})" for name, each in listed.items()]
-        given = itertools.chain(*listed.values(), values)
-        return connection.execute(f"WITH {', '.join(bound)} {statement}", tuple(given))
+        counted = (
+            [(self.tally.select(f"COUNT(DISTINCT {self.tally.seq})"), self.tally.values)]
+            if self.tally
+            else [(each.select("COUNT(*)"), each.values) for each in self.ranges]
+        )
+        cursors = list(itertools.starmap(connection.execute, counted))
+        return sum(int(cursor.fetchone()[0]) for cursor in cursors)
 
 
-class Found(Listing, frozen=True, kw_only=True):
-    """Rows that were looked up one by one."""
-
-    found: tuple[int, ...]
-
-    def within(self, first: int = 0, end: int = sys.maxsize) -> Listing:
-        """Return the rows from a seq on and before another."""
-        within = tuple(seq for seq in self.found if first <= seq < end)
-        return msgspec.structs.replace(self, found=within, total=len(within))
-
-    def seqs(self, connection: Connection, limit: int, offset: int) -> list[int]:  # noqa: ARG002
-        """Return the seqs of some rows."""
-        return sorted(self.found, reverse=self.newest_first)[offset : offset + limit]
-
-
-class Ranges(Struct, frozen=True):
-    """Index ranges, the values of their `listed`, and how many rows stand in them, whether they are listed or not."""
-
-    arms: tuple[Arm, ...]
-    listed: Mapping[str, tuple[Any, ...]]
-    size: int
-
-
-def select_ranges(
-    connection: Connection, client_id: str, table: str, wanted: Filter, cells: Mapping[Cell, int]
-) -> Ranges:
-    """Return the index ranges that hold some cells of what a filter leaves.
+def plan_cells(
+    connection: Connection, client_id: str, table: str, wanted: Filter, order: str = "-createdAt"
+) -> ListPlan:
+    """Plan the list of what counters count: a range for each cell in which there is something.
 
     No index begins with more than one of type, target and branch: the one that leaves the fewest rows is used, and the
     others are looked at in each row, unless they let all of them through.
     """
-    if not cells:
-        return Ranges((), {}, 0)
-    left, places = sum(cells.values()), wanted.places
-    start = Arm((f"{table}.client_id = ?",), (client_id,))
-    if not places:
-        whole = wanted.main_line is None and wanted.statuses is None and wanted.ranks is None
-        return Ranges((start,) if whole else cell_arms(start, table, cells), {}, left)
-    held = {places[0]: cells}
+    cells, asked, places = select_cells(connection, client_id, table, wanted), wanted.conditions(table), wanted.places
+    held = dict.fromkeys(places, cells)
     if len(places) > 1:
         held = {place: select_cells(connection, client_id, table, wanted.only(place)) for place in places}
-    place = min(places, key=lambda each: sum(held[each].values()))
-    size = sum(held[place].values())
+    place = min(places, key=lambda each: sum(held[each].values()), default="")
+    total, kinds = sum(cells.values()), {cell[1:] for cell in cells}
+    kept = {cell: n for cell, n in held.get(place, cells).items() if cell[1:] in kinds}
+    start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
     if place == "target_url":
         start = start.where(f"{table}.target_url = ?", wanted.target_url)
-    listed: dict[str, tuple[Any, ...]] = {}
-    for other in places if size > left else ():
-        if other != place:
-            types = {label for label, *_ in cells}  # of those named, where there is something
-            start, more = looked_at(start, table, other, types if other == "types" else getattr(wanted, other))
-            listed |= more
-    if place != "types":
-        kinds = {cell[1:] for cell in cells}
-        cells = {cell: n for cell, n in held[place].items() if cell[1:] in kinds}
-    return Ranges(cell_arms(start, table, cells, PLACES[place]), listed, size)
+    size, whole = sum(kept.values()), not asked and order != "severity"
+    found = ListPlan(
+        client_id=client_id,
+        table=table,
+        ranges=(start,) if whole else cell_ranges(start, kept, PLACES.get(place, "")),
+        settled=asked.keys(),
+        size=size,
+    )
+    others = [asked[other] for other in places if other != place and size > total]
+    return msgspec.structs.replace(found.where(*others), total=total)
 
 
-def looked_at(
-    start: Arm, table: str, place: str, wanted: str | Collection[str | None]
-) -> tuple[Arm, dict[str, tuple[Any, ...]]]:
-    """Return an index range whose rows are looked at, too, and the names that they are looked up among, if several.
-
-    COALESCE keeps the database from taking another index for it.
-    """
-    column = f"COALESCE({table}.{PLACES[place]}, '')"
-    among = (wanted,) if isinstance(wanted, str) else tuple(wanted)
-    if len(among) == 1:
-        return start.where(f"{column} = ?", among[0]), {}
-    return start.where(f"{column} IN (SELECT value FROM listed_{place})"), {f"listed_{place}": among}
-
-
-def cell_arms(start: Arm, table: str, cells: Iterable[Cell], column: str = "project_type") -> tuple[Arm, ...]:
+def cell_ranges(start: IndexRange, cells: Iterable[Cell], column: str) -> tuple[IndexRange, ...]:
     """Return an index range for each cell; `column` holds what it is labelled by. Runs have no severity."""
-    arms = []
+    ranges, table = [], start.table
     for label, main_line, status, severity in cells:
-        arm = start if label is None else start.where(f"{table}.{column} = ?", label)
+        found = start if label is None else start.where(f"{table}.{column} = ?", label)
         line = f"{table}.branch {'=' if main_line else '<>'} ''"  # as the indexes have it
-        arm = arm.where(f"{line} AND {table}.status = ?", status)
-        arms.append(arm.where(f"{table}.severity = ?", severity) if severity else arm)
-    return tuple(arms)
-
-
-def plan_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> Listing:
-    """Plan the list of what counters count."""
-    cells = select_cells(connection, client_id, table, wanted)
-    ranges = select_ranges(connection, client_id, table, wanted, cells)
-    total = sum(cells.values())
-    return Listing(client_id=client_id, table=table, arms=ranges.arms, listed=ranges.listed, total=total)
-
-
-def first_row(query: Paged) -> int:
-    """Return how many rows stand before the page that a query asks for."""
-    return ((query.page or 1) - 1) * query.limit
+        found = found.where(f"{line} AND {table}.status = ?", status)
+        found = found.where(f"{table}.severity = ?", severity) if severity else found
+        ranges.append(msgspec.structs.replace(found, severity=severity))
+    return tuple(ranges)
 
 
 def select_page(
-    connection: Connection, listing: Listing, columns: str, joined: str, query: Paged, position: Position | None
+    connection: Connection, plan: ListPlan, columns: str, joined: str, query: Paged, position: Position | None
 ) -> Iterator[tuple[Any, ...]]:
     """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
-    part = listing.behind(position.seq) if position else listing
-    return part.rows(connection, columns, joined, query.limit + 1, first_row(query))
-
-
-def select_page_of_lists(
-    connection: Connection,
-    listings: Iterable[Listing],
-    columns: str,
-    joined: str,
-    query: Paged,
-    position: Position | None,
-) -> Iterator[tuple[Any, ...]]:
-    """Give the same of lists that follow each other, one for each severity."""
-    missing, offset = query.limit + 1, first_row(query)
-    for listing in listings:
-        part = listing.behind(position.seq) if position and listing.severity == position.severity else listing
-        found = 0
-        for row in part.rows(connection, columns, joined, missing, offset):
-            found += 1
-            yield row
-        missing -= found
-        if not missing:
-            return
-        if offset:
-            offset = 0 if found else max(0, offset - part.count(connection))
+    part = plan.behind(position) if position else plan
+    return part.rows(connection, columns, joined, query.limit + 1, ((query.page or 1) - 1) * query.limit)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -4271,8 +4214,9 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
 
     What another branch reported first, a branch leaves to that.
     """
-    wanted = TaskFilter(main_line=run.branch == MAIN_LINE)
-    missing = plan_missing(connection, who.client_id, wanted, run).seqs(connection, sys.maxsize, 0)
+    branch = find_branch_of_run(connection, who.client_id, run)
+    wanted = TaskFilter(main_line=branch is None, missing_from=run, branches=[branch] if branch else None)
+    missing = [seq for (seq,) in plan_tasks(connection, who.client_id, wanted).places(connection, sys.maxsize, 0)]
     tasks = [state for state in select_states(connection, who.client_id, missing) if state.branch == run.branch]
     resolved = TaskUpdate(status="resolved")
     triage_tasks(connection, who, [Decision.of(state, resolved) for state in tasks], timestamp(), run.id)
@@ -4293,9 +4237,9 @@ def select_runs(
         names=chosen(query.branch),
         statuses=chosen(query.status),
     )
-    listing = plan_cells(connection, client_id, "runs", wanted)
-    rows = select_page(connection, listing, RUN_COLUMNS, "", query, position)
-    return map(run_model, rows), listing.count(connection)
+    plan = plan_cells(connection, client_id, "runs", wanted)
+    rows = select_page(connection, plan, RUN_COLUMNS, "", query, position)
+    return map(run_model, rows), plan.count(connection)
 
 
 # Search: what tasks are found by
@@ -4395,12 +4339,8 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     return task_model(row)
 
 
-class Span(Struct, frozen=True, gc=False):
-    """The tasks of a client from a seq on and before another; `most` tells whether that may be over half of them."""
-
-    first: int
-    end: int
-    most: bool
+FEW_REPORTERS = 20
+LOOKUP_COST = 4  # words of tasks that are read in the time in which those of one are looked up
 
 
 class TaskFilter(Filter, frozen=True, kw_only=True):
@@ -4412,17 +4352,14 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     missing_from: RunKey | None = None
     assignee: str | None = None
     assigned: bool | None = None
-    span: Span | None = None
+    span: tuple[int, int] | None = None
     words: tuple[str, ...] = ()
 
-    def accepts_assignee(self, assignee: str | None) -> bool:
-        """Tell whether the filter lets through what is assigned to somebody, or to nobody."""
-        return self.assignee in (None, assignee) and self.assigned in (None, assignee is not None)
-
     @property
-    def reporters(self) -> list[Sequence[Reporter]]:
+    def reporters(self) -> dict[str, Sequence[Reporter]]:
         """The runs, and the branches, of which one each must have reported a task."""
-        return [each for each in (self.runs, self.branches) if each is not None]
+        given = {"runs": self.runs, "branches": self.branches}
+        return {field: reporters for field, reporters in given.items() if reporters is not None}
 
     def missing(self, run: RunKey) -> TaskFilter:
         """Return the filter with what must hold for a task to be missing from a run, but for what its line knows."""
@@ -4462,15 +4399,17 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     return wanted
 
 
-def select_span(connection: Connection, client_id: str, since: str | None, before: str | None) -> Span | None:
-    """Return which of a client's tasks were created between two times, None where all were."""
+def select_span(
+    connection: Connection, client_id: str, since: str | None, before: str | None
+) -> tuple[int, int] | None:
+    """Return between which seqs a client's tasks are that were created between two times, None where all were."""
     if since is None and before is None:
         return None
     row = connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?", (client_id,)).fetchone()
     above = int(row[0])
     first = select_first_seq(connection, client_id, since, above) if since else 0
     end = select_first_seq(connection, client_id, before, above) if before else above
-    return Span(first, end, 2 * (end - first) > above) if first or end < above else None
+    return (first, end) if first or end < above else None
 
 
 def select_first_seq(connection: Connection, client_id: str, time: str, above: int) -> int:
@@ -4493,351 +4432,121 @@ def select_first_seq(connection: Connection, client_id: str, time: str, above: i
     return low
 
 
-UNREPORTED = """tasks.external_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sightings AS reported
-    WHERE reported.client_id = ? AND reported.run_seq = ? AND reported.task_seq = tasks.seq)"""
-REPORTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
-    AND seen.{} = ? AND seen.task_seq = tasks.seq)"""
-# Of few runs each is looked up; of many, a task's own are mostly fewer.
-REPORTED_BY_LISTED = """EXISTS (SELECT 1 FROM {} AS seen WHERE seen.client_id = ?
-    AND seen.task_seq = tasks.seq AND {} IN (SELECT value FROM {}))"""
-ON_MAIN_LINE = "COALESCE(tasks.branch, '') = ''"
-OFF_MAIN_LINE = "COALESCE(tasks.branch, '') <> ''"
+def reported_by(client_id: str, reporters: Sequence[Reporter]) -> Condition:
+    """Return the condition that one of some runs (or branches) reported a task.
+
+    Of few each is looked up; of many, a task's own are mostly fewer.
+    """
+    if not reporters:
+        return "1 = 0", ()
+    table, column = reporters[0].sightings, f"seen.{reporters[0].column}"
+    one, values = among(
+        column if len(reporters) <= FEW_REPORTERS else f"COALESCE({column}, 0)", [each.seq for each in reporters]
+    )
+    seen = f"SELECT 1 FROM {table} AS seen WHERE seen.client_id = ? AND {one} AND seen.task_seq = tasks.seq"
+    return f"EXISTS ({seen})", (client_id, *values)
 
 
-def plan_missing(connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey) -> Listing:
-    """Plan the list of the findings of a run's type and target that its line knows and that it did not report.
+def missing_from(connection: Connection, client_id: str, run: RunKey) -> Condition:
+    """Return the condition that a finding of a run's type and target is known to its line, and was not reported by it.
 
     The main line knows what runs of it have reported; a branch knows that, and what its own runs have.
     """
-    wanted = wanted.missing(run)
-    if wanted.reporters:
-        return where_missing(connection, client_id, plan_reported_by_all(connection, client_id, wanted), run)
-    if not wanted.types:
-        return Listing(client_id=client_id, table="tasks", total=0)
+    reported, values = reported_by(client_id, [run])
     branch = find_branch_of_run(connection, client_id, run)
-    reported = select_reported_cells(connection, client_id, [run])[run.seq]
-    parts = []
-    if wanted.main_line is not False:
-        parts.append(plan_rest_of_main_line(connection, client_id, wanted, run, reported))
-    if wanted.main_line is not True and branch is not None:
-        parts.append(plan_rest_of_branch(connection, client_id, wanted, branch, reported))
-    found = Listing(
-        client_id=client_id,
-        table="tasks",
-        arms=tuple(arm for part in parts for arm in part.arms),
-        listed={name: values for part in parts for name, values in part.listed.items()},
-    )
-    total = sum(part.total or 0 for part in parts)
-    return msgspec.structs.replace(found.where(UNREPORTED, client_id, run.seq), total=total)
-
-
-def where_missing(connection: Connection, client_id: str, listing: Listing, run: RunKey) -> Listing:
-    """Return those of some tasks that a run's line knows, the main line or a branch, and that it did not report."""
-    listing = listing.where(UNREPORTED, client_id, run.seq)
-    branch = find_branch_of_run(connection, client_id, run)
-    if branch is None:
-        return listing.where(ON_MAIN_LINE)
-    reported = REPORTED.format(branch.sightings, branch.column)
-    return listing.where(f"({ON_MAIN_LINE} OR {reported})", client_id, branch.seq)
-
-
-def plan_rest_of_main_line(
-    connection: Connection, client_id: str, wanted: TaskFilter, run: RunKey, reported: ReportedCells
-) -> Listing:
-    """Plan a list with what the main line knows, and count what is left of it without what a run reported."""
-    wanted = msgspec.structs.replace(wanted, main_line=True)
-    cells = select_cells(connection, client_id, "tasks", wanted, identified=(1,))
-    for (status, severity, identified, main_line), n in reported.items():
-        if identified and wanted.accepts(main_line, status, severity):
-            cell = (run.project_type, main_line, status, severity)  # of which this transaction may have left none
-            cells[cell] = cells.get(cell, 0) - n
-    cells = {cell: n for cell, n in cells.items() if n}  # where something is missing
-    ranges = select_ranges(connection, client_id, "tasks", wanted, cells)
-    total = sum(cells.values())
-    return Listing(client_id=client_id, table="tasks", arms=ranges.arms, listed=ranges.listed, total=total)
-
-
-def plan_rest_of_branch(
-    connection: Connection, client_id: str, wanted: TaskFilter, branch: BranchKey, reported: ReportedCells
-) -> Listing:
-    """Plan a list with what a branch knows and the main line does not, and count what is left as above."""
-    wanted = msgspec.structs.replace(wanted, main_line=False)
-    known = select_reported_cells(connection, client_id, [branch])[branch.seq]
-    left = Counter({cell: n - reported.get(cell, 0) for cell, n in known.items()})
-    total = sum(
-        n
-        for (status, severity, identified, main_line), n in left.items()
-        if identified and wanted.accepts(main_line, status, severity)
-    )
-    if not total:
-        return Listing(client_id=client_id, table="tasks", total=0)
-    return msgspec.structs.replace(plan_reported(connection, client_id, wanted, [branch]), total=total)
-
-
-def plan_reported_by_all(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
-    """Plan the list of what one of a filter's runs reported, and one of its branches, where it asks for both."""
-    first, *others = wanted.reporters
-    found = plan_reported(connection, client_id, wanted, first)
-    for reporters in others:
-        found = where_reported(found, client_id, reporters)
-    return found
-
-
-def plan_reported(connection: Connection, client_id: str, wanted: TaskFilter, reporters: Sequence[Reporter]) -> Listing:
-    """Plan the list of what runs (or branches) reported.
-
-    It is made from their sightings, or from the tasks if fewer of those can pass.
-    """
-    accepted = count_accepted(connection, client_id, wanted, reporters)
-    kept = [each for each in reporters if accepted[each.seq]]
-    surfaces = {each.surface for each in kept}
-    total = accepted.total() if len(surfaces) == len(kept) else None  # no other can have reported the same
-    size = sum(each.reported for each in kept)
-    if size > accepted.total():
-        among = surface_ranges(connection, client_id, wanted, surfaces)
-        if among.size + len(among.arms) * len(kept) < size:  # each range makes a table of the runs for itself
-            found = Listing(client_id=client_id, table="tasks", arms=among.arms, listed=among.listed)
-            return msgspec.structs.replace(where_reported(found, client_id, kept), total=total)
-    return plan_sightings(client_id, wanted if size > accepted.total() else Filter(), kept, total)
-
-
-def count_accepted(
-    connection: Connection, client_id: str, wanted: TaskFilter, reporters: Sequence[Reporter]
-) -> Counter[int]:
-    """Return how many of the tasks that each run (or branch) reported a filter lets through, by the runs' seqs."""
-    reporters = [each for each in reporters if wanted.accepts_surface(*each.surface)]
-    if wanted.statuses is None and wanted.ranks is None and wanted.main_line is None:
-        return Counter({each.seq: each.reported for each in reporters})
-    accepted = Counter[int]()
-    for seq, cells in select_reported_cells(connection, client_id, reporters).items():
-        accepted[seq] = sum(
-            n for (status, severity, _, main_line), n in cells.items() if wanted.accepts(main_line, status, severity)
-        )
-    return accepted
-
-
-def surface_ranges(
-    connection: Connection, client_id: str, wanted: TaskFilter, surfaces: Iterable[tuple[str, str]]
-) -> Ranges:
-    """Return index ranges that hold all tasks with a filter's line, statuses and severities, of types and targets."""
-    types, targets = (frozenset(each) for each in zip(*surfaces, strict=True))
-    place = Filter(target_url=min(targets)) if len(targets) == 1 else Filter(types=types)
-    place = msgspec.structs.replace(place, main_line=wanted.main_line, statuses=wanted.statuses, ranks=wanted.ranks)
-    return select_ranges(connection, client_id, "tasks", place, select_cells(connection, client_id, "tasks", place))
-
-
-def where_reported(listing: Listing, client_id: str, reporters: Sequence[Reporter]) -> Listing:
-    """Return those of some tasks that one of some runs (or branches) reported."""
-    if not reporters:
-        return Listing(client_id=client_id, table=listing.table, total=0)
-    table, column = reporters[0].sightings, reporters[0].column
-    if len(reporters) == 1:
-        return listing.where(REPORTED.format(table, column), client_id, reporters[0].seq)
-    seqs, name = tuple(each.seq for each in reporters), f"listed_{table}"
-    one = f"seen.{column}" if len(seqs) <= FEW_ARMS else f"COALESCE(seen.{column}, 0)"
-    found = listing.where(REPORTED_BY_LISTED.format(table, one, name), client_id)
-    return msgspec.structs.replace(found, listed={**listing.listed, name: seqs})
-
-
-def plan_sightings(client_id: str, wanted: Filter, reporters: Sequence[Reporter], total: int | None) -> Listing:
-    """Plan the list of the tasks that a filter accepts and runs (or branches) reported, from their sightings."""
-    if not reporters:
-        return Listing(client_id=client_id, table="tasks", total=0)
-    table, column = reporters[0].sightings, f"{reporters[0].sightings}.{reporters[0].column}"
-
-    def of(condition: str, *seqs: int) -> Arm:
-        arm = Arm((f"{table}.client_id = ?", condition), (client_id, *seqs), table)
-        for name, values in (("status", wanted.statuses), ("severity", wanted.ranks)):
-            if values is not None:
-                arm = arm.where(f"tasks.{name} IN ({marks(values)})", *values)
-        if wanted.main_line is not None:
-            arm = arm.where(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
-        return arm
-
-    seqs = rounded([each.seq for each in reporters])
-    return Listing(
-        client_id=client_id,
-        table="tasks",
-        arms=tuple(of(f"{column} = ?", each.seq) for each in reporters),
-        total=total,
-        tally=of(f"{column} IN ({marks(seqs)})", *seqs),
+    known, more = reported_by(client_id, [branch] if branch else [])
+    return (
+        f"tasks.external_id IS NOT NULL AND (tasks.branch = '' OR {known}) AND NOT {reported}",
+        (*more, *values),
     )
 
 
-def plan_identified(connection: Connection, client_id: str, wanted: TaskFilter, external_id: str) -> Listing:
-    """Look up the tasks with an external id: one at most for each project type and target."""
-    run = wanted.missing_from
-    wanted = wanted.missing(run) if run else wanted
-    found, on_main_line = dict[tuple[str, str], int](), set[int]()
-    rows = select_identified(connection, client_id, wanted, external_id)
-    for seq, *surface, main_line, status, severity, assignee in rows:
-        accepted = wanted.accepts(bool(main_line), status, severity) and wanted.accepts_assignee(assignee)
-        if accepted and wanted.accepts_surface(*surface):
-            found[surface[0], surface[1]] = seq
-            on_main_line |= {seq} if main_line else set()
-    kept = set(found.values())
-    for reporters in wanted.reporters:
-        kept &= select_reported(connection, client_id, reporters, found)
-    if run:
-        kept -= select_reported(connection, client_id, [run], found)
-        branch = find_branch_of_run(connection, client_id, run)
-        kept &= on_main_line | (select_reported(connection, client_id, [branch], found) if branch else set())
-    return Found(client_id=client_id, table="tasks", found=tuple(kept), total=len(kept))
+def holding(words: Sequence[str]) -> Condition:
+    """Return the condition that all of some words stand in those of a task."""
+    return " AND ".join(["instr(task_words.words, ?) > 0"] * len(words)), tuple(words)
 
 
-def select_reported(
-    connection: Connection, client_id: str, reporters: Sequence[Reporter], tasks: Mapping[tuple[str, str], int]
-) -> set[int]:
-    """Return those of some tasks, one for each type and target, that runs (or branches) reported: a look for each."""
-    pairs = [(each.seq, tasks[each.surface]) for each in reporters if each.surface in tasks]
-    rows: list[tuple[int]] = []
-    for lot in in_lots(pairs):
-        table, column = reporters[0].sightings, reporters[0].column
-        rows += connection.execute(
-            f"""WITH pairs (reporter, task_seq) AS (VALUES {", ".join(["(?, ?)"] * len(lot))})
-                SELECT pairs.task_seq FROM pairs JOIN {table} ON {table}.client_id = ?
-                    AND {table}.{column} = pairs.reporter AND {table}.task_seq = pairs.task_seq""",
-            (*itertools.chain.from_iterable(lot), client_id),
-        )
-    return {seq for (seq,) in rows}
-
-
-def select_identified(
-    connection: Connection, client_id: str, wanted: TaskFilter, external_id: str
-) -> Iterator[tuple[Any, ...]]:
-    """Give the tasks with an external id, of a filter's types and target where it names both: seq, type, target, …"""
-    statement = """SELECT seq, project_type, target_url, branch = '', status, severity, assignee FROM tasks
-        WHERE client_id = ? AND external_id = ?"""
-    if wanted.types is None:
-        yield from connection.execute(statement, (client_id, external_id))
-        return
-    target = () if wanted.target_url is None else (wanted.target_url,)
-    for lot in in_lots(list(wanted.types)):
-        place = f"AND project_type IN ({marks(lot)}) {'AND target_url = ?' if target else ''}"
-        yield from connection.execute(f"{statement} {place}", (client_id, external_id, *lot, *target))
-
-
-def where_accepted(arm: Arm, wanted: Filter) -> Arm:
-    """Return those tasks of an index range that a filter accepts: each is looked at.
-
-    It is one condition that must be TRUE: parts of it, the database would take another index for, or think so few rows
-    left that it would sort them.
-    """
-    among: dict[str, Collection[Any] | None] = {
-        "project_type": wanted.types,
-        "target_url": None if wanted.target_url is None else (wanted.target_url,),
-        "status": wanted.statuses,
-        "severity": wanted.ranks,
-    }
-    conditions, values = [], list[Any]()
-    for column, named in among.items():
-        if named is not None:
-            few = rounded(sorted(named)) if named else (None,)  # NULL, which nothing equals
-            conditions.append(f"tasks.{column} IN ({marks(few)})")
-            values += few
-    if wanted.main_line is not None:
-        conditions.append(ON_MAIN_LINE if wanted.main_line else OFF_MAIN_LINE)
-    return arm.where(f"({' AND '.join(conditions)}) IS TRUE", *values) if conditions else arm
-
-
-def plan_found(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
-    """Plan the list of what has some words: all of a client's are looked through."""
-    run, holds = wanted.missing_from, "instr(task_words.words, ?) > 0"
-    conditions = ("task_words.client_id = ?", *itertools.repeat(holds, len(wanted.words)))
-    arm = where_accepted(
-        Arm(conditions, (client_id, *wanted.words), "task_words"), wanted.missing(run) if run else wanted
-    )
-    for column, value in (("external_id", wanted.external_id), ("assignee", wanted.assignee)):
-        if value is not None:
-            arm = arm.where(f"tasks.{column} = ?", value)
+def task_conditions(connection: Connection, client_id: str, wanted: TaskFilter) -> dict[str, Condition]:
+    """Return what a task must be, by the fields of a filter that ask for it."""
+    asked = wanted.conditions("tasks")
+    if wanted.external_id is not None:
+        asked["external_id"] = ("tasks.external_id = ?", (wanted.external_id,))
+    if wanted.assignee is not None:
+        asked["assignee"] = ("tasks.assignee = ?", (wanted.assignee,))
     if wanted.assigned is not None:
-        arm = arm.where(f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL")
-    found = Listing(client_id=client_id, table="tasks", arms=(arm,))
-    for reporters in wanted.reporters:
-        found = where_reported(found, client_id, reporters)
-    return where_missing(connection, client_id, found, run) if run else found
-
-
-def plan_assigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
-    """Plan the list of what is assigned, to somebody or to one: that is so little that all of it can be looked at."""
-    run = wanted.missing_from
-    arm = Arm(("tasks.client_id = ?",), (client_id,))
-    if wanted.assignee is None:
-        arm = arm.where("tasks.assignee IS NOT NULL")
-    else:
-        arm = arm.where("tasks.assignee = ?", wanted.assignee)
-    arms = (where_accepted(arm, wanted.missing(run) if run else wanted),)
-    found = Listing(client_id=client_id, table="tasks", arms=arms)
-    for reporters in wanted.reporters:
-        found = where_reported(found, client_id, reporters)
-    return where_missing(connection, client_id, found, run) if run else found
-
-
-def plan_unassigned(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
-    """Plan the list of what is assigned to nobody, and count it as what is left of all without what is assigned."""
-    everything = plan_whoever(connection, client_id, wanted)
-    assigned = plan_assigned(connection, client_id, wanted)
-    return msgspec.structs.replace(everything.where("tasks.assignee IS NULL"), sums=((1, everything), (-1, assigned)))
-
-
-def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
-    """Plan the list that a filter asks for, in the order of creation, from where the fewest rows need to be read."""
-    if wanted.words:
-        found = plan_found(connection, client_id, wanted)
-    elif wanted.external_id is not None:
-        found = plan_identified(connection, client_id, wanted, wanted.external_id)
-    elif wanted.assigned is False:
-        nobody, nothing = wanted.assignee is None, Listing(client_id=client_id, table="tasks", total=0)
-        found = plan_unassigned(connection, client_id, wanted) if nobody else nothing
-    elif wanted.assigned or wanted.assignee is not None:
-        found = plan_assigned(connection, client_id, wanted)
-    else:
-        found = plan_whoever(connection, client_id, wanted)
-    return where_created(found, wanted.span) if wanted.span else found
-
-
-def where_created(listing: Listing, span: Span) -> Listing:
-    """Return those of some tasks that are in a span. Of most of them, those that are not are sooner counted."""
-    within = listing.within(span.first, span.end)
-    if not span.most or (listing.total is None and not listing.sums):
-        return within
-    outside = (listing.within(end=span.first), listing.within(span.end))
-    return msgspec.structs.replace(within, sums=((1, listing), *((-1, each) for each in outside)))
-
-
-def plan_whoever(connection: Connection, client_id: str, wanted: TaskFilter) -> Listing:
-    """Plan the list of tasks whoever they are assigned to, and whenever they were created."""
+        asked["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
+    for field, reporters in wanted.reporters.items():
+        asked[field] = reported_by(client_id, reporters)
     if wanted.missing_from is not None:
-        return plan_missing(connection, client_id, wanted, wanted.missing_from)
-    if wanted.reporters:
-        return plan_reported_by_all(connection, client_id, wanted)
-    return plan_cells(connection, client_id, "tasks", wanted)
+        asked["missing_from"] = missing_from(connection, client_id, wanted.missing_from)
+    if wanted.words:
+        held, words = holding(wanted.words)
+        where = f"task_words.client_id = ? AND task_words.task_seq = tasks.seq AND {held}"
+        asked["words"] = (f"EXISTS (SELECT 1 FROM task_words WHERE {where})", (client_id, *words))
+    return asked
 
 
-def plan_by_severity(
-    connection: Connection, client_id: str, wanted: TaskFilter, position: Position | None
-) -> Iterator[Listing]:
-    """Plan the list for each severity from a place on, the worst first."""
-    for rank in sorted(wanted.ranks or RANKS.values(), reverse=True):
-        if position is None or rank <= position.severity:
-            listing = plan_tasks(connection, client_id, msgspec.structs.replace(wanted, ranks=frozenset({rank})))
-            yield msgspec.structs.replace(listing, severity=rank)
+def plan_reported(client_id: str, field: str, reporters: Sequence[Reporter]) -> ListPlan:
+    """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
+    table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
+    start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+    one, seqs = among(f"{table}.{column}", [each.seq for each in reporters])
+    size = sum(each.reported for each in reporters)
+    alone = len({each.surface for each in reporters}) == len(reporters)  # no two can have reported the same
+    return ListPlan(
+        client_id=client_id,
+        table="tasks",
+        ranges=tuple(start.where(f"{table}.{column} = ?", each.seq) for each in reporters),
+        settled={field, "types", "target_url"},
+        size=size,
+        total=size if alone else None,
+        tally=start.where(one, *seqs) if len(reporters) > 1 else None,
+    )
+
+
+def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: str) -> Iterator[ListPlan]:
+    """Give the ranges that hold all tasks that a filter lets through. What is looked up by a name of its own is few."""
+    start = IndexRange(("tasks.client_id = ?",), (client_id,), "tasks")
+    same = "tasks.seq IN (SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?)"  # no order
+    named = {
+        "external_id": start.where(same, client_id, wanted.external_id),
+        "assignee": start.where("tasks.assignee = ?", wanted.assignee),
+        "assigned": start.where("tasks.assignee IS NOT NULL"),
+    }
+    for field, rows in named.items():
+        if getattr(wanted, field):
+            yield ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled={field}, size=0)
+            return
+    yield plan_cells(connection, client_id, "tasks", wanted, order)
+    for field, reporters in wanted.reporters.items():
+        yield plan_reported(client_id, field, [each for each in reporters if wanted.accepts_surface(*each.surface)])
+    if wanted.words:
+        held, words = holding(wanted.words)
+        ranges = (IndexRange(("task_words.client_id = ?", held), (client_id, *words), "task_words"),)
+        size = sum(select_cells(connection, client_id, "tasks", Filter()).values()) // LOOKUP_COST
+        yield ListPlan(client_id=client_id, table="tasks", ranges=ranges, settled={"words"}, size=size)
+
+
+def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order: str = "-createdAt") -> ListPlan:
+    """Plan the list that a filter asks for: the ranges that hold the fewest rows, in which all else is looked at."""
+    if wanted.missing_from is not None:
+        wanted = wanted.missing(wanted.missing_from)
+    asked = task_conditions(connection, client_id, wanted)
+    best = min(plans_of(connection, client_id, wanted, order), key=lambda plan: plan.size)
+    found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
+    found = found.within(*wanted.span) if wanted.span else found
+    return msgspec.structs.replace(found, order=order)
 
 
 def select_tasks(
     connection: Connection, client_id: str, wanted: TaskFilter, query: TaskQuery, position: Position | None
-) -> tuple[Iterator[TaskHead], Listing]:
+) -> tuple[Iterator[TaskHead], ListPlan]:
     """Return one page of tasks, and one more if there is a further page; and the whole list, to be counted."""
     whole = query.view == "full"
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
-    listing = plan_tasks(connection, client_id, wanted)
-    if query.sort == "severity":
-        listings = plan_by_severity(connection, client_id, wanted, position)
-        rows = select_page_of_lists(connection, listings, columns, joined, query, position)
-    else:
-        listing = msgspec.structs.replace(listing, newest_first=query.sort == "-createdAt")
-        rows = select_page(connection, listing, columns, joined, query, position)
-    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), listing
+    plan = plan_tasks(connection, client_id, wanted, query.sort)
+    rows = select_page(connection, plan, columns, joined, query, position)
+    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), plan
 
 
 def select_history(

@@ -1732,8 +1732,7 @@ def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey,
 
 
 def test_a_list_of_many_ranges_is_the_same_list(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("findings_service.MOST_ARMS", 2)
-    monkeypatch.setattr("findings_service.FEW_ARMS", 1)
+    monkeypatch.setattr("findings_service.MOST_RANGES", 2)
     for query in task_queries(survey, 4, 200):
         expected = survey.expected_tasks(query)
         walked = [item["id"] for page in survey.client.walk("tasks", limit=9, **query) for item in page["tasks"]]

@@ -24,6 +24,7 @@ WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, replacement in (
         (r"\bGROUP_CONCAT\(", "string_agg("),  # of a text, with what stands between two
         (r"\(([\w.]+ = \?)\) IS TRUE\b", r"\1"),  # which keeps SQLite from an index
+        (r"\bjson_each\(\?\)", "json_array_elements_text(CAST(? AS json))"),
         (r"\binstr\(([^(),]+), ([^(),]+)\)", r"strpos(\1, \2)"),
     )
 )
@@ -182,10 +183,10 @@ def merged(ranges: list[str], order: str) -> str:
     """
     behind, arms = 0, list[str]()
     for each in reversed(ranges):
-        arms.append(f"({each} ORDER BY seq {order} LIMIT ?+{behind + 1} + ?+{behind + 2})")
+        arms.append(f"({each} ORDER BY {order} LIMIT ?+{behind + 1} + ?+{behind + 2})")
         behind += marks_in(each)
     union = " UNION ".join(reversed(arms))
-    return f"SELECT ranges.seq FROM ({union}) AS ranges ORDER BY ranges.seq {order} LIMIT ? OFFSET ?"
+    return f"SELECT ranges.* FROM ({union}) AS ranges ORDER BY {order} LIMIT ? OFFSET ?"
 
 
 # The schema
