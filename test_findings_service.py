@@ -2361,7 +2361,7 @@ def test_a_branch_of_too_many_targets_is_asked_for_with_one(
 ) -> None:
     for number in range(4):
         client.add(client.start("web", targetUrl=f"https://example.com/{number}", branch="dev"), title=str(number))
-    monkeypatch.setattr(findings_service, "REPORTERS_KNOWN", 3)
+    monkeypatch.setattr(findings_service, "MOST_REPORTERS", 3)
     problem = assert_problem(client.get(f"{API}/tasks?branch=dev"), 400, "invalid_parameter", "branch")
     assert "name one of those" in problem["detail"]
     assert client.read("tasks", branch="dev", targetUrl="https://example.com/2")["total"] == 1
