@@ -1517,7 +1517,7 @@ MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 HEALTH_TIME = 2.0  # seconds
-BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits outside
+BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits in Python
 
 
 def schema_path() -> Path:
@@ -2139,7 +2139,6 @@ class SQLiteDatabase(Database):
     def __init__(self, settings: Settings) -> None:
         self._given = settings.db
         self.checkpointer = Checkpointer(settings.db)
-        self._written_uses: dict[UseKey, str] = {}
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
         self._apart = threading.Lock()  # of who has a connection of his own
         self._reader: SQLiteConnection | None = None
@@ -2253,63 +2252,38 @@ class SQLiteDatabase(Database):
         :raises sqlite3.OperationalError: when it does so for longer.
         :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
-        thread = threading.get_ident()
-        if thread in self._refusing:
+        if threading.get_ident() in self._refusing:
             raise Busy
         if self.transacting:
             with self._savepoint() as connection:
                 yield connection
             return
-        connection = patiently(self._begin, self.settings.busy_timeout if patience is None else patience)
-        try:
-            yield connection
-            self._commit(connection)
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _begin(self) -> SQLiteConnection:
-        """Take the lock and open a transaction."""
-        self._require_own()
-        self._writing.acquire()
-        try:
-            connection = self._writer or self._open_writer()
-            self._require_file()
-            connection.execute("BEGIN IMMEDIATE")
-            self._transacting = threading.get_ident()
-            with self._noting:
-                self._written_uses, self.last_uses = self.last_uses, {}
-            write_last_uses(connection, self._written_uses)
-        except BaseException:
-            self._roll_back()
-            raise
-        return connection
-
-    def _commit(self, connection: SQLiteConnection) -> None:
-        """Make the transaction durable and give the lock back. After an error, `_roll_back` must follow."""
-        if connection.deletes:
-            self._folded = None
-        connection.write_counts()
-        began = time.perf_counter()
-        connection.execute("COMMIT")
-        self.commit_seconds = time.perf_counter() - began
-        self.version += 1
-        self._written_uses = {}
-        self._transacting = None
-        self._writing.release()
-
-    def _roll_back(self) -> None:
-        """Undo the transaction and give the lock back. SQLite may have rolled back by itself, as on a full disk."""
-        try:
-            with self._noting:
-                self._written_uses, self.last_uses = {}, {**self._written_uses, **self.last_uses}
-            if self._writer is not None:
-                self._writer.forget()
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-        finally:
-            self._transacting = None
-            self._writing.release()
+        end = time.monotonic() + (self.settings.busy_timeout if patience is None else patience)
+        uses: dict[UseKey, str] = {}
+        with self.maintaining() as connection:
+            try:
+                patiently(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
+                self._transacting = threading.get_ident()
+                with self._noting:
+                    uses, self.last_uses = self.last_uses, {}
+                write_last_uses(connection, uses)
+                yield connection
+                if connection.deletes:
+                    self._folded = None
+                connection.write_counts()
+                began = time.perf_counter()
+                connection.execute("COMMIT")
+                self.commit_seconds = time.perf_counter() - began
+                self.version += 1
+            except BaseException:
+                with self._noting:
+                    self.last_uses = {**uses, **self.last_uses}
+                if connection.in_transaction:  # SQLite may have rolled back by itself, as on a full disk
+                    connection.execute("ROLLBACK")
+                raise
+            finally:
+                connection.forget()
+                self._transacting = None
 
     @contextmanager
     def _savepoint(self) -> Iterator[SQLiteConnection]:
@@ -2348,7 +2322,7 @@ class SQLiteDatabase(Database):
 
     @contextmanager
     def maintaining(self) -> Iterator[SQLiteConnection]:
-        """Give the connection that writes outside of a transaction, for a checkpoint or a VACUUM."""
+        """Give the connection that writes, to nobody else meanwhile."""
         self._require_own()
         with self._writing:
             connection = self._writer or self._open_writer()
@@ -2550,41 +2524,11 @@ def require_replaceable(path: str) -> None:
         raise DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
 
 
-def require_room(connection: SQLiteConnection, path: str) -> None:
-    """Refuse to compact where the disk has no room for it: a copy, and what is copied back from that.
-
-    :raises DatabaseUnusable: then.
-    """
-    folder = Path(path).resolve().parent
-    pages, free, size = (
-        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-        for name in ("page_count", "freelist_count", "page_size")
-    )
-    needed, room = 2 * (pages - free) * size, shutil.disk_usage(folder).free
-    if room < needed:
-        raise DatabaseUnusable(f"compacting {path} needs {needed:,} bytes of room in {folder}; there are {room:,}")
-
-
 def copy_beside(connection: SQLiteConnection, path: str) -> None:
     """Have SQLite make its copies beside a database, and not where temporary files are, which may be small."""
     with suppress(sqlite3.Error):
         quoted = str(Path(path).resolve().parent).replace("'", "''")
         connection.execute(f"PRAGMA temp_store_directory = '{quoted}'")
-
-
-@contextmanager
-def alone(connection: SQLiteConnection, path: str) -> Iterator[None]:
-    """Have the file for this connection alone, without a WAL. :raises DatabaseUnusable: when others have it open."""
-    try:
-        connection.execute("PRAGMA journal_mode = DELETE")
-    except sqlite3.OperationalError as error:
-        if is_busy(error):
-            raise DatabaseUnusable(f"{path} is open in another process; stop that, or say --while-serving") from None
-        raise
-    try:
-        yield
-    finally:
-        connection.execute("PRAGMA journal_mode = WAL")
 
 
 def database_for(settings: Settings) -> Database:
@@ -9917,16 +9861,13 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
 
 
 @main.command()
-@click.option("--while-serving", is_flag=True, help="Beside a running service. Its writes wait, up to their time-out.")
 @database_option
-def compact(while_serving: bool, db: str) -> None:
-    """Give the space of what was removed back to the disk. The database is audited, too."""
+def compact(db: str) -> None:
+    """Give the space of what was removed back to the disk, and audit the database. Writes of a service wait."""
     with opened_file(db, "compact") as database, database.maintaining() as connection:
         before = Path(db).stat().st_size
-        require_room(connection, db)
         copy_beside(connection, db)
-        with nullcontext() if while_serving else alone(connection, db):
-            patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
+        patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
         deadline = time.monotonic() + SHRINKING
         while database.excess(connection) and time.monotonic() < deadline:
             database.keep_house()  # or, where that is a running service's, it does so in its next turn
