@@ -61,11 +61,11 @@ import unicodedata
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
-    asynccontextmanager,
+    AsyncExitStack,
     closing,
     contextmanager,
     nullcontext,
@@ -1744,7 +1744,7 @@ class Database(ABC):
     def snapshot(self) -> AbstractContextManager[Connection]:
         """Give a connection to a reader whose statements must all see the same moment."""
 
-    def apart(self) -> AbstractContextManager[Connection]:
+    def apart(self, *, long: bool = False) -> AbstractContextManager[Connection]:  # noqa: ARG002 - or very long
         """Give the connection of a `snapshot` to a reader who takes long, in a way in which nobody waits for him."""
         return self.snapshot()
 
@@ -2140,7 +2140,7 @@ class SQLiteDatabase(Database):
         self._given = settings.db
         self.checkpointer = Checkpointer(settings.db)
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
-        self._apart = threading.Lock()  # of who has a connection of his own
+        self._apart, self._long = threading.Lock(), threading.Lock()  # of who has a connection of his own
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
         self._transacting: int | None = None  # the thread that has a transaction
@@ -2219,11 +2219,14 @@ class SQLiteDatabase(Database):
                     connection.execute("ROLLBACK")
 
     @contextmanager
-    def apart(self) -> Iterator[SQLiteConnection]:
-        """Give a connection of his own to a reader who takes long, one after the other."""
+    def apart(self, *, long: bool = False) -> Iterator[SQLiteConnection]:
+        """Give a connection of his own to a reader who takes long, one after the other, and to a `long` one beside."""
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
-        with self._apart, closing(open_database(self.settings, read_only=True, create=False)) as connection:
+        with (
+            self._long if long else self._apart,
+            closing(open_database(self.settings, read_only=True, create=False)) as connection,
+        ):
             self._require_file()
             connection.execute("BEGIN")
             yield connection
@@ -3170,7 +3173,6 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 # ---------------------------------------------------------------------------
 
 Item = TypeVar("Item")
-Done = TypeVar("Done")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
 MAIN_LINE = ""  # where the name of a branch would stand
@@ -5921,9 +5923,6 @@ LIMIT = "findings_service.limit"  # bytes that it may have
 TOO_LARGE = "findings_service.too_large"
 CUT_SHORT = "findings_service.cut_short"
 # ... and of the request.
-POSTPONED = "findings_service.postponed"
-UNDONE = "findings_service.undone"  # the database has, with all of the transaction that this was a part of
-BEFORE_WRITING = "findings_service.before_writing"  # what is to be done before it writes
 NOTED = "findings_service.noted"
 PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this process: no header comes by that name
 
@@ -6573,6 +6572,20 @@ def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
     parsed.problems += check_extensions(schema, parsed.extensions, settings.schema_timeout)
 
 
+def accepted_quickly(schema: str, extensions: Iterable[tuple[str | None, str]]) -> bool:
+    """Tell whether the extensions of several tasks, each given as text, are good, as far as that is quickly told."""
+    if len(schema) > KEPT_SCHEMA:  # to read a large one takes its time, too
+        return False
+    _, accepts = kept_judges(schema)
+    texts = (text or "{}" for text, _ in extensions)
+    try:
+        return all(accepts(msgspec.json.decode(text), len(text)) for text in texts)
+    except ENDS_THE_PROCESS:
+        raise
+    except BaseException:  # a panic of a library in Rust, say; what checks tells of it
+        return False
+
+
 class BodyFormat(Struct, frozen=True, kw_only=True):
     """A form in which a body may be sent: what reads it, and how many bytes it may have."""
 
@@ -6788,7 +6801,7 @@ class Operation(Struct, frozen=True):
 
     method: str
     path: str
-    handler: Callable[..., Answer | Prepared]
+    handler: Callable[..., Answer | Deferred]
     level: str | None
     body: Any
     formats: Mapping[str, BodyFormat]
@@ -6815,7 +6828,7 @@ class Noted(Struct):
 
 
 OPERATIONS: list[Operation] = []
-Handler = TypeVar("Handler", bound=Callable[..., "Answer | Prepared"])
+Handler = TypeVar("Handler", bound=Callable[..., "Answer | Deferred"])
 METRICS_OPERATIONS: list[Operation] = []  # of applications that have figures
 API = "/api/v1"
 
@@ -7040,11 +7053,12 @@ def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> Servic
 
 
 def refuse(error: BaseException, environ: dict[str, Any]) -> Answer:
-    """Answer any exception of a route. Some of them only the front door gets to see: it goes on from there."""
-    for kind, flag in ((Postponed, POSTPONED), (BodyAwaited, WANTED), (TryAgain, UNDONE)):
-        if isinstance(error, kind):
-            environ[flag] = True
-            return problem_answer(Busy())
+    """Answer any exception of a route. One of them only the front door gets to see: it goes on from there."""
+    if isinstance(error, AnsweredBefore):
+        return kept_answer(error.answer)
+    if isinstance(error, BodyAwaited):
+        environ[WANTED] = True
+        return problem_answer(Busy())
     return problem_answer(as_service_error(error, environ))
 
 
@@ -7169,17 +7183,8 @@ class Call:
         """Where the data is."""
         return self.service.database
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Give the connection that writes what is the client's, behind what came before this request in its group."""
-        if (before := self.environ.pop(BEFORE_WRITING, None)) is not None:
-            before()
-        with self.database.transaction(self.client_id) as connection:
-            count_change(connection, self.client_id)
-            yield connection
-
-    def perform(self, parts: Mapping[str, str]) -> Answer | Prepared:
-        """Return the answer to the request, or what is to be stored for it.
+    def perform(self, parts: Mapping[str, str]) -> Answer | Deferred:
+        """Return the answer to the request, or what is left to do for it.
 
         :raises AnsweredBefore: if it is a repeated one.
         """
@@ -7187,12 +7192,26 @@ class Call:
             ask_for_answer(self.database, self.request_key, self.body_hash)
         return self.operation.handler(self, **parts)
 
+    def write(self, write: Callable[[Connection], Answer]) -> Deferred:
+        """Return what is left to do where `write` stores what is asked for, and answers."""
+        return Deferred("write", partial(self.write_once, write))
+
+    def read_slowly(self, read: Callable[[Connection], Answer]) -> Deferred:
+        """Return what is left to do where `read` takes longer than others should wait."""
+
+        def work() -> Answer:
+            with self.database.apart() as connection:
+                return read(connection)
+
+        return Deferred("read", work)
+
     def write_once(self, write: Callable[[Connection], Answer]) -> Answer:
         """Return what `write` answers, in one transaction with keeping the answer for the request's key.
 
         :raises AnsweredBefore: when there is an answer already.
         """
-        with self.transaction() as connection:
+        with self.database.transaction(self.client_id) as connection:
+            count_change(connection, self.client_id)
             if self.request_key is None:
                 return write(connection)
             ask_for_answer(connection, self.request_key, self.body_hash)
@@ -7216,72 +7235,32 @@ class Call:
         return "/".join([urlsplit(base_url).path, *own])
 
 
-class Prepared(Struct, eq=False, frozen=True):
-    """A write of which all is judged that can be without its transaction, and which may be stored together with others.
+class Deferred(Struct, eq=False, frozen=True):
+    """What is left to do for a request, and where a server of ours does it: elsewhere it is done at once.
 
-    :param item: what is to be stored.
-    :param store: stores such writes, and returns the answer to each, or what it is refused with.
-    :param like: what writes have in common that may be stored together; None for one that is stored alone.
-    :param touches: what no other of these may touch. :param tasks: how many it is about.
+    A `write` shares a transaction with others; a `read`, an `export` and a `check` take long, and have threads.
     """
 
-    call: Call
-    item: Any
-    store: Callable[[Connection, Sequence[Prepared]], list[Answer | ServiceError]]
-    like: tuple[str, ...] | None
-    touches: frozenset[str]
-    tasks: int = 1
-
-    def stored(self) -> Answer:
-        """Store this alone, and return the answer. :raises AnsweredBefore: when there is one already."""
-
-        def write(connection: Connection) -> Answer:
-            (given,) = self.store(connection, [self])
-            if isinstance(given, ServiceError):
-                raise given
-            return given
-
-        return self.call.write_once(write)
-
-    def stored_soon(self) -> Answer | Prepared:
-        """Store this unless it may wait for others."""
-        return self.stored() if self.like is None else self
+    place: Literal["write", "read", "export", "check"]
+    work: Callable[[], Answer | Deferred]
 
 
-Given = TypeVar("Given")
+def finished(given: Answer | Deferred) -> Answer:
+    """Return the answer to a request, once nothing is left to do for it."""
+    while isinstance(given, Deferred):
+        given = given.work()
+    return given
 
 
 def perform_call(
-    service: Service,
-    operation: Operation,
-    parts: Mapping[str, str],
-    environ: dict[str, Any],
-    finish: Callable[[Prepared], Given],
-) -> Answer | Given:
-    """Return the answer to a request of an operation: the one it got before, if it is a repeated one.
-
-    :param finish: what is done with a write that is prepared.
-    """
-    try:
-        with service.database.hearing():
-            given = Call(service, operation, environ, parts.get("run_id")).perform(parts)
-            return finish(given) if isinstance(given, Prepared) else given
-    except AnsweredBefore as repeated:
-        return kept_answer(repeated.answer)
+    service: Service, operation: Operation, parts: Mapping[str, str], environ: dict[str, Any]
+) -> Answer | Deferred:
+    """Return the answer to a request of an operation, or what is left to do for it."""
+    with service.database.hearing():
+        return Call(service, operation, environ, parts.get("run_id")).perform(parts)
 
 
-def store_together(writes: Sequence[Prepared]) -> list[Answer]:
-    """Return the answers to writes that are alike. What fails together is done again one by one."""
-    try:
-        with writes[0].call.transaction() as connection:
-            given = writes[0].store(connection, writes)
-    except BaseException as error:
-        if len(writes) == 1:
-            return [refuse(error, writes[0].call.environ)]
-    else:
-        pairs = zip(given, writes, strict=True)
-        return [each if isinstance(each, Answer) else refuse(each, write.call.environ) for each, write in pairs]
-    return [store_together([each])[0] for each in writes]
+Given = TypeVar("Given")
 
 
 def done_again(database: Database, work: Callable[[], Given]) -> Given:
@@ -7299,17 +7278,22 @@ def done_again(database: Database, work: Callable[[], Given]) -> Given:
     return work()
 
 
-def respond(service: Service, environ: dict[str, Any], work: Callable[[], Given]) -> Answer | Given:
+def respond(service: Service, environ: dict[str, Any], work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
     """Return what `work` answers, or the answer to whatever it raises: libraries in Rust raise no `Exception`s, too.
+
+    What it leaves to do is done in the same way.
 
     Nothing else catches: what an embedding application raises on our routes goes to its own error handlers.
     """
     try:
-        return done_again(service.database, work)
+        given = done_again(service.database, work)
     except ENDS_THE_PROCESS:
         raise
     except BaseException as error:
         return refuse(error, environ)
+    if isinstance(given, Deferred):
+        return Deferred(given.place, partial(respond, service, environ, given.work))
+    return given
 
 
 # Behind Flask
@@ -7330,6 +7314,7 @@ def response_of(given: Answer) -> flask.Response:
 
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
+LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
 LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
@@ -7451,7 +7436,7 @@ def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     free=METADATA,
     refusals=(UnknownProjectType,),
 )
-def post_runs(call: Call) -> Answer:
+def post_runs(call: Call) -> Deferred:
     """Start a run."""
     body: RunStart = call.body
     metadata = read_metadata(body.metadata, call.service.settings)
@@ -7463,7 +7448,7 @@ def post_runs(call: Call) -> Answer:
         call.noted.run_id = run.id
         return answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
 
-    return call.write_once(start)
+    return call.write(start)
 
 
 def page_of_runs(call: Call, connection: Connection) -> bytes:
@@ -7481,19 +7466,32 @@ def get_runs(call: Call) -> Answer:
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
-def get_run(call: Call, run_id: str) -> Answer:
+def get_run(call: Call, run_id: str) -> Answer | Deferred:
     """Get a run, with a summary of the tasks that it reported."""
-    with call.database.snapshot() as connection:
-        run = select_run_key(connection, call.client_id, run_id)
-        if run.status == "running":
-            call.database.use_later(call.client_id, "runs", run.seq, timestamp())
+
+    def read(connection: Connection) -> Answer:
+        run = select_used_run(call, connection, run_id)
         return answer(200, select_run_with_summary(connection, call.client_id, run))
+
+    with call.database.snapshot() as connection:
+        if select_run_key(connection, call.client_id, run_id).reported <= LARGE_RUN:
+            return read(connection)
+    return call.read_slowly(read)
+
+
+def select_used_run(call: Call, connection: Connection, run_id: str) -> RunKey:
+    """Return a run's key, and note that it is in use. :raises Missing: when there is no such run."""
+    run = select_run_key(connection, call.client_id, run_id)
+    if run.status == "running":
+        call.database.use_later(call.client_id, "runs", run.seq, timestamp())
+    return run
 
 
 @operation("PATCH", "/api/v1/runs/{run_id}", "agent", {200: RunWithSummary}, body=RunUpdate, refusals=(RunFinished,))
-def patch_run(call: Call, run_id: str) -> Answer:
+def patch_run(call: Call, run_id: str) -> Deferred:
     """Finish a run, and resolve what it did not report any more if asked to."""
-    with call.transaction() as connection:
+
+    def finish(connection: Connection) -> Answer:
         run = select_run_key(connection, call.client_id, run_id)
         body: RunUpdate = call.body
         if body.resolve_missing and body.status != "completed":
@@ -7501,35 +7499,29 @@ def patch_run(call: Call, run_id: str) -> Answer:
         finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
         return answer(200, select_run_with_summary(connection, call.client_id, run))
 
+    return call.write(finish)
+
 
 @operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
-def delete_run(call: Call, run_id: str) -> Answer:
+def delete_run(call: Call, run_id: str) -> Deferred:
     """Delete a run, also a running one, and the tasks that only it reports."""
-    with call.transaction() as connection:
+
+    def delete(connection: Connection) -> Answer:
         remove_run(connection, call.client_id, select_run_key(connection, call.client_id, run_id))
-    return no_content()
+        return no_content()
+
+    return call.write(delete)
 
 
 @operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
-def get_run_gate(call: Call, run_id: str) -> Answer:
+def get_run_gate(call: Call, run_id: str) -> Deferred:
     """Tell whether a run may pass: what it reported that is new and severe."""
-    with call.database.snapshot() as connection:
-        run = select_run_key(connection, call.client_id, run_id)
-        if run.status == "running":
-            call.database.use_later(call.client_id, "runs", run.seq, timestamp())
+
+    def judge(connection: Connection) -> Answer:
+        run = select_used_run(call, connection, run_id)
         return answer(200, select_gate(connection, call.client_id, run, call.query))
 
-
-FEW_REPORTS = 20  # of a submission that may be stored together with others
-
-
-def submit_together(connection: Connection, writes: Sequence[Prepared]) -> list[Answer | ServiceError]:
-    """Store submissions to one run."""
-    run = writes[0].item[0]
-    done = submit_reports(
-        connection, writes[0].call.principal, run, [reports for _, reports in (each.item for each in writes)]
-    )
-    return [answer(201 if submission.created else 200, submission) for submission in done]
+    return call.read_slowly(judge)
 
 
 @operation(
@@ -7541,20 +7533,28 @@ def submit_together(connection: Connection, writes: Sequence[Prepared]) -> list[
     formats=SUBMISSION_FORMATS,
     refusals=(RunFinished, ExtensionCheckTimeout),
 )
-def post_tasks(call: Call, run_id: str) -> Prepared:
+def post_tasks(call: Call, run_id: str) -> Deferred:
     """Submit one task, or a batch of which all are stored or none."""
     with call.database.reading() as connection:
         run, schema = select_run_and_schema(connection, call.client_id, run_id)
     parsed: Parsed = call.body
-    if schema is not None:
-        call.form.judge(schema, parsed, call.service.settings)
-    if parsed.problems:
-        raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
 
-    alone = call.request_key is not None or len(parsed.reports) > FEW_REPORTS
-    touched = () if alone else filter(None, [report.external_id for report in parsed.reports])
-    like = None if alone else ("submission", call.principal.key_id, run_id)
-    return Prepared(call, (run, parsed.reports), submit_together, like, frozenset(touched), len(parsed.reports))
+    def store(connection: Connection) -> Answer:
+        (submission,) = submit_reports(connection, call.principal, run, [parsed.reports])
+        return answer(201 if submission.created else 200, submission)
+
+    def checked() -> Deferred:
+        if parsed.problems:
+            raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
+        return call.write(store)
+
+    def check(schema: str) -> Deferred:
+        call.form.judge(schema, parsed, call.service.settings)
+        return checked()
+
+    if schema is None or accepted_quickly(schema, parsed.extensions):
+        return checked()
+    return Deferred("check", partial(check, schema))
 
 
 class Walk:
@@ -7588,24 +7588,22 @@ class Walk:
                 return
 
 
-def export_tasks(call: Call, form: ListFormat) -> Answer:
-    """Answer a list of tasks in another form: all of it, or an error.
-
-    :raises Postponed: when others wait for this thread.
-    """
-    if CLOCK.held_up < math.inf:
-        raise Postponed
-    document = Document(call.database.folder)
+def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
+    """Answer a list of tasks in another form: all of it, or an error."""
     try:
-        with call.database.apart() as connection:
+        with call.database.apart(long=True) as connection:
             walk = Walk(call, connection, whole=form.whole)
             for piece in form.write(iter(walk)):
                 document.write(piece)
-        headers = {"Content-Type": form.media_type, "Content-Length": str(document.size)}
-        return Answer(200, headers | ({"Link": f'<{walk.link}>; rel="next"'} if walk.link else {}), document=document)
     except BaseException:
         document.close()
         raise
+    headers = {"Content-Type": form.media_type, "Content-Length": str(document.size)}
+    headers |= {"Link": f'<{walk.link}>; rel="next"'} if walk.link else {}
+    if document.size > DOCUMENT_PIECE:
+        return Answer(200, headers, document=document)
+    with closing(document):
+        return Answer(200, headers, b"".join(document))
 
 
 def page_of_tasks(call: Call, connection: Connection) -> bytes:
@@ -7628,31 +7626,41 @@ def page_of_tasks(call: Call, connection: Connection) -> bytes:
     exports=LIST_FORMATS,
     export_query=ExportQuery,
 )
-def get_tasks(call: Call) -> Answer:
+def get_tasks(call: Call) -> Answer | Deferred:
     """List tasks, newest first or by severity."""
     if call.export:
-        return export_tasks(call, call.export)
+        return Deferred("export", partial(export_tasks, call, call.export, Document(call.database.folder)))
     asked = (call.client_id, call.address, call.environ["QUERY_STRING"])
-    with listing(call) as connection:
+
+    def read(connection: Connection) -> Answer:
         make = partial(page_of_tasks, call, connection)
-        return answer_unless_known(call, connection, lambda tag: connection.recall_page((tag, *asked), make))
+        with in_list_time(connection):
+            return answer_unless_known(call, connection, lambda tag: connection.recall_page((tag, *asked), make))
+
+    if call.query.q is not None:
+        return call.read_slowly(read)
+    with call.database.snapshot() as connection:
+        return read(connection)
 
 
 @operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate)
-def patch_tasks(call: Call) -> Answer:
+def patch_tasks(call: Call) -> Deferred:
     """Triage several tasks alike: all of them or none."""
     if "HTTP_IF_MATCH" in call.environ:
         raise InvalidParameter("If-Match", "goes with the update of one task; several have no ETag")
     update: TasksUpdate = call.body
-    with call.transaction() as connection:
+
+    def triage(connection: Connection) -> Answer:
         states = select_states_by_id(connection, call.client_id, update.ids)
         if problems := [*decision_problems(update), *id_problems(update, states)]:
             raise ValidationFailed(problems)
         ordered = [states[task_id] for task_id in update.ids]
         decisions = [Decision.of(state, update) for state in ordered]
         told = triage_tasks(connection, call.principal, decisions, timestamp())
-    tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
-    return answer(200, Triage(sum(told), len(told) - sum(told), tasks))
+        tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
+        return answer(200, Triage(sum(told), len(told) - sum(told), tasks))
+
+    return call.write(triage)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
@@ -7660,38 +7668,6 @@ def get_task(call: Call, task_id: str) -> Answer:
     """Get a whole task."""
     with call.database.reading() as connection:
         return tagged_answer(select_task(connection, call.client_id, task_id))
-
-
-def decide(call: Call, found: tuple[Task, State] | None, task_id: str) -> tuple[Task, Decision]:
-    """Return a task with what a request decides about it. :raises ServiceError: if it may not."""
-    if found is None:
-        raise Missing(f"There is no task {cut(task_id)!r}.")
-    task, state = found
-    update: TaskUpdate = call.body
-    if problems := decision_problems(update):
-        raise ValidationFailed(problems)
-    call.require_match(task)
-    if problem := reason_problem(update, state, "/reason"):
-        raise ValidationFailed([problem])
-    return task, Decision.of(state, update)
-
-
-def triage_together(connection: Connection, writes: Sequence[Prepared]) -> list[Answer | ServiceError]:
-    """Store decisions, each about another task; what is wrong with one is no reason to refuse the others."""
-    who, now = writes[0].call.principal, timestamp()
-    found = select_tasks_and_states(connection, who.client_id, [write.item for write in writes])
-    given: list[Answer | ServiceError] = []
-    decisions: list[Decision] = []
-    for write in writes:
-        try:
-            task, decision = decide(write.call, found.get(write.item), write.item)
-        except ServiceError as error:
-            given.append(error)
-        else:
-            decisions.append(decision)
-            given.append(tagged_answer(task_after(task, decision, now)))
-    triage_tasks(connection, who, decisions, now)
-    return given
 
 
 @operation(
@@ -7703,17 +7679,36 @@ def triage_together(connection: Connection, writes: Sequence[Prepared]) -> list[
     refusals=(ChangedMeanwhile,),
     tagged=True,
 )
-def patch_task(call: Call, task_id: str) -> Prepared:
+def patch_task(call: Call, task_id: str) -> Deferred:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
-    return Prepared(call, task_id, triage_together, ("triage", call.principal.key_id), frozenset((task_id,)))
+
+    def triage(connection: Connection) -> Answer:
+        found = select_tasks_and_states(connection, call.client_id, [task_id]).get(task_id)
+        if found is None:
+            raise Missing(f"There is no task {cut(task_id)!r}.")
+        task, state = found
+        update: TaskUpdate = call.body
+        if problems := decision_problems(update):
+            raise ValidationFailed(problems)
+        call.require_match(task)
+        if problem := reason_problem(update, state, "/reason"):
+            raise ValidationFailed([problem])
+        decision, now = Decision.of(state, update), timestamp()
+        triage_tasks(connection, call.principal, [decision], now)
+        return tagged_answer(task_after(task, decision, now))
+
+    return call.write(triage)
 
 
 @operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
-def delete_task(call: Call, task_id: str) -> Answer:
+def delete_task(call: Call, task_id: str) -> Deferred:
     """Delete a task with its history."""
-    with call.transaction() as connection:
+
+    def delete(connection: Connection) -> Answer:
         remove_task(connection, call.client_id, select_state(connection, call.client_id, task_id))
-    return no_content()
+        return no_content()
+
+    return call.write(delete)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
@@ -7750,17 +7745,21 @@ def get_project_types(call: Call) -> Answer:
     free=EXTENSION_SCHEMA,
     refusals=(ProjectTypeExists, ExtensionCheckTimeout),
 )
-def post_project_types(call: Call) -> Answer:
+def post_project_types(call: Call) -> Deferred:
     """Register a project type; the same definition again changes nothing."""
     body: ProjectTypeDefinition = call.body
-    definition = read_definition(call, body.name)
 
-    def register(connection: Connection) -> Answer:
-        created = insert_project_type(connection, call.client_id, body.name, *definition)
-        registered = select_project_type(connection, call.client_id, body.name)
-        return answer(201 if created else 200, registered, f"{call.address}/{body.name}" if created else None)
+    def check() -> Deferred:
+        definition = read_definition(call, body.name)
 
-    return call.write_once(register)
+        def register(connection: Connection) -> Answer:
+            created = insert_project_type(connection, call.client_id, body.name, *definition)
+            registered = select_project_type(connection, call.client_id, body.name)
+            return answer(201 if created else 200, registered, f"{call.address}/{body.name}" if created else None)
+
+        return call.write(register)
+
+    return Deferred("check", check)
 
 
 @operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
@@ -7779,34 +7778,47 @@ def get_project_type(call: Call, name: str) -> Answer:
     free=EXTENSION_SCHEMA,
     refusals=(ExtensionCheckTimeout,),
 )
-def put_project_type(call: Call, name: str) -> Answer:
+def put_project_type(call: Call, name: str) -> Deferred:
     """Replace a project type's label, description and schema; stored tasks are not judged again."""
     with call.database.reading() as connection:
         select_project_type(connection, call.client_id, name)
     body: ProjectTypeUpdate = call.body
     if body.name not in (None, name):
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
-    definition = read_definition(call, name)
-    with call.transaction() as connection:
-        replace_project_type(connection, call.client_id, name, *definition)
-        return answer(200, select_project_type(connection, call.client_id, name))
+
+    def check() -> Deferred:
+        definition = read_definition(call, name)
+
+        def replace(connection: Connection) -> Answer:
+            replace_project_type(connection, call.client_id, name, *definition)
+            return answer(200, select_project_type(connection, call.client_id, name))
+
+        return call.write(replace)
+
+    return Deferred("check", check)
 
 
 @operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
-def delete_project_type(call: Call, name: str) -> Answer:
+def delete_project_type(call: Call, name: str) -> Deferred:
     """Delete a project type that there is no run of."""
-    with call.transaction() as connection:
+
+    def delete(connection: Connection) -> Answer:
         remove_project_type(connection, call.client_id, name)
-    return no_content()
+        return no_content()
+
+    return call.write(delete)
 
 
 @operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery)
-def get_overview(call: Call) -> Answer:
+def get_overview(call: Call) -> Deferred:
     """Get where all tasks stand, and what happened to them lately."""
-    with call.database.snapshot() as connection:
+
+    def read(connection: Connection) -> Answer:
         return answer_unless_known(
             call, connection, lambda _: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
         )
+
+    return call.read_slowly(read)
 
 
 @operation(
@@ -7818,16 +7830,20 @@ def get_overview(call: Call) -> Answer:
     exports=BRIEF_FORMATS,
     refusals=(UnknownProjectType,),
 )
-def get_brief(call: Call) -> Answer:
+def get_brief(call: Call) -> Deferred:
     """Get what an agent should know before it scans: what is known already, and what extensions must be like."""
-    with listing(call) as connection:
-        require_registered(connection, call.client_id, call.query.project_type, parameter="projectType")
-        project_type = select_project_type(connection, call.client_id, call.query.project_type)
-        brief = select_brief(connection, call.client_id, project_type, call.query)
-    if call.export is None:
-        return answer(200, brief)
-    text = call.export.write(brief, project_type)
-    return whole_answer(200, text, f"{call.export.media_type}; charset=utf-8")
+
+    def read(connection: Connection) -> Answer:
+        with in_list_time(connection):
+            require_registered(connection, call.client_id, call.query.project_type, parameter="projectType")
+            project_type = select_project_type(connection, call.client_id, call.query.project_type)
+            brief = select_brief(connection, call.client_id, project_type, call.query)
+        if call.export is None:
+            return answer(200, brief)
+        text = call.export.write(brief, project_type)
+        return whole_answer(200, text, f"{call.export.media_type}; charset=utf-8")
+
+    return call.read_slowly(read)
 
 
 @operation("GET", "/healthz", None, {200: Health})
@@ -8123,18 +8139,17 @@ def create_blueprint(
     return blueprint_of(start_service(settings or Settings.read()), name, page=page)
 
 
-def answer_to(
-    service: Service, environ: dict[str, Any], path: str, finish: Callable[[Prepared], Given]
-) -> Answer | Given:
-    """Return the answer to any request of the service, its page included.
+def answer_to(service: Service, environ: dict[str, Any], path: str, *, whole: bool) -> Answer | Deferred:
+    """Return the answer to any request of the service, its page included, or what is left to do for it.
 
-    :param path: the path of the request without any prefix. :param finish: what is done with a write that is prepared.
+    :param path: the path of the request without any prefix. :param whole: whether nothing is to be left to do.
     """
 
-    def work() -> Answer | Given:
+    def work() -> Answer | Deferred:
         if path in PAGE_FILES:
             return get_page_file(environ, path)
-        return perform_call(service, *service.router.find(environ, path), environ, finish)
+        given = perform_call(service, *service.router.find(environ, path), environ)
+        return finished(given) if whole else given
 
     return respond(service, environ, work)
 
@@ -8142,7 +8157,7 @@ def answer_to(
 def responded(service: Service, path: str) -> flask.Response:
     """Return the answer to Flask's request. Where the front door is not, keep house, and tell who listens."""
     began, environ = time.perf_counter(), flask.request.environ
-    given = answer_to(service, environ, path, Prepared.stored)
+    given = finished(answer_to(service, environ, path, whole=True))
     response = response_of(given)
     service.keep_house_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
     for listener in service.listeners.answered:
@@ -8205,69 +8220,32 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     return app_of(start_service(settings or Settings.read(**given)))
 
 
-class DirectApp:
-    """The service without Flask around it, as the front door calls it."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        load_room("page")
-
-    def answer(self, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given:
-        """Answer any request."""
-        return answer_to(self.service, environ, decoded(environ["PATH_INFO"]), finish)
-
-
 # ---------------------------------------------------------------------------
-# Front door: granian's RSGI before Flask, one thread that reads, and one that writes
+# Front door: granian's RSGI before Flask, one thread that reads, one that writes, and some for what takes long
 # ---------------------------------------------------------------------------
 
-LARGE_BLOCK = 1024 * KIB  # bytes
-ROOM_FOR_TWO = 3 * 512 * 1024 * KIB  # bytes of memory; the second process takes some 30 MB
-GIVING_BACK = 10.0  # seconds between two times that the system gets memory back, which takes a millisecond
 MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
 OWN_FILES = 60  # that the process itself has open, its documents and their pipes among them
-STALLED = 5.0  # seconds that a large body may be behind the pace at which it would arrive in time
-UNJUDGED = 1.0  # seconds that a small body may take before its request is judged without it
 SMALL_BODY = 16 * KIB  # bytes of a body that is read before anything about its request is known
-MEDIUM_BODY = 1024 * KIB  # bytes of one that waits for no room behind larger ones, which may take half a minute
-LONG_WRITE = 0.005  # seconds after which a write under way is a long one
-GIVING_WAY = 0.002  # seconds that a read waits beside a long write
-COSTLY_READ = 0.02  # seconds that a read may take before its key has to rest for as long
-HELD_UP = 0.1  # seconds that one request may hold up the thread that reads, or writes, before it goes on in another
-PIPE_PAUSE = 0.001  # seconds between two looks whether a pipe is read
+BODIES_HELD = 2  # times the largest body there may be, of all large ones together
 UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
+UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
 LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
 LEAVING = 60.0  # seconds that clients have to take their answers then
 HEADER_TIMEOUT = 5  # seconds
-WRITERS = 16  # threads that write to a database with many connections,
-READERS = 20  # that read there,
-READERS_OF_KEY = 12  # and that read for one key at once: so there are connections left for others
-GATHERING = 0.00015  # seconds that a group waits for each client of the last one, or for all, where that is more,
-GATHERING_SHARE = 0.3  # this much of what the last COMMIT took
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
-TOGETHER = 64  # tasks that writes of a group, which are put off to be stored together, are about at the most
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
+THREADS, THREADS_OF_CLIENT = 20, 12  # for requests where a database has many connections, and of them for one client
+# For what takes long elsewhere; a client has one of each at most.
+THREADS_OF_PLACES = {"read": 1, "export": 1, "check": 2, "probe": 1}
 OTHERS_WAIT = "The database has not answered others yet"
 BODIED = ("POST", "PUT", "PATCH")
 STOPPING = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
     STOPPING.append(signal.SIGHUP)
 UNHEARD = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
-# What the front door notes for itself in the environment of a request.
-ANNOUNCED = "findings_service.announced"  # the Content-Length
-REFUSED = "findings_service.refused"  # the answer, given before the body had arrived
-ENVIRON = {
-    "SCRIPT_NAME": "",
-    "SERVER_PROTOCOL": "HTTP/1.1",
-    "wsgi.version": (1, 0),
-    "wsgi.multithread": True,
-    "wsgi.multiprocess": False,
-    "wsgi.run_once": False,
-}
-
-
 LAST_WORDS = 0.5  # seconds that there are to say why a process ends
 
 
@@ -8349,36 +8327,33 @@ class LineWriter(logging.Handler):
             self._is_idle = True
 
 
-class Room:
+class BodyBudget:
     """Bounds the bytes of all large bodies that are here at once, and those of one client to half of it.
 
-    Who does not find room waits for it. Without a bound, a few dozen connections would take all memory there is.
+    Without a bound, a few dozen connections would take all memory there is.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._taken: Counter[str] = Counter()
-        self._changed = asyncio.Condition()
+        self._held: Counter[str] = Counter()
 
-    def _has(self, client_id: str, size: int) -> bool:
-        return self._taken.total() + size <= self._size and self._taken[client_id] + size <= self._size // 2
+    @contextmanager
+    def holding(self, client_id: str) -> Iterator[Callable[[int], None]]:
+        """Give what counts more bytes of a body, for as long as it is here. It raises `Busy` when they are too many."""
+        held = 0
 
-    @asynccontextmanager
-    async def taken(self, client_id: str, size: int, patience: float) -> AsyncIterator[None]:
-        """Hold room for a body of so many bytes. :raises Busy: when there is none for `patience` seconds."""
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._held[client_id] += size
+            if self._held.total() > self._size or self._held[client_id] > self._size // 2:
+                raise Busy("Other large bodies are on their way")
+
         try:
-            async with asyncio.timeout(patience), self._changed:
-                await self._changed.wait_for(lambda: self._has(client_id, size))
-                self._taken[client_id] += size
-        except TimeoutError:
-            raise Busy("Other large bodies are on their way") from None
-        try:
-            yield
+            yield hold
         finally:
-            self._taken[client_id] -= size
-            self._taken += Counter()  # forgets clients that hold nothing
-            async with self._changed:
-                self._changed.notify_all()
+            self._held[client_id] -= held
+            self._held += Counter()  # forgets clients that hold nothing
 
 
 @lru_cache(maxsize=256)
@@ -8389,22 +8364,15 @@ def environ_name(header: str) -> str:
 
 
 def environ_of(scope: Any) -> dict[str, Any]:
-    """Return the WSGI environment of a request, without its body.
+    """Return what the service asks of the WSGI environment of a request, without its body.
 
     The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse. So are
     headers with an underscore, which would be taken for those with a hyphen.
     """
-    host, _, port = scope.server.rpartition(":")
     environ = {
-        **ENVIRON,
         "REQUEST_METHOD": scope.method,
         "PATH_INFO": scope.path.encode().decode("latin-1"),
         "QUERY_STRING": scope.query_string.encode().decode("latin-1"),
-        "SERVER_NAME": host,
-        "SERVER_PORT": port,
-        "REMOTE_ADDR": scope.client.rpartition(":")[0],
-        "wsgi.url_scheme": scope.scheme,
-        "wsgi.errors": sys.stderr,
     }
     for header, value in scope.headers.items():
         if "_" not in header:
@@ -8420,33 +8388,7 @@ def environ_of(scope: Any) -> dict[str, Any]:
 
 def put_body(environ: dict[str, Any], body: bytes) -> None:
     """Put a body into a request's environment."""
-    environ.update({BODY: body, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)) if body else ""})
-
-
-def run_wsgi(app: Any, environ: dict[str, Any]) -> Answer:
-    """Return what a WSGI application answers."""
-    begun: list[Any] = []
-
-    def start_response(status: str, headers: list[tuple[str, str]], _: Any = None) -> Callable[[bytes], object]:
-        begun[:] = (int(status[:3]), headers)
-        return len  # PEP 3333 wants a `write`; no application of ours calls it
-
-    parts = app(environ, start_response)
-    status, headers = begun[0], dict(begun[1])
-    try:
-        body = b"".join(parts)
-    finally:
-        if hasattr(parts, "close"):
-            parts.close()
-    return Answer(status, headers, body)
-
-
-def run_app(app: Any, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given:
-    """Return what an application answers: the service's own without WSGI and Flask where it can.
-
-    :param finish: what that does with a write that is prepared.
-    """
-    return app.answer(environ, finish) if isinstance(app, DirectApp) else run_wsgi(app, environ)
+    environ.update({BODY: body, "CONTENT_LENGTH": str(len(body)) if body else ""})
 
 
 def without_body(answer: Answer) -> Answer:
@@ -8456,53 +8398,8 @@ def without_body(answer: Answer) -> Answer:
     return Answer(answer.status, {"Content-Length": str(answer.size), **answer.headers})
 
 
-async def pipe_read_by(reader: Callable[[str], object], first: bytes) -> int:
-    """Return the end to write to of a pipe that somebody reads who is told its name, and has read something of it.
-
-    The pipe has no name in a folder, and so nothing is left of it whatever ends this process.
-
-    :param first: what is written into it first, no more than it holds.
-    :raises BrokenPipeError: when nobody reads it. So does writing to it when nobody reads any more.
-    """
-    listened, written = os.pipe()
-    try:
-        os.set_blocking(written, False)
-        os.write(written, first)
-        reader(f"/dev/fd/{listened}")
-        for _ in range(int(STALLED / PIPE_PAUSE)):
-            unread = fcntl.ioctl(listened, termios.FIONREAD, bytes(4))
-            if int.from_bytes(unread, sys.byteorder) < len(first):
-                return written
-            await asyncio.sleep(PIPE_PAUSE)
-        raise BrokenPipeError
-    except BaseException:
-        os.close(written)
-        raise
-    finally:
-        os.close(listened)
-
-
-async def write_to(pipe: int, data: bytes) -> None:
-    """Write to a pipe as fast as it is read.
-
-    :raises BrokenPipeError: when it is not read any more. :raises TimeoutError: when nothing of it is for long.
-    """
-    loop, rest = asyncio.get_running_loop(), memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(pipe, rest) :]
-        except BlockingIOError:
-            ready = asyncio.Event()
-            loop.add_writer(pipe, ready.set)
-            try:
-                async with asyncio.timeout(UNTAKEN):
-                    await ready.wait()
-            finally:
-                loop.remove_writer(pipe)
-
-
 def refused(error: BaseException) -> Answer:
-    """Return the answer to a write whose transaction failed."""
+    """Return the answer to a request that failed outside of the application: in its transaction, or on its way."""
     known = known_error(error)
     if known is None:
         log.error("a transaction failed", exc_info=error)
@@ -8510,95 +8407,13 @@ def refused(error: BaseException) -> Answer:
     return problem_answer(known)
 
 
-def run_held_up(app: Any, environ: dict[str, Any], finish: Callable[[Prepared], Given]) -> Answer | Given:
-    """Return what a WSGI application answers, on a thread that others wait for: long checks are given up there."""
-    CLOCK.held_up = time.monotonic() + HELD_UP
-    try:
-        return run_app(app, environ, finish)
-    finally:
-        CLOCK.held_up = float("inf")
-
-
 class Write(Struct, eq=False):
-    """A request that waits for its transaction, until a time of the monotonic clock."""
+    """A request that waits for its transaction, until a time of the monotonic clock; `work` gives the answer."""
 
-    environ: dict[str, Any]
+    work: Callable[[], Answer]
     future: asyncio.Future[Answer]
     until: float
-    tried: bool = False
     answer: Answer | None = None
-
-
-class PutOff:
-    """Writes of a group that are prepared and not stored, by what they have in common.
-
-    `touched` is what they touch, of which no two writes that are stored together may have anything in common, and
-    `tasks` how many tasks they are about.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget them."""
-        self.alike: dict[Any, list[tuple[Write, Prepared]]] = {}
-        self.touched: set[tuple[Any, str]] = set()
-        self.tasks = 0
-
-    def holds(self, prepared: Prepared) -> bool:
-        """Tell whether anything that a write touches is touched by one of these."""
-        return any((prepared.like, name) in self.touched for name in prepared.touches)
-
-    def add(self, write: Write, prepared: Prepared) -> None:
-        """Put a write off."""
-        self.alike.setdefault(prepared.like, []).append((write, prepared))
-        self.touched.update((prepared.like, name) for name in prepared.touches)
-        self.tasks += prepared.tasks
-
-
-async def done_in_thread(
-    threads: ThreadPoolExecutor, patience: float | None, work: Callable[..., Done], *given: Any
-) -> Done:
-    """Return what `work` returns in one of some threads. Where this is cancelled, the thread has ended before.
-
-    :param patience: seconds that may go by until one is free; None for ever.
-    :raises Busy: when none was.
-    """
-    doing = threads.submit(work, *given)
-    done = asyncio.wrap_future(doing)
-    timer = asyncio.get_running_loop().call_later(patience, doing.cancel) if patience is not None else None
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        if done.cancelled():
-            raise Busy(OTHERS_WAIT) from None
-        doing.cancel()
-        await asyncio.wait([done])
-        raise
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
-class Lane(Struct, eq=False):
-    """Writes that share transactions, one after the other: those of a client, or of all where one thread writes.
-
-    `expected` is how many of them come soon, until a time of the monotonic clock, and `trouble` what kept the last
-    transaction from beginning.
-    """
-
-    client_id: str | None = None
-    waiting: deque[Write] = msgspec.field(default_factory=deque)
-    expected: int = 0
-    gathered_by: float = 0.0
-    is_at_work: bool = False
-    trouble: BaseException | None = None
-
-    def take(self) -> Write | None:
-        """Take the write that has waited longest, None where the last one has just been given up."""
-        with suppress(IndexError):
-            return self.waiting.popleft()
-        return None
 
 
 class Housekeeper:
@@ -8648,81 +8463,81 @@ class Housekeeper:
             yield max(0.0, again - time.monotonic())
 
 
-class Writing(ABC):
-    """Runs the writes that wait in a lane in one transaction, in the order in which they came, each in a savepoint.
+class WriteQueue:
+    """The one thread that writes, and keeps house, where a database has one writer.
 
-    Those that are alike and follow each other may share one. All share one fsync, and are answered when the COMMIT is
-    through; when it fails, all of them have failed. The next group gathers meanwhile.
+    The writes that wait share a transaction, in the order in which they came, each in a savepoint. All share one fsync,
+    and are answered when the COMMIT is through; when it fails, all of them have failed. The next group gathers
+    meanwhile.
     """
 
-    patience: ClassVar[float | None] = None  # seconds that a group waits for the database's lock; None for what is set
-    finish: ClassVar[Callable[[Prepared], Answer | Prepared]] = Prepared.stored  # what a group does with such a write
-
-    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
-        self.app = app
+    def __init__(self, database: Database, listeners: Listeners | None = None) -> None:
         self.database = database
         self._listeners = listeners or Listeners()
+        self._waiting: deque[Write] = deque()
         self._house = Housekeeper(database)
-        self._began = math.inf
         self._stopping = threading.Event()
+        self._bell = threading.Event()
+        self._thread = needed_thread(self._work, "findings-writer")
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start to write and to keep house. The answers go to an event loop."""
+        """Start the thread. The answers go to an event loop."""
         self._loop = loop
+        self._thread.start()
 
-    @abstractmethod
     def stop(self) -> None:
-        """Finish what waits, and end the threads."""
+        """Finish what waits, and end the thread."""
+        self._stopping.set()
+        self._bell.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
-    def is_long_at_work(self) -> bool:
-        """Tell whether the write under way is a long one, which those who read should leave the processor to."""
-        return False
-
-    @abstractmethod
-    async def run(self, environ: dict[str, Any]) -> Answer:
+    async def run(self, work: Callable[[], Answer]) -> Answer:
         """Return the answer to a write once it is durable, or refused."""
-
-    def _put(self, lane: Lane, environ: dict[str, Any]) -> Write:
-        """Put a write into a lane."""
         until = time.monotonic() + self.database.settings.busy_timeout
-        write = Write(environ, self._loop.create_future(), until)
-        lane.waiting.append(write)
-        return write
+        write = Write(work, self._loop.create_future(), until)
+        self._waiting.append(write)
+        self._bell.set()
+        return await write.future
 
-    def _commit_group(self, lane: Lane) -> None:
+    def _work(self) -> None:
+        while self._waiting or not self._stopping.is_set():
+            if not self._waiting:
+                self._bell.wait(max(0.0, self._house.next_step - time.monotonic()))
+                self._bell.clear()
+            if self._waiting:
+                self._commit_group()
+            if time.monotonic() >= self._house.next_step:
+                self._house.step()
+
+    def _commit_group(self) -> None:
         """Run writes until they are all done or their time is over, commit, and have them answered."""
-        self._gather(lane)
-        group = self._write_group(lane)
-        lane.expected = len(group) + len(lane.waiting)
-        patience = min(GROUP_TIME, max(GATHERING * lane.expected, GATHERING_SHARE * self.database.commit_seconds))
-        lane.gathered_by = time.monotonic() + patience
-
-    def _write_group(self, lane: Lane) -> Sequence[Write]:
-        """Run the writes of a lane in one transaction, have them answered, and return them."""
         group: list[Write] = []
         try:
-            with self.database.transaction(lane.client_id, self.patience) as connection:
-                put_off = PutOff()
+            with self.database.transaction(patience=max(0.0, self._waiting[0].until - time.monotonic())) as connection:
                 end = time.monotonic() + GROUP_TIME
-                while connection.in_transaction and time.monotonic() < end and (write := lane.take()):
-                    group.append(write)
-                    self._begin(write, put_off)
-                self._store(put_off)
+                while self._waiting and connection.in_transaction and time.monotonic() < end:
+                    group.append(self._waiting.popleft())
+                    group[-1].answer = self._run(group[-1])
                 if not connection.in_transaction:
                     raise connection.ending()
         except BaseException as error:
-            if not group:
-                lane.trouble = error
-                self._refuse_waiting(lane, error)
-                return group
-            for write in group:  # what is undone is done again one by one, each with its own luck
-                again = isinstance(error, TryAgain) and time.monotonic() < write.until
-                write.answer = self._run(write, Prepared.stored) if again else refused(error)
+            if not group:  # those whose time is over, or all where waiting longer is of no use
+                now = time.monotonic() if is_busy(error) else math.inf
+                while self._waiting and self._waiting[0].until <= now:
+                    group.append(self._waiting.popleft())
+            for write in group:
+                write.answer = refused(error)
         else:
             self._tell(len(group))
         self._settle(group)
-        lane.trouble = None
-        return group
+
+    def _run(self, write: Write) -> Answer:
+        """Return what a write answers; an exception out of it is no reason to leave anybody waiting."""
+        try:
+            return write.work()
+        except BaseException as error:
+            return refused(error)
 
     def _tell(self, size: int) -> None:
         """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""
@@ -8731,59 +8546,6 @@ class Writing(ABC):
                 listener(size)
         except BaseException as error:
             log.error("counting a group failed", exc_info=error)
-
-    def _run(self, write: Write, finish: Callable[[Prepared], Given]) -> Answer | Given:
-        """Return what the application answers; an exception out of it is no reason to leave anybody waiting.
-
-        :raises TryAgain: when the database has undone the transaction that this is a part of.
-        """
-        self._began = time.monotonic()
-        write.environ.pop(POSTPONED, None)  # which it was, maybe, in a group that was undone
-        try:
-            answer = run_held_up(self.app, write.environ, finish)
-        except BaseException as error:
-            answer = refused(error)
-        finally:
-            self._began = math.inf
-        if write.environ.pop(UNDONE, False) and self.database.transacting:
-            raise TryAgain
-        return answer
-
-    def _begin(self, write: Write, put_off: PutOff) -> None:
-        """Run a write of a group, or put it off, to be stored with others. What came before it is stored before it."""
-        write.environ[BEFORE_WRITING] = partial(self._store, put_off)
-        try:
-            given = self._run(write, type(self).finish)
-        finally:
-            write.environ.pop(BEFORE_WRITING, None)
-        if isinstance(given, Answer):
-            write.answer = given
-            return
-        if put_off.holds(given):
-            self._store(put_off)
-        put_off.add(write, given)
-        if put_off.tasks >= TOGETHER:
-            self._store(put_off)
-
-    def _store(self, put_off: PutOff) -> None:
-        """Store writes of a group that were put off."""
-        before, self._began = self._began, time.monotonic()
-        try:
-            for writes in put_off.alike.values():
-                answers = store_together([prepared for _, prepared in writes])
-                for (write, _), answer in zip(writes, answers, strict=True):
-                    write.answer = answer
-        finally:
-            self._began = before
-            put_off.clear()
-
-    def _gather(self, lane: Lane) -> None:
-        """Give the clients of the last group, who have their answers, time to come.
-
-        Sleeping leaves the interpreter to the threads that receive requests; who writes alone never waits.
-        """
-        while len(lane.waiting) < lane.expected and time.monotonic() < lane.gathered_by:
-            time.sleep(GATHERING / 3)
 
     def _settle(self, writes: Sequence[Write]) -> None:
         """Have the event loop give requests their answers, unless their clients have gone."""
@@ -8796,189 +8558,58 @@ class Writing(ABC):
         with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
             self._loop.call_soon_threadsafe(settle)
 
-    def _refuse_waiting(self, lane: Lane, error: BaseException) -> None:
-        """Refuse the writes that have waited long enough, or all when waiting longer is of no use."""
-        settled = []
-        for _ in range(len(lane.waiting)):
-            if (write := lane.take()) is None:
-                break
-            if is_busy(error) and not write.tried:
-                write.answer = self._refusal(write)
-            if write.answer is None and (not is_busy(error) or time.monotonic() > write.until):
-                write.answer = refused(error)
-            if write.answer is None:
-                lane.waiting.append(write)
-            else:
-                settled.append(write)
-        self._settle(settled)
-        if lane.waiting:
-            time.sleep(BUSY_SLICE)
 
-    def _refusal(self, write: Write) -> Answer | None:
-        """Return the answer to a request that is refused without a transaction: a wrong key waits for no lock."""
-        write.tried = True
-        with self.database.refusing():
-            answer = self._run(write, Prepared.stored)
-        waits = answer.status == Busy.status or write.environ.pop(POSTPONED, False)
-        return None if waits else answer
+class Threads:
+    """Some threads for what takes long, of which a client has no more than a share at once.
 
-
-class WriteQueue(Writing):
-    """The one thread that writes, and keeps house, where a database has one writer."""
-
-    patience = 0
-    finish = Prepared.stored_soon
-
-    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
-        super().__init__(app, database, listeners)
-        self._lane = Lane()
-        self._bell = threading.Event()
-        self._thread = needed_thread(self._work, "findings-writer")
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread."""
-        super().start(loop)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Finish what waits, and end the thread."""
-        self._stopping.set()
-        self._bell.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def is_long_at_work(self) -> bool:
-        """Tell whether the write under way is a long one: a batch, or `resolveMissing`."""
-        return time.monotonic() - self._began > LONG_WRITE
-
-    async def run(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a write once it is durable, or refused."""
-        write = self._put(self._lane, environ)
-        self._bell.set()
-        return await write.future
-
-    def _work(self) -> None:
-        while self._lane.waiting or not self._stopping.is_set():
-            if not self._lane.waiting:
-                self._bell.wait(max(0.0, self._house.next_step - time.monotonic()))
-                self._bell.clear()
-            if self._lane.waiting:
-                self._commit_group(self._lane)
-            if time.monotonic() >= self._house.next_step:
-                self._house.step()
-
-
-class WriteLanes(Writing):
-    """The threads that write where a database has many writers: a client's writes wait for no other client's.
-
-    Whose a request is, is known once its key has been here; the first one has a transaction of its own.
+    :param patience: seconds that may go by until one is free; None for ever.
     """
 
-    def __init__(self, app: Any, database: Database, listeners: Listeners | None = None) -> None:
-        super().__init__(app, database, listeners)
-        self._lanes: dict[str, Lane] = {}
-        self._clients: dict[str, str] = {}  # by the Authorization header
-        self._threads = ThreadPoolExecutor(WRITERS, "findings-writer")
-        self._keeper = needed_thread(self._keep_house, "findings-housekeeper")
+    def __init__(self, name: str, count: int, share: int, patience: float | None = None) -> None:
+        self._threads = ThreadPoolExecutor(count, f"findings-{name}")
+        self._free = asyncio.Semaphore(count)
+        self._share, self._patience = share, patience
+        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let writes come, and start to keep house."""
-        super().start(loop)
-        self._keeper.start()
+    async def run(self, environ: Mapping[str, Any], work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
+        """Return what `work` returns in a thread. :raises Busy: when none was free in time."""
+        noted = environ.get(NOTED)
+        client = noted.principal.client_id if noted and noted.principal else environ.get("HTTP_AUTHORIZATION", "")
+        share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(self._patience):
+                    for each in (share, self._free):
+                        await held.enter_async_context(each)
+            except TimeoutError:
+                raise Busy(OTHERS_WAIT) from None
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def stop(self) -> None:
-        """Finish what waits, and end the threads."""
-        self._stopping.set()
+        """End the threads, once what they do is done."""
         self._threads.shutdown()
-        if self._keeper.is_alive():
-            self._keeper.join()
-
-    async def run(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a write once it is durable, or refused."""
-        header = environ.get("HTTP_AUTHORIZATION", "")
-        client_id = self._clients.get(header)
-        if client_id is None:
-            answer = await self._run_alone(environ)
-            if (noted := environ.get(NOTED)) and noted.principal:
-                remember(self._clients, header, noted.principal.client_id)
-            return answer
-        lane = self._lanes.get(client_id) or remember(self._lanes, client_id, Lane(client_id))
-        write = self._put(lane, environ)
-        self._wake(lane)
-        timer = self._loop.call_later(self.database.settings.busy_timeout, self._give_up, lane, write)
-        try:
-            return await write.future
-        finally:
-            timer.cancel()
-
-    async def _run_alone(self, environ: dict[str, Any]) -> Answer:
-        patience = self.database.settings.busy_timeout
-        try:
-            return await done_in_thread(self._threads, patience, run_held_up, self.app, environ, Prepared.stored)
-        except Busy as busy:
-            return refused(busy)
-
-    def _give_up(self, lane: Lane, write: Write) -> None:
-        """Refuse a write whose turn has not come."""
-        with suppress(ValueError):
-            lane.waiting.remove(write)
-            if not write.future.done():  # as it is where the client has gone
-                write.future.set_result(refused(lane.trouble or Busy(OTHERS_WAIT)))
-
-    def _wake(self, lane: Lane) -> None:
-        """Have a thread commit a group of a lane, and then another one; only the event loop's thread does this."""
-        if lane.waiting and not lane.is_at_work:
-            lane.is_at_work = True
-            self._threads.submit(self._work, lane)
-
-    def _work(self, lane: Lane) -> None:
-        def go_on() -> None:
-            lane.is_at_work = False
-            self._wake(lane)
-
-        try:
-            self._commit_group(lane)
-        except BaseException as error:
-            log.critical("a group failed", exc_info=error)
-            time.sleep(BUSY_SLICE)
-        finally:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(go_on)
-
-    def _keep_house(self) -> None:
-        while not self._stopping.wait(max(0.0, self._house.next_step - time.monotonic())):
-            self._house.step()
 
 
 class FrontDoor:
-    """Takes requests from granian and calls a WSGI application: for reads on the event loop's thread, one at a time.
+    """Takes requests from granian and answers them on the event loop's thread, one at a time.
 
-    Bodies are read asynchronously before that, so that a slow client costs nobody anything. Writes are the write
-    queue's; without a database the application is called for them as for reads. What takes long, checking extensions,
-    is done again in a thread, one request at a time for each key.
+    Bodies are read asynchronously before that, so that a slow client costs nobody anything. What is left to do, the
+    write queue and some threads do. Where a database has many connections at once, each request has a thread.
     """
 
-    def __init__(
-        self, app: Any, settings: Settings, database: Database | None = None, listeners: Listeners | None = None
-    ) -> None:
-        self.app = app
-        self.settings = settings
-        self.writes: Writing | None = None
-        self._readers: ThreadPoolExecutor | None = None
-        if database:
-            self.writes = (WriteLanes if database.concurrent else WriteQueue)(app, database, listeners)
-            self._readers = ThreadPoolExecutor(READERS, "findings-reader") if database.concurrent else None
-        self._prober = ThreadPoolExecutor(1, "findings-prober")
-        self._listeners = listeners or Listeners()
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+    def __init__(self, service: Service) -> None:
+        load_room("page")
+        self._service, self._listeners = service, service.listeners
+        settings, database = service.settings, service.database
+        self._writes = WriteQueue(database, service.listeners)
+        self._all: Threads | None = None
+        if database.concurrent:
+            self._all = Threads("request", THREADS, THREADS_OF_CLIENT, settings.busy_timeout)
+        self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
         self._arriving: set[asyncio.Timeout] = set()
-        self._judging: set[asyncio.Task[None]] = set()
-        limits = {settings.max_body, *(form.limit(settings) for form in SUBMISSION_FORMATS.values())}
-        self._rooms = {limit: Room(2 * limit) for limit in limits}
-        self._medium_room = Room(4 * MEDIUM_BODY)
-        self._resting: dict[str, asyncio.Event] = {}
         self._last_moment = math.inf
+        limits = (settings.max_body, *(form.limit(settings) for form in SUBMISSION_FORMATS.values()))
+        self._budget = BodyBudget(BODIES_HELD * max(limits))
 
     def hurry(self) -> None:
         """Give the bodies that are on their way a last moment, because the service is to stop."""
@@ -8988,16 +8619,13 @@ class FrontDoor:
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let writes come."""
-        if self.writes is not None:
-            self.writes.start(loop)
+        self._writes.start(loop)
 
     def close(self) -> None:
         """Finish what is to be written, once no more requests come."""
-        if self.writes is not None:
-            self.writes.stop()
-        if self._readers is not None:
-            self._readers.shutdown()
-        self._prober.shutdown(wait=False, cancel_futures=True)
+        self._writes.stop()
+        for threads in (*self._threads.values(), *filter(None, [self._all])):
+            threads.stop()
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
@@ -9007,14 +8635,16 @@ class FrontDoor:
     async def _serve(self, scope: Any, protocol: Any) -> None:
         began, environ = time.perf_counter(), environ_of(scope)
         length = scope.headers.get("content-length")
-        if length is None and "transfer-encoding" not in scope.headers:
-            answer = await self._answer(environ)
-        elif length is not None and int(length) <= SMALL_BODY:
-            environ[ANNOUNCED] = length
-            await self._take_body(environ, int(length), protocol)
-            answer = environ.get(REFUSED) or await self._answer(environ)
-        else:
-            answer = await self._answer_large(environ, length, protocol)
+        try:
+            if length is None and "transfer-encoding" not in scope.headers:
+                answer = await self._answer(environ)
+            elif length is not None and int(length) <= SMALL_BODY:
+                await self._read_body(environ, int(length), protocol)
+                answer = await self._answer(environ)
+            else:
+                answer = await self._answer_large(environ, length, protocol)
+        except Busy as busy:
+            answer = refused(busy)
         if scope.method == "HEAD":
             answer = without_body(answer)
         size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
@@ -9032,181 +8662,99 @@ class FrontDoor:
         """Send a document as its client takes it, and return how many bytes went out. Others come between.
 
         granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
-        keeps in memory until then: all of a list that a slow client asks for. A client that is cut off sees that the
-        document is shorter than was said.
+        keeps in memory until then. A client that is cut off sees that the document is shorter than was said.
         """
-        size, respond = 0, partial(protocol.response_file, answer.status, [*answer.headers.items()])
-        with closing(typing.cast(Document, answer.document)) as document:
-            pieces = iter(document)
-            first = next(pieces)
-            try:
-                pipe = await pipe_read_by(respond, first)
-                with closing(os.fdopen(pipe, "wb", 0)):
-                    size = len(first)
-                    for piece in pieces:
-                        await write_to(pipe, piece)
-                        size += len(piece)
-            except (BrokenPipeError, TimeoutError, asyncio.CancelledError):  # the client has gone, or the service does
-                pass
+        loop, size = asyncio.get_running_loop(), 0
+        listened, written = os.pipe()
+        transport, pipe = await loop.connect_write_pipe(
+            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
+        )
+        transport.set_write_buffer_limits(0)  # so that what is drained is in the pipe
+        writer = asyncio.StreamWriter(transport, pipe, None, loop)
+        protocol.response_file(answer.status, [*answer.headers.items()], f"/dev/fd/{listened}")
+        try:
+            with closing(typing.cast(Document, answer.document)) as document:
+                for piece in document:
+                    writer.write(piece)
+                    await asyncio.wait_for(writer.drain(), UNTAKEN if listened < 0 else UNOPENED)
+                    if size and listened >= 0:  # granian has opened its end, and taken a piece
+                        os.close(listened)
+                        listened = -1
+                    size += len(piece)
+        except (OSError, TimeoutError, asyncio.CancelledError):  # the client has gone, or the service does
+            pass
+        finally:
+            transport.abort()
+            if listened >= 0:
+                os.close(listened)
         return size
 
     async def _answer(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a request whose body is here: a read at once, a write once it is durable."""
-        reads = environ["REQUEST_METHOD"] in ("GET", "HEAD")
-        if reads and environ["PATH_INFO"] == "/healthz":
-            return await self._probe(environ)
-        answer = await self.writes.run(environ) if self.writes and not reads else await self._read(environ)
-        return await self._run_aside(environ) if environ.get(POSTPONED) else answer
+        """Return the answer to a request whose body is here, or is not needed yet."""
+        path, whole = decoded(environ["PATH_INFO"]), self._all is not None
+        answer = partial(answer_to, self._service, environ, path, whole=whole)
+        if path == "/healthz":
+            return await self._probe(environ, answer)
+        threads = self._all or (self._threads["check"] if len(environ[BODY]) > SMALL_BODY else None)
+        given = await threads.run(environ, answer) if threads else answer()
+        while isinstance(given, Deferred):
+            if given.place == "write":
+                return await self._writes.run(partial(finished, given))
+            given = await self._threads[given.place].run(environ, given.work)
+        return given
 
-    async def _probe(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to who asks how the database is, which may have to be waited for, in a thread for that."""
-        probing = asyncio.get_running_loop().run_in_executor(self._prober, run_app, self.app, environ, Prepared.stored)
+    async def _probe(self, environ: dict[str, Any], answer: Callable[[], Answer | Deferred]) -> Answer:
+        """Return the answer to who asks how the database is, which may have to be waited for."""
         try:
-            return await asyncio.wait_for(probing, HEALTH_TIME)
+            return finished(await asyncio.wait_for(self._threads["probe"].run(environ, answer), HEALTH_TIME))
         except TimeoutError:
             return refused(Busy(OTHERS_WAIT))
-
-    async def _do(self, patience: float | None, work: Callable[..., Done], *given: Any) -> Done:
-        """Return what `work` returns: here, or in a thread where it may wait for a database.
-
-        :param patience: seconds that may go by until a thread is free; None for ever. :raises Busy: when none was.
-        """
-        return await done_in_thread(self._readers, patience, work, *given) if self._readers else work(*given)
-
-    async def _run(self, environ: dict[str, Any]) -> Answer:
-        """Return what the application answers to a request that writes nothing."""
-        try:
-            return await self._do(self.settings.busy_timeout, run_held_up, self.app, environ, Prepared.stored)
-        except Busy as busy:
-            return refused(busy)
-
-    async def _read(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a read. Behind a costly one others get their turn before its key gets another.
-
-        Beside a long write a read waits a little: each time Python's lock changes hands the write loses more than the
-        read takes, and a client that reads without pause would cost it nearly half of its speed. Where threads read,
-        no key has all of them.
-        """
-        if self._readers is not None:
-            return await self._read_aside(environ)
-        if self.writes is not None and self.writes.is_long_at_work():
-            await asyncio.sleep(GIVING_WAY)
-        key = environ.get("HTTP_AUTHORIZATION", "").partition(" ")[2]
-        while rest := self._resting.get(key):
-            await rest.wait()
-        began = time.monotonic()
-        answer = run_held_up(self.app, environ, Prepared.stored)
-        took = time.monotonic() - began
-        if took > COSTLY_READ:
-            self._resting[key] = asyncio.Event()
-            asyncio.get_running_loop().call_later(took, self._end_rest, key)
-        return answer
-
-    def _share_of(self, environ: dict[str, Any]) -> asyncio.Semaphore:
-        """Return what a key's reads take, so that no key has all threads."""
-        header = environ.get("HTTP_AUTHORIZATION", "")
-        share = self._shares.get(header)
-        if share is None:
-            share = self._shares[header] = asyncio.Semaphore(READERS_OF_KEY)
-        return share
-
-    async def _read_aside(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a read where threads read."""
-        share = self._share_of(environ)
-        if share.locked():
-            try:
-                async with asyncio.timeout(self.settings.busy_timeout):
-                    await share.acquire()
-            except TimeoutError:
-                return refused(Busy(OTHERS_WAIT))
-        else:
-            await share.acquire()
-        try:
-            return await self._run(environ)
-        finally:
-            share.release()
-
-    def _end_rest(self, key: str) -> None:
-        self._resting.pop(key).set()
 
     async def _answer_large(self, environ: dict[str, Any], length: str | None, protocol: Any) -> Answer:
         """Return the answer to a request with a large body, or one of unknown length.
 
-        The body is read once path, key, level and headers were found good without it, and there is room for it.
+        The body is read once path, key, level and headers were found good without it.
         """
         environ.update({AWAITED: True, "CONTENT_LENGTH": length or ""})
-        if environ["REQUEST_METHOD"] not in BODIED:  # nobody wants this body
-            return await self._answer(environ)
-        answer = await self._run(environ)
+        answer = await self._answer(environ)
         if not environ.pop(WANTED, False):
             return answer
-        size = int(length or environ[LIMIT])
-        room = self._medium_room if size <= MEDIUM_BODY else self._rooms[environ[LIMIT]]
-        try:
-            patience = 2 * self._body_timeout(size)  # for others' bodies, and for their answers
-            async with room.taken(environ[NOTED].principal.client_id, size, patience):
-                del environ[AWAITED]
-                await self._take_body(environ, int(length or 0), protocol)
-                return await self._answer(environ)
-        except Busy as busy:
-            return refused(busy)
+        with self._budget.holding(environ[NOTED].principal.client_id) as hold:
+            await self._read_body(environ, int(length or 0), protocol, hold)
+            del environ[AWAITED]
+            return await self._answer(environ)
 
-    async def _take_body(self, environ: dict[str, Any], length: int, protocol: Any) -> None:
-        """Read a request's body into its environment, and note there what was wrong with it."""
-        body, loop = bytearray(), asyncio.get_running_loop()
+    async def _read_body(
+        self, environ: dict[str, Any], length: int, protocol: Any, hold: Callable[[int], object] = bool
+    ) -> None:
+        """Read a request's body into its environment, and note there what was wrong with it.
+
+        :param hold: is told of more bytes. :raises Busy: when it does so.
+        """
+        limit, body = environ.get(LIMIT, SMALL_BODY), bytearray()
+        end = min(asyncio.get_running_loop().time() + self._service.settings.body_timeout, self._last_moment)
         try:
-            async with asyncio.timeout(self._body_timeout(length or environ.get(LIMIT, 0))) as timeout:
+            async with asyncio.timeout_at(end) as timeout:
                 self._arriving.add(timeout)
-                judging = loop.call_later(UNJUDGED, self._judge_soon, environ, timeout)
-                await self._fill(body, length, environ.get(LIMIT, SMALL_BODY), protocol, timeout)
+                async for chunk in protocol:
+                    body += chunk
+                    if len(body) > limit:
+                        break
+                    hold(len(chunk))
+                    if len(body) == length:  # asking for the end costs a turn
+                        break
+        except Busy:
+            raise
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             environ[CUT_SHORT] = True
         finally:
-            judging.cancel()
             self._arriving.discard(timeout)
-        if len(body) > environ.get(LIMIT, SMALL_BODY):
+        if len(body) > limit:
             environ[TOO_LARGE] = True
             body.clear()
         elif len(body) < length:
             environ[CUT_SHORT] = True
         put_body(environ, bytes(body))
-
-    def _judge_soon(self, environ: dict[str, Any], timeout: asyncio.Timeout) -> None:
-        judging = asyncio.get_running_loop().create_task(self._judge_early(environ, timeout))
-        self._judging.add(judging)
-        judging.add_done_callback(self._judging.discard)
-
-    async def _judge_early(self, environ: dict[str, Any], timeout: asyncio.Timeout) -> None:
-        """Wait no longer for a small body that does not come if its request is refused without it."""
-        if environ["REQUEST_METHOD"] in BODIED and ANNOUNCED in environ:
-            judged = {**environ, AWAITED: True, "CONTENT_LENGTH": environ[ANNOUNCED]}
-            answer = await self._run(judged)
-            if timeout in self._arriving and not judged.get(WANTED):
-                environ.update({AWAITED: True, REFUSED: answer, NOTED: judged.get(NOTED)})
-                timeout.reschedule(asyncio.get_running_loop().time())
-
-    def _body_timeout(self, length: int) -> float:
-        """Return how long a body of so many bytes may take; a large document in another form has longer."""
-        return self.settings.body_timeout * max(1.0, length / self.settings.max_body)
-
-    async def _fill(self, body: bytearray, length: int, limit: int, protocol: Any, timeout: asyncio.Timeout) -> None:
-        """Read a body, up to where it is over the limit; a large one that falls behind its pace is given up."""
-        loop, patience = asyncio.get_running_loop(), self._body_timeout(length)
-        began = loop.time() + min(STALLED, patience)
-        if length > SMALL_BODY:
-            timeout.reschedule(min(began, self._last_moment))
-        async for chunk in protocol:
-            body += chunk
-            if len(body) > limit or len(body) == length:  # asking for the end costs a turn
-                return
-            if length > SMALL_BODY:
-                timeout.reschedule(min(began + patience * len(body) / length, self._last_moment))
-
-    async def _run_aside(self, environ: dict[str, Any]) -> Answer:
-        """Run a request again in a thread, where its checks may take their time."""
-        turn = self._turns.setdefault(environ[NOTED].principal.key_id, asyncio.Lock())
-        async with turn:
-            return await asyncio.get_running_loop().run_in_executor(None, run_app, self.app, environ, Prepared.stored)
 
 
 def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
@@ -9291,78 +8839,19 @@ def ignore_signals() -> None:
         signal.signal(name, signal.SIG_IGN)
 
 
-class Workers:
-    """The processes of one service, which end together: this one, and those that it has begun.
-
-    `ends` are pipes that end when this one is told to stop, and when another has ended: in the first process those that
-    it has begun, in these the first.
-    """
-
-    def __init__(self) -> None:
-        self._children: list[int] = []
-        self.ends: list[int] = []
-        self._hold()
-
-    def _hold(self) -> None:
-        """Make the pipe that ends when this process is told to stop, or has ended."""
-        listened, held = os.pipe()
-        self.ends.append(listened)
-        self._held = os.fdopen(held, "wb")
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """Have another process do some work, and then end."""
-        listened, life = os.pipe()  # nothing is ever written to `life`, which the child alone keeps open
-        usual = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until the child has what its handler closes
-        try:
-            child = os.fork()
-        except OSError:
-            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-            raise
-        if child == 0:
-            self._held.close()
-            for end in (listened, *self.ends[1:]):
-                os.close(end)
-            self.ends, self._children = self.ends[:1], []
-            self._hold()
-            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-            status = 1
-            try:
-                work()
-                status = 0
-            except Exception as error:
-                log.error("a worker failed", exc_info=error)
-            finally:  # what the first process does in the end is not to be done twice
-                os._exit(status)
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-        os.close(life)
-        self.ends.append(listened)
-        self._children.append(child)
-
-    def stop(self, *_: object) -> None:
-        """Have those that this process has begun stop, and this one, also where it is still starting."""
-        self._held.close()
-
-    def wait(self) -> None:
-        """Wait until those have ended. :raises ChildProcessError: when one died by itself."""
-        self.stop()
-        statuses = [os.waitpid(child, 0)[1] for child in self._children]
-        if any(statuses):
-            raise ChildProcessError("a worker died, and so all were stopped")
-
-
 async def serve_until_stopped(
     app: Any,
     host: str,
     port: int,
     greeting: Callable[[], object] | None,
-    workers: Workers | None = None,
+    parent: int | None = None,
     interface: str = "rsgi",
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
     :param app: a `FrontDoor`, or what has its `hurry` and `close` and speaks another interface of granian's.
     :param greeting: what says that the service answers, once it does.
-    :param workers: the processes that this is one of, which stop together.
+    :param parent: a pipe that ends when the process that began this one is told to stop, or has ended.
     """
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
@@ -9383,10 +8872,8 @@ async def serve_until_stopped(
     )
 
     def stop() -> None:
-        if workers is not None:
-            for end in workers.ends:
-                loop.remove_reader(end)
-            workers.stop()
+        if parent is not None:
+            loop.remove_reader(parent)
         app.hurry()
         server.stop()  # type: ignore[no-untyped-call]
         loop.call_later(LEAVING, serving.cancel)
@@ -9394,8 +8881,8 @@ async def serve_until_stopped(
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve())
     call_on_signals(loop, stop)
-    for end in workers.ends if workers is not None else ():
-        loop.add_reader(end, stop)
+    if parent is not None:
+        loop.add_reader(parent, stop)
     ended = threading.Event()
     if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
         saying = (reachable(host), port, greeting, ended)
@@ -9416,29 +8903,10 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def give_memory_back() -> Callable[[], object]:
-    """Have glibc give large blocks back to the system as soon as they are free, and return what gives back the others.
-
-    It would keep them from the first large body on, some in each of its arenas, which are as many as threads: 70 MB
-    behind ten minutes of such. The threads hardly meet in one (mallopt(3), malloc_trim(3)).
-    """
-    import ctypes
-
-    trim_threshold, mmap_threshold, arena_max = -1, -3, -8
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        library = ctypes.CDLL(None)
-        library.mallopt(arena_max, 1)
-        library.mallopt(mmap_threshold, LARGE_BLOCK)
-        library.mallopt(trim_threshold, 32 * LARGE_BLOCK)  # which else would follow the largest block, and now does not
-        return partial(library.malloc_trim, 0)
-    return lambda: None
-
-
 def run_worker(
-    service: Service, host: str, port: int, greeting: Callable[[], object] | None, workers: Workers | None = None
+    service: Service, host: str, port: int, greeting: Callable[[], object] | None, parent: int | None = None
 ) -> None:
     """Serve with this process."""
-    give_back = give_memory_back()
     with suppress(*ENGINE_ERRORS, DatabaseUnusable), service.database.reading():
         pass  # but what is there now is open, before something else may take its place
     service.database.keep_house()
@@ -9449,52 +8917,52 @@ def run_worker(
     lines = LineWriter()
     service.listeners.write_line = lines.put
     log.addHandler(lines)
-    ended = threading.Event()
-
-    def look_after_memory() -> None:
-        while not ended.wait(GIVING_BACK):
-            give_back()
-
-    needed_thread(look_after_memory, "findings-memory").start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = FrontDoor(DirectApp(service), service.settings, service.database, service.listeners)
-        runner.run(serve_until_stopped(door, host, port, greeting, workers))
-    ended.set()
+        door = FrontDoor(service)
+        runner.run(serve_until_stopped(door, host, port, greeting, parent))
     log.removeHandler(lines)
     lines.finish()
-    service.database.finish_uses()  # all processes at once: they may wait for another program, but close by turns
-
-
-def usual_workers(db: str) -> int:
-    """Return how many processes serve a database where nobody says: two for a file, or one where there is little room.
-
-    Of the systems that have `fork`, only Linux shares connections out among the processes that listen at a port
-    (socket(7), SO_REUSEPORT). Before PostgreSQL each would need connections of its own.
-    """
-    has_room = processors() >= 2 and machine_memory() >= ROOM_FOR_TWO
-    return 2 if has_room and sys.platform == "linux" and not scheme_of(db) else 1
+    service.database.finish_uses()
 
 
 def run_workers(service: Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
-    """Serve with several processes, of which this is one.
+    """Serve with several processes on one port, which this one begins and waits for.
 
-    :raises ChildProcessError: when another one died by itself; then all stop.
+    :raises ChildProcessError: when one of them died by itself; then all stop.
     """
-    workers = Workers()
+    listened, writing = os.pipe()  # nothing is ever written: it ends with this process, however that ends
+    held = os.fdopen(writing, "wb")
     for name in STOPPING:
-        signal.signal(name, workers.stop)
+        signal.signal(name, lambda *_: held.close())
 
-    def work() -> None:
-        with closing(service.database):
-            run_worker(service, host, port, None, workers)
+    def work(number: int) -> NoReturn:
+        status = 1
+        try:
+            held.close()
+            with closing(service.database):
+                run_worker(service, host, port, None if number else greeting, listened)
+            status = 0
+        except Exception as error:
+            log.error("a worker failed", exc_info=error)
+        finally:  # what the first process does in the end is not to be done twice
+            os._exit(status)
 
+    begun, statuses = 0, list[int]()
     gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
     try:
-        for _ in range(1, count):
-            workers.begin(work)
-        run_worker(service, host, port, greeting, workers)
+        for number in range(count):
+            if os.fork() == 0:
+                work(number)
+            begun += 1
+    except OSError:
+        held.close()
+        raise
     finally:
-        workers.wait()
+        while len(statuses) < begun:
+            statuses.append(os.wait()[1])
+            held.close()
+    if any(statuses):
+        raise ChildProcessError("a worker died, and so all were stopped")
 
 
 # ---------------------------------------------------------------------------
@@ -9676,11 +9144,12 @@ def main() -> None:
     "--workers",
     envvar="FINDINGS_WORKERS",
     show_envvar=True,
+    default=1,
+    show_default=True,
     type=click.IntRange(1, 64),
-    show_default="2 for a file where there is room, else 1",
     help="Processes; see docs/operations.md.",
 )
-def serve(db: str, host: str, port: int, workers: int | None) -> None:
+def serve(db: str, host: str, port: int, workers: int) -> None:
     """Serve the API until SIGTERM or Ctrl-C."""
     if fcntl is None:
         raise click.ClickException(
@@ -9690,12 +9159,11 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
         signal.signal(name, signal.SIG_IGN)
     with readable_errors(db):
         settings = Settings.read(db=db)
-        workers = workers or usual_workers(db)
         try:
             port = free_port(host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        with load_metrics().shared_by(workers) if settings.metrics else nullcontext():
+        with metrics_folder(workers) if settings.metrics else nullcontext():
             service = start_service(settings)
             greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
             with closing(service.database):  # after all others have: who closes last folds the WAL into the file
@@ -9703,6 +9171,21 @@ def serve(db: str, host: str, port: int, workers: int | None) -> None:
                     run_worker(service, host, port, greeting)
                 else:
                     run_workers(service, host, port, greeting, workers)
+
+
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus-client's, which looks for it when it is loaded
+
+
+@contextmanager
+def metrics_folder(workers: int) -> Iterator[None]:
+    """Give several workers a folder to count in: a new one, because figures begin at zero with each start."""
+    os.environ.pop(METRICS_FOLDER, None)
+    if workers == 1:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True) as folder:
+        os.environ[METRICS_FOLDER] = folder
+        yield
 
 
 FIRST_KEY = """
