@@ -2608,18 +2608,10 @@ class OutOfTime(Exception):
 ENDS_THE_PROCESS = (KeyboardInterrupt, SystemExit)
 
 
-class Postponed(Exception):
-    """A check took longer than the thread that reads or writes may be held up; it is tried again in another."""
-
-
 class Clock(threading.local):
-    """The deadlines of what this thread is doing, in seconds of the monotonic clock.
-
-    `held_up` is when others have waited long enough for this thread, where they do.
-    """
+    """The deadline of what this thread is doing, in seconds of the monotonic clock."""
 
     deadline: float = float("inf")
-    held_up: float = float("inf")
 
 
 CLOCK = Clock()
@@ -2632,19 +2624,16 @@ def tick() -> None:
 
 
 class TimeLimit:  # not by contextlib: since Python 3.12 that ties what passes through it to a circle
-    """Run a check for so long. :raises OutOfTime: past it. :raises Postponed: when it must go on in a thread."""
+    """Run a check for so long. :raises OutOfTime: past it."""
 
     def __init__(self, seconds: float) -> None:
         self.outer, self.end = CLOCK.deadline, time.monotonic() + seconds
 
     def __enter__(self) -> None:
-        CLOCK.deadline = min(self.end, self.outer, CLOCK.held_up)
+        CLOCK.deadline = min(self.end, self.outer)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         CLOCK.deadline = self.outer
-        # Whether it was put off is told by `held_up`, not by the clock: `regex` counts CPU time, and may be early.
-        if kind is OutOfTime and CLOCK.held_up < self.end:
-            raise Postponed from None
 
 
 def pattern_cost(pattern: str, bound: str = "least") -> int:
@@ -3033,7 +3022,7 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
             problems = list(itertools.islice(schema_faults(schema, pointer), 10 * LISTED_PROBLEMS))
     except OutOfTime:
         raise ExtensionCheckTimeout(f"Checking the schema took more than {seconds:g} s; make it smaller.") from None
-    except (*ENDS_THE_PROCESS, Postponed):
+    except ENDS_THE_PROCESS:
         raise
     except BaseException as error:
         problems = [Problem(failure_in_words(error, "the schema"), pointer)]
@@ -3144,13 +3133,12 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
     :raises ExtensionCheckTimeout: when one task, or all together, took too long.
     """
     end = time.monotonic() + seconds
-    soonest = min(end, CLOCK.held_up)
     validator, accepts = (kept_judges if len(schema) <= KEPT_SCHEMA else make_judges)(schema)
     problems: list[Problem] = []
     for text, pointer in extensions:
         value = msgspec.json.decode(text) if text else {}
         try:
-            if time.monotonic() < soonest and accepts(value, len(text or "")):
+            if time.monotonic() < end and accepts(value, len(text or "")):
                 continue  # most are, in a fraction of what a time limit costs
             with TimeLimit(min(seconds * TASK_SHARE, end - time.monotonic())):
                 tick()
@@ -3161,7 +3149,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
                 f"Checking extensions took over {seconds:g} s for the request or {seconds * TASK_SHARE:g} s for a task."
             )
             raise ExtensionCheckTimeout(message, [Problem(detail, pointer)]) from None
-        except (*ENDS_THE_PROCESS, Postponed):
+        except ENDS_THE_PROCESS:
             raise
         except BaseException as error:
             problems.append(Problem(failure_in_words(error, "the project type's schema"), pointer))

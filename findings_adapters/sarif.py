@@ -780,10 +780,9 @@ class RunReading:
                 self.reading.problems.append(heart.Problem("the scanner says that it failed", at))
 
     def read_results(self) -> None:
-        """Take every result as a finding. :raises Postponed: when others have waited long enough for this thread."""
+        """Take every result as a finding."""
         results = self.reading.items(self.run.results, f"{self.pointer}/results")
         for number, raw in enumerate(results):
-            heart.tick()
             pointer = f"{self.pointer}/results/{number}"
             result = self.reading.read(Result, raw, pointer)
             if result and result.is_finding:
@@ -871,24 +870,20 @@ def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     """Read a SARIF document as the findings that it tells of, and note what is wrong with it.
 
     :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it has too many objects.
-    :raises Postponed: when others have waited long enough for this thread.
     """
-    if len(text) > LARGE_PIECE and heart.CLOCK.held_up < math.inf:
-        raise heart.Postponed
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
     require_few_objects(text)
     if b"\\u0000" in text:  # which tells a NUL, unless its backslash is escaped
         text = NUL.sub(rb"\1\\ufffd", text)
     reading = Reading(settings)
-    with heart.TimeLimit(math.inf):
-        read_log(reading, text)
+    read_log(reading, text)
     reading.parsed.complete = not reading.is_over
     return reading.parsed
 
 
 def read_log(reading: Reading, text: bytes) -> None:
-    """Read all runs of a document. :raises Postponed: when others have waited long enough for this thread."""
+    """Read all runs of a document."""
     try:
         log: Log = heart.decoder(Log).decode(text)
     except msgspec.ValidationError as refusal:

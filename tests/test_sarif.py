@@ -23,7 +23,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -1176,13 +1175,6 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
     assert json.loads(said).get("created") == 100_000, said[:1000]
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
     assert peak - before < 6 * len(body) / MIB
-
-
-def test_a_large_document_is_not_begun_where_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heart.CLOCK, "held_up", time.monotonic() + 60)
-    assert len(parse(log_with(result())).reports) == 1
-    with pytest.raises(heart.Postponed):
-        parse(bytes_of(log_with()) + b" " * MIB)
 
 
 def test_a_long_list_is_written_as_it_is_read() -> None:
