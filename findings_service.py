@@ -1687,9 +1687,8 @@ NOTHING = nullcontext()
 class Database(ABC):
     """Where an application keeps its data: what gives connections to readers and writers.
 
-    `version` counts the commits of this process, and `commit_seconds` is how long the last one took. Everything raises
-    a `ServiceError`, an error of the engine that `known_error` knows, or `DatabaseUnusable` where the database cannot
-    be used. A database may be used by all threads.
+    `version` counts the commits of this process. Everything raises a `ServiceError`, an error of the engine that
+    `known_error` knows, or `DatabaseUnusable` where the database cannot be used. A database may be used by all threads.
 
     `concurrent` tells whether many threads may read and write at once, each over a connection of its own, so that a
     statement may be waited for; where it is not, there is one reader and one writer, which are soon done.
@@ -1702,10 +1701,8 @@ class Database(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.version = 0
-        self.commit_seconds = 0.0
         self.last_uses: dict[UseKey, str] = {}
         self._noting = threading.Lock()  # for `last_uses`
-        self._refusing: set[int] = set()  # the threads that get no transaction
 
     @property
     @abstractmethod
@@ -1790,15 +1787,6 @@ class Database(ABC):
     def hearing(self) -> AbstractContextManager[None]:
         """Have everybody told what `ask_first` was given within, at its end at the latest."""
         return NOTHING  # is left to tell
-
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Refuse every transaction of this thread, as while another process has the database."""
-        self._refusing.add(threading.get_ident())
-        try:
-            yield
-        finally:
-            self._refusing.discard(threading.get_ident())
 
     @abstractmethod
     def keeps_house(self) -> bool:
@@ -2255,8 +2243,6 @@ class SQLiteDatabase(Database):
         :raises sqlite3.OperationalError: when it does so for longer.
         :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
-        if threading.get_ident() in self._refusing:
-            raise Busy
         if self.transacting:
             with self._savepoint() as connection:
                 yield connection
@@ -2274,9 +2260,7 @@ class SQLiteDatabase(Database):
                 if connection.deletes:
                     self._folded = None
                 connection.write_counts()
-                began = time.perf_counter()
                 connection.execute("COMMIT")
-                self.commit_seconds = time.perf_counter() - began
                 self.version += 1
             except BaseException:
                 with self._noting:
@@ -8505,8 +8489,8 @@ class WriteQueue:
             with self.database.transaction(patience=max(0.0, self._waiting[0].until - time.monotonic())) as connection:
                 end = time.monotonic() + GROUP_TIME
                 while self._waiting and connection.in_transaction and time.monotonic() < end:
-                    group.append(self._waiting.popleft())
-                    group[-1].answer = self._run(group[-1])
+                    group.append(write := self._waiting.popleft())
+                    write.answer = write.work()
                 if not connection.in_transaction:
                     raise connection.ending()
         except BaseException as error:
@@ -8519,13 +8503,6 @@ class WriteQueue:
         else:
             self._tell(len(group))
         self._settle(group)
-
-    def _run(self, write: Write) -> Answer:
-        """Return what a write answers; an exception out of it is no reason to leave anybody waiting."""
-        try:
-            return write.work()
-        except BaseException as error:
-            return refused(error)
 
     def _tell(self, size: int) -> None:
         """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""

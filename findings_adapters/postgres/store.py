@@ -598,7 +598,7 @@ class PostgresDatabase(heart.Database):
         self._uses_of_statements: Counter[str] = Counter()
         self._pool = Pool(self._open_link, self.address.pool_size, is_passing)
         self._at_work = threading.local()  # `connection`: the one that this thread has
-        self._counting = threading.Lock()  # for `version` and `commit_seconds`
+        self._counting = threading.Lock()  # for `version`
         self._server = ""
         self._reached = self._out = False  # whether it ever was, and whether it was not the last time
         self._house: Link | None = None
@@ -847,8 +847,6 @@ class PostgresDatabase(heart.Database):
         :param patience: seconds to wait for them; None for what is set.
         :raises heart.TryAgain: when the server undid it.
         """
-        if threading.get_ident() in self._refusing:
-            raise heart.Busy
         if self._current is not None and not self._current.read_only:
             with self._current.savepoint():
                 if client_id is not None:
@@ -864,14 +862,12 @@ class PostgresDatabase(heart.Database):
                 self._ask(connection)
                 yield connection
                 connection.write_counts()
-                began = time.perf_counter()
                 connection.commit()
             except BaseException:
                 with self._noting:  # what could not be written is written another time
                     self.last_uses = {**connection.uses, **self.last_uses}
                 raise
             with self._counting:
-                self.commit_seconds = time.perf_counter() - began
                 self.version += 1
 
     def _write_uses_of(self, connection: PostgresConnection, client_id: str) -> None:
