@@ -1515,6 +1515,7 @@ CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more
 WAITING = 10  # seconds that what is at work may take for each that it may have the processor
 MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
+TRANSACTION_ENDED = "writing failed, or the disk is full"
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 HEALTH_TIME = 2.0  # seconds
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits in Python
@@ -1582,10 +1583,6 @@ class Connection(ABC):
     def in_transaction(self) -> bool:
         """Whether a transaction is open. An engine may have ended one by itself, as on a full disk."""
 
-    def ending(self) -> Exception:
-        """Return what stands for what has ended the transaction."""
-        return StorageFull("writing failed, or the disk is full")
-
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
         """Run a statement."""
@@ -1594,19 +1591,9 @@ class Connection(ABC):
     def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor:
         """Run a statement that gives no rows once for each of some lots of parameters."""
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Callable[[], Cursor]:
-        """Return what gives the rows of a statement, which are maybe not wanted.
-
-        An engine that is far away runs it at once, so that its answer comes with others; here it is run when wanted.
-        """
-        return partial(self.execute, sql, parameters)
-
-    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
-        """Have `hear` told the row of a statement, or None, before anybody is told what is asked after it.
-
-        What it raises, is raised there. An engine that is far away asks it together with that.
-        """
-        hear(self.execute(sql, parameters).fetchone())
+    def stream(self, sql: str, parameters: Sequence[Any] = (), /) -> Iterable[Any]:
+        """Give the rows of a statement, which are large: those that nobody asks for take no memory."""
+        return self.execute(sql, parameters)
 
     @abstractmethod
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:
@@ -1690,12 +1677,12 @@ class Database(ABC):
     `version` counts the commits of this process. Everything raises a `ServiceError`, an error of the engine that
     `known_error` knows, or `DatabaseUnusable` where the database cannot be used. A database may be used by all threads.
 
-    `concurrent` tells whether many threads may read and write at once, each over a connection of its own, so that a
-    statement may be waited for; where it is not, there is one reader and one writer, which are soon done.
+    `threads` is how many may read and write at once, each over a connection of its own, so that a statement may be
+    waited for; where it is 0, there is one reader and one writer, which are soon done.
     `advice` is what to do instead of a command that an engine has a tool of its own for; `{name}` stands for `name`.
     """
 
-    concurrent: ClassVar[bool] = False
+    threads: int = 0
     advice: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: Settings) -> None:
@@ -1755,7 +1742,7 @@ class Database(ABC):
     ) -> AbstractContextManager[Connection]:
         """Give a connection that writes: all of its statements are durable when this ends, or none is stored.
 
-        Within a transaction of the same thread, it is a savepoint in that.
+        Where there is one writer, it is a savepoint within a transaction of the same thread.
 
         :param client_id: whose rows are written; other writers of the client wait. None for what is no client's.
         :param patience: seconds to wait for others who keep the database, or the client, locked; None for what is set.
@@ -1778,15 +1765,6 @@ class Database(ABC):
             log.warning("when keys and runs were used last is not written: %s", error)
         with self._noting:
             self.last_uses.clear()
-
-    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
-        """Have `hear` told the row of a statement, or None, before this thread is told what it asks after it."""
-        with self.reading() as connection:
-            connection.ask_first(sql, parameters, hear)
-
-    def hearing(self) -> AbstractContextManager[None]:
-        """Have everybody told what `ask_first` was given within, at its end at the latest."""
-        return NOTHING  # is left to tell
 
     @abstractmethod
     def keeps_house(self) -> bool:
@@ -2276,7 +2254,7 @@ class SQLiteDatabase(Database):
     def _savepoint(self) -> Iterator[SQLiteConnection]:
         connection = typing.cast(SQLiteConnection, self._writer)
         if not connection.in_transaction:  # or this would be one of its own
-            raise connection.ending()
+            raise StorageFull(TRANSACTION_ENDED)
         connection.execute("SAVEPOINT request")
         try:
             yield connection
@@ -3271,23 +3249,14 @@ def insert_key(connection: Connection, name: str, client_id: str, level: str, ex
     return key
 
 
-class Asking(Protocol):
-    """What a question can be given to that is to be asked first: a connection or a database."""
-
-    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
-        """Have `hear` told the row of a statement, or None, before anybody is told what is asked after it."""
-
-
-def ask_for_principal(
-    asking: Asking, key: str, now: str, hear: Callable[[tuple[Principal, str | None] | None], None]
-) -> None:
-    """Ask who a key belongs to and when it was last used: None when it is unknown, expired or revoked."""
-    asking.ask_first(
+def select_principal(connection: Connection, key: str, now: str) -> tuple[Principal, str | None] | None:
+    """Return who a key belongs to and when it was last used: None when it is unknown, expired or revoked."""
+    row = connection.execute(
         """SELECT id, client_id, name, level, last_used_at FROM api_keys
            WHERE hash = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)""",
         (hashed(key), now),
-        lambda row: hear((Principal(*row[:4]), row[4]) if row else None),
-    )
+    ).fetchone()
+    return (Principal(*row[:4]), row[4]) if row else None
 
 
 def select_keys(connection: Connection) -> list[tuple[Any, ...]]:
@@ -3602,8 +3571,9 @@ class ListPlan(Struct, frozen=True, kw_only=True):
             found = [self._merged(connection, self.ranges, limit, offset)] if self.ranges else []
         statement = f"SELECT {columns} FROM {self.table} {joined} WHERE"
         direction = "ASC" if self.order == "createdAt" else "DESC"
+        execute = connection.stream if joined else connection.execute  # what is joined is bulky
         return itertools.chain.from_iterable(
-            connection.execute(
+            execute(
                 f"{statement} {connection.by_seq(self.table, seqs)} ORDER BY {self.table}.seq {direction}",
                 (self.client_id, *values),
             )
@@ -3640,8 +3610,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
             if self.tally
             else [(each.select("COUNT(*)"), each.values) for each in self.ranges]
         )
-        cursors = list(itertools.starmap(connection.execute, counted))
-        return sum(int(cursor.fetchone()[0]) for cursor in cursors)
+        return sum(int(connection.execute(*each).fetchone()[0]) for each in counted)
 
 
 def plan_cells(
@@ -3902,18 +3871,13 @@ def find_branches(connection: Connection, client_id: str, names: Sequence[str], 
     return branches
 
 
-def ask_for_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> Cursor:
-    """Ask for the key of the branch of a name of a type and target."""
-    return connection.execute(
+def find_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> BranchKey | None:
+    """Return the branch of a name of a type and target, or None when there is none."""
+    row = connection.execute(
         f"""SELECT {BRANCH_COLUMNS} FROM branches
             WHERE client_id = ? AND name = ? AND project_type = ? AND target_url = ?""",
         (client_id, name, *surface),
-    )
-
-
-def find_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> BranchKey | None:
-    """Return the branch of a name of a type and target, or None when there is none."""
-    row = ask_for_branch(connection, client_id, name, surface).fetchone()
+    ).fetchone()
     return BranchKey(*row) if row else None
 
 
@@ -4946,10 +4910,13 @@ def select_states(connection: Connection, client_id: str, seqs: Sequence[int]) -
     return sorted(states, key=lambda state: state.seq)
 
 
-def ask_for_findings(connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]) -> list[Cursor]:
-    """Ask for the stored findings of a run's type and target that have these external ids."""
-    return [
-        connection.execute(
+def select_findings(
+    connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]
+) -> dict[str, StoredFinding]:
+    """Return the stored findings of a run's type and target that have these external ids, by those."""
+    findings = {}
+    for lot in in_lots(external_ids):
+        rows = connection.execute(
             f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
                     task_details.description, task_details.evidence, task_details.remediation,
                     task_details.success_criteria, task_details.extensions,
@@ -4959,16 +4926,9 @@ def ask_for_findings(connection: Connection, client_id: str, run: RunKey, extern
                     AND tasks.external_id IN ({marks(lot)})""",
             (run.seq, client_id, run.project_type, run.target_url, *lot),
         )
-        for lot in in_lots(external_ids)
-    ]
-
-
-def read_findings(answers: Iterable[Cursor]) -> dict[str, StoredFinding]:
-    """Return the findings that were asked for, by their external ids."""
-    findings = {}
-    for row in itertools.chain.from_iterable(answers):
-        state, external_id = State(*row[:10]), row[10]
-        findings[external_id] = StoredFinding(state, external_id, row[11], row[12:17], bool(row[17]))
+        for row in rows:
+            state, external_id = State(*row[:10]), row[10]
+            findings[external_id] = StoredFinding(state, external_id, row[11], row[12:17], bool(row[17]))
     return findings
 
 
@@ -5251,47 +5211,31 @@ def store_reports(
     return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
 
 
-class Questions:
-    """What a submission has to know of what is stored: all of it is asked before the first answer is waited for."""
+def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Submitting:
+    """Return who submits where.
 
-    def __init__(self, connection: Connection, client_id: str, run: RunKey, reports: Iterable[str | int]) -> None:
-        self._run_id = run.id
-        self.ask_for_reports(connection, client_id, run, reports)
-        self._run = connection.execute(
-            f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id = ?", (client_id, run.id)
-        )
-        self._branch = ask_for_branch(connection, client_id, run.branch, run.surface) if run.branch else None
-        self._newest = connection.execute(
-            "SELECT seq, id, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (client_id,)
-        )
+    New tasks have the time of the newest one where the clock has been set back, or another server's is ahead: so a
+    client's tasks are in the order of `created_at` and `id` as they are in that of `seq`. A list by date is a range
+    of either, and a walk goes on where the task that it stood at has been deleted.
 
-    def ask_for_reports(
-        self, connection: Connection, client_id: str, run: RunKey, reports: Iterable[str | int]
-    ) -> None:
-        """Ask what is stored of some reports already."""
-        external_ids = sorted(key for key in reports if isinstance(key, str))
-        self._findings = ask_for_findings(connection, client_id, run, external_ids)
-
-    def findings(self) -> dict[str, StoredFinding]:
-        """Return the stored findings among the reports."""
-        return read_findings(self._findings)
-
-    def submitting(self, who: Principal) -> Submitting:
-        """Return who submits where.
-
-        New tasks have the time of the newest one where the clock has been set back, or another server's is ahead: so a
-        client's tasks are in the order of `created_at` and `id` as they are in that of `seq`. A list by date is a range
-        of either, and a walk goes on where the task that it stood at has been deleted.
-
-        :raises Missing: when the run is not there any more.
-        """
-        row = self._run.fetchone()
-        if row is None:
-            raise Missing(f"There is no run {self._run_id!r}.")
-        branch = self._branch and self._branch.fetchone()
-        newest, newest_id, created_at = self._newest.fetchone() or (0, None, "")
-        now = max(timestamp(), created_at)
-        return Submitting(who, RunKey(*row), BranchKey(*branch) if branch else None, newest, newest_id, now)
+    :param run: as it was when it was read last.
+    :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
+    """
+    now_stored = connection.execute(
+        f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id = ?", (who.client_id, run.id)
+    )
+    newest_task = connection.execute(
+        "SELECT seq, id, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (who.client_id,)
+    )
+    branch = find_branch(connection, who.client_id, run.branch, run.surface) if run.branch else None
+    row = now_stored.fetchone()
+    if row is None:
+        raise Missing(f"There is no run {run.id!r}.")
+    run = RunKey(*row)
+    if run.status != "running":
+        raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
+    newest, newest_id, created_at = newest_task.fetchone() or (0, None, "")
+    return Submitting(who, run, branch, newest, newest_id, max(timestamp(), created_at))
 
 
 def submit_reports(
@@ -5310,18 +5254,16 @@ def submit_reports(
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = iter(dict(zip(keys, reports, strict=True)).items())
     lot = dict(itertools.islice(unique, REPORTS_AT_ONCE))
-    questions = Questions(connection, who.client_id, run, lot)
-    by = questions.submitting(who)
-    if by.run.status != "running":
-        raise RunFinished(f"The run is {by.run.status} already; start another one to submit more.")
+    by = select_submitting(connection, who, run)
     results: dict[str | int, TaskResult] = {}
     sightings = 0
     while lot:
-        more, seen = store_reports(connection, by, lot, questions.findings())
+        external_ids = sorted(key for key in lot if isinstance(key, str))
+        findings = select_findings(connection, who.client_id, run, external_ids)
+        more, seen = store_reports(connection, by, lot, findings)
         results |= more
         sightings += seen
-        if lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
-            questions.ask_for_reports(connection, who.client_id, run, lot)
+        lot = dict(itertools.islice(unique, REPORTS_AT_ONCE))
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
                unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ?
@@ -5372,29 +5314,24 @@ class AnsweredBefore(Exception):
         self.answer = answer
 
 
-def ask_for_answer(asking: Asking, request: RequestKey, body_hash: str) -> None:
-    """Ask for the answer that a request got before, which raises where it is told.
+def require_unanswered(connection: Connection, request: RequestKey, body_hash: str) -> None:
+    """Look for the answer that a request got before.
 
     :raises AnsweredBefore: when there is one.
     :raises IdempotencyConflict: when it had another body then, or when what it was answered with is deleted.
     """
-
-    def hear(row: Any) -> None:
-        if row is None:
-            return
-        if row[0] == DELETED:
-            raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
-        if row[0] != body_hash:
-            message = "This Idempotency-Key was used for another body; use a new key for a new request."
-            raise IdempotencyConflict(message)
-        raise AnsweredBefore(KeptAnswer(*row))
-
-    asking.ask_first(
+    row = connection.execute(
         """SELECT body_hash, status, location, body FROM idempotent_answers
            WHERE client_id = ? AND key_id = ? AND method = ? AND path = ? AND idempotency_key = ? AND created_at > ?""",
         (*msgspec.structs.astuple(request), timestamp(ago=ANSWER_KEPT)),
-        hear,
-    )
+    ).fetchone()
+    if row is None:
+        return
+    if row[0] == DELETED:
+        raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
+    if row[0] != body_hash:
+        raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
+    raise AnsweredBefore(KeptAnswer(*row))
 
 
 def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswer) -> None:
@@ -6660,22 +6597,12 @@ def arrived_body(environ: dict[str, Any], limit: int) -> bytes:
 
 KEY_KNOWN = 0.005  # seconds
 HEALTH_KEPT = 1.0  # seconds
-MOST_KNOWN = 10_000  # keys that are remembered
 IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 
 
 # What gives the figures of a service, its client's among them, in a form that an Accept header asks for: the text and
 # its media type.
 Exposition = Callable[[str, str], tuple[bytes, str]]
-
-
-def remember(known: dict[str, Item], name: str, item: Item) -> Item:
-    """Keep something by its name, and forget the oldest where there is too much. Threads may do so at once."""
-    known[name] = item
-    while len(known) > MOST_KNOWN:
-        with suppress(KeyError, RuntimeError):  # another thread was faster
-            del known[next(iter(known))]
-    return item
 
 
 class Service:
@@ -6692,7 +6619,6 @@ class Service:
         self.router = Router(operations_of(self))
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
-        self._known: dict[str, Principal] = {}
         self._met_until = 0.0
         self._met_version = 0
         self._idle_until: dict[str, float] = {}
@@ -6733,8 +6659,7 @@ class Service:
         """Return who sends an Authorization header. :raises Unauthorized: when it is nobody.
 
         Who was just met is known for some milliseconds more, unless this process has written since: fewer than
-        it takes a command that revokes a key to end. Who was met before that is asked for together with what the
-        request asks first, within the database's `hearing`.
+        it takes a command that revokes a key to end.
         """
         now = time.monotonic()
         if now > self._met_until or self._met_version != self.database.version:
@@ -6743,29 +6668,22 @@ class Service:
         return met.get(header) or self._look_up(header, met)
 
     def _look_up(self, header: str, met: dict[str, Principal]) -> Principal:
-        """Return who sends a header, and note that he was met once that is certain."""
+        """Return who sends a header, and note that he was met."""
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
         if self._given_key and hmac.compare_digest(hashed(key), self._given_key):
             return met.setdefault(header, Principal("environment", "default", "FINDINGS_API_KEY", "full"))
         now = timestamp()
-
-        def hear(found: tuple[Principal, str | None] | None) -> None:
-            if found is None:
-                self._known.pop(header, None)
-                raise Unauthorized("This API key is unknown, expired or revoked.")
-            principal, last_used_at = found
-            if (last_used_at or "")[:16] != now[:16]:
-                self.database.use_later(principal.client_id, "api_keys", principal.key_id, now)
-            met[header] = remember(self._known, header, principal)
-
-        if principal := self._known.get(header):
-            ask_for_principal(self.database, key, now, hear)
-            return principal
-        with self.database.hearing():
-            ask_for_principal(self.database, key, now, hear)
-        return met[header]
+        with self.database.reading() as connection:
+            found = select_principal(connection, key, now)
+        if found is None:
+            raise Unauthorized("This API key is unknown, expired or revoked.")
+        principal, last_used_at = found
+        if (last_used_at or "")[:16] != now[:16]:
+            self.database.use_later(principal.client_id, "api_keys", principal.key_id, now)
+        met[header] = principal
+        return principal
 
 
 class Operation(Struct, frozen=True):
@@ -7161,7 +7079,8 @@ class Call:
         :raises AnsweredBefore: if it is a repeated one.
         """
         if self.request_key is not None:
-            ask_for_answer(self.database, self.request_key, self.body_hash)
+            with self.database.reading() as connection:
+                require_unanswered(connection, self.request_key, self.body_hash)
         return self.operation.handler(self, **parts)
 
     def write(self, write: Callable[[Connection], Answer]) -> Deferred:
@@ -7186,7 +7105,7 @@ class Call:
             count_change(connection, self.client_id)
             if self.request_key is None:
                 return write(connection)
-            ask_for_answer(connection, self.request_key, self.body_hash)
+            require_unanswered(connection, self.request_key, self.body_hash)
             given = write(connection)
             kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
             insert_answer(connection, self.request_key, kept)
@@ -7228,29 +7147,27 @@ def perform_call(
     service: Service, operation: Operation, parts: Mapping[str, str], environ: dict[str, Any]
 ) -> Answer | Deferred:
     """Return the answer to a request of an operation, or what is left to do for it."""
-    with service.database.hearing():
-        return Call(service, operation, environ, parts.get("run_id")).perform(parts)
+    return Call(service, operation, environ, parts.get("run_id")).perform(parts)
 
 
 Given = TypeVar("Given")
 
 
-def done_again(database: Database, work: Callable[[], Given]) -> Given:
-    """Return what `work` answers; what the database undoes is done again, unless it is a part of a transaction.
+def done_again(work: Callable[[], Given]) -> Given:
+    """Return what `work` answers; what the database undoes is done again.
 
-    :raises TryAgain: when that was in vain, too; whoever began the transaction may do all of it again.
+    :raises TryAgain: when that was in vain, too.
     """
     for pause in PAUSES:
         try:
             return work()
         except TryAgain:
-            if database.transacting:
-                raise
+            pass
         time.sleep(random.uniform(0, pause))  # noqa: S311 - so that who was in another's way is there at another time
     return work()
 
 
-def respond(service: Service, environ: dict[str, Any], work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
+def respond(environ: dict[str, Any], work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
     """Return what `work` answers, or the answer to whatever it raises: libraries in Rust raise no `Exception`s, too.
 
     What it leaves to do is done in the same way.
@@ -7258,13 +7175,13 @@ def respond(service: Service, environ: dict[str, Any], work: Callable[[], Answer
     Nothing else catches: what an embedding application raises on our routes goes to its own error handlers.
     """
     try:
-        given = done_again(service.database, work)
+        given = done_again(work)
     except ENDS_THE_PROCESS:
         raise
     except BaseException as error:
         return refuse(error, environ)
     if isinstance(given, Deferred):
-        return Deferred(given.place, partial(respond, service, environ, given.work))
+        return Deferred(given.place, partial(respond, environ, given.work))
     return given
 
 
@@ -8123,7 +8040,7 @@ def answer_to(service: Service, environ: dict[str, Any], path: str, *, whole: bo
         given = perform_call(service, *service.router.find(environ, path), environ)
         return finished(given) if whole else given
 
-    return respond(service, environ, work)
+    return respond(environ, work)
 
 
 def responded(service: Service, path: str) -> flask.Response:
@@ -8209,7 +8126,7 @@ HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
-THREADS, THREADS_OF_CLIENT = 20, 12  # for requests where a database has many connections, and of them for one client
+SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
 # For what takes long elsewhere; a client has one of each at most.
 THREADS_OF_PLACES = {"read": 1, "export": 1, "check": 2, "probe": 1}
 OTHERS_WAIT = "The database has not answered others yet"
@@ -8418,11 +8335,11 @@ class Housekeeper:
         it waits for locks: a client that always writes would keep it from all others.
         """
         database, settings = self.database, self.database.settings
-        patience = None if database.concurrent else 0
+        patience = None if database.threads else 0
         while True:
             again = time.monotonic() + HOUSEKEEPING
             database.write_uses(patience)
-            if not database.concurrent or database.keeps_house():
+            if not database.threads or database.keeps_house():
                 for _ in idle_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
             database.keep_house()
@@ -8492,7 +8409,7 @@ class WriteQueue:
                     group.append(write := self._waiting.popleft())
                     write.answer = write.work()
                 if not connection.in_transaction:
-                    raise connection.ending()
+                    raise StorageFull(TRANSACTION_ENDED)
         except BaseException as error:
             if not group:  # those whose time is over, or all where waiting longer is of no use
                 now = time.monotonic() if is_busy(error) else math.inf
@@ -8568,8 +8485,8 @@ class FrontDoor:
         settings, database = service.settings, service.database
         self._writes = WriteQueue(database, service.listeners)
         self._all: Threads | None = None
-        if database.concurrent:
-            self._all = Threads("request", THREADS, THREADS_OF_CLIENT, settings.busy_timeout)
+        if count := database.threads:
+            self._all = Threads("request", count, math.ceil(SHARE_OF_CLIENT * count), settings.busy_timeout)
         self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
         self._arriving: set[asyncio.Timeout] = set()
         self._last_moment = math.inf

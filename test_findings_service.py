@@ -2801,34 +2801,6 @@ def test_a_key_that_this_process_revokes_is_refused_at_once(
     assert_problem(client.get(f"{API}/tasks"), 401, "unauthorized")
 
 
-def test_keys_are_remembered_as_long_as_there_is_room(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings_service, "MOST_KNOWN", 2)
-    monkeypatch.setattr(findings_service, "KEY_KNOWN", 0)
-    known, clients = app.extensions["findings"]._known, [client_of(app, name=str(number)) for number in range(3)]
-    for client in (*clients[:2], *clients[:2]):
-        client.read("tasks")
-    assert [who.name for who in known.values()] == ["0", "1"]
-    clients[2].read("tasks")
-    assert [who.name for who in known.values()] == ["1", "2"]
-
-
-def test_threads_remember_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(thread: int) -> None:
-        for number in range(20_000):
-            findings_service.remember(known, f"{thread} {number}", number)
-
-    known: dict[str, int] = {}
-    monkeypatch.setattr(findings_service, "MOST_KNOWN", 5)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(fill, range(4)))
-    finally:
-        sys.setswitchinterval(before)
-    assert len(known) <= 5 + 4
-
-
 def test_what_requests_are_read_as_is_worked_out_before_threads_read(make_app: Callable[..., flask.Flask]) -> None:
     findings_service.decoder.cache_clear()
     make_app()
@@ -9471,18 +9443,19 @@ def test_a_transaction_that_the_disk_ended_is_not_begun_again_by_the_next_write_
 def test_what_a_database_undid_is_done_again_behind_any_wsgi_server(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, name = what_commits()
-    commit, undoing = getattr(kind, name), [TryAgain()]
-
-    def commit_the_second_time(*given: Any) -> None:
-        if undoing:
-            raise undoing.pop()
+    def undo_first(*given: Any) -> None:
+        commits.append(given)
+        if len(commits) == 1:
+            raise TryAgain
         commit(*given)
 
-    monkeypatch.setattr(kind, name, commit_the_second_time)
-    headers = {"Idempotency-Key": "one"}
+    headers, commits = {"Idempotency-Key": "one"}, list[Any]()
+    kind, name = what_commits()
+    commit = getattr(kind, name)
+    monkeypatch.setattr(kind, name, undo_first)
     answered = client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers)
-    assert (answered.status_code, undoing) == (201, [])
+    assert answered.status_code == 201
+    assert len(commits) == 2
     assert [task["title"] for task in client.read("tasks")["tasks"]] == ["Émile"]
     assert client.post(f"{API}/runs/{run}/tasks", json=task(title="Émile"), headers=headers).json == answered.json
     assert client.read("overview")["total"] == 1

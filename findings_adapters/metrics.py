@@ -36,7 +36,7 @@ GROUPS = "findings_commit_group_size"
 HELP = {
     REQUESTS: "Requests that were answered; route is as the API writes it, - for a path that there is not.",
     DURATIONS: "Seconds from a request's head to its answer.",
-    GROUPS: "Requests that shared one COMMIT of `serve`; other servers give each its own.",
+    GROUPS: "Requests that shared one COMMIT of `serve` on SQLite.",
     "findings_tasks": "Tasks of the key's client, of the main line and of branches.",
     "findings_runs": "Runs of the key's client, of the main line and of branches.",
     "findings_last_backup_timestamp_seconds": "When the last good `findings-service backup` began; 0 for never.",

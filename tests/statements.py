@@ -8,7 +8,6 @@ conditions, where the planner has put what follows from equal columns, too
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -34,9 +33,7 @@ class Statement(NamedTuple):
     """A statement as it was sent."""
 
     text: str
-    values: Sequence[bytes | None]
-    types: Sequence[int]
-    formats: Sequence[int] | None
+    values: Sequence[Any]
 
     @property
     def shape(self) -> str:
@@ -60,27 +57,26 @@ class Collector:
 
     def listen(self) -> None:
         """Note what is sent from now on."""
-        from findings_adapters.postgres.store import PostgresConnection
+        from findings_adapters.postgres.store import PostgresCursor
 
-        send = PostgresConnection.send
+        execute, executemany = PostgresCursor.execute, PostgresCursor.executemany
 
-        def noting(
-            connection: PostgresConnection,
-            text: str,
-            values: Sequence[bytes | None] = (),
-            types: Sequence[int] = (),
-            formats: Sequence[int] | None = None,
-        ) -> Any:
-            self.note(Statement(text, values, types, formats))
-            return send(connection, text, values, types, formats)
+        def noting(cursor: Any, text: bytes, values: Any = None, **given: Any) -> Any:
+            self.note(Statement(text.decode(), values or ()))
+            return execute(cursor, text, values, **given)
 
-        PostgresConnection.send = noting  # type: ignore[method-assign]
+        def noting_first(cursor: Any, text: bytes, rows: Sequence[Any], **given: Any) -> Any:
+            for row in rows[:1]:
+                self.note(Statement(text.decode(), row))
+            return executemany(cursor, text, rows, **given)
+
+        PostgresCursor.execute, PostgresCursor.executemany = noting, noting_first  # type: ignore[method-assign]
 
     def complaints(self, url: str) -> list[str]:
         """Return which statements do not name the client of each table."""
         import psycopg
 
-        with psycopg.connect(url) as connection:
+        with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as connection:
             found = []
             for statement in self.statements.values():
                 tables = unbound(explain(connection, statement), statement.text)
@@ -92,9 +88,7 @@ class Collector:
 def explain(connection: Any, statement: Statement) -> dict[str, Any]:
     """Return the plan of a statement."""
     text = f"EXPLAIN (VERBOSE, FORMAT JSON) {statement.text}".encode()
-    result = connection.pgconn.exec_params(text, statement.values, statement.types, statement.formats)
-    assert result.get_value(0, 0), (result.error_message, statement.text)
-    return json.loads(result.get_value(0, 0))[0]["Plan"]
+    return connection.execute(text, statement.values or None).fetchone()[0][0]["Plan"]
 
 
 def unbound(plan: dict[str, Any], text: str) -> list[str]:

@@ -52,7 +52,7 @@ def url(postgres: Databases) -> Iterator[str]:
 
 def told_of(text: str, url: str) -> list[str]:
     collector = Collector()
-    collector.statements[text] = Statement(text, [b"default"], [25], None)
+    collector.statements[text] = Statement(text, ["default"])
     return [complaint.partition(":")[0] for complaint in collector.complaints(url)]
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Mapping
 
 KEPT_TEXTS = 2048  # statements with their translation
 
@@ -49,7 +49,6 @@ INDEX = re.compile(
     r"\((?P<columns>[^()]*)\)(?P<rest>.*)$",
     re.DOTALL,
 )
-REFERENCE = re.compile(r"\bREFERENCES (\w+)")
 
 # The one row that says which version the schema has. SQLite keeps that in the head of its file.
 VERSION_TABLE = "schema_version"
@@ -95,87 +94,6 @@ def marks_in(sql: str) -> int:
     return sum(1 for match in TOKEN.finditer(sql) if match[0] == "?")
 
 
-# One statement for many rows: the values of a column go as one array, and PostgreSQL makes rows of the arrays. So a
-# batch of any size is one statement, which is planned once.
-
-
-class Many(NamedTuple):
-    """A statement that takes arrays, and which of the values tell one row from another: none where that is no matter.
-
-    `{rows}` stands for the arrays made into rows, and `{v1}`, `{v2}` … for the values of a row. `client` is the place
-    of the client, which goes as one value, and no array, where all rows have the same: so who plans the statement, or
-    sends it on, knows whose it is.
-    """
-
-    text: str
-    keys: tuple[int, ...] | None
-    client: int | None
-
-
-INSERT = re.compile(
-    r"\s*INSERT INTO (?P<table>\w+) \((?P<columns>[^)]*)\)\s*VALUES \((?P<values>[?,\s]*)\)\s*"
-    r"(?P<rest>ON CONFLICT.*)?$",
-    re.DOTALL,
-)
-CONFLICT = re.compile(r"ON CONFLICT (?:\((?P<columns>[^)]*)\)\s*)?DO (?P<what>NOTHING|UPDATE)")
-CHANGE = re.compile(r"\s*(?P<head>UPDATE \w+ SET .*?|DELETE FROM \w+)\s+WHERE (?P<where>.*)$", re.DOTALL)
-
-
-@lru_cache(maxsize=KEPT_TEXTS)
-def for_many(sql: str) -> Many | None:
-    """Return the statement that does for arrays what one does for a row, None where there is no such."""
-    if insert := INSERT.match(sql):
-        return insert_of_many(insert)
-    change = CHANGE.match(sql)
-    if change is None or "RETURNING" in sql.upper():
-        return None
-    head, where = change["head"], change["where"]
-    named = as_columns(f"{head} \0 WHERE {where}").replace("\0", "FROM {rows}" if head[0] in "Uu" else "USING {rows}")
-    keys = tuple(range(marks_in(head), marks_in(sql))) if head[0] in "Uu" else None
-    before, is_named, _ = where.partition("client_id = ?")
-    return Many(named, keys, marks_in(head) + marks_in(before) if is_named else None)
-
-
-def insert_of_many(insert: re.Match[str]) -> Many | None:
-    """Return the statement that inserts many rows. Without DO UPDATE, rows that are the same are no matter."""
-    columns = [name.strip() for name in insert["columns"].split(",")]
-    rest, keys = insert["rest"] or "", None
-    if insert["values"].count("?") != len(columns) or "?" in rest or (rest and not CONFLICT.match(rest)):
-        return None
-    conflict = CONFLICT.match(rest)
-    if conflict and conflict["what"] == "UPDATE":
-        keys = tuple(columns.index(name.strip()) for name in conflict["columns"].split(","))
-    values = ", ".join(f"{{v{number}}}" for number in range(1, len(columns) + 1))
-    text = f"INSERT INTO {insert['table']} ({', '.join(columns)}) SELECT {values} FROM {{rows}} {rest}"
-    return Many(with_words(text), keys, columns.index("client_id") if "client_id" in columns else None)
-
-
-def as_columns(sql: str) -> str:
-    """Return a statement with the value of a row for each mark."""
-    count = 0
-
-    def named(match: re.Match[str]) -> str:
-        nonlocal count
-        if not match[0].startswith("?"):
-            return match[0]
-        count += 1
-        return f"{{v{count}}}"
-
-    return TOKEN.sub(named, with_words(sql).replace("{", "{{").replace("}", "}}"))
-
-
-@lru_cache(maxsize=KEPT_TEXTS)
-def with_rows(text: str, types: tuple[str, ...], single: int | None = None) -> str:
-    """Return a statement of `for_many` for arrays of some types, but for a `single` value that all rows have."""
-    names = {f"v{number}": f"given.v{number}" for number in range(1, len(types) + 1)}
-    arrays = {f"v{number}": f"${number}::{kind}[]" for number, kind in enumerate(types, 1)}
-    if single is not None:
-        names[f"v{single + 1}"] = f"${single + 1}::{types[single]}"
-        del arrays[f"v{single + 1}"]
-    rows = f"unnest({', '.join(arrays.values())}) AS given ({', '.join(arrays)})"
-    return text.format(rows=rows, **names)
-
-
 def merged(ranges: list[str], order: str) -> str:
     """Return what merges index ranges without doubles, with marks for the limit and the offset at its end.
 
@@ -196,8 +114,7 @@ def schema_statements(script: str) -> list[str]:
     """Return the statements that make the schema of a script in SQLite's dialect."""
     found = [statement for each in cut_statements(script) if (statement := in_postgres(each))]
     numbers = {name: number for each in found if (name := table_name(each)) and (number := number_of(each))}
-    referred = {table for each in found for table in REFERENCE.findall(each)}
-    return [apart_from_key(with_order(each, numbers), referred) for each in found if not is_key(each, numbers)]
+    return [with_order(each, numbers) for each in found if not is_key(each, numbers)]
 
 
 def cut_statements(script: str) -> Iterator[str]:
@@ -252,19 +169,6 @@ def with_order(statement: str, numbers: Mapping[str, str]) -> str:
     if index is None or index["unique"] or index["table"] not in numbers:
         return statement
     return f"{index['head']}({index['columns']}, {numbers[index['table']]}){index['rest']}"
-
-
-def apart_from_key(statement: str, referred: Set[str]) -> str:
-    """Have a unique index serve only who asks for its columns, where foreign keys refer to the table.
-
-    A foreign key is checked, row by row, by the plan of its first check, which may be from when the table had no rows
-    yet. Any index that leads with the client costs the same then, and by another than the primary key's each check
-    would read all rows of the client, however many there are by now.
-    """
-    index = INDEX.match(statement)
-    if index is None or not index["unique"] or index["table"] not in referred or index["rest"].strip():
-        return statement
-    return f"{statement} WHERE {index['columns'].split(', ')[1]} IS NOT NULL"
 
 
 def tables_of(statements: list[str]) -> list[str]:

@@ -2,53 +2,79 @@
 
 A transaction is READ COMMITTED, and locks the row of its client first: so writers of one client queue behind each
 other, numbers are given in the order of commits, and clients never wait for each other. A snapshot is REPEATABLE READ
-(https://www.postgresql.org/docs/15/transaction-iso.html). What one of them sends waits for nothing until somebody asks
-for rows; what a transaction wrote since goes with its COMMIT.
+(https://www.postgresql.org/docs/15/transaction-iso.html). Both go through psycopg's pipeline mode
+(https://www.psycopg.org/psycopg3/docs/advanced/pipeline.html): what is sent waits for nothing until somebody asks for
+rows, and what a transaction wrote since goes with its COMMIT.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-import struct
+import os
+import select
 import sys
 import threading
 import time
-from collections import Counter
+import typing
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import psycopg
 from psycopg import conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import Int8BinaryDumper
+from psycopg.types.string import StrBinaryDumper
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 import findings_service as heart
 from findings_adapters.postgres import dialect
-from findings_adapters.postgres.link import BIGINT, INT, TEXT, Exhausted, Failure, Link, Pool, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 OLDEST = 150000  # PostgreSQL 15
 POOL_SIZE = 16  # connections of a process: six processes fit below the 100 that a server takes by default
 CONNECT_TIME = 5  # seconds, for each host of the URL
+RECONNECTING = 5.0  # seconds for which the pool tries to connect again, before it waits for the next request
 STATEMENT_TIME = 30.0  # seconds that one statement may take
 IDLE_IN_TRANSACTION = 300.0  # seconds until the server ends one that nobody goes on with; 64 MiB take long to read
 SILENCE = 15.0  # seconds beyond those of a statement after which a server that says nothing is given up
+LOOK_AFTER = 10.0  # seconds that a connection was idle, after which the server is asked whether it is there
+LOOKING = 3.0  # seconds that it has to answer
+IDLE = 300.0  # seconds after which a connection that nobody needed is closed
+LIFETIME = 3600.0  # seconds; a new connection finds a server that was added behind a name, and gives memory back
 LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
 LOOK_EVERY = 1.0  # seconds between two looks whether it is this process's turn to keep house
-ROWS_AT_ONCE = 5000  # that one statement stores: so it is done in a fraction of its time
-MANY_ROWS = 500  # whose statement takes a while
-BULKY = "task_details"  # in whose rows is what is large
+MANY_ROWS = 100  # that are stored at once, before which the server plans anew
+BULKY_ROWS = 10  # rows of what is large that are read at once
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
-NO_TEXT = "\1"  # stands for U+0000
-ARRAYS = {TEXT: ("text", 1009), BIGINT: ("bigint", 1016)}  # the name of a type, and the number of its arrays
-HOUSEKEEPING = """SELECT pg_try_advisory_lock($1, hashtext('housekeeping ' || current_schema()))::int"""
-NO_TABLE, NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT = "42P01", "3F000", "42501", "25006", "57014"
-NO_COLUMN, TOO_LONG = "42703", "54000"
+NO_TEXT = "\1"  # stands for U+0000, which no text of PostgreSQL's has: only ids and names of a path may
+NO_TABLE, NO_COLUMN, NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT, TOO_LONG = (
+    "42P01", "42703", "3F000", "42501", "25006", "57014", "54000"
+)  # fmt: skip
 # An index has rows of up to 2,704 bytes, after compression (https://www.postgresql.org/docs/15/btree-implementation.html).
 TOO_LONG_TOGETHER = "targetUrl, branch and externalId may have some 2,500 bytes of UTF-8 together in this database"
-SETTLED = 1.0  # seconds after which a server that took no writes may have come to take some
+LOST = ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "40003")  # the server ends the connection
+IN_USE = "55P03"
+BUSY = {
+    IN_USE: "Another writer had this client's data for too long",
+    TIMED_OUT: "The database took too long",
+    READ_ONLY: "The database takes no writes now: it is a standby, or read-only",
+    "53200": "The database is out of memory",
+    "53300": "The database has too many connections",
+    "53400": "The database is at one of its limits",
+}
+FULL = {
+    "53100": "its disk is full",
+    "58030": "reading or writing failed, or its disk or a quota is full",
+    "XX001": "it is damaged",
+    "XX002": "it is damaged",
+}
+UNREACHED = "The database cannot be reached, or all connections to it are in use"
+UNDONE = ("40001", "40P01")  # by the server, because of what others wrote
+
+Told = TypeVar("Told")
 
 
 class PostgresError(Exception):
@@ -67,42 +93,41 @@ class NobodyKnows(heart.Busy):
         )
 
 
-BUSY = {
-    "55P03": "Another writer had this client's data for too long",
-    TIMED_OUT: "The database took too long",
-    READ_ONLY: "The database takes no writes now: it is a standby, or read-only",
-    "53200": "The database is out of memory",
-    "53300": "The database has too many connections",
-    "53400": "The database is at one of its limits",
-}
-FULL = {
-    "53100": "its disk is full",
-    "58030": "reading or writing failed, or its disk or a quota is full",
-    "XX001": "it is damaged",
-    "XX002": "it is damaged",
-}
-UNDONE = {
-    "40001": "Others wrote at the same time",
-    "40P01": "Others wrote at the same time",
-    "40003": "The connection to the database was lost",
-}
+def is_lost(error: psycopg.Error) -> bool:
+    """Tell whether an error says that a connection is gone."""
+    return error.sqlstate in LOST or (error.sqlstate is None and isinstance(error, psycopg.OperationalError))
 
 
-def known_failure(failure: Failure) -> Exception:
-    """Return what stands for what PostgreSQL says, outside of COMMIT."""
-    if failure.lost:
+def known_failure(error: psycopg.Error) -> Exception:
+    """Return what stands for what PostgreSQL says. No value that it repeats is in that."""
+    state = error.sqlstate or ""
+    if is_lost(error):
         return heart.TryAgain("The connection to the database was lost")
-    if failure.state in UNDONE:
-        return heart.TryAgain(UNDONE[failure.state])
-    if failure.stale:
-        return heart.TryAgain("The schema was changed")
-    if failure.state == TOO_LONG:
+    if state in UNDONE:
+        return heart.TryAgain("Others wrote at the same time")
+    if state == TOO_LONG:
         return heart.ValidationFailed([heart.Problem(TOO_LONG_TOGETHER, "")])
-    if failure.state in BUSY:
-        return heart.Busy(BUSY[failure.state])
-    if failure.state in FULL:
-        return heart.StorageFull(FULL[failure.state])
-    return PostgresError(str(failure))
+    if state in BUSY:
+        return heart.Busy(BUSY[state])
+    if state in FULL:
+        return heart.StorageFull(FULL[state])
+    constraint = f" [{error.diag.constraint_name}]" if error.diag.constraint_name else ""
+    return PostgresError(f"{error.diag.message_primary or error}{constraint} ({state})")
+
+
+def complaint(error: psycopg.Error) -> str:
+    """Return what is wrong in one line: what the server says, or the reason that libpq gives for the last host."""
+    said = error.diag
+    if error.sqlstate == IN_USE:
+        return "others are using its tables; stop them"
+    if said.message_primary:
+        more = TOO_LONG_TOGETHER if error.sqlstate == TOO_LONG else said.message_detail
+        if error.sqlstate in (NO_RIGHT, NO_SCHEMA):
+            more = "its user needs a schema to create tables in, or tables of its own there"
+        return ": ".join(part.rstrip(".") for part in (said.message_primary, more) if part)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = [line for line in lines if "failed: " in line] or lines[:1]
+    return reasons[-1].rpartition("connection failed: ")[2] if reasons else type(error).__name__
 
 
 # Where the database is
@@ -163,8 +188,6 @@ def session_options(lock_patience: float) -> str:
         "tcp_keepalives_count": "3",
         "client_min_messages": "warning",
         "jit": "off",
-        # A plan is kept, and may be from when a table had no rows yet: then, to read it as it lies seems best.
-        "enable_seqscan": "off",
     }
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
@@ -198,325 +221,157 @@ def switch(name: str, text: str) -> bool:
     return text == "on"
 
 
-# Values
+# Connections
 
 
-def dumped(value: Any) -> bytes | None:
-    """Return a value as PostgreSQL reads it.
-
-    No text of PostgreSQL's has U+0000. The service refuses it in bodies and queries, so that it is only in the ids and
-    names of a path, none of which has what stands for it.
-    """
-    if isinstance(value, str):
-        return (value.replace("\0", NO_TEXT) if "\0" in value else value).encode()
-    return None if value is None else b"%d" % value
-
-
-def type_of(value: Any) -> int:
-    """Return the number of a value's type; PostgreSQL finds out that of NULL by where it stands."""
-    return TEXT if isinstance(value, str) else 0 if value is None else BIGINT
-
-
-def array_of(values: Sequence[Any], kind: int) -> bytes:
-    """Return an array in PostgreSQL's binary form: as it sends them itself (array_send in its source)."""
-    some_null = None in values
-    head = struct.pack(">iiIii", 1, some_null, kind, len(values), 1)
-    if kind == BIGINT and not some_null:
-        return head + struct.pack(">" + "iq" * len(values), *itertools.chain.from_iterable((8, n) for n in values))
-    parts, length = [head], struct.Struct(">i").pack
-    for value in values:
-        if value is None:
-            parts.append(b"\xff\xff\xff\xff")
-        else:
-            data = value.encode() if kind == TEXT else value.to_bytes(8, "big", signed=True)
-            parts += (length(len(data)), data)
-    return b"".join(parts)
-
-
-Question = tuple[str, "Sequence[Any]", "Callable[[Any], None]"]  # a statement, its values, and who is told
-
-
-class PostgresCursor:
-    """What a statement has come to, or several of them: they are waited for when somebody asks."""
-
-    __slots__ = ("_bulky", "_connection", "_rows", "replies")
-
-    def __init__(self, connection: PostgresConnection, replies: Sequence[Reply], *, bulky: bool = False) -> None:
-        self._connection = connection
-        self._bulky = bulky
-        self.replies = replies
-        self._rows: Iterator[tuple[Any, ...]] | None = None
-
-    def _results(self) -> Iterator[Any]:
-        for reply in self.replies:
-            yield self._connection.result(reply)
-
-    def _left(self) -> Iterator[tuple[Any, ...]]:
-        """Give the rows that are left, all of which are here."""
-        if self._rows is None:
-            self._rows = iter([row for result in self._results() for row in self._connection.link.rows(result)])
-        return self._rows
+class PostgresCursor(psycopg.RawCursor[tuple[Any, ...]]):
+    """What a statement has come to, once somebody asks."""
 
     @property
     def rowcount(self) -> int:
         """How many rows were changed."""
-        return sum(result.command_tuples or 0 for result in self._results())
+        if pipe := typing.cast(Link, self.connection).pipe:
+            pipe.sync()
+        return super().rowcount
 
-    def fetchone(self) -> Any:
-        """Return the next row, None behind the last."""
-        return next(self._left(), None)
 
-    def fetchall(self) -> list[Any]:
-        """Return the rows that are left."""
-        return list(self._left())
+class Link(psycopg.Connection[tuple[Any, ...]]):
+    """A connection of psycopg's, over which a server that says nothing is given up.
 
-    def __iter__(self) -> Iterator[Any]:
-        """Give the rows that are left: bulky ones as they are read, where nobody has asked for anything behind them."""
-        if self._rows is None and self._bulky:
-            self._rows = self._connection.stream(self.replies[0])
-        return self._left()
+    `pipe` is there within a transaction; `warnings` is how many the server gave, and `used` when the connection was
+    given back.
+    """
+
+    pipe: psycopg.Pipeline | None = None
+
+    patience = STATEMENT_TIME + SILENCE
+    warnings = 0
+    used = 0.0
+
+    def prepare(self, settings: heart.Settings, address: Address) -> None:
+        """Make a new connection one of the service's, with commits as durable as is set; what the URL says counts."""
+        self.cursor_factory = PostgresCursor
+        self.adapters.register_dumper(int, Int8BinaryDumper)
+        self.adapters.register_dumper(str, StrBinaryDumper)
+        if not address.prepares:
+            self.prepare_threshold = None
+        self.add_notice_handler(self._note)
+        self.pid = os.getpid()
+        self.used = time.monotonic()
+        wanted = "off" if settings.synchronous in ("NORMAL", "OFF") else "on"
+        others = "('off')" if wanted == "on" else "('on', 'remote_write', 'remote_apply', 'local')"
+        if "synchronous_commit" not in address.conninfo:
+            self.run(
+                f"""SELECT set_config('synchronous_commit', '{wanted}', false)
+                    WHERE current_setting('synchronous_commit') IN {others}"""
+            )
+
+    def _note(self, notice: Any) -> None:
+        self.warnings += notice.severity_nonlocalized == "WARNING"
+
+    def run(self, sql: str, *values: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run a statement in PostgreSQL's own words."""
+        return self.execute(sql.encode(), values or None)
+
+    def wait(self, gen: Generator[Any, Any, Told], *given: Any, **named: Any) -> Told:
+        """Wait for the server. :raises psycopg.OperationalError: when it says nothing for too long."""
+        return super().wait(self._given_up(gen), *given, **named)
+
+    def _given_up(self, gen: Generator[Any, Any, Told]) -> Generator[Any, Any, Told]:
+        end = time.monotonic() + self.patience
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > end:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server has said nothing for {self.patience:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+    def is_there(self) -> bool:
+        """Tell whether the server is: it is asked where it has said something by itself, and after a while without use.
+
+        A connection that is gone is closed.
+        """
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        if poll.poll(0) or time.monotonic() > self.used + LOOK_AFTER:
+            try:
+                self.patience = LOOKING
+                ConnectionPool.check_connection(self)
+            except psycopg.Error:
+                self.close()
+            self.patience = STATEMENT_TIME + SILENCE
+        return not self.closed
+
+
+ABANDONED: list[object] = []  # what a parent has open, which is never closed here
 
 
 class PostgresConnection(heart.Connection):
-    """A connection to PostgreSQL for as long as somebody reads, or for a transaction.
+    """A connection to PostgreSQL for as long as somebody reads, or for a transaction."""
 
-    `failed` is what has undone the transaction, and `shared` whether there were savepoints in it: it may be that of
-    several requests then.
-    """
-
-    def __init__(self, database: PostgresDatabase, link: Link, *, read_only: bool = False) -> None:
+    def __init__(self, database: PostgresDatabase, link: Link, *, read_only: bool) -> None:
         self.database = database
         self.link = link
         self.read_only = read_only
-        self.failed: Failure | None = None
-        self.open = False  # whether a transaction is
-        self.shared = False
-        self.locked: set[str] = set()  # clients
-        self.uses: dict[Any, str] = {}  # that the transaction writes
-        self.questions: list[tuple[PostgresCursor, Question]] = []  # that came first, and nobody was told of yet
+        self.begin_counting()
         self._next_seqs: dict[str, int] = {}
+        self._streams = itertools.count()
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, and good."""
-        return self.open and self.failed is None
-
-    def ending(self) -> Exception:
-        """Return what stands for what has ended the transaction."""
-        return self._blaming(self.failed) if self.failed is not None else super().ending()
-
-    def _blaming(self, failure: Failure) -> Exception:
-        """Return what stands for what undid a transaction: one request may be to blame, and no other of those in it."""
-        known = known_failure(failure)
-        whose = self.shared and not isinstance(known, heart.Busy | heart.StorageFull)
-        return heart.TryAgain("Another request was refused") if whose else known
+        """Whether there is a transaction."""
+        return self.link.pipe is not None
 
     # Statements
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> PostgresCursor:
         """Send a statement; its rows, and what is wrong with it, come when somebody asks for them, or with COMMIT."""
-        values, types = [dumped(value) for value in parameters], [type_of(value) for value in parameters]
-        return PostgresCursor(self, [self.send(dialect.translated(sql), values, types)], bulky=BULKY in sql)
-
-    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> PostgresCursor:
-        """Send a statement for many rows: as one for arrays of their values, where none of them meets another."""
-        rows = list(parameters)
-        lots = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
-        return PostgresCursor(self, [reply for lot in lots for reply in self._send_rows(sql, lot)])
-
-    def _send_rows(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Reply]:
-        """Send a statement for some rows."""
-        many = dialect.for_many(sql) if len(rows) > 1 else None
-        if many is None or (many.keys is not None and have_doubles(rows, many.keys)):
-            return [reply for row in rows for reply in self.execute(sql, row).replies]
-        columns = list(zip(*rows, strict=True))
-        kinds = [next((type_of(value) for value in column if value is not None), TEXT) for column in columns]
-        single = many.client if many.client is not None and len({*columns[many.client]}) == 1 else None
-        text = dialect.with_rows(many.text, tuple(ARRAYS[kind][0] for kind in kinds), single)
-        values = [array_of(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        types, formats = [ARRAYS[kind][1] for kind in kinds], [1] * len(values)
-        if single is not None:
-            values[single], types[single], formats[single] = dumped(columns[single][0]) or b"", TEXT, 0
-        reply = self.send(text, values, types, formats)
-        if len(rows) >= MANY_ROWS:
-            self.link.press()
-        return [reply]
-
-    def send(
-        self,
-        text: str,
-        values: Sequence[bytes | None] = (),
-        types: Sequence[int] = (),
-        formats: Sequence[int] | None = None,
-    ) -> Reply:
-        """Send a statement in PostgreSQL's own words."""
-        if self.failed is not None:
-            raise known_failure(self.failed)
         if self.is_late():
             raise TimeoutError
-        try:
-            return self.link.send(text, values, types, formats)
-        except Failure as failure:
-            raise self._note(failure) from None
+        values = [value.replace("\0", NO_TEXT) if isinstance(value, str) else value for value in parameters]
+        return self.send(dialect.translated(sql), values)
 
-    def result(self, reply: Reply) -> Any:
-        """Return what a statement has come to, and wait for it if need be. :raises Exception: what is wrong."""
-        if reply.result is None:
-            if reply.failure is None:
-                self.settle()
-            if reply.failure is not None:
-                raise known_failure(reply.failure)
-        return reply.result
+    def send(self, text: str, values: Sequence[Any] = ()) -> PostgresCursor:
+        """Send a statement in PostgreSQL's own words."""
+        cursor = PostgresCursor(self.link)
+        cursor.execute(text.encode(), values or None)
+        return cursor
 
-    def stream(self, reply: Reply) -> Iterator[tuple[Any, ...]] | None:
-        """Return the rows of a statement, each read when it is asked for; None where all are to be had at once."""
-        try:
-            rows = self.link.stream(reply)
-        except Failure as failure:
-            raise self._note(failure) from None
-        return None if rows is None else self._streamed(rows)
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> PostgresCursor:
+        """Send a statement for many rows.
 
-    def _streamed(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from rows
-        except Failure as failure:
-            raise self._note(failure) from None
-
-    def settle(self) -> None:
-        """Wait for everything that was sent. :raises Exception: what is wrong with the first of it."""
-        try:
-            self.link.settle()
-        except Failure as failure:
-            raise self._note(failure) from None
-        self.hear()
-
-    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
-        """Have `hear` told the row of a statement, or None, before anybody is told what is asked after it."""
-        self.questions.append((self.execute(sql, parameters), (sql, parameters, hear)))
-
-    def hear(self) -> None:
-        """Tell what was asked first. What is raised there, ends it."""
-        while self.questions:
-            questions, self.questions = self.questions, []
-            for asked, (_, _, hear) in questions:
-                hear(asked.fetchone())
-
-    def _note(self, failure: Failure) -> Exception:
-        """Note that something failed, and return what stands for it. Connections that are of no more use are closed."""
-        if self.open:
-            self.failed = self.failed or failure
-        if failure.state == READ_ONLY or failure.stale:
-            self.link.broken = True
-        return known_failure(failure)
-
-    # Transactions
-
-    def begin(self, how: str) -> None:
-        """Open a transaction, with the next statement."""
-        self.link.separate()
-        self.send(f"BEGIN ISOLATION LEVEL {how}")
-        self.open = True
-
-    def lock(self, client_id: str, patience: float | None) -> None:
-        """Have other writers of a client wait."""
-        if client_id in self.locked:
-            return
-        self.locked.add(client_id)
-        if patience:
-            self.execute("SELECT set_config('lock_timeout', ?, true)", (f"{max(1.0, patience * 1000):.0f}ms",))
-        self.execute(
-            f"SELECT 1 FROM clients WHERE id = ? FOR NO KEY UPDATE{'' if patience != 0 else ' NOWAIT'}", (client_id,)
-        )
-
-    def commit(self) -> None:
-        """Make the transaction durable.
-
-        A warning is one that a synchronous standby was not waited for any more
-        (https://www.postgresql.org/docs/15/warm-standby.html#SYNCHRONOUS-REPLICATION).
-
-        :raises NobodyKnows: when the connection was lost meanwhile, or there was a warning.
+        A server keeps plans, those of foreign keys among them, and may have made them when a table had a few rows: then
+        to read all of it seemed best, which it is not for each of many more.
         """
-        if self.failed is not None:
-            raise self._blaming(self.failed)
-        self.hear()
-        warnings, number = self.link.warnings, self.link.sent + 1
-        try:
-            reply = self.link.send("COMMIT")
-            self.link.settle()
-        except Failure as failure:
-            self._note(failure)
-            unknown = failure.lost and not 0 < failure.number < number
-            raise NobodyKnows if unknown else self._blaming(failure) from None
-        self.open = False
-        if reply.result.command_status != b"COMMIT":
-            raise PostgresError("a transaction was undone without a word")
-        if self.link.warnings != warnings:
-            raise NobodyKnows
+        rows, cursor = list(parameters), PostgresCursor(self.link)
+        if len(rows) >= MANY_ROWS:
+            self.send("DISCARD PLANS")
+        cursor.executemany(dialect.translated(sql).encode(), rows)
+        return cursor
 
-    def end(self) -> None:
-        """Undo what is not committed, and leave the connection to the next one, without waiting for anything."""
-        self.undo()
-        self.link.patience = STATEMENT_TIME + SILENCE
-        if not self.link.broken:
-            with suppress(Failure):
-                self.link.leave()
+    def stream(self, sql: str, parameters: Sequence[Any] = (), /) -> Iterator[tuple[Any, ...]]:
+        """Give the rows of a statement within a transaction, a few at a time. The others stay with the server."""
+        name = f"rows_{next(self._streams)}"
+        self.execute(f"DECLARE {name} NO SCROLL CURSOR FOR {sql}", parameters)
+        while rows := self.send(f"FETCH {BULKY_ROWS} FROM {name}").fetchall():
+            yield from rows
 
-    def undo(self) -> None:
-        """Undo what is not committed, and wait for nothing."""
-        self.forget()
-        self.link.drop_stream()
-        try:
-            if self.open and not self.link.broken:
-                self.link.separate()
-                self.link.send("ROLLBACK")
-        except Failure:
-            pass
-        finally:
-            self.open, self.failed = False, None
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Have what is done within stored with the transaction, or undone where it raises anything."""
-        self.shared = True
-        first = self.send("SAVEPOINT request").number
-        try:
-            yield
-            self.hear()
-            self.send("RELEASE SAVEPOINT request")
-            self.link.push()
-            self.settle_counts()
-        except BaseException:
-            self.counting.clear()
-            self._undo(first)
-            raise
-
-    def _undo(self, first: int) -> None:
-        """Undo what was sent behind a savepoint; what failed before that stays failed."""
-        if self.failed is None:
-            try:
-                self.link.settle()  # and whoever asked first is told later: that counts for more than what undoes this
-            except Failure as failure:
-                self._note(failure)
-        if self.link.broken or (self.failed is not None and self.failed.number < first):
-            return
-        self.failed = None
-        self.is_late, late = bool, self.is_late
-        with suppress(Exception):
-            self.send("ROLLBACK TO SAVEPOINT request")
-            self.send("RELEASE SAVEPOINT request")
-        self.is_late = late
-
-    def forget(self) -> None:
-        """Drop what belongs to a transaction, because it ends."""
-        super().forget()
-        self._next_seqs.clear()
+    def commit(self) -> PostgresCursor:
+        """Have the transaction made durable."""
+        return self.send("COMMIT")
 
     # What engines do in ways of their own
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Callable[[], PostgresCursor]:
-        """Run a statement, whose answer comes with others, and return what gives its rows."""
-        asked = self.execute(sql, parameters)
-        return lambda: asked
+    def lock(self, client_id: str, patience: float | None) -> None:
+        """Have other writers of a client wait."""
+        if patience:
+            self.send("SELECT set_config('lock_timeout', $1, true)", (f"{max(1.0, patience * 1000):.0f}ms",))
+        nowait = "" if patience != 0 else " NOWAIT"
+        self.send(f"SELECT 1 FROM clients WHERE id = $1 FOR NO KEY UPDATE{nowait}", (client_id,))
 
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:
         """Return seqs for new tasks of a client, whose other writers wait."""
@@ -532,10 +387,9 @@ class PostgresConnection(heart.Connection):
     def limited(self, seconds: float) -> Iterator[None]:
         """Let what is done within have no more than so many seconds of this process, and some more of the server.
 
-        The server's limit is the transaction's, and holds to its end: to end it sooner would take another answer.
+        The server's limit is the transaction's, and holds to its end.
 
         :raises TimeoutError: when they are over.
-        :raises heart.Busy: when half of the server's went by in waiting for a lock, or somebody cancelled a statement.
         """
         began, limit = time.monotonic(), max(2, round(LIST_SHARE * seconds * 1000))
         worked, waited = time.thread_time() + seconds, began + heart.WAITING * seconds
@@ -546,34 +400,19 @@ class PostgresConnection(heart.Connection):
         )
         try:
             yield
-        except heart.Busy:
-            if self.failed is None or self.failed.state != TIMED_OUT or time.monotonic() < began + limit / 1000:
+        except psycopg.errors.QueryCanceled:
+            if time.monotonic() < began + limit / 1000:  # somebody else has cancelled it
                 raise
             raise TimeoutError from None
         finally:
             self.is_late = bool
 
-    def stamp(self) -> object:
-        """Return what tells which transactions are seen (https://www.postgresql.org/docs/15/functions-info.html).
-
-        On a standby it does not say which of them run, and so nothing is like anything before.
-        """
-        if self.link.server("in_hot_standby") == "on":
-            return object()
-        return self.execute("SELECT pg_current_snapshot()::text").fetchone()[0]
-
     def faults(self) -> Iterator[str]:
         """Tell what of the schema is not there, or is otherwise than it should be. What follows has all its time."""
         yield from self.database.schema_faults()
-        if self.open:
+        if self.in_transaction:
             self.send("SET LOCAL statement_timeout TO 0")
-            self.send("SET LOCAL enable_seqscan TO on")
-            self.link.patience = math.inf
-
-
-def have_doubles(rows: Sequence[Sequence[Any]], keys: Sequence[int]) -> bool:
-    """Tell whether rows have the same values in some places."""
-    return len({tuple(row[key] for key in keys) for row in rows}) < len(rows)
+            self.link.patience = float("inf")
 
 
 class PostgresDatabase(heart.Database):
@@ -582,7 +421,6 @@ class PostgresDatabase(heart.Database):
     A thread has one for as long as it reads, or for a transaction.
     """
 
-    concurrent = True
     advice = {  # noqa: RUF012 - as the heart has it
         "backup": "for PostgreSQL say: pg_dump --format=custom --file=findings.dump {name}",
         "restore": "for PostgreSQL say: pg_restore --dbname={name} findings.dump",
@@ -595,12 +433,14 @@ class PostgresDatabase(heart.Database):
 
     def __init__(self, settings: heart.Settings) -> None:
         self.address = Address.of(settings.db, settings.busy_timeout)
-        self._uses_of_statements: Counter[str] = Counter()
-        self._pool = Pool(self._open_link, self.address.pool_size, is_passing)
+        self.threads = self.address.pool_size
+        self._pool: ConnectionPool[Link] | None = None
+        self._pid = 0  # of the process that the pool is of
+        self._reached = False  # whether it ever was
+        self._opening = threading.Lock()  # for these three
         self._at_work = threading.local()  # `connection`: the one that this thread has
         self._counting = threading.Lock()  # for `version`
         self._server = ""
-        self._reached = self._out = False  # whether it ever was, and whether it was not the last time
         self._house: Link | None = None
         self._housekeeper = False
         self._housing = threading.RLock()  # for these two
@@ -633,125 +473,114 @@ class PostgresDatabase(heart.Database):
 
     # Connections
 
-    @contextmanager
-    def _connection(self, *, read_only: bool = False) -> Iterator[PostgresConnection]:
-        """Give a connection to this thread."""
-        outer = self._current
-        link = self._take() if read_only else self._take_writer()
-        connection = self._at_work.connection = PostgresConnection(self, link, read_only=read_only)
+    def _connect(self) -> Link:
+        """Return a connection that is none of the pool's."""
+        link = Link.connect(self.address.conninfo, autocommit=True)
         try:
-            yield connection
-        finally:
-            self._at_work.connection = outer
-            self._questions.extend(question for _, question in connection.questions)
-            connection.end()
-            if link.broken:
-                self._pool.losses += 1
-            self._pool.give(link)
-
-    def _take(self) -> Link:
-        try:
-            return self._pool.take(self.settings.busy_timeout)
-        except Exhausted:
-            message = f"All {self._pool.size} connections to the database are in use"
-            raise heart.Busy(message) from None
-        except Failure as failure:
-            raise known_failure(failure) from None
-        except psycopg.OperationalError as error:
-            raise self._unreachable(error) from None
-
-    def _take_writer(self) -> Link:
-        """Return a connection to a server that takes writes: where it took none, a new one may lead to another."""
-        while True:
-            link = self._take()
-            if link.takes_writes:
-                return link
-            settled = link.broken = time.monotonic() > link.made + SETTLED
-            self._pool.give(link)
-            if not settled:
-                raise heart.Busy(BUSY[READ_ONLY])
-
-    def _unreachable(self, error: psycopg.OperationalError) -> Exception:
-        """Return what a caller is told when there is no connection: at first why, later the log is."""
-        cause = in_one_line(error)
-        if not self._reached:
-            return heart.DatabaseUnusable(f"{self.name} cannot be used: {cause}")
-        if not self._out:
-            self._out = True
-            heart.log.error("%s cannot be reached: %s", self.name, cause)
-        return heart.Busy("The database cannot be reached")
-
-    def _open_link(self) -> Link:
-        """Return a new connection to a database with the schema.
-
-        :raises psycopg.OperationalError: when there is none now.
-        :raises heart.DatabaseUnusable: when the database is none of ours.
-        """
-        link = self._connect()
-        try:
-            version = self._greet(link)
-            if version != heart.SCHEMA_VERSION:
-                self._make_schema(link)
-        except BaseException as error:
+            self._configure(link)
+        except BaseException:
             link.close()
-            raise self._refusal(error) if isinstance(error, Failure) else error from None
-        if self._out:
-            heart.log.warning("%s is back", self.name)
-        self._reached, self._out = True, False
+            raise
         return link
 
-    def _connect(self) -> Link:
-        connection = psycopg.Connection.connect(self.address.conninfo, autocommit=True, prepare_threshold=None)
-        uses = self._uses_of_statements if self.address.prepares else None
-        link = Link(connection, uses, STATEMENT_TIME + SILENCE)
-        self._server = link.server("server_version").partition(" ")[0]
-        encoding = link.server("server_encoding")
-        if link.version >= OLDEST and encoding == "UTF8":
-            return link
-        needed = "15 or newer is needed" if link.version < OLDEST else f"its encoding is {encoding}, not UTF8"
-        link.close()
-        raise heart.DatabaseUnusable(f"{self.name} is PostgreSQL {self._server}; {needed}")
+    def _configure(self, link: Link) -> None:
+        """Make a connection ready. :raises heart.DatabaseUnusable: when the server is none that will do."""
+        link.prepare(self.settings, self.address)
+        self._server = (link.info.parameter_status("server_version") or "").partition(" ")[0]
+        encoding = link.info.parameter_status("server_encoding")
+        if link.info.server_version < OLDEST or encoding != "UTF8":
+            needed = "15 or newer is needed" if encoding == "UTF8" else f"its encoding is {encoding}, not UTF8"
+            raise heart.DatabaseUnusable(f"{self.name} is PostgreSQL {self._server}; {needed}")
 
-    def _greet(self, link: Link) -> int | None:
-        """Return the version of the schema, None where there is none; and have commits as durable as is set."""
-        wanted = "off" if self.settings.synchronous in ("NORMAL", "OFF") else "on"
-        others = "('off')" if wanted == "on" else "('on', 'remote_write', 'remote_apply', 'local')"
-        if "synchronous_commit" not in self.address.conninfo:  # what the URL says counts
-            link.send(
-                f"""SELECT set_config('synchronous_commit', '{wanted}', false)
-                    WHERE current_setting('synchronous_commit') IN {others}"""
-            )
-            link.separate()
-        reply = link.send(f"SELECT version FROM {dialect.VERSION_TABLE} WHERE id = 1")
+    @contextmanager
+    def beside(self) -> Iterator[Link]:
+        """Give a connection that is none of the pool's. :raises heart.DatabaseUnusable: where there is none."""
         try:
-            link.settle()
-        except Failure as failure:
-            if failure.state == NO_TABLE:
-                return None
-            if failure.state != NO_COLUMN:
-                raise
-        rows = link.rows(reply.result) if reply.result else []
-        if not rows or not isinstance(rows[0][0], int):
-            raise heart.DatabaseUnusable(
-                f"{self.name} has a table {dialect.VERSION_TABLE} that is none of this service's"
-            )
-        version = int(rows[0][0])
-        heart.require_version(self.name, version)
-        return version
+            with closing(self._connect()) as link:
+                yield link
+        except psycopg.Error as error:
+            raise heart.DatabaseUnusable(f"{self.name} cannot be used: {complaint(error)}") from None
 
-    def _refusal(self, failure: Failure) -> Exception:
-        """Return what stands for what the server said to a new connection."""
-        if failure.lost:
-            return psycopg.OperationalError(failure.message)
-        if failure.state in (NO_RIGHT, NO_SCHEMA):
-            return heart.DatabaseUnusable(
-                f"{self.name} cannot be used: {failure.message}; its user needs a schema to create tables in, or"
-                " tables of its own there"
-            )
-        known = known_failure(failure)
-        if isinstance(known, PostgresError):
-            return heart.DatabaseUnusable(f"{self.name} cannot be used: {failure}")
-        return known
+    def _opened(self) -> ConnectionPool[Link]:
+        """Return the pool of this process, with the schema there. A parent's is left alone: its threads are not here.
+
+        :raises heart.DatabaseUnusable: when there is no database, or one of another version.
+        """
+        with self._opening:
+            if self._pool is None or self._pid != os.getpid():
+                try:
+                    with self.beside() as link:
+                        if self.version_at(link) != heart.SCHEMA_VERSION:
+                            self._make_schema(link)
+                except heart.DatabaseUnusable as error:
+                    if not self._reached:
+                        raise
+                    heart.log.error("%s", error)
+                    raise heart.Busy(UNREACHED) from None
+                ABANDONED.append(self._pool)
+                self._pid, self._pool, self._reached = os.getpid(), self._new_pool(), True
+            return self._pool
+
+    def _new_pool(self) -> ConnectionPool[Link]:
+        return ConnectionPool(
+            self.address.conninfo,
+            connection_class=Link,
+            kwargs={"autocommit": True},
+            min_size=0,
+            max_size=self.address.pool_size,
+            configure=self._configure,
+            max_idle=IDLE,
+            max_lifetime=LIFETIME,
+            reconnect_timeout=RECONNECTING,
+            open=True,
+        )
+
+    @contextmanager
+    def _connection(self, begin: str = "", *, read_only: bool = True) -> Iterator[PostgresConnection]:
+        """Give a connection to this thread: within a transaction, where `begin` says of which kind."""
+        pool, outer = self._opened(), self._current
+        link = self._take(pool)
+        connection = self._at_work.connection = PostgresConnection(self, link, read_only=read_only)
+        told, ending, warnings = None, False, link.warnings
+        try:
+            if begin:
+                with link.pipeline() as link.pipe:
+                    connection.send(begin)
+                    yield connection
+                    ending = True
+                    told = connection.send("ROLLBACK") if read_only else connection.commit()
+            else:
+                yield connection
+        except psycopg.Error as error:
+            if error.sqlstate == READ_ONLY:  # another connection may lead to another server
+                link.close()
+            raise NobodyKnows if ending and not read_only and is_lost(error) else known_failure(error) from None
+        finally:
+            self._at_work.connection = outer
+            self._give(pool, link)
+        if told and not read_only and told.statusmessage != "COMMIT":
+            raise PostgresError("a transaction was undone without a word")
+        if not read_only and link.warnings != warnings:
+            # A synchronous standby was not waited for (https://www.postgresql.org/docs/15/warm-standby.html).
+            raise NobodyKnows
+
+    def _take(self, pool: ConnectionPool[Link]) -> Link:
+        """Return a connection that is there. :raises heart.Busy: when none is in time."""
+        end = time.monotonic() + self.settings.busy_timeout
+        try:
+            while not (link := pool.getconn(end - time.monotonic())).is_there():
+                pool.putconn(link)
+        except PoolTimeout:
+            raise heart.Busy(UNREACHED) from None
+        return link
+
+    def _give(self, pool: ConnectionPool[Link], link: Link) -> None:
+        """Give a connection back, with nothing under way."""
+        link.pipe, link.used, link.patience = None, time.monotonic(), STATEMENT_TIME + SILENCE
+        if link.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            with suppress(psycopg.Error):
+                link.rollback()
+        pool.putconn(link)
 
     # Reading
 
@@ -763,77 +592,18 @@ class PostgresDatabase(heart.Database):
         """
         if self._current is not None:
             yield self._current
-            return
-        with self._connection(read_only=True) as connection:
-            self._ask(connection)
-            yield connection
+        else:
+            with self._connection() as connection:
+                yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[PostgresConnection]:
         """Give a connection to a reader whose statements must all see the same moment."""
-        if self._current is not None and self._current.open:
+        if self._current is not None and self._current.in_transaction:
             yield self._current
-            return
-        if self._current is not None:
-            self._current.begin("REPEATABLE READ, READ ONLY")
-            try:
-                yield self._current
-            finally:
-                self._current.undo()
-            return
-        with self._connection(read_only=True) as connection:
-            connection.begin("REPEATABLE READ, READ ONLY")
-            self._ask(connection)
-            yield connection
-
-    # Questions that come first
-
-    def ask_first(self, sql: str, parameters: Sequence[Any], hear: Callable[[Any], None]) -> None:
-        """Have `hear` told the row of a statement, or None, before this thread is told what it asks after it.
-
-        It is asked over the connection that this thread has, or gets next.
-        """
-        if self._current is not None:
-            self._current.ask_first(sql, parameters, hear)
         else:
-            self._questions.append((sql, parameters, hear))
-
-    @property
-    def _questions(self) -> list[Question]:
-        """What this thread asks with its next connection: what its last one has not told, too."""
-        if not hasattr(self._at_work, "questions"):
-            self._at_work.questions = []
-        return self._at_work.questions  # type: ignore[no-any-return]
-
-    def _ask(self, connection: PostgresConnection) -> None:
-        for question in self._questions:
-            connection.ask_first(*question)
-        self._questions.clear()
-
-    @contextmanager
-    def hearing(self) -> Iterator[None]:
-        """Have everybody told what `ask_first` was given within, at its end at the latest.
-
-        What is told there counts for more than another error, but for one of the database, which nobody is asked after.
-        """
-        try:
-            yield
-        except (heart.Busy, heart.StorageFull, heart.DatabaseUnusable):
-            raise
-        except Exception:
-            self._hear()
-            raise
-        else:
-            self._hear()
-        finally:
-            self._questions.clear()
-            if self._current is not None:
-                self._current.questions.clear()
-
-    def _hear(self) -> None:
-        if self._questions or (self._current is not None and self._current.questions):
-            with self.reading() as connection:
-                connection.hear()
+            with self._connection("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY") as connection:
+                yield connection
 
     # Writing
 
@@ -841,49 +611,39 @@ class PostgresDatabase(heart.Database):
     def transaction(self, client_id: str | None = None, patience: float | None = None) -> Iterator[PostgresConnection]:
         """Give a connection that writes: all of its statements are durable when this ends, or none is stored.
 
-        Within a transaction of the same thread, it is a savepoint in that.
-
         :param client_id: whose rows are written; other writers of the client wait. None for what is no client's.
         :param patience: seconds to wait for them; None for what is set.
         :raises heart.TryAgain: when the server undid it.
         """
-        if self._current is not None and not self._current.read_only:
-            with self._current.savepoint():
-                if client_id is not None:
-                    self._current.lock(client_id, patience)
-                yield self._current
-            return
-        with self._connection() as connection:
-            connection.begin("READ COMMITTED")
-            try:
+        uses: dict[heart.UseKey, str] = {}
+        try:
+            with self._connection("BEGIN ISOLATION LEVEL READ COMMITTED", read_only=False) as connection:
                 if client_id is not None:
                     connection.lock(client_id, patience)
-                    self._write_uses_of(connection, client_id)
-                self._ask(connection)
+                    uses = self._take_uses(client_id)
+                    if uses:
+                        heart.write_last_uses(connection, uses)
                 yield connection
                 connection.write_counts()
-                connection.commit()
-            except BaseException:
-                with self._noting:  # what could not be written is written another time
-                    self.last_uses = {**connection.uses, **self.last_uses}
-                raise
-            with self._counting:
-                self.version += 1
+        except BaseException:
+            with self._noting:  # what could not be written is written another time
+                self.last_uses = {**uses, **self.last_uses}
+            raise
+        with self._counting:
+            self.version += 1
 
-    def _write_uses_of(self, connection: PostgresConnection, client_id: str) -> None:
-        """Write when keys and runs of a client were used. Those of others would need their locks."""
+    def _take_uses(self, client_id: str) -> dict[heart.UseKey, str]:
+        """Return when keys and runs of a client were used. To write those of others would need their locks."""
         if not self.last_uses:
-            return
+            return {}
         with self._noting:
-            for key in [key for key in self.last_uses if key[0] == client_id]:
-                connection.uses[key] = self.last_uses.pop(key)
-        heart.write_last_uses(connection, connection.uses)
+            return {key: self.last_uses.pop(key) for key in [key for key in self.last_uses if key[0] == client_id]}
 
     def probe(self) -> None:
         """Ask the server whether it takes writes: one that is in recovery, or read-only, does not."""
         with self.reading() as connection:
             asked = "SELECT (pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on')::int"
-            if connection.execute(asked).fetchone() != (0,):
+            if connection.send(asked).fetchone() != (0,):
                 raise heart.Busy(BUSY[READ_ONLY])
 
     def write_uses(self, patience: float | None = None) -> None:
@@ -901,32 +661,24 @@ class PostgresDatabase(heart.Database):
         another one gets the lock.
         """
         with self._housing:
-            if time.monotonic() < self._looked + LOOK_EVERY:
-                return self._housekeeper
-            self._looked = time.monotonic()
-            try:
-                self._housekeeper = self._try_house()
-            except (Failure, psycopg.Error, heart.DatabaseUnusable):
+            if self._house is not None and self._house.pid != os.getpid():
                 self._leave_house()
+            if time.monotonic() >= self._looked + LOOK_EVERY:
+                self._looked = time.monotonic()
+                try:
+                    self._house = self._house or self._connect()
+                    asked = "SELECT pg_try_advisory_lock($1::int, hashtext('housekeeping ' || current_schema()))"
+                    self._housekeeper = self._house.run(asked, LOCKS).fetchall()[0][0]
+                except (psycopg.Error, heart.DatabaseUnusable):
+                    self._leave_house()
             return self._housekeeper
-
-    def _try_house(self) -> bool:
-        """Tell whether the lock is held, and try to take it."""
-        if self._house is not None and not self._house.is_there():
-            self._leave_house()
-        if self._house is None:
-            self._house = self._connect()
-        if self._housekeeper:
-            return True
-        reply = self._house.send(HOUSEKEEPING, *values_of(LOCKS))
-        self._house.settle()
-        self._house.used = time.monotonic()
-        return bool(self._house.rows(reply.result)[0][0])
 
     def _leave_house(self) -> None:
         house, self._house, self._housekeeper = self._house, None, False
-        if house is not None:
+        if house is not None and house.pid == os.getpid():
             house.close()
+        elif house is not None:
+            ABANDONED.append(house)
 
     def keep_house(self) -> None:
         """Leave it to the server's autovacuum."""
@@ -939,69 +691,70 @@ class PostgresDatabase(heart.Database):
         """Return the bytes of the database. :raises OSError: when the server does not say."""
         try:
             with self.reading() as connection:
-                return float(connection.execute("SELECT pg_database_size(current_database())").fetchone()[0])
+                return float(connection.send("SELECT pg_database_size(current_database())").fetchall()[0][0])
         except (heart.ServiceError, heart.DatabaseUnusable, PostgresError) as error:
             raise OSError(str(error)) from None
 
     # The schema
 
-    @contextmanager
-    def _apart(self) -> Iterator[Link]:
-        """Give a connection that is none of the pool's. :raises heart.DatabaseUnusable: where there is none."""
+    def version_at(self, link: Link) -> int | None:
+        """Return the version of the schema, None where there is none.
+
+        :raises heart.DatabaseUnusable: when it is none of ours, or one that this program does not open.
+        """
         try:
-            with closing(self._connect()) as link:
-                yield link
-        except psycopg.OperationalError as error:
-            raise heart.DatabaseUnusable(f"{self.name} cannot be used: {in_one_line(error)}") from None
-        except Failure as failure:
-            raise heart.DatabaseUnusable(f"{self.name} cannot be used: {failure}") from None
+            row = link.run(f"SELECT version FROM {dialect.VERSION_TABLE} WHERE id = 1").fetchone()
+        except psycopg.errors.UndefinedTable:
+            return None
+        except psycopg.errors.UndefinedColumn:
+            row = None
+        if row is None or not isinstance(row[0], int):
+            raise heart.DatabaseUnusable(
+                f"{self.name} has a table {dialect.VERSION_TABLE} that is none of this service's"
+            )
+        heart.require_version(self.name, row[0])
+        return row[0]
 
     def absence(self) -> str:
         """Say that there is no schema, without making one; "" where there is. :raises DatabaseUnusable: if unknown."""
-        with self._apart() as link:
-            there = self._greet(link) is not None
+        with self.beside() as link:
+            there = self.version_at(link) is not None
         return "" if there else f"there is no database of this service at {self.name}"
 
     def _make_schema(self, link: Link) -> None:
         """Create the schema, or take the steps that lead to it, all of it or nothing, in one process of many."""
-        link.send("BEGIN ISOLATION LEVEL READ COMMITTED")
-        for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
-            link.send(f"SET LOCAL {name} = 0")
-        link.send("SET LOCAL enable_seqscan = on")
-        link.send("SELECT pg_advisory_xact_lock($1, hashtext('schema ' || current_schema()))", *values_of(LOCKS))
-        link.settle(math.inf)
-        reply = link.send("SELECT to_regclass($1) IS NOT NULL", *values_of(dialect.VERSION_TABLE))
-        link.settle()
-        known = link.rows(reply.result)[0][0]
-        version = self._greet(link) if known else None
-        statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
-        if version is None:
-            self._require_empty(link, dialect.tables_of(statements))
-            statements = [dialect.MAKE_VERSION_TABLE, *statements]
-        else:
-            statements = [*dialect.steps_of(heart.MIGRATIONS, version), *statements]
-        for statement in statements:
-            link.send(statement)
-        link.send(
-            f"""INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)
-                ON CONFLICT (id) DO UPDATE SET version = excluded.version""",
-            *values_of(heart.SCHEMA_VERSION),
-        )
-        link.settle(math.inf)
-        link.send("COMMIT")
-        link.settle(math.inf)
+        link.patience = float("inf")
+        with link.transaction():
+            for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+                link.run(f"SET LOCAL {name} = 0")
+            self.lock_schema(link)
+            there = link.run("SELECT to_regclass($1) IS NOT NULL", dialect.VERSION_TABLE).fetchall()[0][0]
+            version = self.version_at(link) if there else None
+            statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
+            if version is None:
+                self.require_empty(link, dialect.tables_of(statements))
+                statements = [dialect.MAKE_VERSION_TABLE, *statements]
+            else:
+                statements = [*dialect.steps_of(heart.MIGRATIONS, version), *statements]
+            for statement in statements:
+                link.run(statement)
+            link.run(
+                f"""INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)
+                    ON CONFLICT (id) DO UPDATE SET version = excluded.version""",
+                heart.SCHEMA_VERSION,
+            )
 
-    def _require_empty(self, link: Link, tables: Sequence[str]) -> None:
+    def lock_schema(self, link: Link) -> None:
+        """Have others who make a schema wait until the transaction ends."""
+        link.run("SELECT pg_advisory_xact_lock($1::int, hashtext('schema ' || current_schema()))", LOCKS)
+
+    def require_empty(self, link: Link, tables: Sequence[str]) -> None:
         """Refuse a schema with tables of our names that nobody knows. :raises heart.DatabaseUnusable: then."""
-        reply = link.send(
+        found, schema = link.run(
             """SELECT string_agg(relname, ', ' ORDER BY relname), current_schema() FROM pg_class
                WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY ($1::text[])""",
-            [array_of(tables, TEXT)],
-            [ARRAYS[TEXT][1]],
-            [1],
-        )
-        link.settle()
-        found, schema = link.rows(reply.result)[0]
+            list(tables),
+        ).fetchall()[0]
         if found:
             raise heart.DatabaseUnusable(
                 f"{self.name} has tables of another program in its schema {schema}: {found}; name another database, or"
@@ -1016,70 +769,40 @@ class PostgresDatabase(heart.Database):
         """
         statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
         tables = dialect.tables_of(statements)
-        with self._apart() as link:
-            connection = PostgresConnection(self, link)
-            connection.begin("READ COMMITTED")
-            found = dict(facts_of(connection, "current_schema()", tables))
-            version = connection.execute(f"SELECT version FROM {dialect.VERSION_TABLE} WHERE id = 1").fetchone()
-            connection.send("SET LOCAL search_path TO pg_temp")
+        with self.beside() as link, link.transaction(force_rollback=True):
+            found = facts_of(link, "current_schema()", tables)
+            version = self.version_at(link)
+            link.run("SET LOCAL search_path TO pg_temp")
             for statement in statements:
-                connection.send(dialect.in_temporary(statement))
-            wanted = dict(facts_of(connection, "pg_my_temp_schema()::regnamespace::text", tables))
+                link.run(dialect.in_temporary(statement))
+            wanted = facts_of(link, "pg_my_temp_schema()::regnamespace::text", tables)
         yield from (f"schema: {name} is missing" for name in wanted if name not in found)
         yield from (
             f"schema: {name} is {found[name]}, not {fact}"
             for name, fact in wanted.items()
             if found.get(name, fact) != fact
         )
-        if version is None or version[0] != heart.SCHEMA_VERSION:
-            yield f"schema version {version and version[0]}, not {heart.SCHEMA_VERSION}"
+        if version != heart.SCHEMA_VERSION:
+            yield f"schema version {version}, not {heart.SCHEMA_VERSION}"
 
     # Opening and closing
 
     def close(self) -> None:
         """Write what is left to write, and close the connections; the next use opens others."""
-        if self._pool.is_used:
+        if self._pool is not None and self._pid == os.getpid():
             with suppress(heart.ServiceError, heart.DatabaseUnusable, PostgresError):
                 self.write_uses()
         self.disconnect()
 
     def disconnect(self) -> None:
         """Close the connections that nobody uses; the next use opens others."""
-        self._pool.close()
+        with self._opening:
+            pool, self._pool = self._pool, None
+            if pool is not None and self._pid == os.getpid():
+                pool.close()
         with self._housing:
             self._leave_house()
             self._looked = -LOOK_EVERY
-
-    def hold(self) -> None:
-        """Wait until nobody uses the connections, and let nobody."""
-        self._pool.hold()
-        self._housing.acquire()
-        self._counting.acquire()
-        self._noting.acquire()
-
-    def let_go(self) -> None:
-        """Let the connections be used again."""
-        self._noting.release()
-        self._counting.release()
-        self._housing.release()
-        self._pool.let_go()
-
-
-def values_of(*values: str | int) -> tuple[list[bytes | None], list[int]]:
-    """Return values as `Link.send` takes them, with their types; a number is of PostgreSQL's int."""
-    return [dumped(value) for value in values], [TEXT if isinstance(value, str) else INT for value in values]
-
-
-def in_one_line(error: Exception) -> str:
-    """Return what is wrong with connecting: the reason that libpq gives for the last host, without its question."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reasons = [line for line in lines if "failed: " in line] or lines
-    return reasons[-1].rpartition("connection failed: ")[2] if reasons else type(error).__name__
-
-
-def is_passing(error: Exception) -> bool:
-    """Tell whether a connection that could not be made may be soon."""
-    return isinstance(error, psycopg.OperationalError | heart.Busy)
 
 
 # What a table consists of, as the server writes it, without the schema that it is in.
@@ -1103,10 +826,9 @@ FACTS = r"""
     WHERE NOT EXISTS (SELECT 1 FROM pg_constraint WHERE conindid = indexrelid AND contype IN ('p', 'u'))"""
 
 
-def facts_of(connection: PostgresConnection, schema: str, tables: Sequence[str]) -> list[tuple[str, str]]:
+def facts_of(link: Link, schema: str, tables: Sequence[str]) -> dict[str, str]:
     """Return what tables of a schema consist of: columns, constraints and indexes, each with how it is."""
     text = f"""WITH tables AS (
         SELECT oid, relname FROM pg_class WHERE relname = ANY ($1::text[]) AND relnamespace = to_regnamespace({schema}))
         {FACTS}"""
-    reply = connection.send(text, [array_of(tables, TEXT)], [ARRAYS[TEXT][1]], [1])
-    return [(name, fact) for name, fact in connection.link.rows(connection.result(reply))]
+    return dict(link.run(text, list(tables)).fetchall())
