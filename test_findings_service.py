@@ -8797,11 +8797,15 @@ def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched
     for _ in range(4 * workers):
         refused_everywhere(server.request)
     assert contents_of(server.db.parent) == before
+    log, deadline = next(server.db.parent.glob("*.log")), time.monotonic() + 10
+    while log.read_text("utf-8").count("every request is refused") < workers:  # each process has seen it
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     put_back(server.db)
     refused_everywhere(server.request)
     assert server.stop() == 0
-    log = server.heard()
-    assert (log.count("every request is refused until a restart"), "Traceback" in log) == (workers, False)
+    heard = server.heard()
+    assert (heard.count("every request is refused until a restart"), "Traceback" in heard) == (workers, False)
     again = serve(until=LISTENING)
     assert again.request("GET", f"{API}/tasks", key=server.key).json["total"] == 5
     assert faults_of(server.db) == []
