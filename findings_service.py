@@ -1534,8 +1534,6 @@ def schema_path() -> Path:
 BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
 CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
 UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
-# How many of the tasks that were reported have a status, a severity, an external id, and a place on the main line.
-ReportedCells = Mapping[tuple[str, int, bool, bool], int]
 
 
 class Cursor(Protocol):
@@ -3126,7 +3124,7 @@ Item = TypeVar("Item")
 KEY_PREFIX = "fts_"
 NO_TARGET = ""
 MAIN_LINE = ""  # where the name of a branch would stand
-MOST_RANGES = 32  # of one statement; SQLite allows 500
+MOST_RANGES = 40  # of one statement: each status and severity, of the main line and of branches
 LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
 
 
@@ -3950,27 +3948,6 @@ def summary_of(counted: Iterable[tuple[str, int, int]]) -> Summary:
         severities[SEVERITIES[-rank]] += n
         statuses[status] += n
     return Summary(statuses.total(), SeverityCounts(**severities), StatusCounts(**statuses))
-
-
-def select_reported_cells(
-    connection: Connection, client_id: str, reporters: Sequence[Reporter]
-) -> dict[int, ReportedCells]:
-    """Return how many of the tasks that runs (or branches) reported there are of each kind, by the runs' seqs."""
-    return {each.seq: count_reported(connection, client_id, each) for each in reporters}
-
-
-def count_reported(connection: Connection, client_id: str, reporter: Reporter) -> ReportedCells:
-    """Count the tasks that a run (or branch) reported."""
-    table = reporter.sightings
-    rows = connection.execute(
-        f"""SELECT tasks.status, tasks.severity, tasks.external_id IS NOT NULL, tasks.branch = '', COUNT(*)
-            FROM {table} JOIN tasks ON tasks.client_id = {table}.client_id AND tasks.seq = {table}.task_seq
-            WHERE {table}.client_id = ? AND {table}.{reporter.column} = ? GROUP BY 1, 2, 3, 4""",
-        (client_id, reporter.seq),
-    )
-    return {
-        (status, severity, bool(identified), bool(main_line)): n for status, severity, identified, main_line, n in rows
-    }
 
 
 def require_registered(connection: Connection, client_id: str, project_type: str, **place: str) -> None:
