@@ -4261,7 +4261,8 @@ def select_first_seq(connection: Connection, client_id: str, time: str, above: i
 def reported_by(client_id: str, reporters: Sequence[Reporter]) -> Condition:
     """Return the condition that one of some runs (or branches) reported a task.
 
-    Of few each is looked up; of many, a task's own are mostly fewer.
+    Of few each is looked up; of many, a task's own are mostly fewer. For EXISTS, PostgreSQL would make a list of all
+    that they reported, once for each range.
     """
     if not reporters:
         return "1 = 0", ()
@@ -4270,7 +4271,7 @@ def reported_by(client_id: str, reporters: Sequence[Reporter]) -> Condition:
         column if len(reporters) <= FEW_REPORTERS else f"COALESCE({column}, 0)", [each.seq for each in reporters]
     )
     seen = f"SELECT 1 FROM {table} AS seen WHERE seen.client_id = ? AND {one} AND seen.task_seq = tasks.seq"
-    return f"EXISTS ({seen})", (client_id, *values)
+    return f"({seen} LIMIT 1) IS NOT NULL", (client_id, *values)
 
 
 def missing_from(connection: Connection, client_id: str, run: RunKey) -> Condition:
@@ -4308,7 +4309,7 @@ def task_conditions(connection: Connection, client_id: str, wanted: TaskFilter) 
     if wanted.words:
         held, words = holding(wanted.words)
         where = f"task_words.client_id = ? AND task_words.task_seq = tasks.seq AND {held}"
-        asked["words"] = (f"EXISTS (SELECT 1 FROM task_words WHERE {where})", (client_id, *words))
+        asked["words"] = (f"(SELECT 1 FROM task_words WHERE {where}) IS NOT NULL", (client_id, *words))
     return asked
 
 

@@ -1694,14 +1694,24 @@ def run_queries() -> list[dict[str, Any]]:
     )
 
 
-def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(survey: Survey) -> None:
+@pytest.mark.parametrize("ranges", [2, findings_service.MOST_RANGES], ids=["in_lots", "in_one_statement"])
+def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(
+    survey: Survey, monkeypatch: pytest.MonkeyPatch, ranges: int
+) -> None:
+    monkeypatch.setattr("findings_service.MOST_RANGES", ranges)
     found_something = 0
-    for query in task_queries(survey, 2, 3000):
+    for number, query in enumerate(task_queries(survey, ranges, 1500)):
         page = survey.client.read("tasks", limit=200, **query)
         expected = survey.expected_tasks(query)
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected[:200], len(expected)), query
         found_something += bool(expected)
-    assert found_something > 100
+        if number % 10 == 0:
+            walked = [item["id"] for page in survey.client.walk("tasks", limit=4, **query) for item in page["tasks"]]
+            assert walked == expected, query
+            jumped = survey.client.read("tasks", limit=4, page=2, **query)
+            assert [item["id"] for item in jumped["tasks"]] == expected[4:8], query
+            assert bool(jumped["next"]) == (len(expected) > 8)
+    assert found_something > 50
 
 
 @pytest.mark.parametrize(
@@ -1730,40 +1740,11 @@ def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey,
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected[:200], len(expected)), query
 
 
-def test_a_list_of_many_ranges_is_the_same_list(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("findings_service.MOST_RANGES", 2)
-    for query in task_queries(survey, 4, 200):
-        expected = survey.expected_tasks(query)
-        walked = [item["id"] for page in survey.client.walk("tasks", limit=9, **query) for item in page["tasks"]]
-        assert walked == expected, query
-        jumped = survey.client.read("tasks", limit=3, page=3, **query)
-        assert [item["id"] for item in jumped["tasks"]] == expected[6:9], query
-
-
 def test_every_combination_of_run_filters_finds_and_counts_the_right_runs(survey: Survey) -> None:
     for query in run_queries():
         page = survey.client.read("runs", limit=200, **query)
         expected = survey.expected_runs(query)
         assert ([item["id"] for item in page["runs"]], page["total"]) == (expected, len(expected)), query
-
-
-def test_pages_and_links_cut_a_list_the_same_way(survey: Survey) -> None:
-    for query in task_queries(survey, 3, 100):
-        expected = survey.expected_tasks(query)
-        walked = [item["id"] for page in survey.client.walk("tasks", limit=4, **query) for item in page["tasks"]]
-        assert walked == expected, query
-        jumped = survey.client.read("tasks", limit=4, page=2, **query)
-        assert [item["id"] for item in jumped["tasks"]] == expected[4:8], query
-        assert bool(jumped["next"]) == (len(expected) > 8)
-
-
-def test_a_task_of_several_runs_is_listed_once_on_any_page(client: Client, run: str) -> None:
-    second = client.start(targetUrl="https://example.com/")
-    for run_id in (run, second):
-        client.submit(run_id, *(task(externalId=str(number)) for number in range(10)))
-    pages = client.walk("tasks", limit=3, runId=f"{run},{second}")
-    listed = [[item["externalId"] for item in page["tasks"]] for page in pages]
-    assert listed == [["9", "8", "7"], ["6", "5", "4"], ["3", "2", "1"], ["0"]]
 
 
 def traced_selects(survey: Survey, path: str, queries: list[dict[str, Any]]) -> dict[str, str]:
@@ -1860,17 +1841,6 @@ def test_a_thousand_runs_of_a_thousand_types_are_no_error(client: Client) -> Non
         for more in ({}, {"runId": many_runs}):
             page = client.read("tasks", **query, **more)
             assert (page["total"], len(page["tasks"])) == (200 if target else 1400, 200)
-
-
-def test_one_external_id_on_many_surfaces_is_listed_like_others(client: Client) -> None:
-    runs = submit_surfaces(client, 3400)
-    walked = [item for page in client.walk("tasks", externalId="same", limit=200) for item in page["tasks"]]
-    assert [item["runId"] for item in walked] == runs[::-1]
-    assert client.read("tasks", externalId="same", runId=f"{runs[3]},{runs[5]}")["total"] == 2
-    assert client.read("tasks", externalId="same", targetUrl="https://example.com/1")["total"] == 486
-    missing = client.start("type-3", targetUrl="https://example.com/3")
-    assert client.read("tasks", externalId="same", missingFrom=missing)["tasks"] == [walked[-4]]
-    assert client.read("tasks", externalId="same", missingFrom=runs[3])["total"] == 0
 
 
 TESTER = findings_service.Principal("", "default", "tests", "full")
@@ -2488,23 +2458,6 @@ def test_list_items_leave_the_bulk_out_unless_asked_for(client: Client, run: str
     task_id = client.add(run, **bulk)
     assert set(client.read("tasks")["tasks"][0]) == HEAD_FIELDS
     assert client.read("tasks", view="full")["tasks"][0] == client.read(f"tasks/{task_id}")
-
-
-def test_severity_sorts_critical_first_and_newest_first_within(client: Client, run: str) -> None:
-    order = ("low", "critical", "info", "high", "critical", "medium", "low")
-    ids = [item["id"] for item in client.submit(run, *[task(severity=s) for s in order])["tasks"]]
-    listed = [item["id"] for item in client.read("tasks", sort="severity")["tasks"]]
-    assert listed == [ids[place] for place in (4, 1, 3, 5, 6, 0, 2)]
-
-
-def test_many_values_in_a_filter_are_taken(client: Client, run: str) -> None:
-    client.add(run)
-    many = ",".join(f"type-{n}" for n in range(400))
-    for sort in ("createdAt", "severity"):
-        query = {"projectType": f"{many},web", "sort": sort, "status": ",".join(STATUSES)}
-        assert client.read("tasks", **query)["total"] == 1
-        assert client.read("tasks", runId=f"{many},{run}", sort=sort)["total"] == 1
-    assert client.read("runs", projectType=f"{many},web")["total"] == 1
 
 
 # ---------------------------------------------------------------------------
