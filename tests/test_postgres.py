@@ -732,7 +732,7 @@ def test_ranges_are_merged_without_doubles(database: store.PostgresDatabase) -> 
             )
     condition = "SELECT branches.seq AS seq FROM branches WHERE branches.client_id = ? AND branches.project_type = ?"
     with database.snapshot() as connection:
-        merged = connection.merged([condition] * 3, "DESC")
+        merged = connection.merged([condition] * 3, "seq DESC")
         values = ("one", "0", "one", "1", "one", "0", 5, 2)
         assert connection.execute(merged, values).fetchall() == [(97,), (96,), (94,), (93,), (91,)]
         nested = f"SELECT name FROM branches WHERE client_id = ? AND seq IN ({merged}) ORDER BY seq"
