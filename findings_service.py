@@ -4417,7 +4417,7 @@ def select_baseline(connection: Connection, client_id: str, run: RunKey, named: 
     return baseline
 
 
-ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = sightings.client_id
+ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = ?
     AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
 
 
@@ -4433,7 +4433,7 @@ def count_compared(
     return connection.execute(
         f"""SELECT tasks.status, tasks.severity, {ALSO_REPORTED} AS known, COUNT(*) FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
-        (seq_of(baseline), client_id, run.seq),
+        (client_id, seq_of(baseline), client_id, run.seq),
     ).fetchall()
 
 
@@ -4442,7 +4442,7 @@ def count_missing(connection: Connection, client_id: str, run: RunKey, baseline:
     (missing,) = connection.execute(
         f"""SELECT COUNT(*) FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
             AND tasks.status IN ('open', 'in_progress') AND tasks.external_id IS NOT NULL AND NOT {ALSO_REPORTED}""",
-        (client_id, baseline.seq, run.seq),
+        (client_id, baseline.seq, client_id, run.seq),
     ).fetchone()
     return int(missing)
 
@@ -4484,7 +4484,7 @@ def select_offenders(
         f"""SELECT {HEAD_COLUMNS} FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
             AND tasks.status IN ({marks(statuses)}) AND tasks.severity >= ? AND NOT {ALSO_REPORTED}
             ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?""",
-        (client_id, run.seq, *statuses, RANKS[fail_on], seq_of(baseline), OFFENDERS_LISTED),
+        (client_id, run.seq, *statuses, RANKS[fail_on], client_id, seq_of(baseline), OFFENDERS_LISTED),
     )
     return list(itertools.starmap(TaskHead, rows))
 

@@ -61,8 +61,9 @@ class Collector:
 
         execute, executemany = PostgresCursor.execute, PostgresCursor.executemany
 
-        def noting(cursor: Any, text: bytes, values: Any = None, **given: Any) -> Any:
-            self.note(Statement(text.decode(), values or ()))
+        def noting(cursor: Any, text: bytes | str, values: Any = None, **given: Any) -> Any:
+            if isinstance(text, bytes):  # none of the pool's own
+                self.note(Statement(text.decode(), values or ()))
             return execute(cursor, text, values, **given)
 
         def noting_first(cursor: Any, text: bytes, rows: Sequence[Any], **given: Any) -> Any:
