@@ -8055,6 +8055,7 @@ def test_more_connections_than_open_files_do_not_spin(tmp_path: Path) -> None:
         small.stop()
 
 
+@pytest.mark.sqlite
 def test_of_what_takes_long_a_client_has_one_under_way_and_others_come_between(server: Server) -> None:
     run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
     other = command("keys", "create", "other", "--client", "other", "--db", str(server.db)).stdout.strip()
@@ -8987,6 +8988,7 @@ def elsewhere(work: Callable[[], Any]) -> Any:
         pool.shutdown(wait=False)  # it may wait for what the caller holds
 
 
+@pytest.mark.sqlite
 def test_a_read_waits_for_no_transaction_and_sees_the_last_commit(app: flask.Flask, client: Client, run: str) -> None:
     client.add(run)
     with database_of(app).transaction():
@@ -9043,6 +9045,7 @@ def test_the_connection_that_reads_closes_before_the_one_that_writes(
     assert [each.name for each in tmp_path.glob("findings.db*")] == ["findings.db", "findings.db-checkpointer"]
 
 
+@pytest.mark.sqlite
 def test_a_transaction_within_another_is_rolled_back_alone(app: flask.Flask) -> None:
     insert = "INSERT INTO clients (id, created_at) VALUES (?, '')"
     with database_of(app).transaction() as connection:
