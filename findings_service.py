@@ -1585,10 +1585,12 @@ class Connection(ABC):
         return page
 
     @abstractmethod
-    def merged(self, ranges: Sequence[str], order: str) -> str:
-        """Return the statement that merges index ranges, without doubles, and ends with marks for LIMIT and OFFSET.
+    def merged(
+        self, ranges: Sequence[tuple[str, Sequence[Any]]], order: str, limit: int, offset: int
+    ) -> tuple[str, Sequence[Any]]:
+        """Return the statement that merges index ranges, without doubles, and its values.
 
-        :param ranges: statements, each of which gives a column `seq`, and others that the order names.
+        :param ranges: statements with their values; each gives a column `seq`, and others that the order names.
         """
 
     def by_seq(self, table: str, seqs: str) -> str:
@@ -1797,9 +1799,13 @@ class SQLiteConnection(sqlite3.Connection, Connection):
             self.set_progress_handler(None, 0)
             self.is_late = bool
 
-    def merged(self, ranges: Sequence[str], order: str) -> str:
+    def merged(
+        self, ranges: Sequence[tuple[str, Sequence[Any]]], order: str, limit: int, offset: int
+    ) -> tuple[str, Sequence[Any]]:
         """Return the statement that merges index ranges; SQLite reads them side by side, and none to its end."""
-        return f"{' UNION '.join(ranges)} ORDER BY {order} LIMIT ? OFFSET ?"
+        union = " UNION ".join(sql for sql, _ in ranges)
+        values = (value for _, each in ranges for value in each)
+        return f"{union} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
 
     def by_seq(self, table: str, seqs: str) -> str:
         """Have the rows looked up, and then the client compared.
@@ -3528,7 +3534,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
     ) -> Iterator[tuple[Any, ...]]:
         """Return some rows, each read when it is asked for."""
-        found: Iterable[tuple[str, tuple[Any, ...]]]
+        found: Iterable[tuple[str, Sequence[Any]]]
         if self.order == "severity" or len(self.ranges) > MOST_RANGES:
             lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
             found = ((marks(lot), lot) for lot in (rounded([place[-1] for place in places]) for _, places in lots))
@@ -3554,17 +3560,16 @@ class ListPlan(Struct, frozen=True, kw_only=True):
 
     def _merged(
         self, connection: Connection, ranges: Sequence[IndexRange], limit: int, offset: int
-    ) -> tuple[str, tuple[Any, ...]]:
+    ) -> tuple[str, Sequence[Any]]:
         """Return what selects the places of some rows.
 
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
         rank, order = ("tasks.severity AS severity, ", "severity DESC, ") if self.order == "severity" else ("", "")
-        selects = [each.select(f"{rank}{each.seq} AS seq") for each in ranges]
+        selects = [(each.select(f"{rank}{each.seq} AS seq"), each.values) for each in ranges]
         order += "seq ASC" if self.order == "createdAt" else "seq DESC"
-        values = (value for each in ranges for value in each.values)
-        return connection.merged(selects, order), (*values, limit, offset)
+        return connection.merged(selects, order, limit, offset)
 
     def count(self, connection: Connection) -> int:
         """Return how many rows there are, counted one by one where no counter tells."""

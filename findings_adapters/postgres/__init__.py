@@ -2,7 +2,7 @@
 
 `FINDINGS_DB=postgresql://user@host/name` has it so. The driver is psycopg 3 (https://www.psycopg.org/psycopg3/docs/),
 which is imported with the first database, not with this folder. `dialect.py` is what PostgreSQL says otherwise than
-SQLite, `link.py` a connection at the level of the protocol, and `store.py` what the service asks of an engine.
+SQLite, and `store.py` what the service asks of an engine.
 `copying.py` is the command `copy`, and `bulk.py` what it does with a server.
 """
 

@@ -7,17 +7,17 @@ through the same rules (`steps_of`).
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 KEPT_TEXTS = 2048  # statements with their translation
 
-# A text between quotes, a comment, or a mark: `?`, or `?+2` for the value of the second mark from here on.
-TOKEN = re.compile(r"'(?:[^']|'')*'|--[^\n]*|\?(?:\+(?P<ahead>\d+))?")
+MARK = re.compile(r"'(?:[^']|'')*'|--[^\n]*|\?")  # or a text between quotes, or a comment
 # Expressions that PostgreSQL calls by another name.
 WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), replacement)
@@ -61,50 +61,10 @@ MAKE_VERSION_TABLE = f"""CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (
 @lru_cache(maxsize=KEPT_TEXTS)
 def translated(sql: str) -> str:
     """Return a statement of the store as PostgreSQL has it, with its marks numbered."""
-    count = 0
-
-    def numbered(match: re.Match[str]) -> str:
-        nonlocal count
-        if not match[0].startswith("?"):
-            return match[0]
-        if match["ahead"]:
-            return f"${count + int(match['ahead'])}"
-        count += 1
-        return f"${count}"
-
-    parts = (part if quoted else with_words(part) for part, quoted in pieces(sql))
-    return TOKEN.sub(numbered, "".join(parts))
-
-
-def pieces(sql: str) -> Iterator[tuple[str, bool]]:
-    """Cut a statement into what stands between quotes, and what does not."""
-    for number, part in enumerate(re.split(r"('(?:[^']|'')*')", sql)):
-        yield part, bool(number % 2)
-
-
-def with_words(part: str) -> str:
-    """Return a part of a statement with PostgreSQL's names."""
+    numbers = itertools.count(1)
     for pattern, replacement in WORDS:
-        part = pattern.sub(replacement, part)
-    return part
-
-
-def marks_in(sql: str) -> int:
-    """Return how many values a statement takes."""
-    return sum(1 for match in TOKEN.finditer(sql) if match[0] == "?")
-
-
-def merged(ranges: list[str], order: str) -> str:
-    """Return what merges index ranges without doubles, with marks for the limit and the offset at its end.
-
-    Each range is read no further than the page goes: `UNION` alone would read all of them.
-    """
-    behind, arms = 0, list[str]()
-    for each in reversed(ranges):
-        arms.append(f"({each} ORDER BY {order} LIMIT ?+{behind + 1} + ?+{behind + 2})")
-        behind += marks_in(each)
-    union = " UNION ".join(reversed(arms))
-    return f"SELECT ranges.* FROM ({union}) AS ranges ORDER BY {order} LIMIT ? OFFSET ?"
+        sql = pattern.sub(replacement, sql)
+    return MARK.sub(lambda match: f"${next(numbers)}" if match[0] == "?" else match[0], sql)
 
 
 # The schema
@@ -171,14 +131,14 @@ def with_order(statement: str, numbers: Mapping[str, str]) -> str:
     return f"{index['head']}({index['columns']}, {numbers[index['table']]}){index['rest']}"
 
 
-def tables_of(statements: list[str]) -> list[str]:
+def tables_of(statements: Iterable[str]) -> list[str]:
     """Return the names of the tables that some statements make."""
     return [name for each in statements if (name := table_name(each))]
 
 
-def numbered_by_itself(statements: list[str]) -> list[str]:
+def numbered_by_itself(statements: Iterable[str]) -> list[str]:
     """Return the names of those whose rows the server numbers."""
-    return tables_of([each for each in statements if " AS IDENTITY" in each])
+    return tables_of(each for each in statements if " AS IDENTITY" in each)
 
 
 def numbering(table: str) -> str:

@@ -17,10 +17,12 @@ import threading
 import time
 import typing
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote, unquote
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from urllib.parse import unquote
 
+import msgspec
 import psycopg
+from msgspec import Meta, Struct
 from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
@@ -47,7 +49,8 @@ LIFETIME = 3600.0  # seconds; a new connection finds a server that was added beh
 LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
 LOOK_EVERY = 1.0  # seconds between two looks whether it is this process's turn to keep house
 MANY_ROWS = 100  # that are stored at once, before which the server plans anew
-BULKY_ROWS = 10  # rows of what is large that are read at once
+BULKY_ROWS = 5  # rows of what is large that are read at once
+SHOWN = ("host", "port", "user", "dbname", "options")  # parameters of a URL that messages may show
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
 NO_TEXT = "\1"  # stands for U+0000, which no text of PostgreSQL's has: only ids and names of a path may
 NO_TABLE, NO_COLUMN, NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT, TOO_LONG = (
@@ -133,31 +136,51 @@ def complaint(error: psycopg.Error) -> str:
 # Where the database is
 
 
+class Ours(Struct):
+    """The parameters of a URL that are for us alone."""
+
+    pool_size: Annotated[int, Meta(ge=1, le=1000)] = POOL_SIZE
+    prepare: Literal["on", "off"] = "on"
+
+
 class Address(NamedTuple):
     """What a URL says: what libpq is told, how messages call the database, and what is for us alone."""
 
     conninfo: str
     name: str
-    pool_size: int
-    prepares: bool
+    ours: Ours
 
     @classmethod
     def of(cls, url: str, lock_patience: float) -> Address:
         """Return what a URL says. :raises heart.ConfigurationError: where it makes no sense."""
         place, _, query = url.partition("?")
-        given = [pair.partition("=")[::2] for pair in query.split("&") if pair]
-        ours = {name: unquote(value) for name, value in given if name in ("pool_size", "prepare")}
-        theirs = "&".join(f"{name}={value}" for name, value in given if name not in ours)
         user, at, rest = place.partition("://")[2].partition("@")
+        given = [pair.partition("=")[::2] for pair in query.split("&") if pair]
+        theirs = [f"{name}={value}" for name, value in given if name not in Ours.__struct_fields__]
+        shown = [pair for pair in theirs if pair.startswith(SHOWN)]
         try:
             if ("/" in user or "@" in rest) if at else "@" in query:  # which messages would show, as a host or a name
                 raise psycopg.ProgrammingError
-            told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{theirs}")
+            told: dict[str, Any] = conninfo.conninfo_to_dict(f"{place}?{'&'.join(theirs)}")
         except psycopg.ProgrammingError:  # whose message repeats the password
             raise heart.ConfigurationError(
                 "FINDINGS_DB: this is no URL of PostgreSQL, or has a parameter that libpq does not know; one is"
                 " postgresql://user:password@host:5432/name, with / @ % ? of a password written as %2F %40 %25 %3F"
             ) from None
+        try:
+            ours = msgspec.convert({name: unquote(value) for name, value in given}, Ours, strict=False)
+        except msgspec.ValidationError as error:
+            raise heart.ConfigurationError(f"FINDINGS_DB: {error}") from None
+        session = {
+            "statement_timeout": f"{STATEMENT_TIME * 1000:.0f}",
+            "lock_timeout": f"{max(1.0, lock_patience * 1000):.0f}",
+            "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION * 1000:.0f}",
+            "tcp_keepalives_idle": "10",  # the server, too, notices a peer that is gone
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "3",
+            "jit": "off",
+        }
+        options = [*(f"-c {name}={value}" for name, value in session.items()), str(told.pop("options", ""))]
         defaults = {
             "application_name": "findings-service",
             "client_encoding": "UTF8",
@@ -168,57 +191,8 @@ class Address(NamedTuple):
             "tcp_user_timeout": "25000",
             "target_session_attrs": "read-write" if "," in str(told.get("host", "")) else "any",
         }
-        options = f"{session_options(lock_patience)} {told.get('options', '')}".strip()
-        return cls(
-            conninfo.make_conninfo("", **{**defaults, **told, "options": options}),
-            name_of(told),
-            whole_number("pool_size", ours.get("pool_size", str(POOL_SIZE))),
-            switch("prepare", ours.get("prepare", "on")),
-        )
-
-
-def session_options(lock_patience: float) -> str:
-    """Return the settings of a session, which go with the connection. The server, too, notices a peer that is gone."""
-    settings = {
-        "statement_timeout": f"{STATEMENT_TIME * 1000:.0f}",
-        "lock_timeout": f"{max(1.0, lock_patience * 1000):.0f}",
-        "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION * 1000:.0f}",
-        "tcp_keepalives_idle": "10",
-        "tcp_keepalives_interval": "5",
-        "tcp_keepalives_count": "3",
-        "client_min_messages": "warning",
-        "jit": "off",
-    }
-    return " ".join(f"-c {name}={value}" for name, value in settings.items())
-
-
-def name_of(told: Mapping[str, Any]) -> str:
-    """Return a URL without what is secret in it."""
-    hosts = str(told.get("host") or told.get("hostaddr") or "").split(",")
-    ports = str(told.get("port") or "").split(",")
-    ports = ports * len(hosts) if len(ports) == 1 else ports
-    places = [
-        (quote(host, safe="") if host.startswith("/") else f"[{host}]" if ":" in host else host)
-        + (f":{port}" if port else "")
-        for host, port in itertools.zip_longest(hosts, ports, fillvalue="")
-    ]
-    user = f"{quote(str(told['user']), safe='')}@" if told.get("user") else ""
-    options = f"?options={quote(str(told['options']), safe='')}" if told.get("options") else ""  # that say which schema
-    return f"postgresql://{user}{','.join(places)}/{quote(str(told.get('dbname') or ''), safe='')}{options}"
-
-
-def whole_number(name: str, text: str) -> int:
-    """Return a number of a URL. :raises heart.ConfigurationError: where it is none."""
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1000):
-        raise heart.ConfigurationError(f"FINDINGS_DB: {name}={heart.cut(text)} must be a whole number from 1 to 1000")
-    return int(text)
-
-
-def switch(name: str, text: str) -> bool:
-    """Return whether something is on. :raises heart.ConfigurationError: where the text does not say."""
-    if text not in ("on", "off"):
-        raise heart.ConfigurationError(f"FINDINGS_DB: {name}={heart.cut(text)} must be on or off")
-    return text == "on"
+        name = f"postgresql://{user.partition(':')[0] if at else user}{at}{rest}{'?' if shown else ''}{'&'.join(shown)}"
+        return cls(conninfo.make_conninfo("", **{**defaults, **told, "options": " ".join(options)}), name, ours)
 
 
 # Connections
@@ -253,7 +227,7 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
         self.cursor_factory = PostgresCursor
         self.adapters.register_dumper(int, Int8BinaryDumper)
         self.adapters.register_dumper(str, StrBinaryDumper)
-        if not address.prepares:
+        if address.ours.prepare == "off":
             self.prepare_threshold = None
         self.add_notice_handler(self._note)
         self.pid = os.getpid()
@@ -379,9 +353,13 @@ class PostgresConnection(heart.Connection):
         self._next_seqs[client_id] = first + count
         return range(first, first + count)
 
-    def merged(self, ranges: Sequence[str], order: str) -> str:
-        """Return what merges index ranges without doubles, with marks for the limit and the offset at its end."""
-        return dialect.merged(list(ranges), order)
+    def merged(
+        self, ranges: Sequence[tuple[str, Sequence[Any]]], order: str, limit: int, offset: int
+    ) -> tuple[str, Sequence[Any]]:
+        """Return what merges index ranges. Each is read no further than the page goes: UNION alone reads all of it."""
+        union = " UNION ".join(f"({sql} ORDER BY {order} LIMIT ?)" for sql, _ in ranges)
+        values = (value for _, each in ranges for value in (*each, limit + offset))
+        return f"SELECT ranges.* FROM ({union}) AS ranges ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
@@ -408,7 +386,7 @@ class PostgresConnection(heart.Connection):
             self.is_late = bool
 
     def faults(self) -> Iterator[str]:
-        """Tell what of the schema is not there, or is otherwise than it should be. What follows has all its time."""
+        """Tell what of the schema is not there. What follows has all its time."""
         yield from self.database.schema_faults()
         if self.in_transaction:
             self.send("SET LOCAL statement_timeout TO 0")
@@ -433,7 +411,7 @@ class PostgresDatabase(heart.Database):
 
     def __init__(self, settings: heart.Settings) -> None:
         self.address = Address.of(settings.db, settings.busy_timeout)
-        self.threads = self.address.pool_size
+        self.threads = self.address.ours.pool_size
         self._pool: ConnectionPool[Link] | None = None
         self._pid = 0  # of the process that the pool is of
         self._reached = False  # whether it ever was
@@ -527,7 +505,7 @@ class PostgresDatabase(heart.Database):
             connection_class=Link,
             kwargs={"autocommit": True},
             min_size=0,
-            max_size=self.address.pool_size,
+            max_size=self.address.ours.pool_size,
             configure=self._configure,
             max_idle=IDLE,
             max_lifetime=LIFETIME,
@@ -762,7 +740,7 @@ class PostgresDatabase(heart.Database):
             )
 
     def schema_faults(self) -> Iterator[str]:
-        """Tell what of the schema is not there, or is otherwise than it should be.
+        """Tell what of the schema is not there.
 
         The server itself says how it would have it, of tables that are there for a transaction. Who asks for that has a
         connection, which may be the only one of the pool's.
@@ -770,18 +748,13 @@ class PostgresDatabase(heart.Database):
         statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
         tables = dialect.tables_of(statements)
         with self.beside() as link, link.transaction(force_rollback=True):
-            found = facts_of(link, "current_schema()", tables)
+            found = link.run(FACTS.format(schema="current_schema()"), tables).fetchall()
             version = self.version_at(link)
             link.run("SET LOCAL search_path TO pg_temp")
             for statement in statements:
                 link.run(dialect.in_temporary(statement))
-            wanted = facts_of(link, "pg_my_temp_schema()::regnamespace::text", tables)
-        yield from (f"schema: {name} is missing" for name in wanted if name not in found)
-        yield from (
-            f"schema: {name} is {found[name]}, not {fact}"
-            for name, fact in wanted.items()
-            if found.get(name, fact) != fact
-        )
+            wanted = link.run(FACTS.format(schema="pg_my_temp_schema()::regnamespace::text"), tables).fetchall()
+        yield from (f"schema: {fact} is missing" for (fact,) in sorted({*wanted} - {*found}))
         if version != heart.SCHEMA_VERSION:
             yield f"schema version {version}, not {heart.SCHEMA_VERSION}"
 
@@ -805,30 +778,14 @@ class PostgresDatabase(heart.Database):
             self._looked = -LOOK_EVERY
 
 
-# What a table consists of, as the server writes it, without the schema that it is in.
-FACTS = r"""
-    SELECT relname || '.' || attname,
-        format_type(atttypid, atttypmod) || CASE WHEN attnotnull THEN ' not null' ELSE '' END
-        || COALESCE(' collate ' || collname, '') || CASE WHEN attidentity <> '' THEN ' identity' ELSE '' END
-        || COALESCE(' default ' || pg_get_expr(adbin, adrelid), '')
-    FROM tables JOIN pg_attribute ON attrelid = tables.oid AND attnum > 0 AND NOT attisdropped
-        LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
-        LEFT JOIN pg_collation ON pg_collation.oid = attcollation
-    UNION ALL
-    SELECT relname || ' ' || pg_get_constraintdef(pg_constraint.oid),
-        CASE WHEN convalidated THEN 'valid' ELSE 'not valid' END
-    FROM tables JOIN pg_constraint ON conrelid = tables.oid
-    UNION ALL
-    SELECT index.relname,
-        regexp_replace(pg_get_indexdef(index.oid), ' ON (ONLY )?\S+ ', ' ON ' || tables.relname || ' ')
-        || CASE WHEN indisvalid THEN '' ELSE ' invalid' END
-    FROM tables JOIN pg_index ON indrelid = tables.oid JOIN pg_class AS index ON index.oid = indexrelid
-    WHERE NOT EXISTS (SELECT 1 FROM pg_constraint WHERE conindid = indexrelid AND contype IN ('p', 'u'))"""
-
-
-def facts_of(link: Link, schema: str, tables: Sequence[str]) -> dict[str, str]:
-    """Return what tables of a schema consist of: columns, constraints and indexes, each with how it is."""
-    text = f"""WITH tables AS (
+# What tables consist of, as the server writes it, without the schema that they are in.
+FACTS = """
+    WITH tables AS (
         SELECT oid, relname FROM pg_class WHERE relname = ANY ($1::text[]) AND relnamespace = to_regnamespace({schema}))
-        {FACTS}"""
-    return dict(link.run(text, list(tables)).fetchall())
+    SELECT format('%s.%s %s%s', relname, attname, format_type(atttypid, NULL),
+        CASE WHEN attnotnull THEN ' not null' END)
+    FROM tables JOIN pg_attribute ON attrelid = tables.oid AND attnum > 0 AND NOT attisdropped
+    UNION SELECT relname || ' ' || pg_get_constraintdef(pg_constraint.oid)
+    FROM tables JOIN pg_constraint ON conrelid = tables.oid
+    UNION SELECT indexes.relname FROM tables JOIN pg_index ON indrelid = tables.oid AND indisvalid
+        JOIN pg_class AS indexes ON indexes.oid = indexrelid"""
