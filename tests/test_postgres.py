@@ -274,7 +274,7 @@ def test_a_database_is_brought_up_to_date_by_one_process(
     add(open_at(url), "a")
     newer = heart.SCHEMA_VERSION + 1
     steps = (
-        "ALTER TABLE counters ADD COLUMN colour TEXT NOT NULL DEFAULT '';"
+        "ALTER TABLE counters ADD COLUMN colour TEXT NOT NULL DEFAULT '';\n"
         "UPDATE counters SET n = n + 1, colour = 'it''s; red' || CAST(n AS TEXT);"
     )
     monkeypatch.setattr(heart, "SCHEMA_VERSION", newer)

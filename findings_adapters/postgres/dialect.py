@@ -12,6 +12,8 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import findings_service as heart
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -79,10 +81,8 @@ def schema_statements(script: str) -> list[str]:
 
 def cut_statements(script: str) -> Iterator[str]:
     """Cut a script into its statements, without comments."""
-    bare = re.sub(r"('(?:[^']|'')*')|--[^\n]*", lambda match: match[1] or "", script)
-    for statement in re.findall(r"(?:'(?:[^']|'')*'|[^;'])+", bare):
-        if statement.strip():
-            yield statement.strip()
+    for statement in heart.statements_of(script):
+        yield re.sub(r"('(?:[^']|'')*')|--[^\n]*", lambda match: match[1] or "", statement).strip().rstrip(";")
 
 
 def in_postgres(statement: str) -> str:
@@ -143,22 +143,12 @@ def numbered_by_itself(statements: Iterable[str]) -> list[str]:
 
 def numbering(table: str) -> str:
     """Return the statement that has a table numbered on behind its last row, where rows came with their numbers."""
-    last = f"SELECT pg_get_serial_sequence('{table}', 'seq')::regclass AS place, MAX(seq) AS newest FROM {table}"
-    return f"""SELECT setval(place, newest) FROM ({last}) AS last
-        WHERE newest > COALESCE(pg_sequence_last_value(place), 0)"""
-
-
-def in_temporary(statement: str) -> str:
-    """Return a statement of the schema for a table that is there for one transaction."""
-    return statement.replace("CREATE TABLE IF NOT EXISTS ", "CREATE TEMPORARY TABLE ", 1)
+    return f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), MAX(seq)) FROM {table}"
 
 
 def steps_of(migrations: Mapping[int, str], version: int) -> list[str]:
     """Return the statements of the steps that lead on from a version."""
     scripts = (migrations[number] for number in sorted(migrations) if number > version)
-    return [step_in_postgres(statement) for script in scripts for statement in cut_statements(script)]
-
-
-def step_in_postgres(statement: str) -> str:
-    """Return a statement of a numbered step, which changes tables or rows, as PostgreSQL has it."""
-    return in_postgres(statement) if statement.upper().startswith(("CREATE", "ALTER")) else translated(statement)
+    statements = (statement for script in scripts for statement in cut_statements(script))
+    of_schema = ("CREATE", "ALTER")  # others change rows
+    return [in_postgres(each) if each.upper().startswith(of_schema) else translated(each) for each in statements]

@@ -752,7 +752,7 @@ class PostgresDatabase(heart.Database):
             version = self.version_at(link)
             link.run("SET LOCAL search_path TO pg_temp")
             for statement in statements:
-                link.run(dialect.in_temporary(statement))
+                link.run(statement.replace("CREATE TABLE IF NOT EXISTS", "CREATE TEMPORARY TABLE", 1))
             wanted = link.run(FACTS.format(schema="pg_my_temp_schema()::regnamespace::text"), tables).fetchall()
         yield from (f"schema: {fact} is missing" for (fact,) in sorted({*wanted} - {*found}))
         if version != heart.SCHEMA_VERSION:
