@@ -1525,11 +1525,10 @@ class Connection(ABC):
     Statements are SQL that SQLite and PostgreSQL both read, with a `?` for each parameter. Each names the client of
     every row that it touches.
 
-    `counted` is what the requests of the transaction have come to, `counting` what the one under way has. `pages` are
-    lists as they went out: only a `read_only` connection keeps them, because what another one reads may yet be undone.
-    `is_late` tells whether the time for a list is over. `deletes` is whether the transaction takes anything away for
-    good: then the counters that have come to nothing go too, because their scopes name what is gone, and the log is
-    truncated.
+    `counted` is what the transaction has come to. `pages` are lists as they went out: only a `read_only` connection
+    keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list is over.
+    `deletes` is whether the transaction takes anything away for good: then the counters that have come to nothing go
+    too, because their scopes name what is gone, and the log is truncated.
     """
 
     read_only = False
@@ -1538,7 +1537,6 @@ class Connection(ABC):
     def begin_counting(self) -> None:
         """Make what a transaction counts by; whoever makes a connection does this once."""
         self.counted: Counter[CounterKey] = Counter()
-        self.counting: Counter[CounterKey] = Counter()
         self.deletes = False
         self.is_late: Callable[[], bool] = bool
 
@@ -1584,31 +1582,20 @@ class Connection(ABC):
             del self.pages[next(iter(self.pages))]
         return page
 
-    @abstractmethod
-    def merged(
-        self, ranges: Sequence[tuple[str, Sequence[Any]]], order: str, limit: int, offset: int
-    ) -> tuple[str, Sequence[Any]]:
-        """Return the statement that merges index ranges, without doubles, and its values.
+    def merged(self, ranges: Sequence[str], order: str, most: int) -> str:  # noqa: ARG002 - of each, for engines that sort
+        """Return what merges index ranges without doubles; SQLite reads them side by side, and none to its end.
 
-        :param ranges: statements with their values; each gives a column `seq`, and others that the order names.
+        :param ranges: statements, each of which gives a column `seq`, and others that the order names.
+        :param most: how many rows of each are wanted.
         """
-
-    def by_seq(self, table: str, seqs: str) -> str:
-        """Return the condition of a client's rows with some seqs: a mark for the client, and then those."""
-        return f"{table}.client_id = ? AND {table}.seq IN ({seqs})"
+        return " UNION ".join(ranges)
 
     @abstractmethod
     def faults(self) -> Iterator[str]:
         """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
 
-    def settle_counts(self) -> None:
-        """Add what the request under way counted to the transaction's."""
-        self.counted.update(self.counting)
-        self.counting.clear()
-
     def write_counts(self) -> None:
         """Write what the transaction counted."""
-        self.settle_counts()
         self.executemany(
             """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
                ON CONFLICT (client_id, scope, status, severity, identified)
@@ -1626,7 +1613,6 @@ class Connection(ABC):
     def forget(self) -> None:
         """Drop what belongs to a transaction, because it ends."""
         self.counted.clear()
-        self.counting.clear()
         self.deletes = False
 
 
@@ -1798,22 +1784,6 @@ class SQLiteConnection(sqlite3.Connection, Connection):
         finally:
             self.set_progress_handler(None, 0)
             self.is_late = bool
-
-    def merged(
-        self, ranges: Sequence[tuple[str, Sequence[Any]]], order: str, limit: int, offset: int
-    ) -> tuple[str, Sequence[Any]]:
-        """Return the statement that merges index ranges; SQLite reads them side by side, and none to its end."""
-        union = " UNION ".join(sql for sql, _ in ranges)
-        values = (value for _, each in ranges for value in each)
-        return f"{union} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
-
-    def by_seq(self, table: str, seqs: str) -> str:
-        """Have the rows looked up, and then the client compared.
-
-        Otherwise SQLite takes the index that begins with the client: that takes half as long again, and what it gives
-        has to be sorted.
-        """
-        return f"({table}.client_id = ?) IS TRUE AND {table}.seq IN ({seqs})"
 
     def faults(self) -> Iterator[str]:
         """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
@@ -2226,12 +2196,12 @@ class SQLiteDatabase(Database):
         if not connection.in_transaction:  # or this would be one of its own
             raise StorageFull(TRANSACTION_ENDED)
         connection.execute("SAVEPOINT request")
+        before = connection.counted.copy()
         try:
             yield connection
             connection.execute("RELEASE request")
-            connection.settle_counts()
         except BaseException:
-            connection.counting.clear()
+            connection.counted = before
             if connection.in_transaction:
                 connection.execute("ROLLBACK TO request")
                 connection.execute("RELEASE request")
@@ -3098,7 +3068,13 @@ KEY_PREFIX = "fts_"
 NO_TARGET = ""
 MAIN_LINE = ""  # where the name of a branch would stand
 MOST_RANGES = 40  # of one statement: each status and severity, of the main line and of branches
-LOOKUP_SIZE = 512  # ids, seqs or scopes in one statement
+LOOKUP_SIZE = 512  # tasks that are read, or removed, at once
+LISTED = "IN (SELECT value FROM json_each(?))"  # any number of texts, as JSON
+LISTED_SEQS = "IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
+# Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
+# takes half as long again, and what it gives has to be sorted.
+BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
+BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
 
 
 @lru_cache(maxsize=8)
@@ -3154,23 +3130,6 @@ def same_json(one: str | None, other: str | None) -> bool:
     if one == other:
         return True
     return one is not None and other is not None and canonical(one) == canonical(other)
-
-
-def rounded(values: Sequence[Item]) -> tuple[Item, ...]:
-    """Fill values up to a power of two by repeating the last, so that few statements serve all lengths."""
-    size = 1 << (len(values) - 1).bit_length()
-    return (*values, *itertools.repeat(values[-1], size - len(values)))
-
-
-def in_lots(values: Sequence[Item], size: int = LOOKUP_SIZE) -> Iterator[tuple[Item, ...]]:
-    """Cut values into lots for a statement each, the last filled up by repeating."""
-    for start in range(0, len(values), size):
-        yield rounded(values[start : start + size])
-
-
-def marks(values: Collection[Any]) -> str:
-    """Return the placeholders of a list of values."""
-    return ", ".join("?" * len(values))
 
 
 # Keys and clients
@@ -3270,7 +3229,7 @@ def count(
 ) -> None:
     """Count `n` more (or less) of one kind in every scope. It is written with the transaction."""
     for each in scopes:
-        connection.counting[client_id, each, status, severity, int(identified)] += n
+        connection.counted[client_id, each, status, severity, int(identified)] += n
 
 
 # What ends the name of a scope, `BRANCHES` or this, comes last, because the name of a branch may have spaces.
@@ -3302,16 +3261,11 @@ def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LIN
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
     """Return the counters of some scopes: scope, status, severity, identified, n."""
-    rows: list[tuple[str, str, int, int, int]] = []
-    for lot in in_lots(names):
-        rows += connection.execute(
-            f"""SELECT scope, status, severity, identified, n FROM counters
-                WHERE client_id = ? AND scope IN ({marks(lot)})""",
-            (client_id, *lot),
-        )
-    for changes in (connection.counted, connection.counting):
-        rows += [(*key[1:], n) for key, n in changes.items() if key[0] == client_id and key[1] in names]
-    return rows
+    rows = connection.execute(
+        f"SELECT scope, status, severity, identified, n FROM counters WHERE client_id = ? AND scope {LISTED}",
+        (client_id, json.dumps(names)),
+    ).fetchall()
+    return rows + [(*key[1:], n) for key, n in connection.counted.items() if key[0] == client_id and key[1] in names]
 
 
 CHANGES = "changes"
@@ -3342,8 +3296,7 @@ Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
 def among(column: str, values: Iterable[str] | Iterable[int]) -> Condition:
     """Return the condition that a column has one of some values: one mark, however many they are."""
     listed: list[Any] = sorted(values)
-    value = "CAST(value AS BIGINT)" if listed and isinstance(listed[0], int) else "value"
-    return f"{column} IN (SELECT {value} FROM json_each(?))", (json.dumps(listed),)
+    return f"{column} {LISTED if listed and isinstance(listed[0], str) else LISTED_SEQS}", (json.dumps(listed),)
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -3534,42 +3487,33 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
     ) -> Iterator[tuple[Any, ...]]:
         """Return some rows, each read when it is asked for."""
-        found: Iterable[tuple[str, Sequence[Any]]]
-        if self.order == "severity" or len(self.ranges) > MOST_RANGES:
-            lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
-            found = ((marks(lot), lot) for lot in (rounded([place[-1] for place in places]) for _, places in lots))
-        else:
-            found = [self._merged(connection, self.ranges, limit, offset)] if self.ranges else []
-        statement = f"SELECT {columns} FROM {self.table} {joined} WHERE"
         direction = "ASC" if self.order == "createdAt" else "DESC"
+        statement = f"SELECT {columns} FROM {self.table} {joined} WHERE {BY_SEQ} ORDER BY tasks.seq {direction}"
         execute = connection.stream if joined else connection.execute  # what is joined is bulky
+        lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
         return itertools.chain.from_iterable(
             execute(
-                f"{statement} {connection.by_seq(self.table, seqs)} ORDER BY {self.table}.seq {direction}",
-                (self.client_id, *values),
+                statement.replace("tasks.", f"{self.table}."), (self.client_id, json.dumps([seq for *_, seq in lot]))
             )
-            for seqs, values in found
+            for _, lot in lots
         )
 
     def places(self, connection: Connection, limit: int, offset: int) -> list[tuple[int, ...]]:
-        """Return the seqs of some rows, in a list by severity with their ranks before them."""
-        found = set[tuple[int, ...]]()
-        for lot in in_lots(self.ranges, MOST_RANGES):
-            found.update(connection.execute(*self._merged(connection, lot, limit + offset, 0)))
-        return sorted(found, reverse=self.order != "createdAt")[offset : offset + limit]
-
-    def _merged(
-        self, connection: Connection, ranges: Sequence[IndexRange], limit: int, offset: int
-    ) -> tuple[str, Sequence[Any]]:
-        """Return what selects the places of some rows.
+        """Return the seqs of some rows, in a list by severity with their ranks before them.
 
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
         rank, order = ("tasks.severity AS severity, ", "severity DESC, ") if self.order == "severity" else ("", "")
-        selects = [(each.select(f"{rank}{each.seq} AS seq"), each.values) for each in ranges]
         order += "seq ASC" if self.order == "createdAt" else "seq DESC"
-        return connection.merged(selects, order, limit, offset)
+        before = offset if len(self.ranges) <= MOST_RANGES else 0  # what the database passes over
+        most, found = limit + offset - before, set[tuple[int, ...]]()
+        for start in range(0, len(self.ranges), MOST_RANGES):
+            lot = self.ranges[start : start + MOST_RANGES]
+            merged = connection.merged([each.select(f"{rank}{each.seq} AS seq") for each in lot], order, limit + offset)
+            values = itertools.chain.from_iterable(each.values for each in lot)
+            found.update(connection.execute(f"{merged} ORDER BY {order} LIMIT ? OFFSET ?", (*values, most, before)))
+        return sorted(found, reverse=self.order != "createdAt")[offset - before : limit + offset - before]
 
     def count(self, connection: Connection) -> int:
         """Return how many rows there are, counted one by one where no counter tells."""
@@ -3805,68 +3749,29 @@ def run_model(row: Sequence[Any]) -> Run:
     return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:])))
 
 
-def find_run(connection: Connection, client_id: str, run_id: str) -> RunKey | None:
-    """Return a run's key, or None when the client has no such run."""
-    row = connection.execute(
-        f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id = ?", (client_id, run_id)
-    ).fetchone()
-    return RunKey(*row) if row else None
+def find_runs(connection: Connection, client_id: str, condition: str, *values: Any) -> list[RunKey]:
+    """Return the keys of a client's runs that are as a condition says; it ends the statement."""
+    statement = f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND {condition}"
+    return [RunKey(*row) for row in connection.execute(statement, (client_id, *values))]
 
 
-def find_runs(connection: Connection, client_id: str, run_ids: Sequence[str]) -> list[RunKey]:
-    """Return the keys of those of some runs that the client has."""
-    runs = []
-    for lot in in_lots(run_ids):
-        rows = connection.execute(
-            f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id IN ({marks(lot)})", (client_id, *lot)
-        )
-        runs += [RunKey(*row) for row in rows]
-    return runs
-
-
-def find_branches(connection: Connection, client_id: str, names: Sequence[str], wanted: Filter) -> list[BranchKey]:
-    """Return the keys of a client's branches of some names: one for each type and target that has one.
-
-    :raises InvalidParameter: when those that a filter lets through are more than one list can be merged of.
-    """
-    branches = []
-    for lot in in_lots(names):
-        rows = connection.execute(
-            f"SELECT {BRANCH_COLUMNS} FROM branches WHERE client_id = ? AND name IN ({marks(lot)})", (client_id, *lot)
-        )
-        branches += [key for key in itertools.starmap(BranchKey, rows) if wanted.accepts_surface(*key.surface)]
-    if len(branches) > MOST_REPORTERS:
-        detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
-        raise InvalidParameter("branch", detail)
-    return branches
-
-
-def find_branch(connection: Connection, client_id: str, name: str, surface: tuple[str, str]) -> BranchKey | None:
-    """Return the branch of a name of a type and target, or None when there is none."""
-    row = connection.execute(
-        f"""SELECT {BRANCH_COLUMNS} FROM branches
-            WHERE client_id = ? AND name = ? AND project_type = ? AND target_url = ?""",
-        (client_id, name, *surface),
-    ).fetchone()
-    return BranchKey(*row) if row else None
-
-
-def select_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey:
-    """Return the branch that a run is of, which is not the main line."""
-    return typing.cast(BranchKey, find_branch(connection, client_id, run.branch, run.surface))
+def find_branches(connection: Connection, client_id: str, condition: str, *values: str) -> list[BranchKey]:
+    """Return the keys of a client's branches that are as a condition says."""
+    statement = f"SELECT {BRANCH_COLUMNS} FROM branches WHERE client_id = ? AND {condition}"
+    return [BranchKey(*row) for row in connection.execute(statement, (client_id, *values))]
 
 
 def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
     """Return the branch that a run is of, None where it is of the main line."""
-    return None if run.branch == MAIN_LINE else select_branch_of_run(connection, client_id, run)
+    same = "name = ? AND project_type = ? AND target_url = ?"
+    return next(iter(find_branches(connection, client_id, same, run.branch, *run.surface)), None)
 
 
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
     """Return a run's key. :raises Missing: when the client has no such run."""
-    run = find_run(connection, client_id, run_id)
-    if run is None:
-        raise Missing(f"There is no run {cut(run_id)!r}.")
-    return run
+    for run in find_runs(connection, client_id, "id = ?", run_id):
+        return run
+    raise Missing(f"There is no run {cut(run_id)!r}.")
 
 
 def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
@@ -3986,12 +3891,8 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int) -> list[RunKey]:
     """Return some of a client's running runs that nobody has used for so long."""
-    rows = connection.execute(
-        f"""SELECT {KEY_COLUMNS} FROM runs
-            WHERE client_id = ? AND status = 'running' AND last_used_at < ? LIMIT ?""",
-        (client_id, timestamp(ago=idle_seconds), limit),
-    )
-    return [RunKey(*row) for row in rows]
+    idle, since = "status = 'running' AND last_used_at < ? LIMIT ?", timestamp(ago=idle_seconds)
+    return find_runs(connection, client_id, idle, since, limit)
 
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int = RUNS_AT_ONCE) -> int:
@@ -4047,8 +3948,9 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     """
     branch = find_branch_of_run(connection, who.client_id, run)
     wanted = TaskFilter(main_line=branch is None, missing_from=run, branches=[branch] if branch else None)
-    missing = [seq for (seq,) in plan_tasks(connection, who.client_id, wanted).places(connection, sys.maxsize, 0)]
-    tasks = [state for state in select_states(connection, who.client_id, missing) if state.branch == run.branch]
+    places = plan_tasks(connection, who.client_id, wanted, "createdAt").places(connection, sys.maxsize, 0)
+    states = select_states(connection, who.client_id, BY_SEQ, [seq for (seq,) in places])
+    tasks = [state for state in states if state.branch == run.branch]
     resolved = TaskUpdate(status="resolved")
     triage_tasks(connection, who, [Decision.of(state, resolved) for state in tasks], timestamp(), run.id)
     connection.execute(
@@ -4222,10 +4124,14 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         words=words,
     )
     if query.run_id is not None:
-        runs = find_runs(connection, client_id, list(dict.fromkeys(query.run_id)))
+        runs = find_runs(connection, client_id, f"id {LISTED}", json.dumps(query.run_id))
         wanted = msgspec.structs.replace(wanted, runs=runs)
     if query.branch is not None:
-        branches = find_branches(connection, client_id, sorted({*query.branch}), wanted)
+        named = find_branches(connection, client_id, f"name {LISTED}", json.dumps(query.branch))
+        branches = [branch for branch in named if wanted.accepts_surface(*branch.surface)]
+        if len(branches) > MOST_REPORTERS:
+            detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
+            raise InvalidParameter("branch", detail)
         wanted = msgspec.structs.replace(wanted, branches=branches)
     return wanted
 
@@ -4401,12 +4307,9 @@ OFFENDERS_LISTED = 50
 
 def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
     """Return the main line's last completed run of a run's type and target that was created before it."""
-    row = connection.execute(
-        f"""SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND project_type = ? AND target_url = ?
-            AND status = 'completed' AND branch = '' AND seq < ? ORDER BY seq DESC LIMIT 1""",
-        (client_id, *run.surface, run.seq),
-    ).fetchone()
-    return RunKey(*row) if row else None
+    before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
+        ORDER BY seq DESC LIMIT 1"""
+    return next(iter(find_runs(connection, client_id, before, *run.surface, run.seq)), None)
 
 
 def select_baseline(connection: Connection, client_id: str, run: RunKey, named: str | None) -> RunKey | None:
@@ -4484,12 +4387,19 @@ def select_offenders(
     connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None, fail_on: str
 ) -> list[TaskHead]:
     """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
-    statuses = sorted(standing(run.branch))
     rows = connection.execute(
         f"""SELECT {HEAD_COLUMNS} FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
-            AND tasks.status IN ({marks(statuses)}) AND tasks.severity >= ? AND NOT {ALSO_REPORTED}
+            AND tasks.status {LISTED} AND tasks.severity >= ? AND NOT {ALSO_REPORTED}
             ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?""",
-        (client_id, run.seq, *statuses, RANKS[fail_on], client_id, seq_of(baseline), OFFENDERS_LISTED),
+        (
+            client_id,
+            run.seq,
+            json.dumps([*standing(run.branch)]),
+            RANKS[fail_on],
+            client_id,
+            seq_of(baseline),
+            OFFENDERS_LISTED,
+        ),
     )
     return list(itertools.starmap(TaskHead, rows))
 
@@ -4621,16 +4531,12 @@ IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_pro
 
 def select_known_findings(connection: Connection, client_id: str, seqs: Sequence[int]) -> list[KnownFinding]:
     """Return findings as a brief lists them, and in its order."""
-    if not seqs:
-        return []
-    lot = rounded(seqs)
     rows = connection.execute(
         f"""SELECT tasks.external_id, tasks.title, {SEVERITY_NAME}, tasks.status, tasks.reason, (
                 SELECT comment FROM history WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq
                     AND comment IS NOT NULL ORDER BY history.seq DESC LIMIT 1)
-            FROM tasks WHERE tasks.client_id = ? AND tasks.seq IN ({marks(lot)})
-            ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
-        (client_id, *lot),
+            FROM tasks WHERE {BY_SEQ} ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
+        (client_id, json.dumps(seqs)),
     )
     return list(itertools.starmap(KnownFinding, rows))
 
@@ -4668,35 +4574,31 @@ def select_brief(
 
 def select_dismissals(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
     """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
+    rows = connection.execute(
+        f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment FROM tasks {HISTORY}
+            WHERE tasks.client_id = ? AND tasks.id {LISTED}
+                AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
+            ORDER BY history.seq""",
+        (client_id, json.dumps(task_ids)),
+    )
     comments: dict[str, str] = {}
-    for lot in in_lots(task_ids):
-        rows = connection.execute(
-            f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment FROM tasks {HISTORY}
-                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})
-                    AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
-                ORDER BY history.seq""",
-            (client_id, *lot),
-        )
-        for task_id, moved, comment in rows:
-            if moved:
-                comments.pop(task_id, None)
-            if comment:
-                comments[task_id] = comment
+    for task_id, moved, comment in rows:
+        if moved:
+            comments.pop(task_id, None)
+        if comment:
+            comments[task_id] = comment
     return comments
 
 
 def select_known(connection: Connection, client_id: str, baseline: RunKey, task_ids: Sequence[str]) -> set[str]:
     """Return the ids of those of some tasks that a baseline reported."""
-    known: set[str] = set()
-    for lot in in_lots(task_ids):
-        rows = connection.execute(
-            f"""SELECT tasks.id FROM tasks JOIN sightings ON sightings.client_id = tasks.client_id
-                    AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq
-                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})""",
-            (baseline.seq, client_id, *lot),
-        )
-        known.update(task_id for (task_id,) in rows)
-    return known
+    rows = connection.execute(
+        f"""SELECT tasks.id FROM tasks JOIN sightings ON sightings.client_id = tasks.client_id
+                AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq
+            WHERE tasks.client_id = ? AND tasks.id {LISTED}""",
+        (baseline.seq, client_id, json.dumps(task_ids)),
+    )
+    return {task_id for (task_id,) in rows}
 
 
 def select_listed(
@@ -4811,75 +4713,34 @@ STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assign
     tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
 
 
+def select_states(connection: Connection, client_id: str, condition: str, values: Sequence[Any]) -> list[State]:
+    """Return the states of those of some tasks that the client has; the condition says which by a list of values."""
+    statement = f"SELECT {STATE_COLUMNS} FROM tasks WHERE {condition}"
+    return [State(*row) for row in connection.execute(statement, (client_id, json.dumps(values)))]
+
+
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
     """Return a task's state. :raises Missing: when the client has no such task."""
-    row = connection.execute(
-        f"SELECT {STATE_COLUMNS} FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)
-    ).fetchone()
-    if row is None:
-        raise Missing(f"There is no task {cut(task_id)!r}.")
-    return State(*row)
-
-
-def select_tasks_and_states(
-    connection: Connection, client_id: str, task_ids: Sequence[str]
-) -> dict[str, tuple[Task, State]]:
-    """Return those of some tasks that the client has, whole, and their states, by their ids."""
-    found = {}
-    for lot in in_lots(task_ids):
-        rows = connection.execute(
-            f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS}, {STATE_COLUMNS} FROM tasks {DETAILS}
-                WHERE tasks.client_id = ? AND tasks.id IN ({marks(lot)})""",
-            (client_id, *lot),
-        )
-        for row in rows:
-            state = State(*row[-len(State.__struct_fields__) :])
-            found[state.id] = task_model(row[: -len(State.__struct_fields__)]), state
-    return found
-
-
-def select_states_by_id(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, State]:
-    """Return the states of those of some tasks that the client has, by their ids."""
-    states: dict[str, State] = {}
-    for lot in in_lots(task_ids):
-        rows = connection.execute(
-            f"SELECT {STATE_COLUMNS} FROM tasks WHERE client_id = ? AND id IN ({marks(lot)})", (client_id, *lot)
-        )
-        states.update((state.id, state) for state in itertools.starmap(State, rows))
-    return states
-
-
-def select_states(connection: Connection, client_id: str, seqs: Sequence[int]) -> list[State]:
-    """Return the states of a client's tasks, in the order of creation."""
-    states = []
-    for lot in in_lots(seqs):
-        rows = connection.execute(
-            f"SELECT {STATE_COLUMNS} FROM tasks WHERE {connection.by_seq('tasks', marks(lot))}", (client_id, *lot)
-        )
-        states += [State(*row) for row in rows]
-    return sorted(states, key=lambda state: state.seq)
+    for state in select_states(connection, client_id, BY_ID, [task_id]):
+        return state
+    raise Missing(f"There is no task {cut(task_id)!r}.")
 
 
 def select_findings(
     connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]
 ) -> dict[str, StoredFinding]:
     """Return the stored findings of a run's type and target that have these external ids, by those."""
-    findings = {}
-    for lot in in_lots(external_ids):
-        rows = connection.execute(
-            f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
-                    task_details.description, task_details.evidence, task_details.remediation,
-                    task_details.success_criteria, task_details.extensions,
-                    (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
-                     AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
-                FROM tasks {DETAILS} WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
-                    AND tasks.external_id IN ({marks(lot)})""",
-            (run.seq, client_id, run.project_type, run.target_url, *lot),
-        )
-        for row in rows:
-            state, external_id = State(*row[:10]), row[10]
-            findings[external_id] = StoredFinding(state, external_id, row[11], row[12:17], bool(row[17]))
-    return findings
+    rows = connection.execute(
+        f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
+                task_details.description, task_details.evidence, task_details.remediation,
+                task_details.success_criteria, task_details.extensions,
+                (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
+                 AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
+            FROM tasks {DETAILS} WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
+                AND tasks.external_id {LISTED}""",
+        (run.seq, client_id, *run.surface, json.dumps(external_ids)),
+    )
+    return {row[10]: StoredFinding(State(*row[:10]), row[10], row[11], row[12:17], bool(row[17])) for row in rows}
 
 
 def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
@@ -4936,14 +4797,6 @@ def triage_tasks(
         ],
     )
     return [bool(told) for told in entries]
-
-
-def task_after(task: Task, decision: Decision, now: str) -> Task:
-    """Return a task as it is after a decision."""
-    new = decision.new
-    if new is decision.old:
-        return task
-    return msgspec.structs.replace(task, status=new.status, reason=new.reason, assignee=new.assignee, updated_at=now)
 
 
 def triage_entries(decision: Decision) -> list[tuple[str | None, ...]]:
@@ -5111,14 +4964,11 @@ def reported_entry(by: Submitting, item: RepeatedReport) -> tuple[Any, ...]:
 
 def see_again(connection: Connection, by: Submitting, states: Sequence[State]) -> None:
     """Store that a run reported tasks that it had not reported before."""
-    seqs = [state.seq for state in states]
-    for lot in in_lots(seqs):
+    if seqs := [state.seq for state in states]:
         connection.execute(
-            f"""UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1
-                WHERE {connection.by_seq("tasks", marks(lot))}""",
-            (by.run.id, by.now, by.client_id, *lot),
+            f"UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1 WHERE {BY_SEQ}",
+            (by.run.id, by.now, by.client_id, json.dumps(seqs)),
         )
-    if seqs:
         insert_sightings(connection, by, seqs)
 
 
@@ -5171,17 +5021,11 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     :param run: as it was when it was read last.
     :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
     """
-    now_stored = connection.execute(
-        f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND id = ?", (who.client_id, run.id)
-    )
     newest_task = connection.execute(
         "SELECT seq, id, created_at FROM tasks WHERE client_id = ? ORDER BY seq DESC LIMIT 1", (who.client_id,)
     )
-    branch = find_branch(connection, who.client_id, run.branch, run.surface) if run.branch else None
-    row = now_stored.fetchone()
-    if row is None:
-        raise Missing(f"There is no run {run.id!r}.")
-    run = RunKey(*row)
+    run = select_run_key(connection, who.client_id, run.id)
+    branch = find_branch_of_run(connection, who.client_id, run) if run.branch else None
     if run.status != "running":
         raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
     newest, newest_id, created_at = newest_task.fetchone() or (0, None, "")
@@ -5486,32 +5330,6 @@ def count_orphans(connection: Connection, before: str) -> int:
     return sum(row.fetchone()[0] for row in rows)
 
 
-def take_back(
-    connection: Connection, client_id: str, run: RunKey, size: int
-) -> tuple[list[State], list[tuple[State, bool]]]:
-    """Remove up to `size` sightings of a run, and the tasks that no other run reports.
-
-    Return those tasks, and the others, each with whether the run's report of it counted.
-    """
-    rows = connection.execute(
-        f"""SELECT {STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
-            FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
-            WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
-        (client_id, run.seq, client_id, run.seq, size),
-    ).fetchall()
-    gone = [State(*fields) for *fields, _, only in rows if only]
-    left = [(State(*fields), bool(counted)) for *fields, counted, only in rows if not only]
-    remove_tasks(connection, client_id, gone)
-    connection.executemany(
-        "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
-        [(client_id, run.seq, state.seq) for state, _ in left],
-    )
-    connection.execute(
-        "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
-    )
-    return gone, left
-
-
 def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State]) -> None:
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
     connection.deletes = True
@@ -5530,13 +5348,9 @@ def uncount_reported(
     connection: Connection, client_id: str, kind: type[Reporter], task_seqs: Sequence[int]
 ) -> set[int]:
     """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
-    reporters = Counter[int]()
-    for lot in in_lots(task_seqs):
-        rows = connection.execute(
-            f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq IN ({marks(lot)})",
-            (client_id, *lot),
-        )
-        reporters.update(seq for (seq,) in rows)
+    one, seqs = among("task_seq", task_seqs)
+    statement = f"SELECT {kind.column}, COUNT(*) FROM {kind.sightings} WHERE client_id = ? AND {one} GROUP BY 1"
+    reporters = dict(connection.execute(statement, (client_id, *seqs)).fetchall())
     connection.executemany(
         f"UPDATE {kind.table} SET reported = reported - ? WHERE client_id = ? AND seq = ?",
         [(n, client_id, seq) for seq, n in reporters.items()],
@@ -5565,17 +5379,38 @@ def delete_empty_branches(connection: Connection, client_id: str, seqs: Iterable
     )
 
 
-def prune_slice(connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE) -> tuple[int, bool]:
+def prune_slice(
+    connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE, *, deleted: bool = False
+) -> tuple[int, bool]:
     """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
 
     Whatever stands between two slices is sound: the run has fewer tasks then. Return how many tasks went, and
     whether the run is gone, maybe because somebody else was faster.
+
+    :param deleted: whether the tasks that stay are to tell nothing of the run any more.
     """
-    if find_run(connection, client_id, run.id) is None:
+    if not find_runs(connection, client_id, "id = ?", run.id):
         return 0, True
     count_change(connection, client_id)
-    gone, left = take_back(connection, client_id, run, size)
-    whole = len(gone) + len(left) < size
+    rows = connection.execute(
+        f"""SELECT {STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
+            FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
+        (client_id, run.seq, client_id, run.seq, size),
+    ).fetchall()
+    gone = [State(*fields) for *fields, _, only in rows if only]
+    left = [(State(*fields), bool(counted)) for *fields, counted, only in rows if not only]
+    remove_tasks(connection, client_id, gone)
+    connection.executemany(
+        "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
+        [(client_id, run.seq, state.seq) for state, _ in left],
+    )
+    connection.execute(
+        "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
+    )
+    if deleted:
+        work_out_again(connection, client_id, run, left)
+    whole = len(rows) < size
     if whole:
         remove_empty_run(connection, client_id, run)
     return len(gone), whole
@@ -5633,21 +5468,15 @@ def remove_task(connection: Connection, client_id: str, task: State) -> None:
     """Delete a task with its history, and what else tells of it."""
     drop_answers_of_task(connection, client_id, task)
     remove_tasks(connection, client_id, [task])
-    connection.deletes = True
 
 
 def remove_run(connection: Connection, client_id: str, run: RunKey) -> None:
     """Delete a run, and the tasks that only it reports; of the others, what it said of them."""
-    whole = False
-    while not whole:
-        gone, left = take_back(connection, client_id, run, LOOKUP_SIZE)
-        work_out_again(connection, client_id, run, left)
-        whole = len(gone) + len(left) < LOOKUP_SIZE
     connection.execute(
         "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
     )
-    remove_empty_run(connection, client_id, run)
-    connection.deletes = True
+    while not prune_slice(connection, client_id, run, LOOKUP_SIZE, deleted=True)[1]:
+        pass
 
 
 def remove_project_type(connection: Connection, client_id: str, name: str) -> None:
@@ -5682,51 +5511,43 @@ def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Se
 
     :param left: each with whether the run's report counted.
     """
-    seqs = [state.seq for state, _ in left]
     connection.executemany(
         "UPDATE tasks SET times_seen = times_seen - 1 WHERE client_id = ? AND seq = ? AND times_seen > 1",
         [(client_id, state.seq) for state, counted in left if counted],
     )
-    for lot in in_lots(seqs):
+    tasks = (client_id, json.dumps([state.seq for state, _ in left]))
+    connection.execute(
+        f"UPDATE history SET run_id = NULL WHERE run_id = ? AND client_id = ? AND task_seq {LISTED_SEQS}",
+        (run.id, *tasks),
+    )
+    for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
         connection.execute(
-            f"UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND task_seq IN ({marks(lot)})",
-            (client_id, run.id, *lot),
+            f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
+                WHERE {BY_SEQ} AND ({column} = ? OR NOT EXISTS (
+                    SELECT 1 FROM runs WHERE runs.client_id = ? AND runs.id = tasks.{column}))""",
+            (*tasks, run.id, client_id),
         )
-        for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
-            connection.execute(
-                f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
-                    WHERE {connection.by_seq("tasks", marks(lot))} AND ({column} = ? OR NOT EXISTS (
-                        SELECT 1 FROM runs WHERE runs.client_id = ? AND runs.id = tasks.{column}))""",
-                (client_id, *lot, run.id, client_id),
-            )
-        connection.execute(  # the first reporter's counts from now on, and no other one that did not
-            f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
-                    SELECT runs.seq, tasks.seq FROM tasks
-                    JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                    WHERE {connection.by_seq("tasks", marks(lot))})""",
-            (client_id, client_id, *lot),
-        )
-    states = select_states(connection, client_id, seqs)
-    if branch := find_branch_of_run(connection, client_id, run):
-        forget_on_branch(connection, client_id, branch, seqs)
-    leave_line(connection, client_id, {state.seq: state for state in states if state.branch == run.branch})
-
-
-def forget_on_branch(connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int]) -> None:
-    """Let a branch not know those of some tasks any more that no run of it reports."""
-    for lot in in_lots(task_seqs):
+    connection.execute(  # the first reporter's counts from now on, and no other one that did not
+        f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
+                SELECT runs.seq, tasks.seq FROM tasks
+                JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+                WHERE {BY_SEQ})""",
+        (client_id, *tasks),
+    )
+    if branch := find_branch_of_run(connection, client_id, run):  # which knows what another run of it reports
         forgotten = connection.execute(
-            f"""DELETE FROM branch_sightings WHERE client_id = ? AND branch_seq = ? AND task_seq IN ({marks(lot)})
+            f"""DELETE FROM branch_sightings WHERE branch_seq = ? AND client_id = ? AND task_seq {LISTED_SEQS}
                 AND NOT EXISTS (SELECT 1 FROM sightings
                     JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
                     WHERE sightings.client_id = branch_sightings.client_id
                         AND sightings.task_seq = branch_sightings.task_seq AND runs.branch = ?)""",
-            (client_id, branch.seq, *lot, branch.name),
+            (branch.seq, *tasks, branch.name),
         ).rowcount
         connection.execute(
             "UPDATE branches SET reported = reported - ? WHERE client_id = ? AND seq = ?",
             (forgotten, client_id, branch.seq),
         )
+    leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
 
 
 def leave_line(connection: Connection, client_id: str, states: Mapping[int, State]) -> None:
@@ -5734,24 +5555,21 @@ def leave_line(connection: Connection, client_id: str, states: Mapping[int, Stat
 
     :param states: tasks of a run's line that does not report them any more, by their seqs.
     """
-    now = timestamp()
-    for lot in in_lots(list(states)):
-        rows = connection.execute(
-            f"""SELECT tasks.seq, runs.branch FROM tasks
-                JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                WHERE {connection.by_seq("tasks", marks(lot))} AND runs.branch <> tasks.branch
-                    AND NOT EXISTS (SELECT 1 FROM sightings
-                        JOIN runs AS others ON others.client_id = sightings.client_id AND others.seq = run_seq
-                        WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq
-                            AND others.branch = '')""",
-            (client_id, *lot),
-        ).fetchall()
-        connection.executemany(
-            "UPDATE tasks SET branch = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
-            [(name, now, client_id, seq) for seq, name in rows],
-        )
-        moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
-        count_moves(connection, client_id, moved)
+    rows = connection.execute(
+        f"""SELECT tasks.seq, runs.branch FROM tasks
+            JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+            WHERE {BY_SEQ} AND runs.branch <> tasks.branch
+                AND NOT EXISTS (SELECT 1 FROM sightings
+                    JOIN runs AS others ON others.client_id = sightings.client_id AND others.seq = run_seq
+                    WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND others.branch = '')""",
+        (client_id, json.dumps([*states])),
+    ).fetchall()
+    connection.executemany(
+        "UPDATE tasks SET branch = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
+        [(name, timestamp(), client_id, seq) for seq, name in rows],
+    )
+    moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
+    count_moves(connection, client_id, moved)
 
 
 def write_last_backup(connection: Connection, made_at: str) -> None:
@@ -7492,7 +7310,7 @@ def patch_tasks(call: Call) -> Deferred:
     update: TasksUpdate = call.body
 
     def triage(connection: Connection) -> Answer:
-        states = select_states_by_id(connection, call.client_id, update.ids)
+        states = {state.id: state for state in select_states(connection, call.client_id, BY_ID, update.ids)}
         if problems := [*decision_problems(update), *id_problems(update, states)]:
             raise ValidationFailed(problems)
         ordered = [states[task_id] for task_id in update.ids]
@@ -7524,19 +7342,16 @@ def patch_task(call: Call, task_id: str) -> Deferred:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
 
     def triage(connection: Connection) -> Answer:
-        found = select_tasks_and_states(connection, call.client_id, [task_id]).get(task_id)
-        if found is None:
-            raise Missing(f"There is no task {cut(task_id)!r}.")
-        task, state = found
+        task = select_task(connection, call.client_id, task_id)
+        state = select_state(connection, call.client_id, task_id)
         update: TaskUpdate = call.body
         if problems := decision_problems(update):
             raise ValidationFailed(problems)
         call.require_match(task)
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
-        decision, now = Decision.of(state, update), timestamp()
-        triage_tasks(connection, call.principal, [decision], now)
-        return tagged_answer(task_after(task, decision, now))
+        triage_tasks(connection, call.principal, [Decision.of(state, update)], timestamp())
+        return tagged_answer(select_task(connection, call.client_id, task_id))
 
     return call.write(triage)
 

@@ -353,13 +353,11 @@ class PostgresConnection(heart.Connection):
         self._next_seqs[client_id] = first + count
         return range(first, first + count)
 
-    def merged(
-        self, ranges: Sequence[tuple[str, Sequence[Any]]], order: str, limit: int, offset: int
-    ) -> tuple[str, Sequence[Any]]:
-        """Return what merges index ranges. Each is read no further than the page goes: UNION alone reads all of it."""
-        union = " UNION ".join(f"({sql} ORDER BY {order} LIMIT ?)" for sql, _ in ranges)
-        values = (value for _, each in ranges for value in (*each, limit + offset))
-        return f"SELECT ranges.* FROM ({union}) AS ranges ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
+    def merged(self, ranges: Sequence[str], order: str, most: int) -> str:
+        """Return what merges index ranges without doubles. `UNION` alone would read all of them to their ends."""
+        return (
+            f"SELECT * FROM ({' UNION '.join(f'({each} ORDER BY {order} LIMIT {most})' for each in ranges)}) AS ranges"
+        )
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
