@@ -3296,7 +3296,7 @@ Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
 def among(column: str, values: Iterable[str] | Iterable[int]) -> Condition:
     """Return the condition that a column has one of some values: one mark, however many they are."""
     listed: list[Any] = sorted(values)
-    return f"{column} {LISTED if listed and isinstance(listed[0], str) else LISTED_SEQS}", (json.dumps(listed),)
+    return f"{column} {LISTED_SEQS if listed and isinstance(listed[0], int) else LISTED}", (json.dumps(listed),)
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -3949,7 +3949,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     branch = find_branch_of_run(connection, who.client_id, run)
     wanted = TaskFilter(main_line=branch is None, missing_from=run, branches=[branch] if branch else None)
     places = plan_tasks(connection, who.client_id, wanted, "createdAt").places(connection, sys.maxsize, 0)
-    states = select_states(connection, who.client_id, BY_SEQ, [seq for (seq,) in places])
+    states = select_states(connection, who.client_id, BY_SEQ, json.dumps([seq for (seq,) in places]))
     tasks = [state for state in states if state.branch == run.branch]
     resolved = TaskUpdate(status="resolved")
     triage_tasks(connection, who, [Decision.of(state, resolved) for state in tasks], timestamp(), run.id)
@@ -4575,8 +4575,9 @@ def select_brief(
 def select_dismissals(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
     """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
     rows = connection.execute(
-        f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment FROM tasks {HISTORY}
-            WHERE tasks.client_id = ? AND tasks.id {LISTED}
+        f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment
+            FROM tasks CROSS JOIN history WHERE {BY_ID}
+                AND history.client_id = tasks.client_id AND history.task_seq = tasks.seq
                 AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
             ORDER BY history.seq""",
         (client_id, json.dumps(task_ids)),
@@ -4593,10 +4594,9 @@ def select_dismissals(connection: Connection, client_id: str, task_ids: Sequence
 def select_known(connection: Connection, client_id: str, baseline: RunKey, task_ids: Sequence[str]) -> set[str]:
     """Return the ids of those of some tasks that a baseline reported."""
     rows = connection.execute(
-        f"""SELECT tasks.id FROM tasks JOIN sightings ON sightings.client_id = tasks.client_id
-                AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq
-            WHERE tasks.client_id = ? AND tasks.id {LISTED}""",
-        (baseline.seq, client_id, json.dumps(task_ids)),
+        f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {BY_ID} AND sightings.client_id = tasks.client_id
+                AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq""",
+        (client_id, json.dumps(task_ids), baseline.seq),
     )
     return {task_id for (task_id,) in rows}
 
@@ -4713,15 +4713,15 @@ STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assign
     tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
 
 
-def select_states(connection: Connection, client_id: str, condition: str, values: Sequence[Any]) -> list[State]:
-    """Return the states of those of some tasks that the client has; the condition says which by a list of values."""
+def select_states(connection: Connection, client_id: str, condition: str, value: str) -> list[State]:
+    """Return the states of those of a client's tasks that are as a condition says."""
     statement = f"SELECT {STATE_COLUMNS} FROM tasks WHERE {condition}"
-    return [State(*row) for row in connection.execute(statement, (client_id, json.dumps(values)))]
+    return [State(*row) for row in connection.execute(statement, (client_id, value))]
 
 
 def select_state(connection: Connection, client_id: str, task_id: str) -> State:
     """Return a task's state. :raises Missing: when the client has no such task."""
-    for state in select_states(connection, client_id, BY_ID, [task_id]):
+    for state in select_states(connection, client_id, "client_id = ? AND id = ?", task_id):
         return state
     raise Missing(f"There is no task {cut(task_id)!r}.")
 
@@ -5348,9 +5348,8 @@ def uncount_reported(
     connection: Connection, client_id: str, kind: type[Reporter], task_seqs: Sequence[int]
 ) -> set[int]:
     """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
-    one, seqs = among("task_seq", task_seqs)
-    statement = f"SELECT {kind.column}, COUNT(*) FROM {kind.sightings} WHERE client_id = ? AND {one} GROUP BY 1"
-    reporters = dict(connection.execute(statement, (client_id, *seqs)).fetchall())
+    statement = f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq {LISTED_SEQS}"
+    reporters = Counter(seq for (seq,) in connection.execute(statement, (client_id, json.dumps(task_seqs))))
     connection.executemany(
         f"UPDATE {kind.table} SET reported = reported - ? WHERE client_id = ? AND seq = ?",
         [(n, client_id, seq) for seq, n in reporters.items()],
@@ -7310,7 +7309,7 @@ def patch_tasks(call: Call) -> Deferred:
     update: TasksUpdate = call.body
 
     def triage(connection: Connection) -> Answer:
-        states = {state.id: state for state in select_states(connection, call.client_id, BY_ID, update.ids)}
+        states = {state.id: state for state in select_states(connection, call.client_id, BY_ID, json.dumps(update.ids))}
         if problems := [*decision_problems(update), *id_problems(update, states)]:
             raise ValidationFailed(problems)
         ordered = [states[task_id] for task_id in update.ids]

@@ -1887,7 +1887,7 @@ def resolve_both(connection: Any) -> None:
 
 def dismiss_both(connection: Any) -> None:
     update = findings_service.TaskUpdate(status="dismissed")
-    states = findings_service.select_states(connection, "default", findings_service.BY_SEQ, [1, 2])
+    states = findings_service.select_states(connection, "default", findings_service.BY_SEQ, "[1, 2]")
     decisions = [findings_service.Decision.of(state, update) for state in states]
     findings_service.triage_tasks(connection, TESTER, decisions, findings_service.timestamp())
 
