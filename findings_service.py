@@ -3106,15 +3106,12 @@ class IdMaker:
             first = max((time.time_ns() // 1_000_000) << 12, self._last + 1, least)
             self._last = first + count - 1
         randomness = os.urandom(8 * count)
-        return [
-            self._text(number, int.from_bytes(randomness[8 * place : 8 * place + 8], "big") >> 2)
-            for place, number in enumerate(range(first, first + count))
-        ]
-
-    @staticmethod
-    def _text(number: int, randomness: int) -> str:
-        digits = f"{(number >> 12) << 80 | 7 << 76 | (number & 0xFFF) << 64 | 2 << 62 | randomness:032x}"
-        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        made = []
+        for place, number in enumerate(range(first, first + count)):
+            low = 2 << 62 | int.from_bytes(randomness[8 * place : 8 * place + 8], "big") >> 2
+            digits = f"{(number >> 12) << 80 | 7 << 76 | (number & 0xFFF) << 64 | low:032x}"
+            made.append(f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}")
+        return made
 
 
 new_ids = IdMaker()
@@ -3343,10 +3340,6 @@ class Filter(Struct, frozen=True, kw_only=True):
         """The fields by which it filters, of those that an index begins with."""
         return [place for place in PLACES if getattr(self, place) is not None]
 
-    def only(self, place: str) -> Filter:
-        """Return the filter without the other places."""
-        return msgspec.structs.replace(self, **{other: None for other in self.places if other != place})
-
 
 def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
     """Return the values of a filter, None where it filters nothing."""
@@ -3538,7 +3531,9 @@ def plan_cells(
     cells, asked, places = select_cells(connection, client_id, table, wanted), wanted.conditions(table), wanted.places
     held = dict.fromkeys(places, cells)
     if len(places) > 1:
-        held = {place: select_cells(connection, client_id, table, wanted.only(place)) for place in places}
+        for place in places:
+            alone = msgspec.structs.replace(wanted, **{other: None for other in places if other != place})
+            held[place] = select_cells(connection, client_id, table, alone)
     place = min(places, key=lambda each: sum(held[each].values()), default="")
     total, kinds = sum(cells.values()), {cell[1:] for cell in cells}
     kept = {cell: n for cell, n in held.get(place, cells).items() if cell[1:] in kinds}
@@ -3622,11 +3617,6 @@ def select_project_types(connection: Connection, client_id: str) -> list[Project
     return [ProjectType(*row) for row in rows]
 
 
-def json_length(text: str) -> int:
-    """Return how many bytes a text takes in an answer, without its quotes."""
-    return len(msgspec.json.encode(text)) - 2
-
-
 def require_place(connection: Connection, client_id: str, name: str, label: str, description: str) -> None:
     """Check that a client's project types, with this one, fit into one answer. :raises ValidationFailed: if not."""
     others = connection.execute(
@@ -3636,7 +3626,7 @@ def require_place(connection: Connection, client_id: str, name: str, label: str,
         detail = f"is one project type too many: a client may have {MOST_PROJECT_TYPES:,}"
         raise ValidationFailed([Problem(detail, "/name", value=name)])
     texts = [label + description, *(text for (text,) in others)]
-    if sum(map(json_length, texts)) > PROJECT_TYPES_TEXT:
+    if len(msgspec.json.encode("".join(texts))) - 2 > PROJECT_TYPES_TEXT:
         detail = "is too long: the labels and descriptions of all project types may have 16 MiB together"
         raise ValidationFailed([Problem(detail, "/description")])
 
@@ -3668,10 +3658,10 @@ def insert_project_type(
     return False
 
 
-def update_project_type(
+def replace_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
-) -> bool:
-    """Replace a project type's definition, and tell whether it was another. Stored tasks are not judged again.
+) -> None:
+    """Replace a project type's definition, and have the one before it erased. Stored tasks are not judged again.
 
     :raises ValidationFailed: when there is no room for the new one.
     """
@@ -3680,14 +3670,15 @@ def update_project_type(
         (client_id, name),
     ).fetchone()
     if before == (label, description, schema):
-        return False
+        return
     require_place(connection, client_id, name, label, description)
     connection.execute(
         """UPDATE project_types SET label = ?, description = ?, extension_schema = ?
            WHERE client_id = ? AND name = ?""",
         (label, description, schema, client_id, name),
     )
-    return True
+    drop_answers_of_project_type(connection, client_id, name)
+    connection.deletes = True
 
 
 # Runs
@@ -3862,18 +3853,13 @@ def insert_run(
         (client_id, run_id, project_type, target_url, branch, metadata, now, now, now),
     ).fetchone()
     if branch != MAIN_LINE:
-        insert_branch(connection, client_id, project_type, target_url, branch)
+        connection.execute(
+            """INSERT INTO branches (client_id, name, project_type, target_url) VALUES (?, ?, ?, ?)
+               ON CONFLICT DO NOTHING""",
+            (client_id, branch, project_type, target_url),
+        )
     count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, False, 1)
     return RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
-
-
-def insert_branch(connection: Connection, client_id: str, project_type: str, target_url: str, name: str) -> None:
-    """Make a branch of a type and target, unless it is there."""
-    connection.execute(
-        """INSERT INTO branches (client_id, name, project_type, target_url) VALUES (?, ?, ?, ?)
-           ON CONFLICT DO NOTHING""",
-        (client_id, name, project_type, target_url),
-    )
 
 
 def close_run(connection: Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
@@ -4025,21 +4011,14 @@ def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
 
 
 def word_faults(connection: Connection) -> Iterator[str]:
-    """Tell the tasks that are searched by other words than they have. Some at a time, because evidence is large."""
+    """Tell the tasks that are searched by other words than they have."""
     decode = decoder(list[Labelled]).decode
-    for client_id in select_clients(connection):
-        last = -1
-        while rows := connection.execute(
-            """SELECT tasks.seq, id, title, external_id, COALESCE(evidence, '[]'), task_words.words
-               FROM tasks LEFT JOIN task_details
-                   ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
-               LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
-               WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
-            (client_id, last, LOOKUP_SIZE),
-        ).fetchall():
-            for last, task_id, title, external_id, evidence, words in rows:  # noqa: B007
-                if words != words_of(title, external_id, labels_of(decode(evidence))):
-                    yield f"task {task_id} is searched by other words than it has"
+    for task_id, title, external_id, evidence, words in connection.stream(
+        f"""SELECT tasks.id, title, external_id, COALESCE(evidence, '[]'), task_words.words FROM tasks LEFT {DETAILS}
+            LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq"""
+    ):
+        if words != words_of(title, external_id, labels_of(decode(evidence))):
+            yield f"task {task_id} is searched by other words than it has"
 
 
 # Tasks: reading
@@ -4682,10 +4661,6 @@ class StoredFinding(Struct, frozen=True, gc=False):
     details: tuple[str | None, ...]
     seen_by_run: bool
 
-    def branch_after(self, run: RunKey) -> str:
-        """Return the branch that the finding is of after a report: the main line takes over what it reports."""
-        return MAIN_LINE if run.branch == MAIN_LINE else self.state.branch
-
     def changed(self, report: Report, branch: str) -> list[str]:
         """Name the fields that the report, and the branch behind it, change, as the API calls them."""
         before = (self.title, self.state.severity, self.details, self.state.branch)
@@ -4743,13 +4718,18 @@ def select_findings(
     return {row[10]: StoredFinding(State(*row[:10]), row[10], row[11], row[12:17], bool(row[17])) for row in rows}
 
 
+def count_state(connection: Connection, client_id: str, state: State, n: int) -> None:
+    """Count a task in, or out."""
+    names = scopes("tasks", state.project_type, state.target_url, state.branch)
+    count(connection, client_id, names, state.status, state.severity, state.identified, n)
+
+
 def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
     """Count tasks that have moved to another status, severity or line, each as it was and as it is."""
     for old, new in changes:
         if old.cell != new.cell:
-            for state, n in ((old, -1), (new, 1)):
-                names = scopes("tasks", state.project_type, state.target_url, state.branch)
-                count(connection, client_id, names, state.status, state.severity, state.identified, n)
+            count_state(connection, client_id, old, -1)
+            count_state(connection, client_id, new, 1)
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -4840,22 +4820,16 @@ def insert_sightings(
         "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
         [(by.client_id, by.run.seq, task_seq, int(counted)) for task_seq in task_seqs],
     )
-    if by.branch is not None:
-        insert_branch_sightings(connection, by.client_id, by.branch, task_seqs, new=new)
-
-
-def insert_branch_sightings(
-    connection: Connection, client_id: str, branch: BranchKey, task_seqs: Sequence[int], *, new: bool
-) -> None:
-    """Store that a branch knows tasks; unless they are `new`, it may have known them before."""
+    if by.branch is None:
+        return
     inserted = connection.executemany(
         """INSERT INTO branch_sightings (client_id, branch_seq, task_seq) VALUES (?, ?, ?)
            ON CONFLICT (client_id, branch_seq, task_seq) DO NOTHING""",
-        [(client_id, branch.seq, task_seq) for task_seq in task_seqs],
+        [(by.client_id, by.branch.seq, task_seq) for task_seq in task_seqs],
     )
     connection.execute(
         "UPDATE branches SET reported = reported + ? WHERE client_id = ? AND seq = ?",
-        (len(task_seqs) if new else inserted.rowcount, client_id, branch.seq),
+        (len(task_seqs) if new else inserted.rowcount, by.client_id, by.branch.seq),
     )
 
 
@@ -4989,7 +4963,7 @@ def store_reports(
 ) -> tuple[dict[str | int, TaskResult], int]:
     """Store reports by their external ids, or something else where they have none.
 
-    What the main line knows, a branch's report leaves as it is.
+    What the main line knows, a branch's report leaves as it is; what the main line reports, it takes over.
 
     :param findings: those that are stored already.
     :return: what became of each, and how many of them the run had not reported before.
@@ -4997,7 +4971,7 @@ def store_reports(
     new = {key: report for key, report in reports.items() if key not in findings}
     on_main_line = {key: each for key, each in findings.items() if by.run.branch and not each.state.branch}
     repeated = {
-        key: RepeatedReport.of(each, reports[key], each.branch_after(by.run))
+        key: RepeatedReport.of(each, reports[key], by.run.branch and each.state.branch)
         for key, each in findings.items()
         if key not in on_main_line
     }
@@ -5333,10 +5307,8 @@ def count_orphans(connection: Connection, before: str) -> int:
 def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State]) -> None:
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
     connection.deletes = True
-    kinds = Counter((task.project_type, task.target_url, task.identified, *task.cell) for task in tasks)
-    for (project_type, target_url, identified, status, severity, branch), n in kinds.items():
-        names = scopes("tasks", project_type, target_url, branch)
-        count(connection, client_id, names, status, severity, identified, -n)
+    for task in tasks:
+        count_state(connection, client_id, task, -1)
     seqs = [task.seq for task in tasks]
     uncount_reported(connection, client_id, RunKey, seqs)
     branches = uncount_reported(connection, client_id, BranchKey, seqs)
@@ -5426,24 +5398,21 @@ def prune_slices(database: Database, before: str, patience: float | None = None)
         clients = select_clients(connection)
     for client_id in clients:
         last = 0
-        while rows := select_runs_behind(database, client_id, last):
-            for finished_at, *key in rows:
-                gone = finished_at is None or finished_at >= before
+        while True:
+            with database.reading() as connection:
+                few = find_runs(connection, client_id, "seq > ? ORDER BY seq LIMIT ?", last, RUNS_AT_ONCE)
+                if not few:
+                    break
+                first, last = last, few[-1].seq
+                ended = "seq > ? AND seq <= ? AND finished_at < ? ORDER BY seq"
+                old = find_runs(connection, client_id, ended, first, last, before)
+            for run in old:
+                gone = False
                 while not gone:
                     with database.transaction(client_id, patience) as connection:
-                        tasks, gone = prune_slice(connection, client_id, RunKey(*key))
+                        tasks, gone = prune_slice(connection, client_id, run)
                     yield int(gone), tasks
-            last = rows[-1][1]
             yield 0, 0
-
-
-def select_runs_behind(database: Database, client_id: str, seq: int) -> list[tuple[Any, ...]]:
-    """Return some of a client's runs behind one, in the order of creation: when each finished, and its key."""
-    with database.reading() as connection:
-        return connection.execute(
-            f"SELECT finished_at, {KEY_COLUMNS} FROM runs WHERE client_id = ? AND seq > ? ORDER BY seq LIMIT ?",
-            (client_id, seq, RUNS_AT_ONCE),
-        ).fetchall()
 
 
 # Deleting: from every answer at once, and soon from the file
@@ -5491,18 +5460,6 @@ def remove_project_type(connection: Connection, client_id: str, name: str) -> No
     drop_answers_of_project_type(connection, client_id, name)
     connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
     connection.deletes = True
-
-
-def replace_project_type(
-    connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
-) -> None:
-    """Replace a project type's definition, and have the one before it erased.
-
-    :raises ValidationFailed: when there is no room for the new one.
-    """
-    if update_project_type(connection, client_id, name, label, description, schema):
-        drop_answers_of_project_type(connection, client_id, name)
-        connection.deletes = True
 
 
 def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Sequence[tuple[State, bool]]) -> None:
