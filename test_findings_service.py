@@ -48,7 +48,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import date, timedelta
 from functools import cache, partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -1279,16 +1278,20 @@ MUCH_AMISS = cases(
     around=("runs/RUN/tasks", {"tasks": [task()], **{f"m{n}": 1 for n in range(200_000)}}),
     run=("runs", {f"m{n}": 1 for n in range(200_000)}),
     nul=("runs/RUN/tasks", task(extensions={f"\0{n}": 1 for n in range(10_000)})),
+    nul_strings=("runs/RUN/tasks", task(extensions={"a": ["\0"] * 20_000})),
+    unwanted=("runs/STRICT/tasks", {"tasks": [task(extensions={f"n{n}": 1 for n in range(22_000)})] * 6}),
 )
 
 
 @pytest.mark.parametrize(("path", "body"), MUCH_AMISS)
 def test_of_much_that_is_amiss_the_first_hundred_are_told_soon(client: Client, run: str, path: str, body: Any) -> None:
+    client.register("strict", {"additionalProperties": False})
+    path = path.replace("RUN", run).replace("STRICT", client.start("strict"))
     began = time.thread_time()
-    problem = assert_problem(client.post(f"{API}/{path.replace('RUN', run)}", json=body), 422, "validation_failed")
+    problem = assert_problem(client.post(f"{API}/{path}", json=body), 422, "validation_failed")
     assert time.thread_time() - began < 1.5 * slowness()
     assert len(problem["errors"]) == 100
-    assert problem["detail"].startswith("100 problems in")  # more are not even looked for
+    assert re.match("[16]00 problems in", problem["detail"])  # of each task, more are not even looked for
 
 
 MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
@@ -1302,6 +1305,7 @@ MANY_VALUES = cases(
     evidence=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":%s}', 422),
     objects=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":[' + b"{}," * 3_000_000 + b"{}]}", 422),
     tasks=("runs/RUN/tasks", b'{"tasks":%s}', 422),
+    endless_string=("runs", b"[" * 101 + b'"' + b'\\"' * 100_000, 400),
     unclosed=("runs", b'{"projectType":"web","metadata":{"a":[' + b"0," * 400_000, 400),
     deep=("runs", b'{"projectType":"web","metadata":{"a":' + b"[" * 400_000, 400),
 )
@@ -2943,6 +2947,7 @@ def test_starting_a_run_reads_its_own_project_type_alone(app: flask.Flask, clien
 USES = cases(
     submitting=lambda client, run: client.add(run),
     submitting_the_same=lambda client, run: client.submit(run, task(externalId="x")),
+    submitting_nothing=lambda client, run: client.submit(run),
     reading=lambda client, run: client.read(f"runs/{run}"),
 )
 
@@ -2980,24 +2985,6 @@ WHOLE_TASK = {
     "successCriteria": [{"description": "It has one.", "automatable": True}],
     "extensions": {"wcag": "1.1.1"},
 }
-
-
-def test_a_submission_is_stored_in_lots_as_one(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.submit(run, task(externalId="known"))
-    monkeypatch.setattr(findings_service, "REPORTS_AT_ONCE", 2)
-    names = ["a", "b", None, "known", "c", "a", None, "b"]
-    sent = [task(title=f"T{n}") | ({"externalId": name} if name else {}) for n, name in enumerate(names)]
-    answer = client.submit(run, *sent)
-    assert (answer["created"], answer["updated"], answer["unchanged"]) == (5, 1, 0)
-    assert [each["externalId"] for each in answer["tasks"]] == names
-    ids = [each["id"] for each in answer["tasks"]]
-    assert (ids[0], ids[1]) == (ids[5], ids[7])
-    created = [ids[n] for n in (0, 1, 2, 4, 6)]
-    assert created == sorted(created)
-    titles = {each["id"]: each["title"] for each in client.read("tasks")["tasks"]}
-    assert [titles[each] for each in ids[:5]] == ["T5", "T7", "T2", "T3", "T4"]
-    assert client.read(f"runs/{run}")["submitted"]["created"] == 6
-    assert client.read("tasks", runId=run)["total"] == 6
 
 
 def test_a_task_comes_back_whole(client: Client, run: str) -> None:
@@ -3043,16 +3030,6 @@ def test_a_submission_that_creates_nothing_is_200(client: Client, run: str) -> N
     assert client.post(path, json=task(externalId="a")).status_code == 200
     assert client.post(path, json=task(externalId="a", title="new")).status_code == 200
     assert client.post(path, json={"tasks": [task(externalId="a"), task(externalId="b")]}).status_code == 201
-
-
-def test_a_submission_of_nothing_changes_nothing_but_uses_the_run(app: flask.Flask, client: Client, run: str) -> None:
-    who = findings_service.Principal("", "default", "tests", "full")
-    with database_of(app).transaction() as connection:
-        connection.execute("UPDATE runs SET last_used_at = '2020-01-01T00:00:00.000Z'")
-        key = findings_service.select_run_key(connection, "default", run)
-        (done,) = findings_service.submit_reports(connection, who, key, [[]])
-        assert connection.execute("SELECT last_used_at FROM runs").fetchone()[0] > "2026"
-    assert (done.created, done.updated, done.reopened, done.unchanged, done.tasks) == (0, 0, 0, 0, [])
 
 
 def other_run_in_its_place(client: Client, run: str) -> str:
@@ -3109,21 +3086,16 @@ TASK_REJECTIONS = cases(
     title_empty=({"title": ""}, "/title"),
     title_blank=({"title": " \t\n\u2003"}, "/title"),
     title_long=({"title": "x" * 501}, "/title"),
-    title_number=({"title": 1}, "/title"),
     severity_missing=({"severity": ...}, "/severity"),
-    severity_null=({"severity": None}, "/severity"),
     severity_unknown=({"severity": "hgh"}, "/severity"),
     severity_capital=({"severity": "High"}, "/severity"),
-    severity_number=({"severity": 3}, "/severity"),
     status_unknown=({"status": "closed"}, "/status"),
     status_empty=({"status": ""}, "/status"),
-    status_number=({"status": 0}, "/status"),
     external_id_empty=({"externalId": ""}, "/externalId"),
     external_id_long=({"externalId": "x" * 257}, "/externalId"),
     external_id_number=({"externalId": 7}, "/externalId"),
     description_large=({"description": "x" * (64 * KIB + 1)}, "/description"),
     description_large_in_bytes=({"description": "é" * (32 * KIB) + "x"}, "/description"),
-    description_list=({"description": ["x"]}, "/description"),
     evidence_object=({"evidence": {"label": "x"}}, "/evidence"),
     evidence_many=({"evidence": [{"label": "x"}] * 101}, "/evidence"),
     evidence_text=({"evidence": ["x"]}, "/evidence/0"),
@@ -3132,7 +3104,6 @@ TASK_REJECTIONS = cases(
     evidence_type_only=({"evidence": [{"type": "code"}]}, "/evidence/0"),
     evidence_nulls=({"evidence": [{"label": None, "url": None, "content": None}]}, "/evidence/0"),
     evidence_type_long=({"evidence": [{"type": "x" * 65, "label": "x"}]}, "/evidence/0/type"),
-    evidence_type_number=({"evidence": [{"type": 1, "label": "x"}]}, "/evidence/0/type"),
     evidence_label_long=({"evidence": [{"label": "x" * 501}]}, "/evidence/0/label"),
     evidence_content_large=({"evidence": [{"content": "x" * (256 * KIB + 1)}]}, "/evidence/0/content"),
     evidence_content_bytes=({"evidence": [{"content": "é" * (128 * KIB) + "x"}]}, "/evidence/0/content"),
@@ -3140,7 +3111,6 @@ TASK_REJECTIONS = cases(
     url_without_scheme=({"evidence": [{"url": "//example.com/home.png"}]}, "/evidence/0/url"),
     url_empty=({"evidence": [{"url": ""}]}, "/evidence/0/url"),
     url_scheme_only=({"evidence": [{"url": "https:"}]}, "/evidence/0/url"),
-    url_number=({"evidence": [{"url": 1}]}, "/evidence/0/url"),
     url_long=({"evidence": [{"url": "https://example.com/" + "x" * 2029}]}, "/evidence/0/url"),
     url_javascript=({"evidence": [{"url": "javascript:alert(1)"}]}, "/evidence/0/url"),
     url_javascript_capitals=({"evidence": [{"url": "JavaScript:alert(1)"}]}, "/evidence/0/url"),
@@ -3153,11 +3123,8 @@ TASK_REJECTIONS = cases(
     url_data_plain=({"evidence": [{"url": "data:,x"}]}, "/evidence/0/url"),
     url_data_capitals=({"evidence": [{"url": "DATA:text/html,<b>"}]}, "/evidence/0/url"),
     url_data_large=({"evidence": [{"url": IMAGE.ljust(256 * KIB + 1, "A")}]}, "/evidence/0/url"),
-    remediation_text=({"remediation": "Fix it."}, "/remediation"),
     remediation_many=({"remediation": [{"instruction": "x"}] * 101}, "/remediation"),
     instruction_missing=({"remediation": [{"step": 1}]}, "/remediation/0/instruction"),
-    instruction_null=({"remediation": [{"instruction": None}]}, "/remediation/0/instruction"),
-    instruction_number=({"remediation": [{"instruction": 1}]}, "/remediation/0/instruction"),
     step_zero=({"remediation": [{"step": 0, "instruction": "x"}]}, "/remediation/0/step"),
     step_negative=({"remediation": [{"step": -1, "instruction": "x"}]}, "/remediation/0/step"),
     step_large=({"remediation": [{"step": 10_001, "instruction": "x"}]}, "/remediation/0/step"),
@@ -3170,10 +3137,8 @@ TASK_REJECTIONS = cases(
         {"remediation": [{"step": 2, "instruction": "x"}, {"instruction": "y"}]},
         "/remediation/1/step",
     ),
-    criteria_object=({"successCriteria": {}}, "/successCriteria"),
     criteria_many=({"successCriteria": [{"description": "x"}] * 101}, "/successCriteria"),
     criterion_missing=({"successCriteria": [{"automatable": True}]}, "/successCriteria/0/description"),
-    criterion_number=({"successCriteria": [{"description": 1}]}, "/successCriteria/0/description"),
     automatable_text=(
         {"successCriteria": [{"description": "x", "automatable": "yes"}]},
         "/successCriteria/0/automatable",
@@ -3183,7 +3148,6 @@ TASK_REJECTIONS = cases(
         "/successCriteria/0/automatable",
     ),
     extensions_list=({"extensions": []}, "/extensions"),
-    extensions_text=({"extensions": "x"}, "/extensions"),
     extensions_large=({"extensions": {"a": "x" * (256 * KIB - 7)}}, "/extensions"),
     extensions_bytes=({"extensions": {"a": "é" * (128 * KIB)}}, "/extensions"),
 )
@@ -3274,12 +3238,6 @@ def test_steps_are_kept_in_their_order_and_numbered_by_place(client: Client, run
     assert [step["instruction"] for step in client.read(f"tasks/{numbered}")["remediation"]] == texts[::-1]
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_a_new_task_may_have_any_status(client: Client, run: str, status: str) -> None:
-    item = client.submit(run, task(status=status))["tasks"][0]
-    assert item["status"] == client.read(f"tasks/{item['id']}")["status"] == status
-
-
 def test_an_external_id_is_one_finding_for_a_type_and_target(app: flask.Flask, client: Client) -> None:
     stranger = client_of(app, client="other")
     for owner in (client, stranger):
@@ -3300,15 +3258,6 @@ def test_identity_is_the_external_id_alone(client: Client, run: str) -> None:
     assert client.add(run, title="Same") != client.add(run, title="Same")
     spellings = ["a", "A", "a ", "\u00e9", "e\u0301"]
     assert len({client.add(run, externalId=text) for text in spellings}) == len(spellings)
-
-
-def test_runs_and_tasks_are_many_to_many(client: Client, run: str) -> None:
-    second = client.start(targetUrl="https://example.com/")
-    shared = client.add(run, externalId="x")
-    client.add(second, externalId="x")
-    own = client.add(second)
-    assert [item["id"] for item in client.read("tasks", runId=run)["tasks"]] == [shared]
-    assert [item["id"] for item in client.read("tasks", runId=second)["tasks"]] == [own, shared]
 
 
 def test_a_newer_report_replaces_the_agents_fields(client: Client, run: str) -> None:
@@ -3410,17 +3359,20 @@ def test_a_run_that_reports_a_task_again_moves_its_last_seen_once(client: Client
     assert seen[1]["updatedAt"] == first["updatedAt"]
 
 
-def test_of_one_external_id_twice_in_a_batch_the_last_wins(client: Client, run: str) -> None:
-    tasks = [task(externalId="x", title="first"), task(), task(externalId="x", title="last")]
+@pytest.mark.parametrize("at_once", [2, findings_service.REPORTS_AT_ONCE])
+def test_of_one_external_id_twice_in_a_batch_the_last_wins(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(findings_service, "REPORTS_AT_ONCE", at_once)
+    tasks = [task(externalId="x", title="first"), task(), task(), task(externalId="x", title="last")]
     done = client.submit(run, *tasks)
-    assert (done["created"], len(done["tasks"]), done["tasks"][0]) == (2, 3, done["tasks"][2])
+    assert (done["created"], len(done["tasks"]), done["tasks"][0]) == (3, 4, done["tasks"][3])
+    assert len({item["id"] for item in done["tasks"]}) == client.read("tasks", runId=run)["total"] == 3
     stored = client.read(f"tasks/{done['tasks'][0]['id']}")
     assert (stored["title"], stored["timesSeen"]) == ("last", 1)
     again = client.submit(run, task(externalId="x", title="new"), task(externalId="x", title="last"))
-    assert (again["unchanged"], again["updated"], [item["result"] for item in again["tasks"]]) == (
-        *(1, 0),
-        ["unchanged"] * 2,
-    )
+    assert (again["unchanged"], again["updated"]) == (1, 0)
+    assert [item["result"] for item in again["tasks"]] == ["unchanged"] * 2
 
 
 SEEN = ("lastRunId", "lastSeenAt", "timesSeen")
@@ -3510,7 +3462,7 @@ def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client
     task_id = client.add(run, externalId="x")
     person = client_of(app, name="Ada")
     time.sleep(0.002)
-    updated = person.triage(task_id, "dismissed", comment="Decorative.", reason="false_positive")
+    updated = person.triage(task_id, "dismissed", comment="é" * 4000, reason="false_positive")
     assert (updated["status"], updated["reason"]) == ("dismissed", "false_positive")
     entry = client.history(task_id)[-1]
     assert TIME.fullmatch(entry.pop("at"))
@@ -3522,23 +3474,10 @@ def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client
         "to": "dismissed",
         "reason": "false_positive",
         "assignee": None,
-        "comment": "Decorative.",
+        "comment": "é" * 4000,
         "changed": [],
     }
     assert updated["createdAt"] == updated["lastSeenAt"] < updated["updatedAt"]
-
-
-def test_the_same_again_changes_nothing(client: Client, run: str) -> None:
-    task_id = client.add(run)
-    before = client.triage(task_id, "dismissed", reason="duplicate", assignee="Ada")
-    entries = entries_of(client, task_id)
-    time.sleep(0.002)
-    for again in ({"status": "dismissed"}, {"reason": "duplicate"}, {"assignee": "Ada"}, before):
-        decision = {name: again[name] for name in ("status", "reason", "assignee") if name in again}
-        assert client.triage(task_id, **decision) == before
-    assert entries_of(client, task_id) == entries
-    assert client.triage(task_id, "dismissed", reason="duplicate", comment="Still so.") == before
-    assert entries_of(client, task_id) == [*entries, {"event": "comment", "comment": "Still so."}]
 
 
 DECISIONS = cases(
@@ -3564,6 +3503,12 @@ DECISIONS = cases(
         [{"event": "status", "from": "dismissed", "to": "dismissed", "reason": "wont_fix"}],
     ),
     same_status=({"status": "dismissed"}, ("dismissed", "duplicate"), []),
+    same_reason=({"reason": "duplicate"}, ("dismissed", "duplicate"), []),
+    same_with_a_comment=(
+        {"status": "dismissed", "reason": "duplicate", "comment": "c"},
+        ("dismissed", "duplicate"),
+        [{"event": "comment", "comment": "c"}],
+    ),
     comment_alone=({"comment": "c"}, ("dismissed", "duplicate"), [{"event": "comment", "comment": "c"}]),
     all_of_it=(
         {"status": "resolved", "reason": "fixed", "assignee": "Ada", "comment": "c"},
@@ -3597,7 +3542,7 @@ def test_a_decision_has_an_entry_for_each_thing_that_it_changed(
 def test_a_task_is_assigned_to_one_or_nobody(client: Client, run: str) -> None:
     task_id = client.add(run)
     assert client.triage(task_id, assignee="")["assignee"] is None
-    for name in ("Ada", "é" * 200, " a, b "):
+    for name in ("Ada", "Ada", "é" * 200, " a, b "):
         assert client.triage(task_id, assignee=name)["assignee"] == name
         assert client.read("tasks")["tasks"][0]["assignee"] == name
     assert client.triage(task_id, "resolved", assignee=None)["assignee"] == " a, b "
@@ -3778,12 +3723,6 @@ def test_a_read_depends_on_nothing_that_its_task_was(client: Client, run: str, p
 def test_several_tasks_have_no_etag_to_depend_on(client: Client, run: str) -> None:
     response = client.patch(f"{API}/tasks", json={}, headers={"If-Match": "*"})
     assert_problem(response, 400, "invalid_parameter", "If-Match")
-
-
-def test_a_comment_may_have_four_thousand_characters(client: Client, run: str) -> None:
-    task_id = client.add(run)
-    client.triage(task_id, "resolved", comment="é" * 4000)
-    assert client.history(task_id)[-1]["comment"] == "é" * 4000
 
 
 def test_history_tells_all_that_happened_oldest_first(app: flask.Flask, client: Client, run: str) -> None:
@@ -4284,15 +4223,6 @@ def test_the_days_of_an_overview_count_what_happened_on_them(
     assert faults_of(database_of(app).settings.db) == []
 
 
-def test_the_days_of_an_overview_follow_each_other_while_midnight_strikes(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nights = itertools.count(10, -1)
-    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago + next(nights) * 86_400))
-    days = [date.fromisoformat(day["date"]) for day in client.read("overview", days=4)["days"]]
-    assert {later - earlier for earlier, later in itertools.pairwise(days)} == {timedelta(days=1)}
-
-
 # ---------------------------------------------------------------------------
 # The brief
 # ---------------------------------------------------------------------------
@@ -4339,19 +4269,6 @@ def test_a_brief_begins_with_the_worst_and_then_with_what_was_seen_last(client: 
         assert told["omitted"] == max(0, 9 - limit)
 
 
-def test_a_brief_goes_by_when_a_finding_was_seen_whatever_run_saw_it(
-    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = {"targetUrl": "https://example.com/"}
-    client.submit(run, *(task(externalId=name) for name in "abc"))
-    first, second = client.start(**place), client.start(**place)
-    for number, (started, name) in enumerate([(second, "b"), (first, "a"), (first, "c")]):
-        monkeypatch.setattr(findings_service, "timestamp", lambda at=number: f"2030-01-01T00:00:0{at}.000Z")
-        client.submit(started, task(externalId=name))
-    told = client.read("brief", projectType="web", **place)
-    assert [each["externalId"] for each in told["tasks"]] == ["c", "a", "b"]
-
-
 def test_a_brief_is_of_what_the_main_line_and_the_branch_know(client: Client, run: str) -> None:
     client.add(run, externalId="main")
     client.submit(start_on(client, "a"), task(externalId="a's"), task(externalId="both's"), task(externalId="main"))
@@ -4362,32 +4279,6 @@ def test_a_brief_is_of_what_the_main_line_and_the_branch_know(client: Client, ru
     assert briefed(client, targetUrl="https://example.com/") == ["main"]
     told = client.read("brief", projectType="web", targetUrl="https://example.com/", branch="b", limit=1)
     assert (told["branch"], told["summary"]["total"], told["omitted"]) == ("b", 4, 2)
-
-
-def test_a_brief_follows_what_is_deleted_and_keeps_the_order_of_what_is_pruned(
-    app: flask.Flask, client: Client, run: str
-) -> None:
-    path, target = database_of(app).settings.db, {"targetUrl": "https://example.com/"}
-    client.submit(run, *(task(externalId=name) for name in "abc"))
-    second, third = start_on(client, None, "a", "c"), start_on(client, None, "b")
-    start_on(client, "other", "a")
-    assert briefed(client, **target) == ["b", "c", "a"]
-    client.remove(f"runs/{third}")
-    assert briefed(client, **target, limit=1) == ["b"]
-    client.finish(second)
-    finish_ago(app, 91, second)
-    prune(path)
-    assert briefed(client, **target, limit=1) == ["b"]
-    assert faults_of(path) == []
-
-
-def test_what_is_resolved_leaves_its_place_in_a_brief_to_others(client: Client, run: str) -> None:
-    client.add(run, externalId="a", severity="low")
-    fixed = client.add(run, externalId="b", severity="critical")
-    client.triage(fixed, "resolved")
-    assert briefed(client, targetUrl="https://example.com/", limit=1) == ["a"]
-    client.triage(fixed, "in_progress")
-    assert briefed(client, targetUrl="https://example.com/", limit=1) == ["b"]
 
 
 def test_a_brief_is_of_one_type_and_one_target(client: Client) -> None:
@@ -4742,12 +4633,6 @@ def test_whatever_is_raised_in_judging_is_the_requests_own(
     monkeypatch.setattr(findings_service, "draft_of", lambda *_: (_ for _ in ()).throw(error("panicked")))
     told = problems_of(client.post(f"{API}/project-types", json={"name": "b", "extensionSchema": {}}))
     assert told == {"/extensionSchema": "the schema cannot be judged by: panicked"}
-
-
-def test_what_stops_the_service_is_no_fault_of_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings_service, "matches", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        findings_service.check_extensions(json.dumps(in_a({"not": {"pattern": "b"}})), [('{"a": "x"}', "")], 2.0)
 
 
 NAMED = cases(
@@ -5288,13 +5173,6 @@ def test_a_batch_over_the_limit_is_refused(make_app: Callable[..., flask.Flask])
     assert_problem(response, 422, "validation_failed", "/tasks")
 
 
-def test_the_time_for_schemas_can_be_set(make_app: Callable[..., flask.Flask]) -> None:
-    client = client_of(make_app(schema_timeout="80s"))
-    slow = in_a({"pattern": "^(a|aa)+$"}), {"a": "a" * 27 + "!"}
-    assert_problem(judge(client, *slow), 422, "validation_failed", "/extensions/a")
-    assert_problem(judge(client_of(make_app(schema_timeout="0.1")), *slow), 422, "extension_check_timeout")
-
-
 @pytest.mark.sqlite
 def test_commits_are_durable_by_default(tmp_path: Path) -> None:
     app = create_app(db=db_at(tmp_path / "default.db"))
@@ -5304,27 +5182,6 @@ def test_commits_are_durable_by_default(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA fullfsync").fetchone() == (1,)
         assert connection.execute("PRAGMA checkpoint_fullfsync").fetchone() == (1,)
     database_of(app).close()
-
-
-SLOW_TO_REFUSE = cases(
-    endless_string=("runs", b"[" * 101 + b'"' + b'\\"' * 100_000),
-    unwanted_members=(
-        "tasks",
-        json.dumps({"tasks": [task(extensions={f"n{n}": 1 for n in range(22_000)})] * 6}).encode(),
-    ),
-    bad_tasks=("tasks", b'{"tasks":[' + b'{"x":1},' * 200_000 + b"{}]}"),
-    nul_strings=("tasks", b'{"title":"x","severity":"low","extensions":{"a":[' + b'"\\u0000",' * 20_000 + b'""]}}'),
-)
-
-
-@pytest.mark.parametrize(("where", "body"), SLOW_TO_REFUSE)
-def test_a_large_bad_body_is_refused_soon(client: Client, where: str, body: bytes) -> None:
-    client.register("web", {"properties": {"a": True}, "additionalProperties": False})
-    run = client.start()
-    started = time.monotonic()
-    response = client.send("POST", f"{API}/runs" if where == "runs" else f"{API}/runs/{run}/tasks", body)
-    assert time.monotonic() - started < 2
-    assert response.status_code in (400, 422)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("POST", "/nowhere", 404), ("PUT", f"{API}/runs", 405)])
@@ -5379,27 +5236,20 @@ def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple
         assert server.stop() == 0
 
 
-def test_the_module_alone_says_which_commands_are_absent(alone: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("rooms", "absent"), [((), "ci"), (("__init__", "ci"), "client")])
+def test_what_needs_a_room_that_is_absent_says_so(alone: tuple[str, ...], rooms: tuple[str, ...], absent: str) -> None:
+    folder = Path(alone[-1]).parent / "findings_adapters"
+    folder.mkdir()
+    for name in rooms:
+        shutil.copy(HERE / "findings_adapters" / f"{name}.py", folder)
     run_alone = partial(subprocess.run, capture_output=True, text=True, env=environment(), timeout=30, check=False)
     refused = run_alone([*alone, "scan", "results.sarif"])
     assert refused.returncode == 2
-    assert "`scan` needs findings_adapters/ci.py, which is not there" in refused.stderr
+    assert f"`scan` needs findings_adapters/{absent}.py, which is not there" in refused.stderr
     shown = run_alone([*alone, "--help"])
     assert shown.returncode == 0
     assert "\n  serve " in shown.stdout
     assert "\n  scan " not in shown.stdout
-
-
-def test_a_room_without_another_that_it_needs_is_absent_too(alone: tuple[str, ...]) -> None:
-    rooms = Path(alone[-1]).parent / "findings_adapters"
-    rooms.mkdir()
-    for name in ("__init__.py", "ci.py"):
-        shutil.copy(HERE / "findings_adapters" / name, rooms)
-    run_alone = partial(subprocess.run, capture_output=True, text=True, env=environment(), timeout=30, check=False)
-    refused = run_alone([*alone, "scan", "results.sarif"])
-    assert refused.returncode == 2
-    assert "`scan` needs findings_adapters/client.py, which is not there" in refused.stderr
-    assert run_alone([*alone, "--help"]).returncode == 0
 
 
 def written_lines(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import csv
 import functools
-import gc
 import http.client
 import io
 import itertools
@@ -434,18 +433,6 @@ def test_texts_that_are_too_long_are_cut(client: Client) -> None:
     assert [len(tag) for tag in found["extensions"]["tags"]] == [200] * 40
 
 
-def test_nothing_of_a_document_stays_in_memory_in_circles() -> None:
-    # `serve` hardly looks for such: what requests leave is to go by itself.
-    gc.collect()
-    gc.disable()
-    try:
-        parse(log_with(*[result(locations=[at("a.py", 1)])] * 3))
-        sarif.with_source(bytes_of(log_with(result(locations=[at("a.py", 1)]))), HERE)
-        assert not [each for each in gc.get_objects() if isinstance(each, (sarif.Reading, sarif.RunReading))]
-    finally:
-        gc.enable()
-
-
 # ---------------------------------------------------------------------------
 # Identity
 # ---------------------------------------------------------------------------
@@ -627,13 +614,6 @@ def test_what_this_service_wrote_is_held_against_the_type_as_it_is(client: Clien
     ours = result(properties={OURS: {"title": "x", "severity": "low", "extensions": {"wcag": 5}}})
     pointer = "/runs/0/results/0/properties/findingsTaskService~1v1/extensions/wcag"
     assert_problem(send(client, client.start("strict"), log_with(ours)), 422, "validation_failed", pointer)
-
-
-def test_each_lot_of_extensions_has_the_time_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[float] = []
-    monkeypatch.setattr(sarif, "judge_one", lambda *given: ends.append(given[-1]) or [])
-    sarif.judge("{}", parse(log_with(*[result()] * 5)), heart.Settings(max_batch=2))
-    assert [ends.count(end) for end in sorted(set(ends))] == [2, 2, 1]
 
 
 # ---------------------------------------------------------------------------
