@@ -9738,10 +9738,26 @@ def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path
         while not list(tmp_path.glob("copy.db*.partial")) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert list(tmp_path.glob("copy.db*.partial"))
-        for _ in range(2):  # the second one does not end what undoes what was begun
-            process.send_signal(signal.Signals[name])
+        process.send_signal(signal.Signals[name])
         assert process.wait(15) == 1
     assert list(tmp_path.glob("copy.db*")) == []
+
+
+def test_a_second_signal_does_not_end_what_undoes_what_was_begun() -> None:
+    program = f"""if True:
+        {IMPORTING}, os, signal, time
+        with findings_service.interruptible():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(9)
+            finally:
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    os.kill(os.getpid(), number)
+                print("undone")
+    """
+    line, options = [sys.executable, "-c", program], {"cwd": HERE, "env": environment(), "preexec_fn": heed_signals}
+    done = subprocess.run(line, **options, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.stdout, done.stderr.splitlines()[-1]) == ("undone\n", "KeyboardInterrupt")
 
 
 @pytest.mark.sqlite
