@@ -3480,33 +3480,42 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         self, connection: Connection, columns: str, joined: str, limit: int, offset: int
     ) -> Iterator[tuple[Any, ...]]:
         """Return some rows, each read when it is asked for."""
-        direction = "ASC" if self.order == "createdAt" else "DESC"
-        statement = f"SELECT {columns} FROM {self.table} {joined} WHERE {BY_SEQ} ORDER BY tasks.seq {direction}"
+        found: Iterable[tuple[str, tuple[Any, ...]]]
+        if self.order != "severity" and 0 < len(self.ranges) <= MOST_RANGES:
+            merged, values = self._merged(connection, self.ranges, limit, offset)
+            found = [(f"IN ({merged})", values)]
+        else:
+            lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
+            found = ((LISTED_SEQS, (json.dumps([seq for *_, seq in lot]),)) for _, lot in lots)
+        seq, direction = f"{self.table}.seq", "ASC" if self.order == "createdAt" else "DESC"
+        statement = f"SELECT {columns} FROM {self.table} {joined} WHERE ({self.table}.client_id = ?) IS TRUE AND {seq}"
         execute = connection.stream if joined else connection.execute  # what is joined is bulky
-        lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
         return itertools.chain.from_iterable(
-            execute(
-                statement.replace("tasks.", f"{self.table}."), (self.client_id, json.dumps([seq for *_, seq in lot]))
-            )
-            for _, lot in lots
+            execute(f"{statement} {seqs} ORDER BY {seq} {direction}", (self.client_id, *values))
+            for seqs, values in found
         )
 
     def places(self, connection: Connection, limit: int, offset: int) -> list[tuple[int, ...]]:
-        """Return the seqs of some rows, in a list by severity with their ranks before them.
+        """Return the seqs of some rows, in a list by severity with their ranks before them."""
+        found = set[tuple[int, ...]]()
+        for start in range(0, len(self.ranges), MOST_RANGES):
+            lot = self.ranges[start : start + MOST_RANGES]
+            found.update(connection.execute(*self._merged(connection, lot, limit + offset, 0)))
+        return sorted(found, reverse=self.order != "createdAt")[offset : offset + limit]
+
+    def _merged(
+        self, connection: Connection, ranges: Sequence[IndexRange], limit: int, offset: int
+    ) -> tuple[str, tuple[Any, ...]]:
+        """Return what selects the places of some rows.
 
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
         rank, order = ("tasks.severity AS severity, ", "severity DESC, ") if self.order == "severity" else ("", "")
         order += "seq ASC" if self.order == "createdAt" else "seq DESC"
-        before = offset if len(self.ranges) <= MOST_RANGES else 0  # what the database passes over
-        most, found = limit + offset - before, set[tuple[int, ...]]()
-        for start in range(0, len(self.ranges), MOST_RANGES):
-            lot = self.ranges[start : start + MOST_RANGES]
-            merged = connection.merged([each.select(f"{rank}{each.seq} AS seq") for each in lot], order, limit + offset)
-            values = itertools.chain.from_iterable(each.values for each in lot)
-            found.update(connection.execute(f"{merged} ORDER BY {order} LIMIT ? OFFSET ?", (*values, most, before)))
-        return sorted(found, reverse=self.order != "createdAt")[offset - before : limit + offset - before]
+        merged = connection.merged([each.select(f"{rank}{each.seq} AS seq") for each in ranges], order, limit + offset)
+        values = (value for each in ranges for value in each.values)
+        return f"{merged} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
 
     def count(self, connection: Connection) -> int:
         """Return how many rows there are, counted one by one where no counter tells."""
