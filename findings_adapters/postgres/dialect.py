@@ -26,7 +26,11 @@ WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, replacement in (
         (r"\bGROUP_CONCAT\(", "string_agg("),  # of a text, with what stands between two
         (r"\(([\w.]+ = \?)\) IS TRUE\b", r"\1"),  # which keeps SQLite from an index
-        (r"\bjson_each\(\?\)", "json_array_elements_text(CAST(? AS json))"),
+        # As an array, which an index is looked up by: a set PostgreSQL takes for a hundred values, and joins.
+        (
+            r"\bIN \(SELECT (value|CAST\(value AS BIGINT\)) FROM json_each\(\?\)\)",
+            r"= ANY (ARRAY(SELECT \1 FROM json_array_elements_text(CAST(? AS json))))",
+        ),
         (r"\binstr\(([^(),]+), ([^(),]+)\)", r"strpos(\1, \2)"),
     )
 )
