@@ -3242,6 +3242,7 @@ def scope(kind: str, project_type: str | None = None, target_url: str | None = N
     return kind + by_type + by_target
 
 
+@lru_cache(maxsize=64)
 def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
     """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
     places = (
@@ -4020,14 +4021,21 @@ def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
 
 
 def word_faults(connection: Connection) -> Iterator[str]:
-    """Tell the tasks that are searched by other words than they have."""
+    """Tell the tasks that are searched by other words than they have. Some at a time, because evidence is large."""
     decode = decoder(list[Labelled]).decode
-    for task_id, title, external_id, evidence, words in connection.stream(
-        f"""SELECT tasks.id, title, external_id, COALESCE(evidence, '[]'), task_words.words FROM tasks LEFT {DETAILS}
-            LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq"""
-    ):
-        if words != words_of(title, external_id, labels_of(decode(evidence))):
-            yield f"task {task_id} is searched by other words than it has"
+    for client_id in select_clients(connection):
+        last = -1
+        while rows := connection.execute(
+            """SELECT tasks.seq, id, title, external_id, COALESCE(evidence, '[]'), task_words.words
+               FROM tasks LEFT JOIN task_details
+                   ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
+               LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
+               WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
+            (client_id, last, LOOKUP_SIZE),
+        ).fetchall():
+            for last, task_id, title, external_id, evidence, words in rows:  # noqa: B007
+                if words != words_of(title, external_id, labels_of(decode(evidence))):
+                    yield f"task {task_id} is searched by other words than it has"
 
 
 # Tasks: reading
