@@ -6430,26 +6430,25 @@ class Service:
 
 
 class Operation(Struct, frozen=True):
-    """One method of one path: what it takes, what it answers, and who may call it. OpenAPI is made from these."""
+    """One method of one path: what it takes, what it answers, and who may call it. OpenAPI is made from these.
+
+    `body` is its model, or several models, which some `formats` come to. `exports` are other forms than JSON that the
+    answer may have, by their media types; `export_query` is the query of those, where that is another one. `tagged` is
+    whether the answer has an ETag, by which a change can be made to depend on it.
+    """
 
     method: str
     path: str
-    handler: Callable[..., Answer | Deferred]
     level: str | None
-    body: Any
-    formats: Mapping[str, BodyFormat]
-    query: Any
-    exports: Mapping[str, Any]
-    export_query: Any
     answers: Mapping[int, Any]
-    refusals: tuple[type[ServiceError], ...]
-    tagged: bool
-
-    @property
-    def models(self) -> list[Any]:
-        """What its requests are read as."""
-        bodies = self.body if isinstance(self.body, tuple) else (self.body,)
-        return [model for model in (*bodies, self.query, self.export_query) if model is not None]
+    handler: Callable[..., Answer | Deferred]
+    body: Any = None
+    formats: Mapping[str, BodyFormat] = types.MappingProxyType({})
+    query: Any = NoQuery
+    exports: Mapping[str, Any] = types.MappingProxyType({})
+    export_query: Any = None
+    refusals: tuple[type[ServiceError], ...] = ()
+    tagged: bool = False
 
 
 class Noted(Struct):
@@ -6477,31 +6476,19 @@ def operation(
     level: str | None,
     answers: Mapping[int, Any],
     *,
-    body: Any = None,
     free: FreeForm | None = None,
-    formats: Mapping[str, BodyFormat] | None = None,
-    query: Any = NoQuery,
-    exports: Mapping[str, Any] = types.MappingProxyType({}),
-    export_query: Any = None,
-    refusals: tuple[type[ServiceError], ...] = (),
-    tagged: bool = False,
     among: list[Operation] = OPERATIONS,
+    **more: Any,
 ) -> Callable[[Handler], Handler]:
-    """Declare a route. The handler is given a `Call` and the parts of the path.
+    """Declare a route, `more` as an `Operation` has it. The handler is given a `Call` and the parts of the path.
 
-    :param body: its model, with the member that is `free`; or several models, which some `formats` come to.
-    :param exports: other forms than JSON that the answer may have, by their media types.
-    :param export_query: the query of the same in such a form, where it is another one.
-    :param tagged: whether the answer has an ETag, by which a change can be made to depend on it.
+    :param free: the member of the body that may be any object.
     """
-    if formats is None:
-        formats = {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))} if body else {}
-    asked = export_query or query
+    if body := more.get("body"):
+        more.setdefault("formats", {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))})
 
     def declare(handler: Handler) -> Handler:
-        among.append(
-            Operation(method, path, handler, level, body, formats, query, exports, asked, answers, refusals, tagged)
-        )
+        among.append(Operation(method, path, level, answers, handler, **more))
         return handler
 
     return declare
@@ -6781,7 +6768,7 @@ class Call:
                 self._problems, self._complete = error.problems, error.complete
         accept = environ.get("HTTP_ACCEPT") if operation.exports else None
         self.export = preferred_export(operation.exports, accept) if accept else None
-        query = operation.export_query if self.export else operation.query
+        query = (self.export and operation.export_query) or operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
         self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged and operation.body else None
         if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
