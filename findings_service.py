@@ -4728,9 +4728,11 @@ def select_findings(
                 task_details.success_criteria, task_details.extensions,
                 (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
                  AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
-            FROM tasks {DETAILS} WHERE tasks.client_id = ? AND tasks.project_type = ? AND tasks.target_url = ?
-                AND tasks.external_id {LISTED}""",
-        (run.seq, client_id, *run.surface, json.dumps(external_ids)),
+            FROM tasks {DETAILS} WHERE (tasks.client_id = ?) IS TRUE AND tasks.seq IN (SELECT (
+                SELECT seq FROM tasks WHERE client_id = ? AND project_type = ? AND target_url = ?
+                    AND external_id = value
+            ) FROM json_each(?))""",
+        (run.seq, client_id, client_id, *run.surface, json.dumps(external_ids)),
     )
     return {row[10]: StoredFinding(State(*row[:10]), row[10], row[11], row[12:17], bool(row[17])) for row in rows}
 

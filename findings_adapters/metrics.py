@@ -13,6 +13,7 @@ No label has anything in it that somebody sent: routes are templates, and method
 from __future__ import annotations
 
 import os
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -97,7 +98,11 @@ class Metrics:
 
     def _told(self) -> Iterator[Metric]:
         """Give what was counted, without when that began, and without what an application around this counts."""
-        for metric in self._counted.collect():
+        try:
+            counted = [*self._counted.collect()]
+        except struct.error:  # by the client, of the file of a worker that is about to begin
+            raise heart.Busy("A worker is being started") from None
+        for metric in counted:
             if metric.name in HELP:
                 metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
                 yield metric

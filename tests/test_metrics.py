@@ -61,7 +61,9 @@ def figures_of(text: str) -> Figures:
 
 def scraped(server: Server, key: str = "") -> Figures:
     """Return the figures that a server tells."""
-    answer = server.request("GET", "/metrics", key=key)  # on a connection of its own, to any of the workers
+    answer = None
+    while answer is None or answer.status_code == 503:  # as long as a worker is being started
+        answer = server.request("GET", "/metrics", key=key)  # on a connection of its own, to any of the workers
     assert (answer.status_code, answer.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
     return figures_of(answer.data.decode())
 
@@ -157,6 +159,7 @@ def test_made_up_methods_and_paths_add_no_labels(counting: Server) -> None:
     }
 
 
+@pytest.mark.sqlite
 def test_groups_of_writes_are_counted(counting: Server) -> None:
     counting.start_run()  # behind which whoever writes knows whose the key is
     before = scraped(counting)
@@ -389,6 +392,18 @@ def test_two_workers_tell_their_sums_at_once_and_begin_anew_with_each_start(
     assert requests_between({}, scraped(again, server.key)) == {("GET", "/healthz", "200"): 1}
     assert again.stop() == 0
     assert [*(tmp_path / "tmp").iterdir()] == [shared]
+
+
+def test_a_file_that_a_worker_has_only_just_made_is_waited_for(serve: Callable[..., Server], tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    server = serve("--workers", "2", FINDINGS_METRICS="1", TMPDIR=str(tmp_path / "tmp"))
+    (shared,) = (tmp_path / "tmp").iterdir()
+    begun = shared / "counter_1.db"
+    begun.touch()
+    answer = server.request("GET", "/metrics")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    begun.unlink()
+    assert scraped(server)
 
 
 def test_a_worker_that_is_killed_leaves_no_folder_behind(serve: Callable[..., Server], tmp_path: Path) -> None:

@@ -1148,7 +1148,7 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
     assert len(body) > 45_000_000
     run = server.start_run()
     before = memory_of(server)
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=400)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)) as connection:
         headers = {"Authorization": f"Bearer {server.key}", "Content-Type": SARIF}
         connection.request("POST", f"{API}/runs/{run}/tasks", body, headers)
         said = connection.getresponse().read()

@@ -28,7 +28,7 @@ WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\(([\w.]+ = \?)\) IS TRUE\b", r"\1"),  # which keeps SQLite from an index
         # As an array, which an index is looked up by: a set PostgreSQL takes for a hundred values, and joins.
         (
-            r"\bIN \(SELECT (value|CAST\(value AS BIGINT\)) FROM json_each\(\?\)\)",
+            r"\bIN \(SELECT (value|CAST\(value AS BIGINT\)|\(\s*SELECT [^()]*\)) FROM json_each\(\?\)\)",
             r"= ANY (ARRAY(SELECT \1 FROM json_array_elements_text(CAST(? AS json))))",
         ),
         (r"\binstr\(([^(),]+), ([^(),]+)\)", r"strpos(\1, \2)"),
