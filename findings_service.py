@@ -5093,18 +5093,9 @@ class KeptAnswer(Struct, frozen=True, gc=False):
     body: str
 
 
-class AnsweredBefore(Exception):
-    """A request has had its answer before."""
+def find_answer(connection: Connection, request: RequestKey, body_hash: str) -> KeptAnswer | None:
+    """Return the answer that a request got before, None when there is none.
 
-    def __init__(self, answer: KeptAnswer) -> None:
-        super().__init__()
-        self.answer = answer
-
-
-def require_unanswered(connection: Connection, request: RequestKey, body_hash: str) -> None:
-    """Look for the answer that a request got before.
-
-    :raises AnsweredBefore: when there is one.
     :raises IdempotencyConflict: when it had another body then, or when what it was answered with is deleted.
     """
     row = connection.execute(
@@ -5113,12 +5104,12 @@ def require_unanswered(connection: Connection, request: RequestKey, body_hash: s
         (*msgspec.structs.astuple(request), timestamp(ago=ANSWER_KEPT)),
     ).fetchone()
     if row is None:
-        return
+        return None
     if row[0] == DELETED:
         raise IdempotencyConflict("What this Idempotency-Key was answered with is deleted; use a new key.")
     if row[0] != body_hash:
         raise IdempotencyConflict("This Idempotency-Key was used for another body; use a new key for a new request.")
-    raise AnsweredBefore(KeptAnswer(*row))
+    return KeptAnswer(*row)
 
 
 def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswer) -> None:
@@ -5161,16 +5152,36 @@ def drop_answers_of_task(connection: Connection, client_id: str, task: State) ->
     drop_answers(connection, client_id, condition, client_id, task.seq, f"%{task.id}%")
 
 
+def drop_answers_about_tasks(connection: Connection, client_id: str, task_ids: Sequence[str]) -> None:
+    """Drop the answers to decisions about tasks: with their paths those about one, and those about several."""
+    connection.execute(
+        f"""DELETE FROM idempotent_answers WHERE client_id = ? AND method = 'PATCH'
+            AND substr(path, length(path) - 35) {LISTED}""",
+        (client_id, json.dumps(task_ids)),
+    )
+    gone, several = set(task_ids), "method = 'PATCH' AND path LIKE '%/tasks'"
+    drop_answers_that(connection, client_id, several, Triage, lambda told: any(each.id in gone for each in told.tasks))
+
+
 def drop_answers_of_project_type(connection: Connection, client_id: str, name: str) -> None:
     """Drop the answers that hold the definition of a project type."""
+    drop_answers_that(connection, client_id, "path LIKE '%/project-types'", ProjectType, lambda told: told.name == name)
+
+
+def drop_answers_that(
+    connection: Connection, client_id: str, condition: str, model: Any, hold: Callable[[Any], bool]
+) -> None:
+    """Drop those of some answers that, read as a model, hold what is deleted."""
     answers = connection.execute(
-        """SELECT key_id, path, idempotency_key, body FROM idempotent_answers
-           WHERE client_id = ? AND path LIKE '%/project-types' AND body <> ''""",
+        f"""SELECT key_id, path, idempotency_key, body FROM idempotent_answers
+            WHERE client_id = ? AND body <> '' AND {condition}""",
         (client_id,),
     ).fetchall()
     for *key, body in answers:
-        if decoder(ProjectType).decode(body).name == name:
-            drop_answers(connection, client_id, "key_id = ? AND path = ? AND idempotency_key = ?", *key)
+        if hold(decoder(model).decode(body)):
+            drop_answers(
+                connection, client_id, f"key_id = ? AND path = ? AND idempotency_key = ? AND {condition}", *key
+            )
 
 
 # Growing old: what is wrong, and what can go
@@ -5326,6 +5337,7 @@ def count_orphans(connection: Connection, before: str) -> int:
 def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State]) -> None:
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
     connection.deletes = True
+    drop_answers_about_tasks(connection, client_id, [task.id for task in tasks])
     for task in tasks:
         count_state(connection, client_id, task, -1)
     seqs = [task.seq for task in tasks]
@@ -6436,7 +6448,8 @@ class Operation(Struct, frozen=True):
 
     `body` is its model, or several models, which some `formats` come to. `exports` are other forms than JSON that the
     answer may have, by their media types; `export_query` is the query of those, where that is another one. `tagged` is
-    whether the answer has an ETag, by which a change can be made to depend on it.
+    whether the answer has an ETag, by which a change can be made to depend on it; `keyed`, whether a request may have
+    an Idempotency-Key, under which it is answered once.
     """
 
     method: str
@@ -6451,6 +6464,7 @@ class Operation(Struct, frozen=True):
     export_query: Any = None
     refusals: tuple[type[ServiceError], ...] = ()
     tagged: bool = False
+    keyed: bool = False
 
 
 class Noted(Struct):
@@ -6486,6 +6500,7 @@ def operation(
 
     :param free: the member of the body that may be any object.
     """
+    more.setdefault("keyed", method == "POST")
     if body := more.get("body"):
         more.setdefault("formats", {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))})
 
@@ -6636,12 +6651,6 @@ def no_content() -> Answer:
     return Answer(204, {})
 
 
-def kept_answer(kept: KeptAnswer) -> Answer:
-    """Return an answer again."""
-    body = kept.body.encode()
-    return whole_answer(kept.status, body, Location=kept.location) if kept.location else whole_answer(kept.status, body)
-
-
 def problem_answer(error: ServiceError) -> Answer:
     """Return the answer that tells of an error."""
     return whole_answer(error.status, msgspec.json.encode(problem_details(error)), PROBLEM_TYPE, **error.headers)
@@ -6676,8 +6685,6 @@ def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> Servic
 
 def refuse(error: BaseException, environ: dict[str, Any]) -> Answer:
     """Answer any exception of a route. One of them only the front door gets to see: it goes on from there."""
-    if isinstance(error, AnsweredBefore):
-        return kept_answer(error.answer)
     if isinstance(error, BodyAwaited):
         environ[WANTED] = True
         return problem_answer(Busy())
@@ -6773,10 +6780,10 @@ class Call:
         query = (self.export and operation.export_query) or operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
         self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged and operation.body else None
-        if operation.method == "POST" and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
+        if operation.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
-            self.request_key = RequestKey(self.client_id, self.principal.key_id, "POST", self.path, key)
+            self.request_key = RequestKey(self.client_id, self.principal.key_id, operation.method, self.path, key)
             self.body_hash = hashlib.sha256(text).hexdigest()
 
     @property
@@ -6806,14 +6813,23 @@ class Call:
         return self.service.database
 
     def perform(self, parts: Mapping[str, str]) -> Answer | Deferred:
-        """Return the answer to the request, or what is left to do for it.
-
-        :raises AnsweredBefore: if it is a repeated one.
-        """
+        """Return the answer to the request, or what is left to do for it."""
         if self.request_key is not None:
             with self.database.reading() as connection:
-                require_unanswered(connection, self.request_key, self.body_hash)
+                if given := self.answered_before(connection):
+                    return given
         return self.operation.handler(self, **parts)
+
+    def answered_before(self, connection: Connection) -> Answer | None:
+        """Return the answer that the request got before under its key, None when it has none or got none."""
+        kept = self.request_key and find_answer(connection, self.request_key, self.body_hash)
+        if not kept:
+            return None
+        body = kept.body.encode()
+        headers = {"Location": kept.location} if kept.location else {}
+        if self.operation.tagged:
+            headers["ETag"] = entity_tag(body)
+        return whole_answer(kept.status, body, **headers)
 
     def write(self, write: Callable[[Connection], Answer]) -> Deferred:
         """Return what is left to do where `write` stores what is asked for, and answers."""
@@ -6829,18 +6845,15 @@ class Call:
         return Deferred("read", work)
 
     def write_once(self, write: Callable[[Connection], Answer]) -> Answer:
-        """Return what `write` answers, in one transaction with keeping the answer for the request's key.
-
-        :raises AnsweredBefore: when there is an answer already.
-        """
+        """Return what `write` answers, in one transaction with keeping the answer for the request's key."""
         with self.database.transaction(self.client_id) as connection:
+            if given := self.answered_before(connection):
+                return given
             count_change(connection, self.client_id)
-            if self.request_key is None:
-                return write(connection)
-            require_unanswered(connection, self.request_key, self.body_hash)
             given = write(connection)
-            kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
-            insert_answer(connection, self.request_key, kept)
+            if self.request_key is not None:
+                kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
+                insert_answer(connection, self.request_key, kept)
             return given
 
     @property
@@ -7264,7 +7277,7 @@ def get_tasks(call: Call) -> Answer | Deferred:
         return read(connection)
 
 
-@operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate)
+@operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, keyed=True)
 def patch_tasks(call: Call) -> Deferred:
     """Triage several tasks alike: all of them or none."""
     if "HTTP_IF_MATCH" in call.environ:
@@ -7299,6 +7312,7 @@ def get_task(call: Call, task_id: str) -> Answer:
     body=TaskUpdate,
     refusals=(ChangedMeanwhile,),
     tagged=True,
+    keyed=True,
 )
 def patch_task(call: Call, task_id: str) -> Deferred:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
@@ -7532,7 +7546,7 @@ def refusals_of(each: Operation) -> list[type[ServiceError]]:
     errors: list[type[ServiceError]] = [*ERRORS_OF_ALL, *each.refusals, InvalidParameter]
     if each.level is not None:
         errors += [Unauthorized, Forbidden]
-    if each.method == "POST":
+    if each.keyed:
         errors.append(IdempotencyConflict)
     if each.body is not None:
         errors += [BodyTooLarge, UnsupportedMediaType, MalformedJSON, ValidationFailed]
@@ -7603,7 +7617,7 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
         }
         for name in regex.findall(r"\{(\w+)\}", each.path)
     ]
-    if each.method == "POST":
+    if each.keyed:
         length = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
     if each.query in STAMPED:

@@ -7558,11 +7558,27 @@ def test_an_idempotency_key_holds_for_the_whole_path(tmp_path: Path) -> None:
     assert [answer.status_code for answer in answers] == [201, 200]
 
 
-def test_only_posts_have_idempotency_keys(app: flask.Flask, client: Client, run: str) -> None:
-    task_id = client.add(run)
-    for status in ("dismissed", "open"):
-        response = client.patch(f"{API}/tasks/{task_id}", json={"status": status}, headers={"Idempotency-Key": "k"})
-        assert response.json["status"] == status
+def test_a_decision_sent_again_under_its_key_is_made_once(client: Client, run: str) -> None:
+    one, two = client.add(run), client.add(run)
+    match = {"If-Match": client.get(f"{API}/tasks/{one}").headers["ETag"]}
+    about_one = {"status": "dismissed", "reason": "false_positive", "comment": "Seen."}
+    about_both = {"ids": [one, two], "comment": "Both."}
+    for path, body, more in ((f"{API}/tasks/{one}", about_one, match), (f"{API}/tasks", about_both, {})):
+        headers = {"Idempotency-Key": "k", **more}
+        first, again = (client.patch(path, json=body, headers=headers) for _ in range(2))
+        assert first.status_code == 200
+        assert (again.status_code, again.data) == (200, first.data)
+        assert again.headers.get("ETag") == first.headers.get("ETag")
+        other = client.patch(path, json=body | {"comment": "Other."}, headers=headers)
+        assert_problem(other, 409, "idempotency_conflict")
+    comments = [entry["comment"] for entry in client.read(f"tasks/{one}/history")["history"] if entry["comment"]]
+    assert comments == ["Seen.", "Both."]
+
+
+def test_what_has_no_idempotency_key_takes_no_notice_of_one(app: flask.Flask, client: Client, run: str) -> None:
+    for status in ("completed", "failed"):
+        answer = client.patch(f"{API}/runs/{run}", json={"status": status}, headers={"Idempotency-Key": "k"})
+    assert_problem(answer, 409, "run_finished")
     assert kept_answers(app) == 0
 
 
@@ -10302,6 +10318,27 @@ def test_a_kept_answer_goes_with_what_it_holds(
         assert post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data == other
     kept = rows_of(app, "SELECT body FROM idempotent_answers")
     assert not any("secret" in text or '"x"' in text for (text,) in kept)
+
+
+@pytest.mark.parametrize("deleted", ["tasks/TASK", "runs/RUN"])
+def test_kept_answers_to_decisions_go_with_the_task(app: flask.Flask, client: Client, run: str, deleted: str) -> None:
+    gone, kept = client.add(run, title="secret"), client.add(client.start("web"))
+    key = {"Idempotency-Key": "k"}
+    answers = {}
+    for path, body in (
+        (f"tasks/{gone}", {"comment": "secret"}),
+        (f"tasks/{kept}", {"comment": "Kept."}),
+        ("tasks", {"ids": [gone, kept], "comment": "secret"}),
+    ):
+        answers[path] = client.patch(f"{API}/{path}", json=body, headers=key)
+        assert answers[path].status_code == 200
+    client.remove(deleted.replace("TASK", gone).replace("RUN", run))
+    assert_problem(client.patch(f"{API}/tasks/{gone}", json={"comment": "secret"}, headers=key), 404, "not_found")
+    again = client.patch(f"{API}/tasks/{kept}", json={"comment": "Kept."}, headers=key)
+    assert again.data == answers[f"tasks/{kept}"].data
+    both = client.patch(f"{API}/tasks", json={"ids": [gone, kept], "comment": "secret"}, headers=key)
+    assert_problem(both, 409, "idempotency_conflict")
+    assert not any(gone in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
 
 
 def test_a_kept_answer_that_holds_a_replaced_schema_is_dropped(client: Client) -> None:
