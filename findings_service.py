@@ -8128,7 +8128,7 @@ class WriteQueue:
         until = time.monotonic() + self.database.settings.busy_timeout
         write = Write(work, self._loop.create_future(), until)
         self._waiting.append(write)
-        self._bell.set()
+        self._loop.call_soon(self._bell.set)  # behind the requests that came together with this one
         return await write.future
 
     def _work(self) -> None:
