@@ -129,8 +129,6 @@ SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SHORTEST_KEY = 16  # characters
 SHORTEST_KEEP = 3600.0  # seconds
-# The rooms for other engines than SQLite, by the scheme of a database's URL.
-ENGINE_ROOMS: Mapping[str, str] = {"postgresql": "postgres", "postgres": "postgres"}
 
 
 def installing(extra: str) -> str:
@@ -189,7 +187,7 @@ def parse_path(text: str) -> str:
     """Return the path of a database file, or a URL. :raises ValueError: for what no engine takes for either."""
     if text == ":memory:":
         raise ValueError("the data needs a file; :memory: would be another database for every connection")
-    if (scheme := scheme_of(text)) and scheme not in ENGINE_ROOMS:
+    if (scheme := scheme_of(text)) and scheme not in ("postgresql", "postgres"):
         raise ValueError(f"{scheme}:// is unknown here; give a path, or a URL that begins with postgresql://")
     return text
 
@@ -1348,7 +1346,7 @@ def in_ecma(schema: Any) -> Any:
 
 # What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
 # first application. The service works without them, and says what is absent. Two more, the page and the metrics, are
-# loaded by applications that have them, and PostgreSQL by those that keep their data there (`ENGINE_ROOMS`), too.
+# loaded by applications that have them, and PostgreSQL by those that keep their data there, too.
 ROOMS: Mapping[str, Sequence[str]] = {
     "sarif": (),
     "markdown": (),
@@ -1434,7 +1432,6 @@ class PageFile(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str]
 
 
-ENGINES: dict[str, Callable[[Settings], Database]] = {}  # by the scheme of a URL; a room adds its own
 PAGE_FILES: dict[str, PageFile] = {}  # by path: "/", or a name in the folder; a room adds them
 PAGE_FOLDER = "/page/"
 
@@ -1642,6 +1639,14 @@ class Database(ABC):
         self.version = 0
         self.last_uses: dict[UseKey, str] = {}
         self._noting = threading.Lock()  # for `last_uses`
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Close the connections of an application that is gone: another one in this process may checkpoint then.
+
+        When the interpreter ends, this module's names may be gone too, and connections are closed by themselves.
+        """
+        if hasattr(self, "settings") and not is_finalizing():
+            self.disconnect()
 
     @property
     @abstractmethod
@@ -2056,14 +2061,6 @@ class SQLiteDatabase(Database):
         self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
         super().__init__(msgspec.structs.replace(settings, db=str(Path(settings.db).absolute())))  # wherever we go
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Let another application in this process checkpoint, when the one that had this database is gone.
-
-        When the interpreter ends, this module's names may be gone too, and SQLite closes its connections by itself.
-        """
-        if hasattr(self, "settings") and not is_finalizing():
-            self.disconnect()
-
     @property
     def name(self) -> str:
         """The path of the file, as it was given."""
@@ -2441,12 +2438,12 @@ def database_for(settings: Settings) -> Database:
 
     :raises ConfigurationError: when what that engine needs is not there.
     """
-    scheme = scheme_of(settings.db)
-    if not scheme:
+    if not scheme_of(settings.db):
         return SQLiteDatabase(settings)
-    if absent := load_room(ENGINE_ROOMS[scheme]):
-        raise ConfigurationError(f"a database of {scheme}:// needs findings_adapters/{absent}, which is not there")
-    return ENGINES[scheme](settings)
+    if absent := load_room("postgres"):
+        raise ConfigurationError(f"a database of postgresql:// needs findings_adapters/{absent}, which is not there")
+    room: Any = sys.modules["findings_adapters.postgres"]
+    return typing.cast(Database, room.open_postgres(settings))
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> None:
@@ -8081,11 +8078,12 @@ class Housekeeper:
         while True:
             again = time.monotonic() + HOUSEKEEPING
             database.write_uses(patience)
-            if not database.threads or database.keeps_house():
+            is_ours = database.keeps_house()
+            if is_ours or not database.threads:
                 for _ in idle_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
             database.keep_house()
-            if settings.keep and database.keeps_house() and time.monotonic() >= self._next_search:
+            if settings.keep and is_ours and time.monotonic() >= self._next_search:
                 self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience)
             while self._old and time.monotonic() < again:
                 if next(self._old, None) is None:

@@ -140,7 +140,7 @@ def test_a_statement_is_translated(sql: str, said: str) -> None:
 
 
 def test_every_key_contains_the_client() -> None:
-    for statement in dialect.schema_statements(SCHEMA):
+    for statement in dialect.schema_statements():
         body = statement.partition("(")[2]
         if "client_id" not in body or statement.startswith("CREATE INDEX"):
             continue
@@ -747,9 +747,8 @@ def test_seqs_are_of_a_client(database: store.PostgresDatabase) -> None:
 
 
 def test_one_process_keeps_house_until_it_is_gone(
-    postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+    postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase]
 ) -> None:
-    monkeypatch.setattr(store, "LOOK_EVERY", 0.0)
     first, second = open_at(url), open_at(url)
     assert first.keeps_house()
     assert not second.keeps_house()

@@ -16,8 +16,6 @@ import findings_service as heart
 if TYPE_CHECKING:
     from findings_adapters.postgres.store import PostgresDatabase
 
-SCHEMES = ("postgresql", "postgres")
-
 
 def open_postgres(settings: heart.Settings) -> PostgresDatabase:
     """Return the database that a URL names. Nothing is opened yet.
@@ -29,15 +27,11 @@ def open_postgres(settings: heart.Settings) -> PostgresDatabase:
     try:
         from findings_adapters.postgres import store
     except ImportError as missing:
-        package = (missing.name or "").partition(".")[0]
-        if package == "findings_adapters":
+        if (missing.name or "").startswith("findings_adapters"):
             raise
-        cause = "which is not installed" if isinstance(missing, ModuleNotFoundError) else f"which says: {missing}"
-        needed = f"a database of postgresql:// needs the package {package or 'psycopg'}, {cause}"
+        needed = f"a database of postgresql:// needs what is not there ({missing})"
         raise heart.ConfigurationError(f"{needed}{heart.installing('postgres')}") from None
     return store.PostgresDatabase(settings)
 
-
-heart.ENGINES.update(dict.fromkeys(SCHEMES, open_postgres))
 
 import findings_adapters.postgres.copying  # noqa: E402, F401 - the command

@@ -50,7 +50,7 @@ class ServerTarget(ServerPlace, copying.Target):
     def __init__(self, database: store.PostgresDatabase, link: store.Link) -> None:
         super().__init__(database.name, link)
         self.database = database
-        self.statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
+        self.statements = dialect.schema_statements()
         self.names = ", ".join(dialect.tables_of(self.statements))
 
     def begin(self, version: int | None, tables: Sequence[Table]) -> None:
@@ -86,8 +86,8 @@ class ServerTarget(ServerPlace, copying.Target):
         """Make the indexes, and let numbering go on behind the last row."""
         super().finish()
         self.connection.run(f"ANALYZE {self.names}")
-        for name in dialect.numbered_by_itself(self.statements):
-            self.connection.run(dialect.numbering(name))
+        for statement in dialect.numbering(self.statements):
+            self.connection.run(statement)
 
     def faults(self) -> Iterator[str]:
         """Audit what is there."""

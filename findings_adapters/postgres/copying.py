@@ -11,8 +11,9 @@ Every table with a client is copied. What is left out has none, and tells of one
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager as Opened
+from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -199,22 +200,13 @@ def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iter
         yield target
 
 
-def source_at(database: Any) -> AbstractContextManager[Place]:
-    """Give what is in a database now."""
+def ends_at(database: heart.Database) -> tuple[Callable[..., Opened[Place]], Callable[..., Opened[Target]]]:
+    """Return what gives that which is in a database now, and a new one, of which nothing is left unless it is kept."""
     if isinstance(database, heart.SQLiteDatabase):
-        return file_source(database)
+        return file_source, file_target
     from findings_adapters.postgres import bulk
 
-    return bulk.server_source(database)
-
-
-def target_at(database: Any, tables: Sequence[Table]) -> AbstractContextManager[Target]:
-    """Give a new database, of which nothing is left unless it is kept."""
-    if isinstance(database, heart.SQLiteDatabase):
-        return file_target(database, tables)
-    from findings_adapters.postgres import bulk
-
-    return bulk.server_target(database, tables)
+    return bulk.server_source, bulk.server_target
 
 
 # Seqs. PostgreSQL numbers the rows of each client from 1 on, and SQLite all rows of a table. Where two clients have the
@@ -353,7 +345,8 @@ def copy(source: str, target: str) -> None:
     tables = read_tables()
     with heart.interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
         require_two(old, new)
-        with source_at(old) as place, target_at(new, tables) as copied:
+        read, fill = ends_at(old)[0], ends_at(new)[1]
+        with read(old) as place, fill(new, tables) as copied:
             shifts = find_shifts(place, tables) if copied.numbers_all else {}
             counts = copy_tables(place, copied, tables, shifts)
             copied.keep()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import os
 import select
-import sys
 import threading
 import time
 import typing
@@ -47,15 +46,12 @@ LOOKING = 3.0  # seconds that it has to answer
 IDLE = 300.0  # seconds after which a connection that nobody needed is closed
 LIFETIME = 3600.0  # seconds; a new connection finds a server that was added behind a name, and gives memory back
 LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
-LOOK_EVERY = 1.0  # seconds between two looks whether it is this process's turn to keep house
 MANY_ROWS = 100  # that are stored at once, before which the server plans anew
 BULKY_ROWS = 5  # rows of what is large that are read at once
 SHOWN = ("host", "port", "user", "dbname", "options")  # parameters of a URL that messages may show
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
 NO_TEXT = "\1"  # stands for U+0000, which no text of PostgreSQL's has: only ids and names of a path may
-NO_TABLE, NO_COLUMN, NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT, TOO_LONG = (
-    "42P01", "42703", "3F000", "42501", "25006", "57014", "54000"
-)  # fmt: skip
+NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT, TOO_LONG = "3F000", "42501", "25006", "57014", "54000"
 # An index has rows of up to 2,704 bytes, after compression (https://www.postgresql.org/docs/15/btree-implementation.html).
 TOO_LONG_TOGETHER = "targetUrl, branch and externalId may have some 2,500 bytes of UTF-8 together in this database"
 LOST = ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "40003")  # the server ends the connection
@@ -217,7 +213,6 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
     """
 
     pipe: psycopg.Pipeline | None = None
-
     patience = STATEMENT_TIME + SILENCE
     warnings = 0
     used = 0.0
@@ -230,9 +225,8 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
         if address.ours.prepare == "off":
             self.prepare_threshold = None
         self.add_notice_handler(self._note)
-        self.pid = os.getpid()
         self.used = time.monotonic()
-        wanted = "off" if settings.synchronous in ("NORMAL", "OFF") else "on"
+        wanted = "off" if settings.synchronous == "NORMAL" else "on"
         others = "('off')" if wanted == "on" else "('on', 'remote_write', 'remote_apply', 'local')"
         if "synchronous_commit" not in address.conninfo:
             self.run(
@@ -399,7 +393,6 @@ class PostgresDatabase(heart.Database):
 
     advice = {  # noqa: RUF012 - as the heart has it
         "backup": "for PostgreSQL say: pg_dump --format=custom --file=findings.dump {name}",
-        "restore": "for PostgreSQL say: pg_restore --dbname={name} findings.dump",
         "compact": (
             "PostgreSQL's autovacuum gives the space to what comes next, and where much was removed, this gives it back"
             " to the disk, while requests wait: PGOPTIONS='-c client_min_messages=error' psql --command='VACUUM FULL'"
@@ -415,18 +408,10 @@ class PostgresDatabase(heart.Database):
         self._reached = False  # whether it ever was
         self._opening = threading.Lock()  # for these three
         self._at_work = threading.local()  # `connection`: the one that this thread has
-        self._counting = threading.Lock()  # for `version`
+        self._commits = itertools.count(1)
         self._server = ""
-        self._house: Link | None = None
-        self._housekeeper = False
-        self._housing = threading.RLock()  # for these two
-        self._looked = -LOOK_EVERY
+        self._house: Link | None = None  # the connection that has the lock of who keeps house, if any has
         super().__init__(settings)
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close the connections of an application that is gone."""
-        if hasattr(self, "settings") and not is_finalizing():
-            self.disconnect()
 
     @property
     def name(self) -> str:
@@ -597,21 +582,17 @@ class PostgresDatabase(heart.Database):
                 if client_id is not None:
                     connection.lock(client_id, patience)
                     uses = self._take_uses(client_id)
-                    if uses:
-                        heart.write_last_uses(connection, uses)
+                    heart.write_last_uses(connection, uses)
                 yield connection
                 connection.write_counts()
         except BaseException:
             with self._noting:  # what could not be written is written another time
                 self.last_uses = {**uses, **self.last_uses}
             raise
-        with self._counting:
-            self.version += 1
+        self.version = next(self._commits)
 
     def _take_uses(self, client_id: str) -> dict[heart.UseKey, str]:
         """Return when keys and runs of a client were used. To write those of others would need their locks."""
-        if not self.last_uses:
-            return {}
         with self._noting:
             return {key: self.last_uses.pop(key) for key in [key for key in self.last_uses if key[0] == client_id]}
 
@@ -636,25 +617,18 @@ class PostgresDatabase(heart.Database):
         That connection is beside the pool. When the process ends, or the server has not heard of it for half a minute,
         another one gets the lock.
         """
-        with self._housing:
-            if self._house is not None and self._house.pid != os.getpid():
-                self._leave_house()
-            if time.monotonic() >= self._looked + LOOK_EVERY:
-                self._looked = time.monotonic()
-                try:
-                    self._house = self._house or self._connect()
-                    asked = "SELECT pg_try_advisory_lock($1::int, hashtext('housekeeping ' || current_schema()))"
-                    self._housekeeper = self._house.run(asked, LOCKS).fetchall()[0][0]
-                except (psycopg.Error, heart.DatabaseUnusable):
-                    self._leave_house()
-            return self._housekeeper
+        try:
+            self._house = self._house or self._connect()
+            asked = "SELECT pg_try_advisory_lock($1::int, hashtext('housekeeping ' || current_schema()))"
+            return bool(self._house.run(asked, LOCKS).fetchall()[0][0])
+        except (psycopg.Error, heart.DatabaseUnusable):
+            self._leave_house()
+            return False
 
     def _leave_house(self) -> None:
-        house, self._house, self._housekeeper = self._house, None, False
-        if house is not None and house.pid == os.getpid():
+        house, self._house = self._house, None
+        if house is not None:
             house.close()
-        elif house is not None:
-            ABANDONED.append(house)
 
     def keep_house(self) -> None:
         """Leave it to the server's autovacuum."""
@@ -706,7 +680,7 @@ class PostgresDatabase(heart.Database):
             self.lock_schema(link)
             there = link.run("SELECT to_regclass($1) IS NOT NULL", dialect.VERSION_TABLE).fetchall()[0][0]
             version = self.version_at(link) if there else None
-            statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
+            statements = dialect.schema_statements()
             if version is None:
                 self.require_empty(link, dialect.tables_of(statements))
                 statements = [dialect.MAKE_VERSION_TABLE, *statements]
@@ -743,7 +717,7 @@ class PostgresDatabase(heart.Database):
         The server itself says how it would have it, of tables that are there for a transaction. Who asks for that has a
         connection, which may be the only one of the pool's.
         """
-        statements = dialect.schema_statements(heart.schema_path().read_text("utf-8"))
+        statements = dialect.schema_statements()
         tables = dialect.tables_of(statements)
         with self.beside() as link, link.transaction(force_rollback=True):
             found = link.run(FACTS.format(schema="current_schema()"), tables).fetchall()
@@ -771,9 +745,7 @@ class PostgresDatabase(heart.Database):
             pool, self._pool = self._pool, None
             if pool is not None and self._pid == os.getpid():
                 pool.close()
-        with self._housing:
-            self._leave_house()
-            self._looked = -LOOK_EVERY
+        self._leave_house()
 
 
 # What tables consist of, as the server writes it, without the schema that they are in.
