@@ -103,10 +103,10 @@ except ModuleNotFoundError as missing:
 
 try:
     import fcntl
-    import pwd
+    import resource
     import termios
 except ImportError:  # Windows
-    fcntl = pwd = termios = None  # type: ignore[assignment]
+    fcntl = resource = termios = None  # type: ignore[assignment]
 
 __all__ = [
     "ConfigurationError",
@@ -512,9 +512,6 @@ class TryAgain(Busy):
     Whoever began the transaction does so; nobody else gets to see this.
     """
 
-    def __init__(self, cause: str = "Others kept the database from storing this") -> None:
-        super().__init__(cause)
-
 
 class StorageFull(ServiceError):
     """The database cannot be read or written now."""
@@ -535,10 +532,8 @@ def storage_error(error: sqlite3.Error) -> ServiceError | None:
 
     https://www.sqlite.org/rescode.html: the low byte is the primary result code.
     """
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        return None
-    if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Busy()
     causes = {
         sqlite3.SQLITE_FULL: "the disk is full",
@@ -548,7 +543,7 @@ def storage_error(error: sqlite3.Error) -> ServiceError | None:
         sqlite3.SQLITE_CORRUPT: "it is damaged",
         sqlite3.SQLITE_NOTADB: "it is no database",
     }
-    cause = causes.get(code & 0xFF)
+    cause = causes.get(code)
     return StorageFull(cause) if cause else None
 
 
@@ -1344,16 +1339,11 @@ def in_ecma(schema: Any) -> Any:
 # Rooms: what ties the service to something outside, a file or folder each in findings_adapters beside this one
 # ---------------------------------------------------------------------------
 
-# What there is, and the commands that each brings: for those it is loaded when one of them is called, else with the
-# first application. The service works without them, and says what is absent. Two more, the page and the metrics, are
-# loaded by applications that have them, and PostgreSQL by those that keep their data there, too.
-ROOMS: Mapping[str, Sequence[str]] = {
-    "sarif": (),
-    "markdown": (),
-    "ci": ("scan", "export", "gate"),
-    "mcp": ("mcp",),
-    "postgres": ("copy",),
-}
+# What is loaded with the first application, and what when a command of its is called. The service works without them,
+# and says what is absent. Two more, the page and the metrics, are loaded by applications that have them, and PostgreSQL
+# by those that keep their data there, too.
+ROOMS = ("sarif", "markdown")
+COMMAND_ROOMS = {"scan": "ci", "export": "ci", "gate": "ci", "mcp": "mcp", "copy": "postgres"}
 
 
 @cache
@@ -1376,7 +1366,7 @@ def load_room(name: str) -> str:
 
 def load_rooms() -> Sequence[str]:
     """Load the rooms that applications have, and return the names of those that are absent."""
-    return [absent for name, commands in ROOMS.items() if not commands and (absent := load_room(name))]
+    return [absent for name in ROOMS if (absent := load_room(name))]
 
 
 def what_is_absent() -> str:
@@ -1668,11 +1658,6 @@ class Database(ABC):
         """A folder that this process may write in."""
         return Path(tempfile.gettempdir())
 
-    @property
-    @abstractmethod
-    def transacting(self) -> bool:
-        """Whether this thread has a transaction."""
-
     @abstractmethod
     def absence(self) -> str:
         """Say that there is no database, without making one; "" where there is."""
@@ -1714,15 +1699,6 @@ class Database(ABC):
     def write_uses(self, patience: float | None = None) -> None:
         """Write what `use_later` remembers, unless there is nothing."""
 
-    def finish_uses(self) -> None:
-        """Write what `use_later` remembers, at the end of a process; what cannot be written is forgotten."""
-        try:
-            self.write_uses()
-        except Exception as error:
-            log.warning("when keys and runs were used last is not written: %s", error)
-        with self._noting:
-            self.last_uses.clear()
-
     @abstractmethod
     def keeps_house(self) -> bool:
         """Tell whether it is this process's turn to keep house, of those that have the database open."""
@@ -1735,9 +1711,13 @@ class Database(ABC):
     def figures(self) -> Mapping[str, Callable[[], float]]:
         """Return what gives sizes in bytes, by the name of the figure; it raises OSError where there is none now."""
 
-    @abstractmethod
     def close(self) -> None:
         """Write what is left to write, and close the connections; the next use opens others."""
+        try:
+            self.write_uses()
+        except Exception as error:
+            log.warning("when keys and runs were used last is not written: %s", error)
+        self.disconnect()
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -1888,14 +1868,17 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
             connection.pages = {}
         else:
             connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA synchronous = {settings.synchronous}")
-        connection.execute("PRAGMA fullfsync = ON")
-        connection.execute("PRAGMA checkpoint_fullfsync = ON")
-        connection.execute("PRAGMA secure_delete = ON")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute(f"PRAGMA journal_size_limit = {LARGE_WAL}")
         theirs = settings.cache // READERS_SHARE
-        connection.execute(f"PRAGMA cache_size = -{(theirs if read_only else settings.cache - theirs) // 1024}")
+        for setting in (
+            f"synchronous = {settings.synchronous}",
+            "fullfsync = ON",
+            "checkpoint_fullfsync = ON",
+            "secure_delete = ON",
+            "wal_autocheckpoint = 0",
+            f"journal_size_limit = {LARGE_WAL}",
+            f"cache_size = -{(theirs if read_only else settings.cache - theirs) // 1024}",
+        ):
+            connection.execute(f"PRAGMA {setting}")
         if not read_only:
             prepare_schema(connection, settings.db)
         connection.execute("PRAGMA foreign_keys = ON")
@@ -1922,13 +1905,6 @@ def patiently(work: Callable[[], Any], patience: float) -> Any:
         time.sleep(BUSY_SLICE)
 
 
-def user_name() -> str:
-    """Return who this process runs as."""
-    with suppress(AttributeError, KeyError):  # Windows has no such names, and a container may have only a number
-        return pwd.getpwuid(os.geteuid()).pw_name
-    return "this user"
-
-
 def missing_right(path: str) -> str | None:
     """Say what this process's user may not do with a database or its folder, or return None when nothing is missing.
 
@@ -1941,7 +1917,7 @@ def missing_right(path: str) -> str | None:
         (path, os.W_OK, "write"),
     ):
         if os.access(place, os.F_OK) and not os.access(place, mode):
-            return f"{user_name()} may not {deed} {place}"
+            return f"this user may not {deed} {place}"
     return None
 
 
@@ -2263,11 +2239,6 @@ class SQLiteDatabase(Database):
             "findings_disk_free_bytes": lambda: shutil.disk_usage(path.parent).free,
         }
 
-    def excess(self, connection: SQLiteConnection) -> int:
-        """Return how many bytes longer the file is than the database in it and the WAL."""
-        pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-        return max(0, Path(self.settings.db).stat().st_size - int(pages) * int(size))
-
     # Opening and closing
 
     def _open_writer(self) -> SQLiteConnection:
@@ -2316,34 +2287,24 @@ class SQLiteDatabase(Database):
                 " with its -wal, and start the service again"
             )
 
-    def close(self) -> None:
-        """Write what is left to write, and close the connections; the last to close the file folds the WAL into it.
+    def disconnect(self) -> None:
+        """Close the connections, if there are any; the last to close the file folds the WAL into it.
 
         SQLite does so only where the file is at its path (https://www.sqlite.org/c3ref/c_fcntl_begin_atomic_write.html,
         SQLITE_FCNTL_HAS_MOVED).
         """
-        if self._writer is None or self._process != os.getpid():
-            return
-        with self._reading, self._writing:
-            with suppress(sqlite3.Error, DatabaseUnusable):
-                self.write_uses()
-            self.disconnect()
-
-    def disconnect(self) -> None:
-        """Close the connections, if there are any; the next use opens others."""
         if self._process != os.getpid():  # or another process would lose its locks
             return
-        for connection in (self._reader, self._writer):
-            if connection is not None:
-                connection.close()
-        self._reader = self._writer = None
-        self.checkpointer.give_back()
-        self._folded = None
+        with self._reading, self._writing:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._reader = self._writer = None
+            self.checkpointer.give_back()
+            self._folded = None
 
 
-def copy_database(
-    source: SQLiteConnection, path: str, progress: Callable[[int, int, int], object] | None = None
-) -> list[str]:
+def copy_database(source: SQLiteConnection, path: str, progress: Callable[[int, int, int], object]) -> list[str]:
     """Copy a database that is in use into an empty file as it is at one moment, and return what is wrong with the copy.
 
     The read transaction keeps that moment; without it the copy would start again at every write of another
@@ -7859,8 +7820,7 @@ SMALL_BODY = 16 * KIB  # bytes of a body that is read before anything about its 
 BODIES_HELD = 2  # times the largest body there may be, of all large ones together
 UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
 UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
-LAST_MOMENT = 5.0  # seconds that a body has to arrive once the service is to stop
-LEAVING = 60.0  # seconds that clients have to take their answers then
+LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
@@ -7922,10 +7882,10 @@ class LineWriter(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None is the end
         self._dropped = 0
-        self._is_idle = True
-        needed_thread(self._work, "findings-log").start()
+        self._thread = needed_thread(self._work, "findings-log")
+        self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Have what the service says of itself written, too."""
@@ -7940,19 +7900,15 @@ class LineWriter(logging.Handler):
 
     def finish(self) -> None:
         """Wait until all is written, for a moment."""
-        end = time.monotonic() + LAST_LINES
-        while not (self._is_idle and self._lines.empty()) and time.monotonic() < end:
-            time.sleep(BUSY_SLICE)
+        self._lines.put(None)
+        self._thread.join(LAST_LINES)
 
     def _work(self) -> None:
-        while True:
-            line = self._lines.get()
-            self._is_idle = False
+        for line in iter(self._lines.get, None):
             write_unlocked(line)
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
                 write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
-            self._is_idle = True
 
 
 class BodyBudget:
@@ -8044,52 +8000,40 @@ class Write(Struct, eq=False):
     answer: Answer | None = None
 
 
-class Housekeeper:
-    """Keeps house in a database for as long as it is asked to, one step at a time; `next_step` is when."""
+def house_steps(database: Database) -> Iterator[float]:
+    """Keep house for ever, one step at a time; each gives the seconds until the next.
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self._steps = self._keep_house()
-        self.next_step = time.monotonic() + HOUSEKEEPING
-        self._old: Iterator[object] | None = None  # the search for old runs that is under way
-        self._next_search = 0.0
-
-    def step(self) -> None:
-        """Do what is next."""
+    The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
+    several, the runs that are older than the settings keep are forgotten. Where the thread has nothing else to do
+    it waits for locks: a client that always writes would keep it from all others.
+    """
+    settings, patience = database.settings, None if database.threads else 0
+    old: Iterator[object] | None = None  # the search for old runs that is under way
+    next_search = 0.0
+    while True:
+        again = time.monotonic() + HOUSEKEEPING
         try:
-            pause = next(self._steps)
-        except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
-            if known_error(error) is None:
-                log.error("keeping house failed", exc_info=error)
-            if not is_busy(error):
-                self._next_search = time.monotonic() + FORGETTING
-            self._steps, self._old, pause = self._keep_house(), None, HOUSEKEEPING
-        self.next_step = time.monotonic() + pause
-
-    def _keep_house(self) -> Iterator[float]:
-        """Keep house for ever, one step at a time; each gives the seconds until the next.
-
-        The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
-        several, the runs that are older than the settings keep are forgotten. Where the thread has nothing else to do
-        it waits for locks: a client that always writes would keep it from all others.
-        """
-        database, settings = self.database, self.database.settings
-        patience = None if database.threads else 0
-        while True:
-            again = time.monotonic() + HOUSEKEEPING
             database.write_uses(patience)
             is_ours = database.keeps_house()
             if is_ours or not database.threads:
                 for _ in idle_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
             database.keep_house()
-            if settings.keep and is_ours and time.monotonic() >= self._next_search:
-                self._old = self._old or prune_slices(database, timestamp(ago=settings.keep), patience)
-            while self._old and time.monotonic() < again:
-                if next(self._old, None) is None:
-                    self._old, self._next_search = None, time.monotonic() + FORGETTING
+            if settings.keep and is_ours and time.monotonic() >= next_search:
+                old = old or prune_slices(database, timestamp(ago=settings.keep), patience)
+            while old and time.monotonic() < again:
+                if next(old, None) is None:
+                    old, next_search = None, time.monotonic() + FORGETTING
                 yield SLICE_PAUSE
-            yield max(0.0, again - time.monotonic())
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
+            if known_error(error) is None:
+                log.error("keeping house failed", exc_info=error)
+            if not is_busy(error):
+                next_search = time.monotonic() + FORGETTING
+            old = None
+        yield max(0.0, again - time.monotonic())
 
 
 class WriteQueue:
@@ -8104,40 +8048,39 @@ class WriteQueue:
         self.database = database
         self._listeners = listeners or Listeners()
         self._waiting: deque[Write] = deque()
-        self._house = Housekeeper(database)
+        self._house = house_steps(database)
+        self._next_step = time.monotonic() + HOUSEKEEPING
         self._stopping = threading.Event()
         self._bell = threading.Event()
         self._thread = needed_thread(self._work, "findings-writer")
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread. The answers go to an event loop."""
-        self._loop = loop
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
         """Finish what waits, and end the thread."""
         self._stopping.set()
         self._bell.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
 
     async def run(self, work: Callable[[], Answer]) -> Answer:
         """Return the answer to a write once it is durable, or refused."""
-        until = time.monotonic() + self.database.settings.busy_timeout
-        write = Write(work, self._loop.create_future(), until)
+        loop, until = asyncio.get_running_loop(), time.monotonic() + self.database.settings.busy_timeout
+        write = Write(work, loop.create_future(), until)
         self._waiting.append(write)
-        self._loop.call_soon(self._bell.set)  # behind the requests that came together with this one
+        loop.call_soon(self._bell.set)  # behind the requests that came together with this one
         return await write.future
 
     def _work(self) -> None:
         while self._waiting or not self._stopping.is_set():
             if not self._waiting:
-                self._bell.wait(max(0.0, self._house.next_step - time.monotonic()))
+                self._bell.wait(max(0.0, self._next_step - time.monotonic()))
                 self._bell.clear()
             if self._waiting:
                 self._commit_group()
-            if time.monotonic() >= self._house.next_step:
-                self._house.step()
+            if time.monotonic() >= self._next_step:
+                self._next_step = time.monotonic() + next(self._house)
 
     def _commit_group(self) -> None:
         """Run writes until they are all done or their time is over, commit, and have them answered."""
@@ -8158,13 +8101,15 @@ class WriteQueue:
             for write in group:
                 write.answer = refused(error)
         else:
-            self._tell(len(group))
-        self._settle(group)
+            if group:
+                self._tell(len(group))
+        if group:
+            self._settle(group)
 
     def _tell(self, size: int) -> None:
         """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""
         try:
-            for listener in self._listeners.committed if size else ():
+            for listener in self._listeners.committed:
                 listener(size)
         except BaseException as error:
             log.error("counting a group failed", exc_info=error)
@@ -8178,7 +8123,7 @@ class WriteQueue:
                     write.future.set_result(typing.cast(Answer, write.answer))
 
         with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-            self._loop.call_soon_threadsafe(settle)
+            writes[0].future.get_loop().call_soon_threadsafe(settle)
 
 
 class Threads:
@@ -8224,29 +8169,19 @@ class FrontDoor:
         self._service, self._listeners = service, service.listeners
         settings, database = service.settings, service.database
         self._writes = WriteQueue(database, service.listeners)
+        self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
         self._all: Threads | None = None
         if count := database.threads:
-            self._all = Threads("request", count, math.ceil(SHARE_OF_CLIENT * count), settings.busy_timeout)
-        self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
-        self._arriving: set[asyncio.Timeout] = set()
-        self._last_moment = math.inf
+            share = math.ceil(SHARE_OF_CLIENT * count)
+            self._all = self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
         limits = (settings.max_body, *(form.limit(settings) for form in SUBMISSION_FORMATS.values()))
         self._budget = BodyBudget(BODIES_HELD * max(limits))
-
-    def hurry(self) -> None:
-        """Give the bodies that are on their way a last moment, because the service is to stop."""
-        last = self._last_moment = asyncio.get_running_loop().time() + LAST_MOMENT
-        for timeout in self._arriving:
-            timeout.reschedule(min(timeout.when() or last, last))
-
-    def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let writes come."""
-        self._writes.start(loop)
+        self._writes.start()
 
     def close(self) -> None:
         """Finish what is to be written, once no more requests come."""
         self._writes.stop()
-        for threads in (*self._threads.values(), *filter(None, [self._all])):
+        for threads in self._threads.values():
             threads.stop()
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
@@ -8354,10 +8289,8 @@ class FrontDoor:
         :param hold: is told of more bytes. :raises Busy: when it does so.
         """
         limit, body = environ.get(LIMIT, SMALL_BODY), bytearray()
-        end = min(asyncio.get_running_loop().time() + self._service.settings.body_timeout, self._last_moment)
         try:
-            async with asyncio.timeout_at(end) as timeout:
-                self._arriving.add(timeout)
+            async with asyncio.timeout(self._service.settings.body_timeout):
                 async for chunk in protocol:
                     body += chunk
                     if len(body) > limit:
@@ -8369,8 +8302,6 @@ class FrontDoor:
             raise
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             environ[CUT_SHORT] = True
-        finally:
-            self._arriving.discard(timeout)
         if len(body) > limit:
             environ[TOO_LARGE] = True
             body.clear()
@@ -8428,10 +8359,6 @@ def most_connections() -> int:
 
     Accepting more than there may be open files for would fail at once, again and again, and take a whole core.
     """
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return MOST_CONNECTIONS
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # granian raises the soft limit to the hard one
     return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
 
@@ -8455,12 +8382,6 @@ def call_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -
         signal.signal(name, lambda *_: None)
 
 
-def ignore_signals() -> None:
-    """Let no further signal end a process that is ending."""
-    for name in STOPPING:
-        signal.signal(name, signal.SIG_IGN)
-
-
 async def serve_until_stopped(
     app: Any,
     host: str,
@@ -8471,7 +8392,7 @@ async def serve_until_stopped(
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
-    :param app: a `FrontDoor`, or what has its `hurry` and `close` and speaks another interface of granian's.
+    :param app: a `FrontDoor`, or what has its `close` and speaks another interface of granian's.
     :param greeting: what says that the service answers, once it does.
     :param parent: a pipe that ends when the process that began this one is told to stop, or has ended.
     """
@@ -8496,7 +8417,6 @@ async def serve_until_stopped(
     def stop() -> None:
         if parent is not None:
             loop.remove_reader(parent)
-        app.hurry()
         server.stop()  # type: ignore[no-untyped-call]
         loop.call_later(LEAVING, serving.cancel)
 
@@ -8511,7 +8431,8 @@ async def serve_until_stopped(
         threading.Thread(target=announce, args=saying, name="findings-greeting", daemon=True).start()
     with suppress(asyncio.CancelledError):
         await serving
-    ignore_signals()
+    for name in STOPPING:  # no further one is to end what is ending
+        signal.signal(name, signal.SIG_IGN)
     app.close()
     ended.set()
 
@@ -8544,7 +8465,6 @@ def run_worker(
         runner.run(serve_until_stopped(door, host, port, greeting, parent))
     log.removeHandler(lines)
     lines.finish()
-    service.database.finish_uses()
 
 
 def run_workers(service: Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
@@ -8590,9 +8510,6 @@ def run_workers(service: Service, host: str, port: int, greeting: Callable[[], o
 # ---------------------------------------------------------------------------
 # Command line
 # ---------------------------------------------------------------------------
-
-
-SHRINKING = 15.0  # seconds to wait for a running service to give the space back
 
 
 class Unheard:
@@ -8652,16 +8569,14 @@ class MainGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        for room, commands in ROOMS.items():
-            if commands:
-                load_room(room)
+        for room in COMMAND_ROOMS.values():
+            load_room(room)
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command. :raises click.UsageError: for one of a room that is absent."""
-        for room, commands in ROOMS.items():
-            if cmd_name in commands and (absent := load_room(room)):
-                ctx.fail(f"`{cmd_name}` needs findings_adapters/{absent}.py, which is not there")
+        if cmd_name in COMMAND_ROOMS and (absent := load_room(COMMAND_ROOMS[cmd_name])):
+            ctx.fail(f"`{cmd_name}` needs findings_adapters/{absent}.py, which is not there")
         return super().get_command(ctx, cmd_name)
 
 
@@ -8704,7 +8619,7 @@ def readable_errors(db: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise click.ClickException(f"{user_name()} may not use {error.filename}: {error.strerror}") from None
+        raise click.ClickException(str(unusable(error.filename, error))) from None
     except (ConfigurationError, DatabaseUnusable, ChildProcessError, OSError) as error:
         raise click.ClickException(str(error)) from None
     except ENGINE_ERRORS as error:
@@ -8824,11 +8739,9 @@ Try it:
 
 def first_key(service: Service) -> str | None:
     """Make the first key of a new database and return it; None where there is a key already."""
-    with service.database.reading() as connection:
-        if service.settings.api_key or select_keys(connection):
-            return None
     with service.database.transaction("default") as connection:
-        return None if select_keys(connection) else insert_key(connection, "first", "default", "full")
+        is_first = not (service.settings.api_key or select_keys(connection))
+        return insert_key(connection, "first", "default", "full") if is_first else None
 
 
 def greet(service: Service, warning: str, url: str) -> None:
@@ -8973,14 +8886,13 @@ def compact(db: str) -> None:
         before = Path(db).stat().st_size
         copy_beside(connection, db)
         patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
-        deadline = time.monotonic() + SHRINKING
-        while database.excess(connection) and time.monotonic() < deadline:
-            database.keep_house()  # or, where that is a running service's, it does so in its next turn
-            time.sleep(BUSY_SLICE)
+        database.keep_house()  # or, where that is a running service's, it does so in its next turn
         with database.snapshot() as moment:
             audit(moment, db)
-        later = "; the rest follows with the next writes" if database.excess(connection) else ""
-    click.echo(f"{db}: {before:,} bytes before, {Path(db).stat().st_size:,} now{later}. It is sound.", err=True)
+            (after,) = moment.execute(
+                "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+            ).fetchone()
+    click.echo(f"{db}: {before:,} bytes before, {after:,} now. It is sound.", err=True)
 
 
 @main.group()

@@ -720,9 +720,6 @@ class Door:
         self._app, self._limit, self._service_of = app, limit, service_of
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
-    def hurry(self) -> None:
-        """Nothing ends sooner because the process is to stop: a body has its time."""
-
     def close(self) -> None:
         """Nothing is left to be done once no more requests come."""
 

@@ -427,11 +427,6 @@ class PostgresDatabase(heart.Database):
     def _current(self) -> PostgresConnection | None:
         return getattr(self._at_work, "connection", None)
 
-    @property
-    def transacting(self) -> bool:
-        """Whether this thread has a transaction."""
-        return self._current is not None and not self._current.read_only
-
     # Connections
 
     def _connect(self) -> Link:
@@ -731,13 +726,6 @@ class PostgresDatabase(heart.Database):
             yield f"schema version {version}, not {heart.SCHEMA_VERSION}"
 
     # Opening and closing
-
-    def close(self) -> None:
-        """Write what is left to write, and close the connections; the next use opens others."""
-        if self._pool is not None and self._pid == os.getpid():
-            with suppress(heart.ServiceError, heart.DatabaseUnusable, PostgresError):
-                self.write_uses()
-        self.disconnect()
 
     def disconnect(self) -> None:
         """Close the connections that nobody uses; the next use opens others."""
