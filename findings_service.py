@@ -75,6 +75,7 @@ from contextlib import (
 )
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
@@ -331,20 +332,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 REPEATED_TEXT = 200  # characters of the caller's text that an error repeats
 LISTED_PROBLEMS = 100
-TITLES = {
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    412: "Precondition Failed",
-    413: "Content Too Large",
-    415: "Unsupported Media Type",
-    422: "Unprocessable Content",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
+TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
 
 
 def cut(text: str) -> str:
@@ -561,7 +549,7 @@ class ProblemDetails(Struct, kw_only=True):
 def problem_details(error: ServiceError) -> ProblemDetails:
     """Return the body that tells a caller of `error`."""
     return ProblemDetails(
-        title=TITLES[error.status],
+        title=TITLES.get(error.status) or HTTPStatus(error.status).phrase,
         status=error.status,
         code=error.code,
         detail=error.detail,
@@ -1546,7 +1534,7 @@ class Connection(ABC):
 
     @abstractmethod
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:
-        """Return seqs for new tasks of a client. Nobody else gives any of its away while the transaction lasts.
+        """Return seqs for new tasks of a client, which are stored next. Nobody else gives any of its away meanwhile.
 
         :param newest: the seq of its newest task when the request began, 0 where it had none.
         """
@@ -1605,9 +1593,6 @@ class Connection(ABC):
 
 class DatabaseUnusable(Exception):
     """There is no database of this service, or it cannot be opened; the message says why and what would help."""
-
-
-NOTHING = nullcontext()
 
 
 class Database(ABC):
@@ -1703,8 +1688,7 @@ class Database(ABC):
     def keeps_house(self) -> bool:
         """Tell whether it is this process's turn to keep house, of those that have the database open."""
 
-    @abstractmethod
-    def keep_house(self) -> None:
+    def keep_house(self) -> None:  # noqa: B027 - an engine may do it by itself
         """Do what the engine wants done now and then."""
 
     @abstractmethod
@@ -1733,19 +1717,16 @@ class Database(ABC):
 
 
 class SQLiteConnection(sqlite3.Connection, Connection):
-    """A connection to a file. `next_seq` is the first seq that no task has, once a transaction has asked for it."""
+    """A connection to a file."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.begin_counting()
-        self.next_seq = 0
 
     def take_seqs(self, client_id: str, count: int, newest: int) -> range:  # noqa: ARG002 - seqs are the file's
-        """Return seqs for new tasks, behind those of all clients. Nobody else gives any away meanwhile."""
-        if not self.next_seq:
-            self.next_seq = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()[0]
-        self.next_seq += count
-        return range(self.next_seq - count, self.next_seq)
+        """Return seqs for new tasks, behind those of all clients."""
+        (first,) = self.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks").fetchone()
+        return range(first, first + count)
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
@@ -1784,11 +1765,6 @@ class SQLiteConnection(sqlite3.Connection, Connection):
             yield from (f"schema: {name} is missing" for (name,) in fresh.execute(names) if (name,) not in present)
         if user_version(self) != SCHEMA_VERSION:
             yield f"schema version {user_version(self)}, not {SCHEMA_VERSION}"
-
-    def forget(self) -> None:
-        """Drop what belongs to a transaction, because it ends."""
-        super().forget()
-        self.next_seq = 0
 
 
 def user_version(connection: SQLiteConnection) -> int:
@@ -1905,25 +1881,20 @@ def patiently(work: Callable[[], Any], patience: float) -> Any:
         time.sleep(BUSY_SLICE)
 
 
-def missing_right(path: str) -> str | None:
-    """Say what this process's user may not do with a database or its folder, or return None when nothing is missing.
+def unusable(path: str, error: Exception) -> DatabaseUnusable:
+    """Return the error that says why a database cannot be used: what this process's user may not do, where it is that.
 
     SQLite says no more than "unable to open database file", and makes files beside it even to read.
     """
+    cause = getattr(error, "strerror", None) or error
     folder = Path(path).absolute().parent
     for place, mode, deed in (
-        (folder, os.W_OK | os.X_OK, "write in"),
-        (path, os.R_OK, "read"),
         (path, os.W_OK, "write"),
+        (path, os.R_OK, "read"),
+        (folder, os.W_OK | os.X_OK, "write in"),
     ):
         if os.access(place, os.F_OK) and not os.access(place, mode):
-            return f"this user may not {deed} {place}"
-    return None
-
-
-def unusable(path: str, error: Exception) -> DatabaseUnusable:
-    """Return the error that says why a database cannot be used."""
-    cause = missing_right(path) or getattr(error, "strerror", None) or error
+            cause = f"this user may not {deed} {place}"
     return DatabaseUnusable(f"{path} cannot be used: {cause}")
 
 
@@ -1995,16 +1966,14 @@ class Checkpointer:
 
     def try_take(self) -> bool:
         """Take the right unless another process has it, and tell whether it is held now."""
-        if self.held or fcntl is None:
-            self.held = True
-            return True
         try:
-            if self._file is None:
-                self._file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
-                with suppress(OSError):  # as SQLite does with the WAL, when root was here first
-                    owner = Path(self.path.removesuffix(CHECKPOINTER)).stat()
-                    os.fchown(self._file, owner.st_uid, owner.st_gid)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None and not self.held:
+                if self._file is None:
+                    self._file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
+                    with suppress(OSError):  # as SQLite does with the WAL, when root was here first
+                        owner = Path(self.path.removesuffix(CHECKPOINTER)).stat()
+                        os.fchown(self._file, owner.st_uid, owner.st_gid)
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.held = True
         except OSError as error:
             self.held = error.errno in NO_LOCKS
@@ -2182,30 +2151,30 @@ class SQLiteDatabase(Database):
 
     def probe(self) -> None:
         """Take the right to write, and give it back."""
-        self._require_own()
-        if not self._writing.acquire(timeout=HEALTH_TIME / 2):
-            raise Busy("Other writes take long")
-        try:
-            connection = self._writer or self._open_writer()
-            self._require_file()
+        with self.maintaining(HEALTH_TIME / 2) as connection:
             patiently(partial(connection.execute, "BEGIN IMMEDIATE"), HEALTH_TIME / 2)
             try:
                 connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
             finally:
                 connection.execute("ROLLBACK")
-        finally:
-            self._writing.release()
 
     # Keeping house
 
     @contextmanager
-    def maintaining(self) -> Iterator[SQLiteConnection]:
-        """Give the connection that writes, to nobody else meanwhile."""
+    def maintaining(self, patience: float = -1) -> Iterator[SQLiteConnection]:
+        """Give the connection that writes, to nobody else meanwhile.
+
+        :param patience: seconds to wait while another thread has it; -1 for as long as that takes.
+        """
         self._require_own()
-        with self._writing:
+        if not self._writing.acquire(timeout=patience):
+            raise Busy("Other writes take long")
+        try:
             connection = self._writer or self._open_writer()
             self._require_file()
             yield connection
+        finally:
+            self._writing.release()
 
     def keeps_house(self) -> bool:
         """Tell whether this process is the one that checkpoints."""
@@ -2228,15 +2197,14 @@ class SQLiteDatabase(Database):
 
     def wal_size(self) -> int:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
-        return Path(f"{Path(self.settings.db).resolve()}-wal").stat().st_size
+        return Path(f"{self.place}-wal").stat().st_size
 
     def figures(self) -> Mapping[str, Callable[[], float]]:
         """Return what gives the bytes of the file, of the WAL, and what is free on their disk."""
-        path = Path(self.settings.db).resolve()
         return {
-            "findings_database_bytes": lambda: path.stat().st_size,
+            "findings_database_bytes": lambda: Path(self.place).stat().st_size,
             "findings_wal_bytes": self.wal_size,
-            "findings_disk_free_bytes": lambda: shutil.disk_usage(path.parent).free,
+            "findings_disk_free_bytes": lambda: shutil.disk_usage(Path(self.place).parent).free,
         }
 
     # Opening and closing
@@ -7833,7 +7801,6 @@ OTHERS_WAIT = "The database has not answered others yet"
 STOPPING = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
     STOPPING.append(signal.SIGHUP)
-UNHEARD = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 LAST_WORDS = 0.5  # seconds that there are to say why a process ends
 
 
@@ -7846,10 +7813,9 @@ def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
     def guarded() -> None:
         try:
             work()
-        except BaseException as error:
+        except BaseException:
             threading.Timer(LAST_WORDS, os._exit, (1,)).start()  # perhaps nobody reads them
-            told = "".join(traceback.format_exception(error))
-            write_line(f"the thread {name} failed, and so the process ends\n{told}")
+            write_line(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
             os._exit(1)
 
     return threading.Thread(target=guarded, name=name, daemon=True)
@@ -8044,13 +8010,12 @@ class WriteQueue:
     meanwhile.
     """
 
-    def __init__(self, database: Database, listeners: Listeners | None = None) -> None:
-        self.database = database
-        self._listeners = listeners or Listeners()
+    def __init__(self, database: Database, listeners: Listeners) -> None:
+        self.database, self._listeners = database, listeners
         self._waiting: deque[Write] = deque()
         self._house = house_steps(database)
         self._next_step = time.monotonic() + HOUSEKEEPING
-        self._stopping = threading.Event()
+        self._stopping = False
         self._bell = threading.Event()
         self._thread = needed_thread(self._work, "findings-writer")
 
@@ -8060,7 +8025,7 @@ class WriteQueue:
 
     def stop(self) -> None:
         """Finish what waits, and end the thread."""
-        self._stopping.set()
+        self._stopping = True
         self._bell.set()
         self._thread.join()
 
@@ -8073,7 +8038,7 @@ class WriteQueue:
         return await write.future
 
     def _work(self) -> None:
-        while self._waiting or not self._stopping.is_set():
+        while self._waiting or not self._stopping:
             if not self._waiting:
                 self._bell.wait(max(0.0, self._next_step - time.monotonic()))
                 self._bell.clear()
@@ -8166,7 +8131,7 @@ class FrontDoor:
 
     def __init__(self, service: Service) -> None:
         load_room("page")
-        self._service, self._listeners = service, service.listeners
+        self._service = service
         settings, database = service.settings, service.database
         self._writes = WriteQueue(database, service.listeners)
         self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
@@ -8205,7 +8170,7 @@ class FrontDoor:
         if scope.method == "HEAD":
             answer = without_body(answer)
         size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
-        for listener in self._listeners.answered:
+        for listener in self._service.listeners.answered:
             listener(environ, answer.status, size, time.perf_counter() - began)
         if scope.method == "HEAD":
             protocol.response_empty(answer.status, [*answer.headers.items()])
@@ -8450,9 +8415,7 @@ def run_worker(
     service: Service, host: str, port: int, greeting: Callable[[], object] | None, parent: int | None = None
 ) -> None:
     """Serve with this process."""
-    with suppress(*ENGINE_ERRORS, DatabaseUnusable), service.database.reading():
-        pass  # but what is there now is open, before something else may take its place
-    service.database.keep_house()
+    service.database.keep_house()  # with which what is there now is open, before something else may take its place
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
@@ -8692,15 +8655,14 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         raise click.ClickException(
             "`serve` runs on Linux and macOS; on Windows, give create_app() to a WSGI server such as waitress"
         )
-    for name in UNHEARD:
-        signal.signal(name, signal.SIG_IGN)
     with readable_errors(db):
         settings = Settings.read(db=db)
+        os.environ.pop(METRICS_FOLDER, None)  # which another start had
         try:
             port = free_port(host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        with metrics_folder(workers) if settings.metrics else nullcontext():
+        with metrics_folder() if settings.metrics and workers > 1 else nullcontext():
             service = start_service(settings)
             greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
             with closing(service.database):  # after all others have: who closes last folds the WAL into the file
@@ -8714,12 +8676,8 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus-client's, which loo
 
 
 @contextmanager
-def metrics_folder(workers: int) -> Iterator[None]:
+def metrics_folder() -> Iterator[None]:
     """Give several workers a folder to count in: a new one, because figures begin at zero with each start."""
-    os.environ.pop(METRICS_FOLDER, None)
-    if workers == 1:
-        yield
-        return
     with tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True) as folder:
         os.environ[METRICS_FOLDER] = folder
         yield
@@ -8861,17 +8819,16 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
     with opened(db) as database:
         with database.snapshot() as connection:
             expected = count_old_runs(connection, before)
-            orphans = count_orphans(connection, before) if dry_run else 0
+            if dry_run:
+                click.echo(f"Would remove {expected} runs and {count_orphans(connection, before)} tasks.")
+                return
         runs = tasks = 0
         database.keep_house()  # so that this process folds the WAL, unless a service does
         with progress_bar("Removing", expected) as bar:
-            for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
+            for more_runs, more_tasks in prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
                 bar.update(more_runs)
-    if dry_run:
-        click.echo(f"Would remove {expected} runs and {orphans} tasks.")
-    else:
-        click.echo(f"Removed {runs} runs and {tasks} tasks.")
+    click.echo(f"Removed {runs} runs and {tasks} tasks.")
     if runs:
         click.echo(
             "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True

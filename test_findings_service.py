@@ -2820,7 +2820,7 @@ def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
         reader.execute("SELECT COUNT(*) FROM runs").fetchone()
         with database.transaction() as connection:
             connection.deletes = True
-        writes = findings_service.WriteQueue(database)
+        writes = findings_service.WriteQueue(database, findings_service.Listeners())
         for _ in range(9):
             time.sleep(0.03)
             next(writes._house)
@@ -7110,9 +7110,6 @@ def test_a_header_that_is_no_ascii_is_not_left_out(server: Server) -> None:
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_end_of_a_terminal_ends_a_service_as_a_stop_does(serve: Callable[..., Server], workers: str) -> None:
     server = serve("--workers", workers)
-    for unheard in (signal.SIGUSR1, signal.SIGUSR2):
-        server.process.send_signal(unheard)
-        assert server.request("GET", f"{API}/tasks").status_code == 200
     assert server.stop(signal.SIGHUP) == 0
     assert not server.db.with_name("served.db-wal").exists() or ON_POSTGRES
 
@@ -8229,7 +8226,7 @@ class Group:
 
     def __init__(self, app: flask.Flask, key: str) -> None:
         self.service = app.extensions["findings"]
-        self.writes = findings_service.WriteQueue(self.service.database)
+        self.writes = findings_service.WriteQueue(self.service.database, self.service.listeners)
         self._key = key
 
     def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:

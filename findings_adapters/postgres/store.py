@@ -625,9 +625,6 @@ class PostgresDatabase(heart.Database):
         if house is not None:
             house.close()
 
-    def keep_house(self) -> None:
-        """Leave it to the server's autovacuum."""
-
     def figures(self) -> Mapping[str, Callable[[], float]]:
         """Return what gives the bytes of the database."""
         return {"findings_database_bytes": self._size}
