@@ -311,8 +311,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         :raises ConfigurationError: for a setting that is unknown or makes no sense.
         """
-        named = {name: os.environ.get(f"FINDINGS_{name.upper()}", "") for name in cls.PARSERS}
-        chosen = {name: value for name, value in named.items() if value}
+        chosen = {name: value for name in cls.PARSERS if (value := os.environ.get(f"FINDINGS_{name.upper()}"))}
         chosen |= {name: value for name, value in given.items() if value is not None}
         return cls(**{name: cls._parsed(name, value) for name, value in chosen.items()})
 
@@ -2219,8 +2218,8 @@ class SQLiteDatabase(Database):
     def _open_reader(self) -> SQLiteConnection:
         """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file."""
         if self._writer is None:
-            with self._writing:
-                self._writer = self._writer or self._open_writer()
+            with self.maintaining():
+                pass
         self._require_file()
         self._reader = open_database(self.settings, read_only=True, create=False)
         return self._reader
@@ -2275,19 +2274,14 @@ class SQLiteDatabase(Database):
 def copy_database(source: SQLiteConnection, path: str, progress: Callable[[int, int, int], object]) -> list[str]:
     """Copy a database that is in use into an empty file as it is at one moment, and return what is wrong with the copy.
 
-    The read transaction keeps that moment; without it the copy would start again at every write of another
-    process (https://www.sqlite.org/backup.html).
+    The read transaction keeps that moment, and ends with its connection; without it the copy would start again at
+    every write of another process (https://www.sqlite.org/backup.html).
     """
-    copy = sqlite3.connect(path, isolation_level=None, factory=SQLiteConnection)
-    source.execute("BEGIN")
-    try:
+    with closing(sqlite3.connect(path, isolation_level=None, factory=SQLiteConnection)) as copy:
+        source.execute("BEGIN")
         source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         source.backup(copy, pages=1000, progress=progress)
         return list(copy.faults())
-    finally:
-        if source.in_transaction:
-            source.execute("ROLLBACK")
-        copy.close()
 
 
 BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file, and would take for that of the next one there
@@ -7963,7 +7957,7 @@ class Write(Struct, eq=False):
     work: Callable[[], Answer]
     future: asyncio.Future[Answer]
     until: float
-    answer: Answer | None = None
+    answer: Any = None
 
 
 def house_steps(database: Database) -> Iterator[float]:
@@ -8066,8 +8060,7 @@ class WriteQueue:
             for write in group:
                 write.answer = refused(error)
         else:
-            if group:
-                self._tell(len(group))
+            self._tell(len(group))
         if group:
             self._settle(group)
 
@@ -8085,7 +8078,7 @@ class WriteQueue:
         def settle() -> None:
             for write in writes:
                 if not write.future.done():
-                    write.future.set_result(typing.cast(Answer, write.answer))
+                    write.future.set_result(write.answer)
 
         with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
             writes[0].future.get_loop().call_soon_threadsafe(settle)
@@ -8328,23 +8321,18 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
 
 
-def call_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Have an event loop call `stop` on the signals that end a service, however much it has to do.
+def pipe_of_signals() -> int:
+    """Return a pipe that says something on the signals that end a service, however much the event loop has to do.
 
-    The signals have a pipe of their own to wake the loop with. The loop's is full when others have much to wake it for,
-    and taking its handlers away leaves a signal to its default for a moment, in which a second one would kill.
+    The loop's own is full when others have much to wake it for, and taking its handlers away leaves a signal to its
+    default for a moment, in which a second one would kill.
     """
     listened, written = os.pipe()
     os.set_blocking(written, False)
-
-    def hear() -> None:
-        loop.remove_reader(listened)
-        stop()
-
-    loop.add_reader(listened, hear)
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for name in STOPPING:
         signal.signal(name, lambda *_: None)
+    return listened
 
 
 async def serve_until_stopped(
@@ -8380,16 +8368,16 @@ async def serve_until_stopped(
     )
 
     def stop() -> None:
-        if parent is not None:
-            loop.remove_reader(parent)
+        for pipe in pipes:
+            loop.remove_reader(pipe)
         server.stop()  # type: ignore[no-untyped-call]
         loop.call_later(LEAVING, serving.cancel)
 
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve())
-    call_on_signals(loop, stop)
-    if parent is not None:
-        loop.add_reader(parent, stop)
+    pipes = [pipe_of_signals()] if parent is None else [pipe_of_signals(), parent]
+    for pipe in pipes:
+        loop.add_reader(pipe, stop)
     ended = threading.Event()
     if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
         saying = (reachable(host), port, greeting, ended)
@@ -8645,7 +8633,6 @@ def main() -> None:
     envvar="FINDINGS_WORKERS",
     show_envvar=True,
     default=1,
-    show_default=True,
     type=click.IntRange(1, 64),
     help="Processes; see docs/operations.md.",
 )
@@ -8819,16 +8806,17 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
     with opened(db) as database:
         with database.snapshot() as connection:
             expected = count_old_runs(connection, before)
-            if dry_run:
-                click.echo(f"Would remove {expected} runs and {count_orphans(connection, before)} tasks.")
-                return
+            orphans = count_orphans(connection, before) if dry_run else 0
         runs = tasks = 0
         database.keep_house()  # so that this process folds the WAL, unless a service does
         with progress_bar("Removing", expected) as bar:
-            for more_runs, more_tasks in prune_slices(database, before):
+            for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks
                 bar.update(more_runs)
-    click.echo(f"Removed {runs} runs and {tasks} tasks.")
+    if dry_run:
+        click.echo(f"Would remove {expected} runs and {orphans} tasks.")
+    else:
+        click.echo(f"Removed {runs} runs and {tasks} tasks.")
     if runs:
         click.echo(
             "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True
