@@ -1498,7 +1498,7 @@ def schema_path() -> Path:
 
 
 BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
-CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
+CounterKey = tuple[str, str, str, int]  # what a counter counts: client, scope, status, severity
 UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
 
 
@@ -1597,9 +1597,8 @@ class Connection(ABC):
     def write_counts(self) -> None:
         """Write what the transaction counted."""
         self.executemany(
-            """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
-               ON CONFLICT (client_id, scope, status, severity, identified)
-               DO UPDATE SET n = counters.n + excluded.n""",
+            """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
+               ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.counted.items() if n],
         )
         if self.deletes:
@@ -3221,12 +3220,10 @@ def delete_key(connection: Connection, key: str) -> None:
 # Counters
 
 
-def count(
-    connection: Connection, client_id: str, scopes: Iterable[str], status: str, severity: int, identified: bool, n: int
-) -> None:
+def count(connection: Connection, client_id: str, scopes: Iterable[str], status: str, severity: int, n: int) -> None:
     """Count `n` more (or less) of one kind in every scope. It is written with the transaction."""
     for each in scopes:
-        connection.counted[client_id, each, status, severity, int(identified)] += n
+        connection.counted[client_id, each, status, severity] += n
 
 
 # What ends the name of a scope, `BRANCHES` or this, comes last, because the name of a branch may have spaces.
@@ -3257,10 +3254,10 @@ def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LIN
     return tuple(place + line for line in lines for place in places)
 
 
-def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
-    """Return the counters of some scopes: scope, status, severity, identified, n."""
+def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    """Return the counters of some scopes: scope, status, severity, n."""
     rows = connection.execute(
-        f"SELECT scope, status, severity, identified, n FROM counters WHERE client_id = ? AND scope {LISTED}",
+        f"SELECT scope, status, severity, n FROM counters WHERE client_id = ? AND scope {LISTED}",
         (client_id, json.dumps(names)),
     ).fetchall()
     return rows + [(*key[1:], n) for key, n in connection.counted.items() if key[0] == client_id and key[1] in names]
@@ -3275,7 +3272,7 @@ def count_change(connection: Connection, client_id: str) -> None:
     How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
     what came after it.
     """
-    count(connection, client_id, [CHANGES], "", 0, False, 1 + secrets.randbelow(1 << 30))
+    count(connection, client_id, [CHANGES], "", 0, 1 + secrets.randbelow(1 << 30))
 
 
 def select_stamp(connection: Connection, client_id: str) -> int:
@@ -3352,18 +3349,15 @@ def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
 Cell = tuple[str | None, bool, str, int]
 
 
-def select_cells(
-    connection: Connection, client_id: str, table: str, wanted: Filter, identified: Sequence[int] = (0, 1)
-) -> dict[Cell, int]:
+def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
     labelled = label_scopes(table, wanted)
     cells: dict[Cell, int] = {}
-    for name, status, severity, has_id, n in select_counts(connection, client_id, list(labelled)):
-        if has_id in identified:
-            label, shares = labelled[name]
-            for main_line, sign in shares:
-                cell = (label, main_line, status, severity)
-                cells[cell] = cells.get(cell, 0) + sign * n
+    for name, status, severity, n in select_counts(connection, client_id, list(labelled)):
+        label, shares = labelled[name]
+        for main_line, sign in shares:
+            cell = (label, main_line, status, severity)
+            cells[cell] = cells.get(cell, 0) + sign * n
     return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1], cell[2], cell[3])}
 
 
@@ -3868,7 +3862,7 @@ def insert_run(
                ON CONFLICT DO NOTHING""",
             (client_id, branch, project_type, target_url),
         )
-    count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, False, 1)
+    count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, 1)
     return RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
 
 
@@ -3881,8 +3875,8 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
         (status, reason, now, now, client_id, run.seq),
     )
     names = scopes("runs", *run.surface, run.branch)
-    count(connection, client_id, names, "running", 0, False, -1)
-    count(connection, client_id, names, status, 0, False, 1)
+    count(connection, client_id, names, "running", 0, -1)
+    count(connection, client_id, names, status, 0, 1)
 
 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int) -> list[RunKey]:
@@ -4652,7 +4646,6 @@ class State(Struct, frozen=True, gc=False):
     project_type: str
     target_url: str
     branch: str
-    identified: bool
 
     @property
     def cell(self) -> tuple[str, int, str]:
@@ -4702,7 +4695,7 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity, tasks.project_type,
-    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
+    tasks.target_url, tasks.branch"""
 
 
 def select_states(connection: Connection, client_id: str, condition: str, value: str) -> list[State]:
@@ -4734,13 +4727,13 @@ def select_findings(
             ) FROM json_each(?))""",
         (run.seq, client_id, client_id, *run.surface, json.dumps(external_ids)),
     )
-    return {row[10]: StoredFinding(State(*row[:10]), row[10], row[11], row[12:17], bool(row[17])) for row in rows}
+    return {row[9]: StoredFinding(State(*row[:9]), row[9], row[10], row[11:16], bool(row[16])) for row in rows}
 
 
 def count_state(connection: Connection, client_id: str, state: State, n: int) -> None:
     """Count a task in, or out."""
     names = scopes("tasks", state.project_type, state.target_url, state.branch)
-    count(connection, client_id, names, state.status, state.severity, state.identified, n)
+    count(connection, client_id, names, state.status, state.severity, n)
 
 
 def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
@@ -4888,7 +4881,7 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Repor
         "INSERT INTO task_words (client_id, task_seq, words) VALUES (?, ?, ?)",
         [(who.client_id, seq, report.words) for seq, _, _, report in added],
     )
-    kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
+    kinds = Counter((status, report.severity) for _, _, status, report in added)
     for kind, n in kinds.items():
         count(connection, who.client_id, scopes("tasks", *place), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
@@ -5192,17 +5185,17 @@ PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred w
 def recounted(connection: Connection) -> Counter[CounterKey]:
     """Count everything that the counters count, one by one, but for changes."""
     counts: Counter[CounterKey] = Counter()
-    place, kind = "client_id, project_type, target_url, branch", "status, severity, external_id IS NOT NULL"
-    for client, *at, status, severity, identified, n in connection.execute(
+    place, kind = "client_id, project_type, target_url, branch", "status, severity"
+    for client, *at, status, severity, n in connection.execute(
         f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
     ):
         for name in scopes("tasks", *at):
-            counts[client, name, status, severity, identified] += n
+            counts[client, name, status, severity] += n
     for client, *at, status, n in connection.execute(
         f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
     ):
         for name in scopes("runs", *at):
-            counts[client, name, status, 0, 0] += n
+            counts[client, name, status, 0] += n
     return counts
 
 
@@ -5299,13 +5292,13 @@ def faults(connection: Connection) -> Iterator[str]:
     """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
     yield from connection.faults()
     expected = recounted(connection)
-    for client, name, status, severity, identified, n in connection.execute(
-        "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope <> 'changes'"
+    for client, name, status, severity, n in connection.execute(
+        "SELECT client_id, scope, status, severity, n FROM counters WHERE scope <> 'changes'"
     ):
-        right = expected.pop((client, name, status, severity, identified), 0)
+        right = expected.pop((client, name, status, severity), 0)
         if n != right:
             yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
-    for (client, name, status, severity, _), n in expected.items():
+    for (client, name, status, severity), n in expected.items():
         yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
     yield from word_faults(connection)
     for complaint, statement in AUDITS.items():
@@ -5364,7 +5357,7 @@ def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> Non
     """Delete a run that reports nothing any more, with what else there is of it alone."""
     connection.deletes = True
     branch = find_branch_of_run(connection, client_id, run)
-    count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
+    count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, -1)
     drop_answers_of_run(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id, [branch.seq] if branch else [])

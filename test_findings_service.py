@@ -7353,7 +7353,7 @@ PLANTED = cases(
         "is missing, but there are 1",
     ),
     counter_of_nothing=(
-        "INSERT INTO counters VALUES ('default', 'tasks type:none', 'open', 4, 1, 2)",
+        "INSERT INTO counters VALUES ('default', 'tasks type:none', 'open', 4, 2)",
         "tasks type:none, open, severity 4 says 2, but there are 0",
     ),
     other_target=(
@@ -10121,7 +10121,7 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
                VALUES ('default', ?, 'web', 'completed', '', '', '', ?)""",
             [(str(n), "2020" if n % 100 == 0 else "2099") for n in range(1500)],
         )
-        connection.execute("INSERT INTO counters VALUES ('default', 'runs', 'completed', 0, 0, 1500)")
+        connection.execute("INSERT INTO counters VALUES ('default', 'runs', 'completed', 0, 1500)")
     server.stop()
     again = serve(until=LISTENING, program=program_with(HOUSEKEEPING=0.2), FINDINGS_KEEP="1h")
     waits, started = [], time.monotonic()

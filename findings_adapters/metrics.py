@@ -122,7 +122,7 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     """Give what is read from the database: by counters, so that it costs the same whatever is stored."""
     tasks, runs = heart.scope("tasks"), heart.scope("runs")
     counts = Counter[tuple[str, str, int]]()
-    for kind, status, severity, _, n in heart.select_counts(connection, client_id, [tasks, runs]):
+    for kind, status, severity, n in heart.select_counts(connection, client_id, [tasks, runs]):
         counts[kind, status, severity] += n
     by_severity = GaugeMetricFamily("findings_tasks", HELP["findings_tasks"], labels=("status", "severity"))
     for status, (name, rank) in product(heart.TASK_STATUSES, heart.RANKS.items()):
