@@ -6944,8 +6944,7 @@ PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
-LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
-PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of a page's items, with room for what stands around them
+PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
 
 
 def page_position(
@@ -6959,7 +6958,9 @@ def page_position(
     seq = select_position(connection, table, call.client_id, item_id, newest_first=sort != "createdAt")
     if sort != "severity":
         return Position(seq)
-    return Position(seq, RANKS[severity] if severity else select_rank(connection, call.client_id, item_id))
+    if not severity:
+        raise InvalidParameter("after", PATTERNS[PLACE])
+    return Position(seq, RANKS[severity])
 
 
 def next_link(call: Call, after: str) -> str:
@@ -7009,36 +7010,17 @@ class Taken(Struct):
     more: bool = False
 
 
-def take(items: Iterable[Any], limit: int) -> Taken:
-    """Take the items of a page, of which one more is there if there is a further page."""
-    found = list(items)
-    return Taken(found[:limit], found[limit - 1] if len(found) >= limit else None, len(found) > limit)
-
-
-def take_weighed(items: Iterable[Any], limit: int) -> Taken:
-    """Take bulky items, each encoded as soon as it is read; the page ends early where it would be too large."""
+def take(items: Iterable[Any], limit: int, *, encoded: bool = True) -> Taken:
+    """Take the items of a page, each as soon as it is read; the page ends early where it would be too large."""
     taken, weight = Taken(), 0
     for item in items:
-        encoded = msgspec.json.encode(item)
-        weight += len(encoded) + 1
+        text = msgspec.json.encode(item)
+        weight += len(text) + 1
         if len(taken.items) == limit or (taken.items and weight > PAGE_SIZE):
             taken.more = True
             break
-        taken.items.append(Raw(encoded))
+        taken.items.append(Raw(text) if encoded else item)
         taken.last = item
-    return taken
-
-
-def take_lot(tasks: Iterable[TaskHead], limit: int) -> Taken:
-    """Take tasks that become a part of a document; the lot ends early where they are bulky."""
-    taken, weight = Taken(), 0
-    for task in tasks:
-        if len(taken.items) == limit or weight > LOT_SIZE:
-            taken.more = True
-            break
-        taken.items.append(task)
-        taken.last = task
-        weight += len(msgspec.json.encode(task))
     return taken
 
 
@@ -7082,7 +7064,7 @@ def page_of_runs(call: Call, connection: Connection) -> bytes:
     """Return the page of runs that a request asks for, as JSON."""
     position = page_position(call, connection, "runs")
     runs, total = select_runs(connection, call.client_id, call.query, position)
-    return msgspec.json.encode(RunPage(*page_of(call, take_weighed(runs, call.query.limit), total)))
+    return msgspec.json.encode(RunPage(*page_of(call, take(runs, call.query.limit), total)))
 
 
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery)
@@ -7184,49 +7166,43 @@ def post_tasks(call: Call, run_id: str) -> Deferred:
     return Deferred("check", partial(check, schema))
 
 
-class Walk:
-    """The tasks of a list, up to its limit, a lot at a time; then `link` leads to what comes behind them, if any does.
+def walk_tasks(call: Call, connection: Connection, headers: dict[str, str], *, whole: bool) -> Iterator[ListedTask]:
+    """Give the tasks of a list, up to its limit, a lot at a time; then, with any behind them, `headers` link to those.
 
     All is read at one moment. A lot may take as long as a list does.
     """
-
-    def __init__(self, call: Call, connection: Connection, *, whole: bool) -> None:
-        self.call, self.connection, self.whole = call, connection, whole
-        self.link: str | None = None
-
-    def __iter__(self) -> Iterator[ListedTask]:
-        query: ExportQuery = self.call.query
-        client_id, left, view = self.call.client_id, query.limit, "full" if self.whole else "default"
-        lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
-        while True:
-            with in_list_time(self.connection):
-                position = page_position(self.call, self.connection, "tasks", query.sort, lot.after)
-                wanted = read_task_filter(self.connection, client_id, query)
-                tasks, _ = select_tasks(self.connection, client_id, wanted, lot, position)
-                taken = take_lot(tasks, min(EXPORT_LOT, left))
-                listed = select_listed(self.connection, client_id, wanted, taken.items)
-            yield from listed
-            left -= len(listed)
-            if not taken.more:
-                return
-            lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
-            if not left:
-                self.link = next_link(self.call, typing.cast(str, lot.after))
-                return
+    query: ExportQuery = call.query
+    left, view = query.limit, "full" if whole else "default"
+    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
+    while True:
+        with in_list_time(connection):
+            position = page_position(call, connection, "tasks", query.sort, lot.after)
+            wanted = read_task_filter(connection, call.client_id, query)
+            tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
+            taken = take(tasks, min(EXPORT_LOT, left), encoded=False)
+            listed = select_listed(connection, call.client_id, wanted, taken.items)
+        yield from listed
+        left -= len(listed)
+        if not taken.more:
+            return
+        after = place_of(query, taken.last)
+        lot = msgspec.structs.replace(lot, after=after)
+        if not left:
+            headers["Link"] = f'<{next_link(call, after)}>; rel="next"'
+            return
 
 
 def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
     """Answer a list of tasks in another form: all of it, or an error."""
+    headers = {"Content-Type": form.media_type}
     try:
         with call.database.apart(long=True) as connection:
-            walk = Walk(call, connection, whole=form.whole)
-            for piece in form.write(iter(walk)):
+            for piece in form.write(walk_tasks(call, connection, headers, whole=form.whole)):
                 document.write(piece)
     except BaseException:
         document.close()
         raise
-    headers = {"Content-Type": form.media_type, "Content-Length": str(document.size)}
-    headers |= {"Link": f'<{walk.link}>; rel="next"'} if walk.link else {}
+    headers["Content-Length"] = str(document.size)
     if document.size > DOCUMENT_PIECE:
         return Answer(200, headers, document=document)
     with closing(document):
@@ -7239,7 +7215,7 @@ def page_of_tasks(call: Call, connection: Connection) -> bytes:
     position = page_position(call, connection, "tasks", query.sort)
     wanted = read_task_filter(connection, call.client_id, query)
     tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
-    taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
+    taken = take(tasks, query.limit)
     page: Any = FullTaskPage if query.view == "full" else TaskPage
     return msgspec.json.encode(page(*page_of(call, taken, whole.count(connection))))
 
@@ -7342,7 +7318,7 @@ def get_task_history(call: Call, task_id: str) -> Answer:
     before, limit = int(call.query.after or 0), call.query.limit
     with listing(call) as connection:
         state = select_state(connection, call.client_id, task_id)
-        taken = take_weighed(select_history(connection, call.client_id, state.seq, limit, before), limit)
+        taken = take(select_history(connection, call.client_id, state.seq, limit, before), limit)
     link = next_link(call, str(before + len(taken.items))) if taken.more else None
     return answer(200, History(taken.items, link))
 

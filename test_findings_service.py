@@ -2076,7 +2076,7 @@ BAD_PARAMETERS = (
     *("tasks?branch=", "runs?branch=a&branch=", "runs?branch=%00", "tasks?" + "&".join(["branch=a"] * 101)),
     "tasks?Status=open",
     *("tasks?after=", "tasks?after=garbage", "runs?after=%00", f"tasks?after={UNKNOWN_ID[:-1]}"),
-    f"tasks?after={UNKNOWN_ID}&after={UNKNOWN_ID}",
+    *(f"tasks?after={UNKNOWN_ID}&after={UNKNOWN_ID}", f"tasks?sort=severity&after={UNKNOWN_ID}"),
     *("runs/RUN/gate?failOn=hgh", "runs/RUN/gate?failOn=", "runs/RUN/gate?failOn=low&failOn=high"),
     *("runs/RUN/gate?only=old", "runs/RUN/gate?baseline=", "runs/RUN/gate?page=1"),
     *("overview?days=0", "overview?days=366", "overview?days=x", "overview?branch=", "overview?branch=a&branch=b"),
