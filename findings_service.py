@@ -3076,16 +3076,10 @@ BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
 
 
-@lru_cache(maxsize=8)
-def second_text(second: int) -> str:
-    """Return the text of a second since 1970; formatting it anew costs more than a query."""
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
 def timestamp(ago: float = 0) -> str:
     """Return the time some seconds ago, by default now, as the API writes it: 2026-11-21T02:15:30.123Z."""
-    second, rest = divmod(time.time_ns() - int(ago * 1e9), 1_000_000_000)
-    return f"{second_text(second)}.{rest // 1_000_000:03d}Z"
+    at = datetime.fromtimestamp(time.time_ns() / 1e9 - ago, UTC)
+    return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 class IdMaker:
@@ -3226,10 +3220,11 @@ def count(connection: Connection, client_id: str, scopes: Iterable[str], status:
         connection.counted[client_id, each, status, severity] += n
 
 
-# What ends the name of a scope, `BRANCHES` or this, comes last, because the name of a branch may have spaces.
-def of_branch(name: str) -> str:
-    """End the name of a scope of one branch."""
-    return f" branch:{name}"
+def line_end(branch: str | None) -> str:
+    """End the name of a scope: of the main line, of one branch, or of all for None. A branch's name may have spaces."""
+    if branch is None:
+        return BRANCHES
+    return "" if branch == MAIN_LINE else f" branch:{branch}"
 
 
 def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
@@ -3250,8 +3245,8 @@ def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LIN
     )
     if branch == MAIN_LINE:
         return places
-    lines = ("", BRANCHES, of_branch(branch)) if kind == "runs" else ("", BRANCHES)
-    return tuple(place + line for line in lines for place in places)
+    lines = (None, branch) if kind == "runs" else (None,)
+    return tuple(place + line_end(line) for line in lines for place in places)
 
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int]]:
@@ -3283,8 +3278,6 @@ def select_stamp(connection: Connection, client_id: str) -> int:
 # Lists: one page of a merge of index ranges
 
 
-# The fields of a filter that an index begins with, and their columns.
-PLACES = {"types": "project_type", "target_url": "target_url", "names": "branch"}
 Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
 
 
@@ -3333,50 +3326,28 @@ class Filter(Struct, frozen=True, kw_only=True):
             asked["main_line"] = (f"{table}.branch {'=' if self.main_line else '<>'} ''", ())
         return asked
 
-    @property
-    def places(self) -> list[str]:
-        """The fields by which it filters, of those that an index begins with."""
-        return [place for place in PLACES if getattr(self, place) is not None]
-
 
 def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
     """Return the values of a filter, None where it filters nothing."""
     return None if values is None else frozenset(values)
 
 
-# What is listed together: project type (where types are named, or else branch, where those are), whether it is of the
-# main line, status, severity.
-Cell = tuple[str | None, bool, str, int]
+# What is listed together: project type (where types are named), line (the main one, a branch that is named, or None for
+# all branches), status, severity.
+Cell = tuple[str | None, str | None, str, int]
 
 
 def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
-    labelled = label_scopes(table, wanted)
-    cells: dict[Cell, int] = {}
-    for name, status, severity, n in select_counts(connection, client_id, list(labelled)):
-        label, shares = labelled[name]
-        for main_line, sign in shares:
-            cell = (label, main_line, status, severity)
-            cells[cell] = cells.get(cell, 0) + sign * n
-    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1], cell[2], cell[3])}
-
-
-Shares = tuple[tuple[bool, int], ...]  # what a counter adds to the main line, and to what is not of it
-SHARES: tuple[tuple[str, Shares], ...] = (("", ((True, 1),)), (BRANCHES, ((True, -1), (False, 1))))
-
-
-def label_scopes(table: str, wanted: Filter) -> dict[str, tuple[str | None, Shares]]:
-    """Name the scopes that add up to what a filter leaves, each with the label and the shares of its counters."""
-    places = [
-        (scope(table, name, wanted.target_url), name) for name in ((None,) if wanted.types is None else wanted.types)
-    ]
-    if wanted.names is None:
-        return {place + line: (name, shares) for place, name in places for line, shares in SHARES}
-    return {
-        place + of_branch(branch): (branch if name is None else name, ((False, 1),))
-        for place, name in places
-        for branch in wanted.names
+    named = {
+        scope(table, project_type, wanted.target_url) + line_end(line): (project_type, line)
+        for project_type in ((None,) if wanted.types is None else wanted.types)
+        for line in ((MAIN_LINE, None) if wanted.names is None else wanted.names)
     }
+    cells = Counter[Cell]()
+    for name, status, severity, n in select_counts(connection, client_id, list(named)):
+        cells[*named[name], status, severity] += n
+    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1] == MAIN_LINE, *cell[2:])}
 
 
 class IndexRange(Struct, frozen=True, gc=False):
@@ -3448,18 +3419,21 @@ class ListPlan(Struct, frozen=True, kw_only=True):
             return self
         text = f"({' AND '.join(condition for condition, _ in conditions)}) IS TRUE"
         values = [value for _, values in conditions for value in values]
-        ranges = tuple(each.where(text, *values) for each in self.ranges)
-        tally = self.tally and self.tally.where(text, *values)
-        return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
+        return self.narrowed(lambda each: each.where(text, *values))
 
     def within(self, first: int, end: int) -> ListPlan:
         """Return the rows from a seq on and before another."""
-        ranges = tuple(each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end) for each in self.ranges)
-        tally = self.tally and self.tally.where(f"{self.tally.seq} >= ? AND {self.tally.seq} < ?", first, end)
+        return self.narrowed(lambda each: each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end))
+
+    def narrowed(self, narrow: Callable[[IndexRange], IndexRange]) -> ListPlan:
+        """Return fewer rows, of which no counter tells."""
+        ranges, tally = tuple(map(narrow, self.ranges)), self.tally and narrow(self.tally)
         return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
 
-    def behind(self, place: Position) -> ListPlan:
-        """Return the rows that come behind one."""
+    def behind(self, place: Position | None) -> ListPlan:
+        """Return the rows that come behind a place, all without one."""
+        if place is None:
+            return self
         ranges = list[IndexRange]()
         for each in self.ranges:
             if self.order != "severity" or each.severity == place.severity:
@@ -3471,10 +3445,9 @@ class ListPlan(Struct, frozen=True, kw_only=True):
                 ranges.append(each)
         return msgspec.structs.replace(self, ranges=tuple(ranges))
 
-    def rows(
-        self, connection: Connection, columns: str, joined: str, limit: int, offset: int
-    ) -> Iterator[tuple[Any, ...]]:
-        """Return some rows, each read when it is asked for."""
+    def page(self, connection: Connection, columns: str, joined: str, query: Paged) -> Iterator[tuple[Any, ...]]:
+        """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
+        limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
         found: Iterable[tuple[str, tuple[Any, ...]]]
         if self.order != "severity" and 0 < len(self.ranges) <= MOST_RANGES:
             merged, values = self._merged(connection, self.ranges, limit, offset)
@@ -3529,51 +3502,32 @@ def plan_cells(
 ) -> ListPlan:
     """Plan the list of what counters count: a range for each cell in which there is something.
 
-    No index begins with more than one of type, target and branch: the one that leaves the fewest rows is used, and the
-    others are looked at in each row, unless they let all of them through.
+    Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
+    makes last: by branch, or else by target, of which one has fewer rows than a type.
     """
-    cells, asked, places = select_cells(connection, client_id, table, wanted), wanted.conditions(table), wanted.places
-    held = dict.fromkeys(places, cells)
-    if len(places) > 1:
-        for place in places:
-            alone = msgspec.structs.replace(wanted, **{other: None for other in places if other != place})
-            held[place] = select_cells(connection, client_id, table, alone)
-    place = min(places, key=lambda each: sum(held[each].values()), default="")
-    total, kinds = sum(cells.values()), {cell[1:] for cell in cells}
-    kept = {cell: n for cell, n in held.get(place, cells).items() if cell[1:] in kinds}
+    cells, asked = select_cells(connection, client_id, table, wanted), wanted.conditions(table)
     start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    if place == "target_url":
-        start = start.where(f"{table}.target_url = ?", wanted.target_url)
-    size, whole = sum(kept.values()), not asked and order != "severity"
-    found = ListPlan(
+    whole = not asked and order != "severity"
+    total = sum(cells.values())
+    return ListPlan(
         client_id=client_id,
         table=table,
-        ranges=(start,) if whole else cell_ranges(start, kept, PLACES.get(place, "")),
+        ranges=(start,) if whole else tuple(cell_range(start, wanted.target_url, cell) for cell in cells),
         settled=asked.keys(),
-        size=size,
+        size=total,
+        total=total,
     )
-    others = [asked[other] for other in places if other != place and size > total]
-    return msgspec.structs.replace(found.where(*others), total=total)
 
 
-def cell_ranges(start: IndexRange, cells: Iterable[Cell], column: str) -> tuple[IndexRange, ...]:
-    """Return an index range for each cell; `column` holds what it is labelled by. Runs have no severity."""
-    ranges, table = [], start.table
-    for label, main_line, status, severity in cells:
-        found = start if label is None else start.where(f"{table}.{column} = ?", label)
-        line = f"{table}.branch {'=' if main_line else '<>'} ''"  # as the indexes have it
-        found = found.where(f"{line} AND {table}.status = ?", status)
-        found = found.where(f"{table}.severity = ?", severity) if severity else found
-        ranges.append(msgspec.structs.replace(found, severity=severity))
-    return tuple(ranges)
-
-
-def select_page(
-    connection: Connection, plan: ListPlan, columns: str, joined: str, query: Paged, position: Position | None
-) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
-    part = plan.behind(position) if position else plan
-    return part.rows(connection, columns, joined, query.limit + 1, ((query.page or 1) - 1) * query.limit)
+def cell_range(start: IndexRange, target_url: str | None, cell: Cell) -> IndexRange:
+    """Return the index range of a cell, of all targets or one. Runs have no severity."""
+    (project_type, line, status, severity), table = cell, start.table
+    found = start.where(f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''")  # as the indexes have it
+    fixed = {"project_type": project_type, "target_url": target_url, "branch": line or None, "status": status}
+    for column, value in (fixed | {"severity": severity or None}).items():
+        if value is not None:
+            found = found.where(f"{table}.{column} = ?", value)
+    return msgspec.structs.replace(found, severity=severity)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -3584,14 +3538,6 @@ def select_position(connection: Connection, table: str, client_id: str, id: str,
     if row is None:
         return 0
     return int(row[0]) + (newest_first and row[1] != id)
-
-
-def select_rank(connection: Connection, client_id: str, task_id: str) -> int:
-    """Return the rank of a task's severity, the highest when the client has no such task."""
-    row = connection.execute(
-        "SELECT severity FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)
-    ).fetchone()
-    return int(row[0]) if row else RANKS["critical"]
 
 
 # Project types
@@ -3961,7 +3907,7 @@ def select_runs(
         statuses=chosen(query.status),
     )
     plan = plan_cells(connection, client_id, "runs", wanted)
-    rows = select_page(connection, plan, RUN_COLUMNS, "", query, position)
+    rows = plan.behind(position).page(connection, RUN_COLUMNS, "", query)
     return map(run_model, rows), plan.count(connection)
 
 
@@ -4080,9 +4026,13 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 
     @property
     def reporters(self) -> dict[str, Sequence[Reporter]]:
-        """The runs, and the branches, of which one each must have reported a task."""
+        """The runs, and the branches, of which one each must have reported a task: those of its type and target."""
         given = {"runs": self.runs, "branches": self.branches}
-        return {field: reporters for field, reporters in given.items() if reporters is not None}
+        return {
+            field: [each for each in reporters if self.accepts_surface(*each.surface)]
+            for field, reporters in given.items()
+            if reporters is not None
+        }
 
     def missing(self, run: RunKey) -> TaskFilter:
         """Return the filter with what must hold for a task to be missing from a run, but for what its line knows."""
@@ -4117,12 +4067,11 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         runs = find_runs(connection, client_id, f"id {LISTED}", json.dumps(query.run_id))
         wanted = msgspec.structs.replace(wanted, runs=runs)
     if query.branch is not None:
-        named = find_branches(connection, client_id, f"name {LISTED}", json.dumps(query.branch))
-        branches = [branch for branch in named if wanted.accepts_surface(*branch.surface)]
-        if len(branches) > MOST_REPORTERS:
+        branches = find_branches(connection, client_id, f"name {LISTED}", json.dumps(query.branch))
+        wanted = msgspec.structs.replace(wanted, branches=branches)
+        if len(wanted.reporters["branches"]) > MOST_REPORTERS:
             detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
             raise InvalidParameter("branch", detail)
-        wanted = msgspec.structs.replace(wanted, branches=branches)
     return wanted
 
 
@@ -4247,7 +4196,7 @@ def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: 
             return
     yield plan_cells(connection, client_id, "tasks", wanted, order)
     for field, reporters in wanted.reporters.items():
-        yield plan_reported(client_id, field, [each for each in reporters if wanted.accepts_surface(*each.surface)])
+        yield plan_reported(client_id, field, reporters)
     if wanted.words:
         held, words = holding(wanted.words)
         ranges = (IndexRange(("task_words.client_id = ?", held), (client_id, *words), "task_words"),)
@@ -4273,7 +4222,7 @@ def select_tasks(
     whole = query.view == "full"
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
     plan = plan_tasks(connection, client_id, wanted, query.sort)
-    rows = select_page(connection, plan, columns, joined, query, position)
+    rows = plan.behind(position).page(connection, columns, joined, query)
     return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), plan
 
 
@@ -4319,19 +4268,14 @@ ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client
     AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
 
 
-def seq_of(baseline: RunKey | None) -> int:
-    """Return the seq of what a run is compared with, that of no run where there is nothing."""
-    return baseline.seq if baseline else 0
-
-
 def count_compared(
-    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None
+    connection: Connection, client_id: str, run: RunKey, baseline_seq: int
 ) -> list[tuple[str, int, bool, int]]:
     """Count what a run reported: status, severity, whether the baseline reported it too, and how many."""
     return connection.execute(
         f"""SELECT tasks.status, tasks.severity, {ALSO_REPORTED} AS known, COUNT(*) FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
-        (client_id, seq_of(baseline), client_id, run.seq),
+        (client_id, baseline_seq, client_id, run.seq),
     ).fetchall()
 
 
@@ -4374,7 +4318,7 @@ def sort_out(run: RunKey, counted: Iterable[tuple[str, int, bool, int]], fail_on
 
 
 def select_offenders(
-    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None, fail_on: str
+    connection: Connection, client_id: str, run: RunKey, baseline_seq: int, fail_on: str
 ) -> list[TaskHead]:
     """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
     rows = connection.execute(
@@ -4387,7 +4331,7 @@ def select_offenders(
             json.dumps([*standing(run.branch)]),
             RANKS[fail_on],
             client_id,
-            seq_of(baseline),
+            baseline_seq,
             OFFENDERS_LISTED,
         ),
     )
@@ -4414,7 +4358,7 @@ def select_gate(connection: Connection, client_id: str, run: RunKey, query: Gate
     :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
     """
     baseline = select_baseline(connection, client_id, run, query.baseline)
-    compared = baseline if query.only == "new" else None
+    compared = baseline.seq if baseline and query.only == "new" else 0  # no run's seq
     counted = count_compared(connection, client_id, run, compared)
     offenders, ignored = sort_out(run, counted, query.fail_on)
     return Gate(
@@ -5477,7 +5421,7 @@ def remove_project_type(connection: Connection, client_id: str, name: str) -> No
     :raises Missing: when the client has none of the name. :raises ProjectTypeInUse: when it has runs of it.
     """
     select_project_type(connection, client_id, name)
-    runs = sum(n for *_, n in select_counts(connection, client_id, [scope("runs", name)]))
+    runs = sum(select_cells(connection, client_id, "runs", Filter(types=frozenset({name}))).values())
     if runs:
         there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
         raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
