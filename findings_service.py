@@ -3220,33 +3220,23 @@ def count(connection: Connection, client_id: str, scopes: Iterable[str], status:
         connection.counted[client_id, each, status, severity] += n
 
 
-def line_end(branch: str | None) -> str:
-    """End the name of a scope: of the main line, of one branch, or of all for None. A branch's name may have spaces."""
-    if branch is None:
-        return BRANCHES
-    return "" if branch == MAIN_LINE else f" branch:{branch}"
+def scope(kind: str, project_type: str | None, target_url: str | None, branch: str | None) -> str:
+    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both.
 
-
-def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
-    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both."""
+    They are of the main line, of one branch, or of all for None. A branch comes last, because its name may have spaces.
+    """
     by_type = f" type:{project_type}" if project_type is not None else ""
     by_target = f" target:{target_url}" if target_url is not None else ""
-    return kind + by_type + by_target
+    by_branch = BRANCHES if branch is None else "" if branch == MAIN_LINE else f" branch:{branch}"
+    return kind + by_type + by_target + by_branch
 
 
 @lru_cache(maxsize=64)
 def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
     """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
-    places = (
-        scope(kind),
-        scope(kind, project_type),
-        scope(kind, None, target_url),
-        scope(kind, project_type, target_url),
-    )
-    if branch == MAIN_LINE:
-        return places
-    lines = (None, branch) if kind == "runs" else (None,)
-    return tuple(place + line_end(line) for line in lines for place in places)
+    lines: list[str | None] = [branch] if branch == MAIN_LINE else [None, branch] if kind == "runs" else [None]
+    places = list(itertools.product((None, project_type), (None, target_url)))
+    return tuple(scope(kind, *place, line) for line in lines for place in places)
 
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int]]:
@@ -3340,7 +3330,7 @@ Cell = tuple[str | None, str | None, str, int]
 def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
     named = {
-        scope(table, project_type, wanted.target_url) + line_end(line): (project_type, line)
+        scope(table, project_type, wanted.target_url, line): (project_type, line)
         for project_type in ((None,) if wanted.types is None else wanted.types)
         for line in ((MAIN_LINE, None) if wanted.names is None else wanted.names)
     }
@@ -3420,10 +3410,6 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         text = f"({' AND '.join(condition for condition, _ in conditions)}) IS TRUE"
         values = [value for _, values in conditions for value in values]
         return self.narrowed(lambda each: each.where(text, *values))
-
-    def within(self, first: int, end: int) -> ListPlan:
-        """Return the rows from a seq on and before another."""
-        return self.narrowed(lambda each: each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end))
 
     def narrowed(self, narrow: Callable[[IndexRange], IndexRange]) -> ListPlan:
         """Return fewer rows, of which no counter tells."""
@@ -3634,7 +3620,6 @@ def replace_project_type(
 # Runs
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
-RUNS_AT_START = 1000  # the same while nobody waits but for the start
 RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF(runs.branch, ''), runs.metadata,
     runs.status, runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
@@ -3737,26 +3722,19 @@ def select_run(connection: Connection, client_id: str, run: RunKey) -> Run:
     return run_model(row)
 
 
-def select_run_with_summary(connection: Connection, client_id: str, run: RunKey) -> RunWithSummary:
-    """Return a run with the state of the tasks that it reported."""
-    found, summary = select_run(connection, client_id, run), select_summary(connection, client_id, run)
-    fields = (*msgspec.structs.astuple(found), summary)
-    return RunWithSummary(*fields)
-
-
 REPORTED_TASKS = """sightings
     JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq"""
 
 
-def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
-    """Return how many of a run's tasks there are of each severity and status."""
-    return summary_of(
-        connection.execute(
-            f"""SELECT tasks.status, tasks.severity, COUNT(*) FROM {REPORTED_TASKS}
-                WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2""",
-            (client_id, run.seq),
-        )
+def select_run_with_summary(connection: Connection, client_id: str, run: RunKey) -> RunWithSummary:
+    """Return a run with the state of the tasks that it reported."""
+    counted = connection.execute(
+        f"""SELECT tasks.status, tasks.severity, COUNT(*) FROM {REPORTED_TASKS}
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2""",
+        (client_id, run.seq),
     )
+    fields = (*msgspec.structs.astuple(select_run(connection, client_id, run)), summary_of(counted))
+    return RunWithSummary(*fields)
 
 
 def summary_of(counted: Iterable[tuple[str, int, int]]) -> Summary:
@@ -3825,25 +3803,21 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
     count(connection, client_id, names, status, 0, 1)
 
 
-def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int) -> list[RunKey]:
+def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
     """Return some of a client's running runs that nobody has used for so long."""
     idle, since = "status = 'running' AND last_used_at < ? LIMIT ?", timestamp(ago=idle_seconds)
-    return find_runs(connection, client_id, idle, since, limit)
+    return find_runs(connection, client_id, idle, since, RUNS_AT_ONCE)
 
 
-def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int = RUNS_AT_ONCE) -> int:
-    """Fail runs of a client that nobody has used for so long. Return how many those were."""
+def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
+    """Fail runs of a client that nobody has used for so long."""
     count_change(connection, client_id)
-    idle = select_idle_runs(connection, client_id, idle_seconds, limit)
-    for run in idle:
+    for run in select_idle_runs(connection, client_id, idle_seconds):
         close_run(connection, client_id, run, "failed", "timeout")
-    return len(idle)
 
 
-def idle_slices(
-    database: Database, idle_seconds: float, patience: float | None = None, size: int = RUNS_AT_ONCE
-) -> Iterator[int]:
-    """Fail the runs that nobody has used for so long, some with each step, which gives how many it failed.
+def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
+    """Fail the runs that nobody has used for so long, some with each step.
 
     Each step is a transaction of one client, so that others come between; where no run is idle there is none.
 
@@ -3854,11 +3828,11 @@ def idle_slices(
     for client_id in clients:
         while True:
             with database.reading() as connection:
-                if not select_idle_runs(connection, client_id, idle_seconds, 1):
+                if not select_idle_runs(connection, client_id, idle_seconds):
                     break
             with database.transaction(client_id, patience) as connection:
-                failed = fail_idle_runs(connection, client_id, idle_seconds, size)
-            yield failed
+                fail_idle_runs(connection, client_id, idle_seconds)
+            yield
 
 
 def finish_run(
@@ -3996,13 +3970,13 @@ def task_model(row: Sequence[Any]) -> Task:
     return Task(*(*row[:-4], *map(Raw, row[-4:])))
 
 
-SELECT_TASK = f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
-    WHERE tasks.client_id = ? AND tasks.id = ?"""
-
-
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     """Return a whole task. :raises Missing: when the client has no such task."""
-    row = connection.execute(SELECT_TASK, (client_id, task_id)).fetchone()
+    row = connection.execute(
+        f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
+            WHERE tasks.client_id = ? AND tasks.id = ?""",
+        (client_id, task_id),
+    ).fetchone()
     if row is None:
         raise Missing(f"There is no task {cut(task_id)!r}.")
     return task_model(row)
@@ -4050,6 +4024,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     :raises InvalidParameter: for too many branches, and for a search of nothing.
     """
     words = () if query.q is None else search_words(query.q)  # an unsound parameter is told before an unknown run
+    ids, names = query.run_id, query.branch
     wanted = TaskFilter(
         types=chosen(query.project_type),
         target_url=query.target_url,
@@ -4057,21 +4032,17 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         statuses=chosen(query.status),
         ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
+        runs=find_runs(connection, client_id, f"id {LISTED}", json.dumps(ids)) if ids else None,
+        branches=find_branches(connection, client_id, f"name {LISTED}", json.dumps(names)) if names else None,
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
         assignee=query.assignee,
         assigned=query.assigned,
         span=select_span(connection, client_id, query.created_since, query.created_before),
         words=words,
     )
-    if query.run_id is not None:
-        runs = find_runs(connection, client_id, f"id {LISTED}", json.dumps(query.run_id))
-        wanted = msgspec.structs.replace(wanted, runs=runs)
-    if query.branch is not None:
-        branches = find_branches(connection, client_id, f"name {LISTED}", json.dumps(query.branch))
-        wanted = msgspec.structs.replace(wanted, branches=branches)
-        if len(wanted.reporters["branches"]) > MOST_REPORTERS:
-            detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
-            raise InvalidParameter("branch", detail)
+    if len(wanted.reporters.get("branches", ())) > MOST_REPORTERS:
+        detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
+        raise InvalidParameter("branch", detail)
     return wanted
 
 
@@ -4081,8 +4052,8 @@ def select_span(
     """Return between which seqs a client's tasks are that were created between two times, None where all were."""
     if since is None and before is None:
         return None
-    row = connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?", (client_id,)).fetchone()
-    above = int(row[0])
+    newest = "SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?"
+    (above,) = connection.execute(newest, (client_id,)).fetchone()
     first = select_first_seq(connection, client_id, since, above) if since else 0
     end = select_first_seq(connection, client_id, before, above) if before else above
     return (first, end) if first or end < above else None
@@ -4211,7 +4182,9 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
     asked = task_conditions(connection, client_id, wanted)
     best = min(plans_of(connection, client_id, wanted, order), key=lambda plan: plan.size)
     found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
-    found = found.within(*wanted.span) if wanted.span else found
+    if wanted.span is not None:
+        first, end = wanted.span
+        found = found.narrowed(lambda each: each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end))
     return msgspec.structs.replace(found, order=order)
 
 
@@ -4542,10 +4515,8 @@ def select_listed(
     comments = select_dismissals(connection, client_id, [task.id for task in tasks if task.status == "dismissed"])
     run = wanted.runs[0] if wanted.runs and len(wanted.runs) == 1 else None
     baseline = find_latest_on_main_line(connection, client_id, run) if run else None
-    if baseline is None:
-        return [ListedTask(task, comments.get(task.id)) for task in tasks]
-    known = select_known(connection, client_id, baseline, [task.id for task in tasks])
-    return [ListedTask(task, comments.get(task.id), task.id in known) for task in tasks]
+    known = select_known(connection, client_id, baseline, [task.id for task in tasks]) if baseline else set()
+    return [ListedTask(task, comments.get(task.id), task.id in known if baseline else None) for task in tasks]
 
 
 # Tasks: writing
@@ -4606,6 +4577,10 @@ class State(Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, status=status, reason=reason, assignee=assignee)
 
 
+JSON_CONTENT = ("evidence", "remediation", "successCriteria", "extensions")
+CONTENT = ("title", "severity", "description", *JSON_CONTENT, "branch")
+
+
 class StoredFinding(Struct, frozen=True, gc=False):
     """A stored finding that is reported again."""
 
@@ -4617,17 +4592,14 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
     def changed(self, report: Report, branch: str) -> list[str]:
         """Name the fields that the report, and the branch behind it, change, as the API calls them."""
-        before = (self.title, self.state.severity, self.details, self.state.branch)
-        if before == (report.title, report.severity, report.details, branch):
-            return []
-        fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
+        before: tuple[Any, ...] = (self.title, self.state.severity, *self.details, self.state.branch)
+        after: tuple[Any, ...] = (report.title, report.severity, *report.details, branch)
         # Left out, extensions are {}: only they are stored as they were sent.
-        pairs = zip(("{}",) * 4, self.details[1:], report.details[1:], strict=True)
-        same = (same_json(one or empty, other or empty) for empty, one, other in pairs)
-        fields += [("description", self.details[0] == report.description)]
-        fields += zip(("evidence", "remediation", "successCriteria", "extensions"), same, strict=True)
-        fields += [("branch", self.state.branch == branch)]
-        return [name for name, equal in fields if not equal]
+        return [
+            name
+            for name, one, other in zip(CONTENT, before, after, strict=True)
+            if one != other and not (name in JSON_CONTENT and same_json(one or "{}", other or "{}"))
+        ]
 
     def next_state(self, report: Report, branch: str) -> State:
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
@@ -6891,14 +6863,12 @@ EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a documen
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
 
 
-def page_position(
-    call: Call, connection: Connection, table: str, sort: str = "-createdAt", after: str | None = None
-) -> Position | None:
+def page_position(call: Call, connection: Connection, table: str, after: str | None = None) -> Position | None:
     """Return where a place in a list is, by default the `after` of the request; None without one."""
     after = after or call.query.after
     if after is None:
         return None
-    severity, _, item_id = after.rpartition(".")
+    sort, (severity, _, item_id) = getattr(call.query, "sort", ""), after.rpartition(".")
     seq = select_position(connection, table, call.client_id, item_id, newest_first=sort != "createdAt")
     if sort != "severity":
         return Position(seq)
@@ -7120,7 +7090,7 @@ def walk_tasks(call: Call, connection: Connection, headers: dict[str, str], *, w
     lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
     while True:
         with in_list_time(connection):
-            position = page_position(call, connection, "tasks", query.sort, lot.after)
+            position = page_position(call, connection, "tasks", lot.after)
             wanted = read_task_filter(connection, call.client_id, query)
             tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
             taken = take(tasks, min(EXPORT_LOT, left), encoded=False)
@@ -7156,7 +7126,7 @@ def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
 def page_of_tasks(call: Call, connection: Connection) -> bytes:
     """Return the page of tasks that a request asks for, as JSON."""
     query: TaskQuery = call.query
-    position = page_position(call, connection, "tasks", query.sort)
+    position = page_position(call, connection, "tasks")
     wanted = read_task_filter(connection, call.client_id, query)
     tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
     taken = take(tasks, query.limit)
@@ -7633,7 +7603,7 @@ def open_once(service: Service) -> None:
     try:
         with service.database.transaction() as connection:
             insert_client(connection, "default")  # a file that may not be written is told of now
-        for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
+        for _ in idle_slices(service.database, service.settings.run_timeout):
             pass
         service.database.keep_house()
     except ENGINE_ERRORS as error:
