@@ -6860,6 +6860,7 @@ PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
+LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
 
 
@@ -6926,11 +6927,11 @@ class Taken(Struct):
 
 def take(items: Iterable[Any], limit: int, *, encoded: bool = True) -> Taken:
     """Take the items of a page, each as soon as it is read; the page ends early where it would be too large."""
-    taken, weight = Taken(), 0
+    taken, weight, most = Taken(), 0, PAGE_SIZE if encoded else LOT_SIZE
     for item in items:
         text = msgspec.json.encode(item)
         weight += len(text) + 1
-        if len(taken.items) == limit or (taken.items and weight > PAGE_SIZE):
+        if len(taken.items) == limit or (taken.items and weight > most):
             taken.more = True
             break
         taken.items.append(Raw(text) if encoded else item)
