@@ -1472,7 +1472,7 @@ def schema_path() -> Path:
 
 
 BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
-CounterKey = tuple[str, str, str, int, int]  # what a counter counts: client, scope, status, severity, identified
+CounterKey = tuple[str, str, str, int]  # what a counter counts: client, scope, status, severity
 UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
 
 
@@ -1571,9 +1571,8 @@ class Connection(ABC):
     def write_counts(self) -> None:
         """Write what the transaction counted."""
         self.executemany(
-            """INSERT INTO counters (client_id, scope, status, severity, identified, n) VALUES (?, ?, ?, ?, ?, ?)
-               ON CONFLICT (client_id, scope, status, severity, identified)
-               DO UPDATE SET n = counters.n + excluded.n""",
+            """INSERT INTO counters (client_id, scope, status, severity, n) VALUES (?, ?, ?, ?, ?)
+               ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.counted.items() if n],
         )
         if self.deletes:
@@ -2997,16 +2996,10 @@ BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
 
 
-@lru_cache(maxsize=8)
-def second_text(second: int) -> str:
-    """Return the text of a second since 1970; formatting it anew costs more than a query."""
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
 def timestamp(ago: float = 0) -> str:
     """Return the time some seconds ago, by default now, as the API writes it: 2026-11-21T02:15:30.123Z."""
-    second, rest = divmod(time.time_ns() - int(ago * 1e9), 1_000_000_000)
-    return f"{second_text(second)}.{rest // 1_000_000:03d}Z"
+    at = datetime.fromtimestamp(time.time_ns() / 1e9 - ago, UTC)
+    return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 class IdMaker:
@@ -3141,46 +3134,35 @@ def delete_key(connection: Connection, key: str) -> None:
 # Counters
 
 
-def count(
-    connection: Connection, client_id: str, scopes: Iterable[str], status: str, severity: int, identified: bool, n: int
-) -> None:
+def count(connection: Connection, client_id: str, scopes: Iterable[str], status: str, severity: int, n: int) -> None:
     """Count `n` more (or less) of one kind in every scope. It is written with the transaction."""
     for each in scopes:
-        connection.counted[client_id, each, status, severity, int(identified)] += n
+        connection.counted[client_id, each, status, severity] += n
 
 
-# What ends the name of a scope, `BRANCHES` or this, comes last, because the name of a branch may have spaces.
-def of_branch(name: str) -> str:
-    """End the name of a scope of one branch."""
-    return f" branch:{name}"
+def scope(kind: str, project_type: str | None, target_url: str | None, branch: str | None) -> str:
+    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both.
 
-
-def scope(kind: str, project_type: str | None = None, target_url: str | None = None) -> str:
-    """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both."""
+    They are of the main line, of one branch, or of all for None. A branch comes last, because its name may have spaces.
+    """
     by_type = f" type:{project_type}" if project_type is not None else ""
     by_target = f" target:{target_url}" if target_url is not None else ""
-    return kind + by_type + by_target
+    by_branch = BRANCHES if branch is None else "" if branch == MAIN_LINE else f" branch:{branch}"
+    return kind + by_type + by_target + by_branch
 
 
 @lru_cache(maxsize=64)
 def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
     """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
-    places = (
-        scope(kind),
-        scope(kind, project_type),
-        scope(kind, None, target_url),
-        scope(kind, project_type, target_url),
-    )
-    if branch == MAIN_LINE:
-        return places
-    lines = ("", BRANCHES, of_branch(branch)) if kind == "runs" else ("", BRANCHES)
-    return tuple(place + line for line in lines for place in places)
+    lines: list[str | None] = [branch] if branch == MAIN_LINE else [None, branch] if kind == "runs" else [None]
+    places = list(itertools.product((None, project_type), (None, target_url)))
+    return tuple(scope(kind, *place, line) for line in lines for place in places)
 
 
-def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int, int]]:
-    """Return the counters of some scopes: scope, status, severity, identified, n."""
+def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int]]:
+    """Return the counters of some scopes: scope, status, severity, n."""
     rows = connection.execute(
-        f"SELECT scope, status, severity, identified, n FROM counters WHERE client_id = ? AND scope {LISTED}",
+        f"SELECT scope, status, severity, n FROM counters WHERE client_id = ? AND scope {LISTED}",
         (client_id, json.dumps(names)),
     ).fetchall()
     return rows + [(*key[1:], n) for key, n in connection.counted.items() if key[0] == client_id and key[1] in names]
@@ -3195,7 +3177,7 @@ def count_change(connection: Connection, client_id: str) -> None:
     How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
     what came after it.
     """
-    count(connection, client_id, [CHANGES], "", 0, False, 1 + secrets.randbelow(1 << 30))
+    count(connection, client_id, [CHANGES], "", 0, 1 + secrets.randbelow(1 << 30))
 
 
 def select_stamp(connection: Connection, client_id: str) -> int:
@@ -3206,8 +3188,6 @@ def select_stamp(connection: Connection, client_id: str) -> int:
 # Lists: one page of a merge of index ranges
 
 
-# The fields of a filter that an index begins with, and their columns.
-PLACES = {"types": "project_type", "target_url": "target_url", "names": "branch"}
 Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
 
 
@@ -3256,53 +3236,28 @@ class Filter(Struct, frozen=True, kw_only=True):
             asked["main_line"] = (f"{table}.branch {'=' if self.main_line else '<>'} ''", ())
         return asked
 
-    @property
-    def places(self) -> list[str]:
-        """The fields by which it filters, of those that an index begins with."""
-        return [place for place in PLACES if getattr(self, place) is not None]
-
 
 def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
     """Return the values of a filter, None where it filters nothing."""
     return None if values is None else frozenset(values)
 
 
-# What is listed together: project type (where types are named, or else branch, where those are), whether it is of the
-# main line, status, severity.
-Cell = tuple[str | None, bool, str, int]
+# What is listed together: project type (where types are named), line (the main one, a branch that is named, or None for
+# all branches), status, severity.
+Cell = tuple[str | None, str | None, str, int]
 
 
-def select_cells(
-    connection: Connection, client_id: str, table: str, wanted: Filter, identified: Sequence[int] = (0, 1)
-) -> dict[Cell, int]:
+def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
-    labelled = label_scopes(table, wanted)
-    cells: dict[Cell, int] = {}
-    for name, status, severity, has_id, n in select_counts(connection, client_id, list(labelled)):
-        if has_id in identified:
-            label, shares = labelled[name]
-            for main_line, sign in shares:
-                cell = (label, main_line, status, severity)
-                cells[cell] = cells.get(cell, 0) + sign * n
-    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1], cell[2], cell[3])}
-
-
-Shares = tuple[tuple[bool, int], ...]  # what a counter adds to the main line, and to what is not of it
-SHARES: tuple[tuple[str, Shares], ...] = (("", ((True, 1),)), (BRANCHES, ((True, -1), (False, 1))))
-
-
-def label_scopes(table: str, wanted: Filter) -> dict[str, tuple[str | None, Shares]]:
-    """Name the scopes that add up to what a filter leaves, each with the label and the shares of its counters."""
-    places = [
-        (scope(table, name, wanted.target_url), name) for name in ((None,) if wanted.types is None else wanted.types)
-    ]
-    if wanted.names is None:
-        return {place + line: (name, shares) for place, name in places for line, shares in SHARES}
-    return {
-        place + of_branch(branch): (branch if name is None else name, ((False, 1),))
-        for place, name in places
-        for branch in wanted.names
+    named = {
+        scope(table, project_type, wanted.target_url, line): (project_type, line)
+        for project_type in ((None,) if wanted.types is None else wanted.types)
+        for line in ((MAIN_LINE, None) if wanted.names is None else wanted.names)
     }
+    cells = Counter[Cell]()
+    for name, status, severity, n in select_counts(connection, client_id, list(named)):
+        cells[*named[name], status, severity] += n
+    return {cell: n for cell, n in cells.items() if n and wanted.accepts(cell[1] == MAIN_LINE, *cell[2:])}
 
 
 class IndexRange(Struct, frozen=True, gc=False):
@@ -3374,18 +3329,17 @@ class ListPlan(Struct, frozen=True, kw_only=True):
             return self
         text = f"({' AND '.join(condition for condition, _ in conditions)}) IS TRUE"
         values = [value for _, values in conditions for value in values]
-        ranges = tuple(each.where(text, *values) for each in self.ranges)
-        tally = self.tally and self.tally.where(text, *values)
+        return self.narrowed(lambda each: each.where(text, *values))
+
+    def narrowed(self, narrow: Callable[[IndexRange], IndexRange]) -> ListPlan:
+        """Return fewer rows, of which no counter tells."""
+        ranges, tally = tuple(map(narrow, self.ranges)), self.tally and narrow(self.tally)
         return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
 
-    def within(self, first: int, end: int) -> ListPlan:
-        """Return the rows from a seq on and before another."""
-        ranges = tuple(each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end) for each in self.ranges)
-        tally = self.tally and self.tally.where(f"{self.tally.seq} >= ? AND {self.tally.seq} < ?", first, end)
-        return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
-
-    def behind(self, place: Position) -> ListPlan:
-        """Return the rows that come behind one."""
+    def behind(self, place: Position | None) -> ListPlan:
+        """Return the rows that come behind a place, all without one."""
+        if place is None:
+            return self
         ranges = list[IndexRange]()
         for each in self.ranges:
             if self.order != "severity" or each.severity == place.severity:
@@ -3397,10 +3351,9 @@ class ListPlan(Struct, frozen=True, kw_only=True):
                 ranges.append(each)
         return msgspec.structs.replace(self, ranges=tuple(ranges))
 
-    def rows(
-        self, connection: Connection, columns: str, joined: str, limit: int, offset: int
-    ) -> Iterator[tuple[Any, ...]]:
-        """Return some rows, each read when it is asked for."""
+    def page(self, connection: Connection, columns: str, joined: str, query: Paged) -> Iterator[tuple[Any, ...]]:
+        """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
+        limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
         found: Iterable[tuple[str, tuple[Any, ...]]]
         if self.order != "severity" and 0 < len(self.ranges) <= MOST_RANGES:
             merged, values = self._merged(connection, self.ranges, limit, offset)
@@ -3455,51 +3408,32 @@ def plan_cells(
 ) -> ListPlan:
     """Plan the list of what counters count: a range for each cell in which there is something.
 
-    No index begins with more than one of type, target and branch: the one that leaves the fewest rows is used, and the
-    others are looked at in each row, unless they let all of them through.
+    Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
+    makes last: by branch, or else by target, of which one has fewer rows than a type.
     """
-    cells, asked, places = select_cells(connection, client_id, table, wanted), wanted.conditions(table), wanted.places
-    held = dict.fromkeys(places, cells)
-    if len(places) > 1:
-        for place in places:
-            alone = msgspec.structs.replace(wanted, **{other: None for other in places if other != place})
-            held[place] = select_cells(connection, client_id, table, alone)
-    place = min(places, key=lambda each: sum(held[each].values()), default="")
-    total, kinds = sum(cells.values()), {cell[1:] for cell in cells}
-    kept = {cell: n for cell, n in held.get(place, cells).items() if cell[1:] in kinds}
+    cells, asked = select_cells(connection, client_id, table, wanted), wanted.conditions(table)
     start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    if place == "target_url":
-        start = start.where(f"{table}.target_url = ?", wanted.target_url)
-    size, whole = sum(kept.values()), not asked and order != "severity"
-    found = ListPlan(
+    whole = not asked and order != "severity"
+    total = sum(cells.values())
+    return ListPlan(
         client_id=client_id,
         table=table,
-        ranges=(start,) if whole else cell_ranges(start, kept, PLACES.get(place, "")),
+        ranges=(start,) if whole else tuple(cell_range(start, wanted.target_url, cell) for cell in cells),
         settled=asked.keys(),
-        size=size,
+        size=total,
+        total=total,
     )
-    others = [asked[other] for other in places if other != place and size > total]
-    return msgspec.structs.replace(found.where(*others), total=total)
 
 
-def cell_ranges(start: IndexRange, cells: Iterable[Cell], column: str) -> tuple[IndexRange, ...]:
-    """Return an index range for each cell; `column` holds what it is labelled by. Runs have no severity."""
-    ranges, table = [], start.table
-    for label, main_line, status, severity in cells:
-        found = start if label is None else start.where(f"{table}.{column} = ?", label)
-        line = f"{table}.branch {'=' if main_line else '<>'} ''"  # as the indexes have it
-        found = found.where(f"{line} AND {table}.status = ?", status)
-        found = found.where(f"{table}.severity = ?", severity) if severity else found
-        ranges.append(msgspec.structs.replace(found, severity=severity))
-    return tuple(ranges)
-
-
-def select_page(
-    connection: Connection, plan: ListPlan, columns: str, joined: str, query: Paged, position: Position | None
-) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
-    part = plan.behind(position) if position else plan
-    return part.rows(connection, columns, joined, query.limit + 1, ((query.page or 1) - 1) * query.limit)
+def cell_range(start: IndexRange, target_url: str | None, cell: Cell) -> IndexRange:
+    """Return the index range of a cell, of all targets or one. Runs have no severity."""
+    (project_type, line, status, severity), table = cell, start.table
+    found = start.where(f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''")  # as the indexes have it
+    fixed = {"project_type": project_type, "target_url": target_url, "branch": line or None, "status": status}
+    for column, value in (fixed | {"severity": severity or None}).items():
+        if value is not None:
+            found = found.where(f"{table}.{column} = ?", value)
+    return msgspec.structs.replace(found, severity=severity)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -3510,14 +3444,6 @@ def select_position(connection: Connection, table: str, client_id: str, id: str,
     if row is None:
         return 0
     return int(row[0]) + (newest_first and row[1] != id)
-
-
-def select_rank(connection: Connection, client_id: str, task_id: str) -> int:
-    """Return the rank of a task's severity, the highest when the client has no such task."""
-    row = connection.execute(
-        "SELECT severity FROM tasks WHERE client_id = ? AND id = ?", (client_id, task_id)
-    ).fetchone()
-    return int(row[0]) if row else RANKS["critical"]
 
 
 # Project types
@@ -3614,7 +3540,6 @@ def replace_project_type(
 # Runs
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
-RUNS_AT_START = 1000  # the same while nobody waits but for the start
 RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF(runs.branch, ''), runs.metadata,
     runs.status, runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
@@ -3717,26 +3642,19 @@ def select_run(connection: Connection, client_id: str, run: RunKey) -> Run:
     return run_model(row)
 
 
-def select_run_with_summary(connection: Connection, client_id: str, run: RunKey) -> RunWithSummary:
-    """Return a run with the state of the tasks that it reported."""
-    found, summary = select_run(connection, client_id, run), select_summary(connection, client_id, run)
-    fields = (*msgspec.structs.astuple(found), summary)
-    return RunWithSummary(*fields)
-
-
 REPORTED_TASKS = """sightings
     JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq"""
 
 
-def select_summary(connection: Connection, client_id: str, run: RunKey) -> Summary:
-    """Return how many of a run's tasks there are of each severity and status."""
-    return summary_of(
-        connection.execute(
-            f"""SELECT tasks.status, tasks.severity, COUNT(*) FROM {REPORTED_TASKS}
-                WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2""",
-            (client_id, run.seq),
-        )
+def select_run_with_summary(connection: Connection, client_id: str, run: RunKey) -> RunWithSummary:
+    """Return a run with the state of the tasks that it reported."""
+    counted = connection.execute(
+        f"""SELECT tasks.status, tasks.severity, COUNT(*) FROM {REPORTED_TASKS}
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2""",
+        (client_id, run.seq),
     )
+    fields = (*msgspec.structs.astuple(select_run(connection, client_id, run)), summary_of(counted))
+    return RunWithSummary(*fields)
 
 
 def summary_of(counted: Iterable[tuple[str, int, int]]) -> Summary:
@@ -3788,7 +3706,7 @@ def insert_run(
                ON CONFLICT DO NOTHING""",
             (client_id, branch, project_type, target_url),
         )
-    count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, False, 1)
+    count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, 1)
     return RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
 
 
@@ -3801,29 +3719,25 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
         (status, reason, now, now, client_id, run.seq),
     )
     names = scopes("runs", *run.surface, run.branch)
-    count(connection, client_id, names, "running", 0, False, -1)
-    count(connection, client_id, names, status, 0, False, 1)
+    count(connection, client_id, names, "running", 0, -1)
+    count(connection, client_id, names, status, 0, 1)
 
 
-def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int) -> list[RunKey]:
+def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
     """Return some of a client's running runs that nobody has used for so long."""
     idle, since = "status = 'running' AND last_used_at < ? LIMIT ?", timestamp(ago=idle_seconds)
-    return find_runs(connection, client_id, idle, since, limit)
+    return find_runs(connection, client_id, idle, since, RUNS_AT_ONCE)
 
 
-def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float, limit: int = RUNS_AT_ONCE) -> int:
-    """Fail runs of a client that nobody has used for so long. Return how many those were."""
+def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
+    """Fail runs of a client that nobody has used for so long."""
     count_change(connection, client_id)
-    idle = select_idle_runs(connection, client_id, idle_seconds, limit)
-    for run in idle:
+    for run in select_idle_runs(connection, client_id, idle_seconds):
         close_run(connection, client_id, run, "failed", "timeout")
-    return len(idle)
 
 
-def idle_slices(
-    database: Database, idle_seconds: float, patience: float | None = None, size: int = RUNS_AT_ONCE
-) -> Iterator[int]:
-    """Fail the runs that nobody has used for so long, some with each step, which gives how many it failed.
+def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
+    """Fail the runs that nobody has used for so long, some with each step.
 
     Each step is a transaction of one client, so that others come between; where no run is idle there is none.
 
@@ -3834,11 +3748,11 @@ def idle_slices(
     for client_id in clients:
         while True:
             with database.reading() as connection:
-                if not select_idle_runs(connection, client_id, idle_seconds, 1):
+                if not select_idle_runs(connection, client_id, idle_seconds):
                     break
             with database.transaction(client_id, patience) as connection:
-                failed = fail_idle_runs(connection, client_id, idle_seconds, size)
-            yield failed
+                fail_idle_runs(connection, client_id, idle_seconds)
+            yield
 
 
 def finish_run(
@@ -3887,7 +3801,7 @@ def select_runs(
         statuses=chosen(query.status),
     )
     plan = plan_cells(connection, client_id, "runs", wanted)
-    rows = select_page(connection, plan, RUN_COLUMNS, "", query, position)
+    rows = plan.behind(position).page(connection, RUN_COLUMNS, "", query)
     return map(run_model, rows), plan.count(connection)
 
 
@@ -3976,13 +3890,13 @@ def task_model(row: Sequence[Any]) -> Task:
     return Task(*(*row[:-4], *map(Raw, row[-4:])))
 
 
-SELECT_TASK = f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
-    WHERE tasks.client_id = ? AND tasks.id = ?"""
-
-
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     """Return a whole task. :raises Missing: when the client has no such task."""
-    row = connection.execute(SELECT_TASK, (client_id, task_id)).fetchone()
+    row = connection.execute(
+        f"""SELECT {HEAD_COLUMNS}, {DETAIL_COLUMNS} FROM tasks {DETAILS}
+            WHERE tasks.client_id = ? AND tasks.id = ?""",
+        (client_id, task_id),
+    ).fetchone()
     if row is None:
         raise Missing(f"There is no task {cut(task_id)!r}.")
     return task_model(row)
@@ -4006,9 +3920,13 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 
     @property
     def reporters(self) -> dict[str, Sequence[Reporter]]:
-        """The runs, and the branches, of which one each must have reported a task."""
+        """The runs, and the branches, of which one each must have reported a task: those of its type and target."""
         given = {"runs": self.runs, "branches": self.branches}
-        return {field: reporters for field, reporters in given.items() if reporters is not None}
+        return {
+            field: [each for each in reporters if self.accepts_surface(*each.surface)]
+            for field, reporters in given.items()
+            if reporters is not None
+        }
 
     def missing(self, run: RunKey) -> TaskFilter:
         """Return the filter with what must hold for a task to be missing from a run, but for what its line knows."""
@@ -4026,6 +3944,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     :raises InvalidParameter: for too many branches, and for a search of nothing.
     """
     words = () if query.q is None else search_words(query.q)  # an unsound parameter is told before an unknown run
+    ids, names = query.run_id, query.branch
     wanted = TaskFilter(
         types=chosen(query.project_type),
         target_url=query.target_url,
@@ -4033,22 +3952,17 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         statuses=chosen(query.status),
         ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
+        runs=find_runs(connection, client_id, f"id {LISTED}", json.dumps(ids)) if ids else None,
+        branches=find_branches(connection, client_id, f"name {LISTED}", json.dumps(names)) if names else None,
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
         assignee=query.assignee,
         assigned=query.assigned,
         span=select_span(connection, client_id, query.created_since, query.created_before),
         words=words,
     )
-    if query.run_id is not None:
-        runs = find_runs(connection, client_id, f"id {LISTED}", json.dumps(query.run_id))
-        wanted = msgspec.structs.replace(wanted, runs=runs)
-    if query.branch is not None:
-        named = find_branches(connection, client_id, f"name {LISTED}", json.dumps(query.branch))
-        branches = [branch for branch in named if wanted.accepts_surface(*branch.surface)]
-        if len(branches) > MOST_REPORTERS:
-            detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
-            raise InvalidParameter("branch", detail)
-        wanted = msgspec.structs.replace(wanted, branches=branches)
+    if len(wanted.reporters.get("branches", ())) > MOST_REPORTERS:
+        detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
+        raise InvalidParameter("branch", detail)
     return wanted
 
 
@@ -4058,8 +3972,8 @@ def select_span(
     """Return between which seqs a client's tasks are that were created between two times, None where all were."""
     if since is None and before is None:
         return None
-    row = connection.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?", (client_id,)).fetchone()
-    above = int(row[0])
+    newest = "SELECT COALESCE(MAX(seq), 0) + 1 FROM tasks WHERE client_id = ?"
+    (above,) = connection.execute(newest, (client_id,)).fetchone()
     first = select_first_seq(connection, client_id, since, above) if since else 0
     end = select_first_seq(connection, client_id, before, above) if before else above
     return (first, end) if first or end < above else None
@@ -4173,7 +4087,7 @@ def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: 
             return
     yield plan_cells(connection, client_id, "tasks", wanted, order)
     for field, reporters in wanted.reporters.items():
-        yield plan_reported(client_id, field, [each for each in reporters if wanted.accepts_surface(*each.surface)])
+        yield plan_reported(client_id, field, reporters)
     if wanted.words:
         held, words = holding(wanted.words)
         ranges = (IndexRange(("task_words.client_id = ?", held), (client_id, *words), "task_words"),)
@@ -4188,7 +4102,9 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
     asked = task_conditions(connection, client_id, wanted)
     best = min(plans_of(connection, client_id, wanted, order), key=lambda plan: plan.size)
     found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
-    found = found.within(*wanted.span) if wanted.span else found
+    if wanted.span is not None:
+        first, end = wanted.span
+        found = found.narrowed(lambda each: each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end))
     return msgspec.structs.replace(found, order=order)
 
 
@@ -4199,7 +4115,7 @@ def select_tasks(
     whole = query.view == "full"
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
     plan = plan_tasks(connection, client_id, wanted, query.sort)
-    rows = select_page(connection, plan, columns, joined, query, position)
+    rows = plan.behind(position).page(connection, columns, joined, query)
     return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), plan
 
 
@@ -4245,19 +4161,14 @@ ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client
     AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
 
 
-def seq_of(baseline: RunKey | None) -> int:
-    """Return the seq of what a run is compared with, that of no run where there is nothing."""
-    return baseline.seq if baseline else 0
-
-
 def count_compared(
-    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None
+    connection: Connection, client_id: str, run: RunKey, baseline_seq: int
 ) -> list[tuple[str, int, bool, int]]:
     """Count what a run reported: status, severity, whether the baseline reported it too, and how many."""
     return connection.execute(
         f"""SELECT tasks.status, tasks.severity, {ALSO_REPORTED} AS known, COUNT(*) FROM {REPORTED_TASKS}
             WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
-        (client_id, seq_of(baseline), client_id, run.seq),
+        (client_id, baseline_seq, client_id, run.seq),
     ).fetchall()
 
 
@@ -4300,7 +4211,7 @@ def sort_out(run: RunKey, counted: Iterable[tuple[str, int, bool, int]], fail_on
 
 
 def select_offenders(
-    connection: Connection, client_id: str, run: RunKey, baseline: RunKey | None, fail_on: str
+    connection: Connection, client_id: str, run: RunKey, baseline_seq: int, fail_on: str
 ) -> list[TaskHead]:
     """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
     rows = connection.execute(
@@ -4313,7 +4224,7 @@ def select_offenders(
             json.dumps([*standing(run.branch)]),
             RANKS[fail_on],
             client_id,
-            seq_of(baseline),
+            baseline_seq,
             OFFENDERS_LISTED,
         ),
     )
@@ -4340,7 +4251,7 @@ def select_gate(connection: Connection, client_id: str, run: RunKey, query: Gate
     :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
     """
     baseline = select_baseline(connection, client_id, run, query.baseline)
-    compared = baseline if query.only == "new" else None
+    compared = baseline.seq if baseline and query.only == "new" else 0  # no run's seq
     counted = count_compared(connection, client_id, run, compared)
     offenders, ignored = sort_out(run, counted, query.fail_on)
     return Gate(
@@ -4524,10 +4435,8 @@ def select_listed(
     comments = select_dismissals(connection, client_id, [task.id for task in tasks if task.status == "dismissed"])
     run = wanted.runs[0] if wanted.runs and len(wanted.runs) == 1 else None
     baseline = find_latest_on_main_line(connection, client_id, run) if run else None
-    if baseline is None:
-        return [ListedTask(task, comments.get(task.id)) for task in tasks]
-    known = select_known(connection, client_id, baseline, [task.id for task in tasks])
-    return [ListedTask(task, comments.get(task.id), task.id in known) for task in tasks]
+    known = select_known(connection, client_id, baseline, [task.id for task in tasks]) if baseline else set()
+    return [ListedTask(task, comments.get(task.id), task.id in known if baseline else None) for task in tasks]
 
 
 # Tasks: writing
@@ -4572,7 +4481,6 @@ class State(Struct, frozen=True, gc=False):
     project_type: str
     target_url: str
     branch: str
-    identified: bool
 
     @property
     def cell(self) -> tuple[str, int, str]:
@@ -4589,6 +4497,10 @@ class State(Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, status=status, reason=reason, assignee=assignee)
 
 
+JSON_CONTENT = ("evidence", "remediation", "successCriteria", "extensions")
+CONTENT = ("title", "severity", "description", *JSON_CONTENT, "branch")
+
+
 class StoredFinding(Struct, frozen=True, gc=False):
     """A stored finding that is reported again."""
 
@@ -4600,17 +4512,14 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
     def changed(self, report: Report, branch: str) -> list[str]:
         """Name the fields that the report, and the branch behind it, change, as the API calls them."""
-        before = (self.title, self.state.severity, self.details, self.state.branch)
-        if before == (report.title, report.severity, report.details, branch):
-            return []
-        fields = [("title", self.title == report.title), ("severity", self.state.severity == report.severity)]
+        before: tuple[Any, ...] = (self.title, self.state.severity, *self.details, self.state.branch)
+        after: tuple[Any, ...] = (report.title, report.severity, *report.details, branch)
         # Left out, extensions are {}: only they are stored as they were sent.
-        pairs = zip(("{}",) * 4, self.details[1:], report.details[1:], strict=True)
-        same = (same_json(one or empty, other or empty) for empty, one, other in pairs)
-        fields += [("description", self.details[0] == report.description)]
-        fields += zip(("evidence", "remediation", "successCriteria", "extensions"), same, strict=True)
-        fields += [("branch", self.state.branch == branch)]
-        return [name for name, equal in fields if not equal]
+        return [
+            name
+            for name, one, other in zip(CONTENT, before, after, strict=True)
+            if one != other and not (name in JSON_CONTENT and same_json(one or "{}", other or "{}"))
+        ]
 
     def next_state(self, report: Report, branch: str) -> State:
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
@@ -4622,7 +4531,7 @@ class StoredFinding(Struct, frozen=True, gc=False):
 
 
 STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity, tasks.project_type,
-    tasks.target_url, tasks.branch, tasks.external_id IS NOT NULL"""
+    tasks.target_url, tasks.branch"""
 
 
 def select_states(connection: Connection, client_id: str, condition: str, value: str) -> list[State]:
@@ -4654,13 +4563,13 @@ def select_findings(
             ) FROM json_each(?))""",
         (run.seq, client_id, client_id, *run.surface, json.dumps(external_ids)),
     )
-    return {row[10]: StoredFinding(State(*row[:10]), row[10], row[11], row[12:17], bool(row[17])) for row in rows}
+    return {row[9]: StoredFinding(State(*row[:9]), row[9], row[10], row[11:16], bool(row[16])) for row in rows}
 
 
 def count_state(connection: Connection, client_id: str, state: State, n: int) -> None:
     """Count a task in, or out."""
     names = scopes("tasks", state.project_type, state.target_url, state.branch)
-    count(connection, client_id, names, state.status, state.severity, state.identified, n)
+    count(connection, client_id, names, state.status, state.severity, n)
 
 
 def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
@@ -4808,7 +4717,7 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Repor
         "INSERT INTO task_words (client_id, task_seq, words) VALUES (?, ?, ?)",
         [(who.client_id, seq, report.words) for seq, _, _, report in added],
     )
-    kinds = Counter((status, report.severity, report.external_id is not None) for _, _, status, report in added)
+    kinds = Counter((status, report.severity) for _, _, status, report in added)
     for kind, n in kinds.items():
         count(connection, who.client_id, scopes("tasks", *place), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
@@ -5112,17 +5021,17 @@ PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred w
 def recounted(connection: Connection) -> Counter[CounterKey]:
     """Count everything that the counters count, one by one, but for changes."""
     counts: Counter[CounterKey] = Counter()
-    place, kind = "client_id, project_type, target_url, branch", "status, severity, external_id IS NOT NULL"
-    for client, *at, status, severity, identified, n in connection.execute(
+    place, kind = "client_id, project_type, target_url, branch", "status, severity"
+    for client, *at, status, severity, n in connection.execute(
         f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
     ):
         for name in scopes("tasks", *at):
-            counts[client, name, status, severity, identified] += n
+            counts[client, name, status, severity] += n
     for client, *at, status, n in connection.execute(
         f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
     ):
         for name in scopes("runs", *at):
-            counts[client, name, status, 0, 0] += n
+            counts[client, name, status, 0] += n
     return counts
 
 
@@ -5219,13 +5128,13 @@ def faults(connection: Connection) -> Iterator[str]:
     """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
     yield from connection.faults()
     expected = recounted(connection)
-    for client, name, status, severity, identified, n in connection.execute(
-        "SELECT client_id, scope, status, severity, identified, n FROM counters WHERE scope <> 'changes'"
+    for client, name, status, severity, n in connection.execute(
+        "SELECT client_id, scope, status, severity, n FROM counters WHERE scope <> 'changes'"
     ):
-        right = expected.pop((client, name, status, severity, identified), 0)
+        right = expected.pop((client, name, status, severity), 0)
         if n != right:
             yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
-    for (client, name, status, severity, _), n in expected.items():
+    for (client, name, status, severity), n in expected.items():
         yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
     yield from word_faults(connection)
     for complaint, statement in AUDITS.items():
@@ -5284,7 +5193,7 @@ def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> Non
     """Delete a run that reports nothing any more, with what else there is of it alone."""
     connection.deletes = True
     branch = find_branch_of_run(connection, client_id, run)
-    count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, False, -1)
+    count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, -1)
     drop_answers_of_run(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
@@ -5404,7 +5313,7 @@ def remove_project_type(connection: Connection, client_id: str, name: str) -> No
     :raises Missing: when the client has none of the name. :raises ProjectTypeInUse: when it has runs of it.
     """
     select_project_type(connection, client_id, name)
-    runs = sum(n for *_, n in select_counts(connection, client_id, [scope("runs", name)]))
+    runs = sum(select_cells(connection, client_id, "runs", Filter(types=frozenset({name}))).values())
     if runs:
         there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
         raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
@@ -6871,22 +6780,22 @@ PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
-LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON, about
-PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of a page's items, with room for what stands around them
+LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON
+PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
 
 
-def page_position(
-    call: Call, connection: Connection, table: str, sort: str = "-createdAt", after: str | None = None
-) -> Position | None:
+def page_position(call: Call, connection: Connection, table: str, after: str | None = None) -> Position | None:
     """Return where a place in a list is, by default the `after` of the request; None without one."""
     after = after or call.query.after
     if after is None:
         return None
-    severity, _, item_id = after.rpartition(".")
+    sort, (severity, _, item_id) = getattr(call.query, "sort", ""), after.rpartition(".")
     seq = select_position(connection, table, call.client_id, item_id, newest_first=sort != "createdAt")
     if sort != "severity":
         return Position(seq)
-    return Position(seq, RANKS[severity] if severity else select_rank(connection, call.client_id, item_id))
+    if not severity:
+        raise InvalidParameter("after", PATTERNS[PLACE])
+    return Position(seq, RANKS[severity])
 
 
 def next_link(call: Call, after: str) -> str:
@@ -6936,36 +6845,17 @@ class Taken(Struct):
     more: bool = False
 
 
-def take(items: Iterable[Any], limit: int) -> Taken:
-    """Take the items of a page, of which one more is there if there is a further page."""
-    found = list(items)
-    return Taken(found[:limit], found[limit - 1] if len(found) >= limit else None, len(found) > limit)
-
-
-def take_weighed(items: Iterable[Any], limit: int) -> Taken:
-    """Take bulky items, each encoded as soon as it is read; the page ends early where it would be too large."""
-    taken, weight = Taken(), 0
+def take(items: Iterable[Any], limit: int, *, encoded: bool = True) -> Taken:
+    """Take the items of a page, each as soon as it is read; the page ends early where it would be too large."""
+    taken, weight, most = Taken(), 0, PAGE_SIZE if encoded else LOT_SIZE
     for item in items:
-        encoded = msgspec.json.encode(item)
-        weight += len(encoded) + 1
-        if len(taken.items) == limit or (taken.items and weight > PAGE_SIZE):
+        text = msgspec.json.encode(item)
+        weight += len(text) + 1
+        if len(taken.items) == limit or (taken.items and weight > most):
             taken.more = True
             break
-        taken.items.append(Raw(encoded))
+        taken.items.append(Raw(text) if encoded else item)
         taken.last = item
-    return taken
-
-
-def take_lot(tasks: Iterable[TaskHead], limit: int) -> Taken:
-    """Take tasks that become a part of a document; the lot ends early where they are bulky."""
-    taken, weight = Taken(), 0
-    for task in tasks:
-        if len(taken.items) == limit or weight > LOT_SIZE:
-            taken.more = True
-            break
-        taken.items.append(task)
-        taken.last = task
-        weight += len(msgspec.json.encode(task))
     return taken
 
 
@@ -7009,7 +6899,7 @@ def page_of_runs(call: Call, connection: Connection) -> bytes:
     """Return the page of runs that a request asks for, as JSON."""
     position = page_position(call, connection, "runs")
     runs, total = select_runs(connection, call.client_id, call.query, position)
-    return msgspec.json.encode(RunPage(*page_of(call, take_weighed(runs, call.query.limit), total)))
+    return msgspec.json.encode(RunPage(*page_of(call, take(runs, call.query.limit), total)))
 
 
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery)
@@ -7111,49 +7001,43 @@ def post_tasks(call: Call, run_id: str) -> Deferred:
     return Deferred("check", partial(check, schema))
 
 
-class Walk:
-    """The tasks of a list, up to its limit, a lot at a time; then `link` leads to what comes behind them, if any does.
+def walk_tasks(call: Call, connection: Connection, headers: dict[str, str], *, whole: bool) -> Iterator[ListedTask]:
+    """Give the tasks of a list, up to its limit, a lot at a time; then, with any behind them, `headers` link to those.
 
     All is read at one moment. A lot may take as long as a list does.
     """
-
-    def __init__(self, call: Call, connection: Connection, *, whole: bool) -> None:
-        self.call, self.connection, self.whole = call, connection, whole
-        self.link: str | None = None
-
-    def __iter__(self) -> Iterator[ListedTask]:
-        query: ExportQuery = self.call.query
-        client_id, left, view = self.call.client_id, query.limit, "full" if self.whole else "default"
-        lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
-        while True:
-            with in_list_time(self.connection):
-                position = page_position(self.call, self.connection, "tasks", query.sort, lot.after)
-                wanted = read_task_filter(self.connection, client_id, query)
-                tasks, _ = select_tasks(self.connection, client_id, wanted, lot, position)
-                taken = take_lot(tasks, min(EXPORT_LOT, left))
-                listed = select_listed(self.connection, client_id, wanted, taken.items)
-            yield from listed
-            left -= len(listed)
-            if not taken.more:
-                return
-            lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
-            if not left:
-                self.link = next_link(self.call, typing.cast(str, lot.after))
-                return
+    query: ExportQuery = call.query
+    left, view = query.limit, "full" if whole else "default"
+    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
+    while True:
+        with in_list_time(connection):
+            position = page_position(call, connection, "tasks", lot.after)
+            wanted = read_task_filter(connection, call.client_id, query)
+            tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
+            taken = take(tasks, min(EXPORT_LOT, left), encoded=False)
+            listed = select_listed(connection, call.client_id, wanted, taken.items)
+        yield from listed
+        left -= len(listed)
+        if not taken.more:
+            return
+        after = place_of(query, taken.last)
+        lot = msgspec.structs.replace(lot, after=after)
+        if not left:
+            headers["Link"] = f'<{next_link(call, after)}>; rel="next"'
+            return
 
 
 def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
     """Answer a list of tasks in another form: all of it, or an error."""
+    headers = {"Content-Type": form.media_type}
     try:
         with call.database.apart(long=True) as connection:
-            walk = Walk(call, connection, whole=form.whole)
-            for piece in form.write(iter(walk)):
+            for piece in form.write(walk_tasks(call, connection, headers, whole=form.whole)):
                 document.write(piece)
     except BaseException:
         document.close()
         raise
-    headers = {"Content-Type": form.media_type, "Content-Length": str(document.size)}
-    headers |= {"Link": f'<{walk.link}>; rel="next"'} if walk.link else {}
+    headers["Content-Length"] = str(document.size)
     if document.size > DOCUMENT_PIECE:
         return Answer(200, headers, document=document)
     with closing(document):
@@ -7163,10 +7047,10 @@ def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
 def page_of_tasks(call: Call, connection: Connection) -> bytes:
     """Return the page of tasks that a request asks for, as JSON."""
     query: TaskQuery = call.query
-    position = page_position(call, connection, "tasks", query.sort)
+    position = page_position(call, connection, "tasks")
     wanted = read_task_filter(connection, call.client_id, query)
     tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
-    taken = (take_weighed if query.view == "full" else take)(tasks, query.limit)
+    taken = take(tasks, query.limit)
     page: Any = FullTaskPage if query.view == "full" else TaskPage
     return msgspec.json.encode(page(*page_of(call, taken, whole.count(connection))))
 
@@ -7269,7 +7153,7 @@ def get_task_history(call: Call, task_id: str) -> Answer:
     before, limit = int(call.query.after or 0), call.query.limit
     with listing(call) as connection:
         state = select_state(connection, call.client_id, task_id)
-        taken = take_weighed(select_history(connection, call.client_id, state.seq, limit, before), limit)
+        taken = take(select_history(connection, call.client_id, state.seq, limit, before), limit)
     link = next_link(call, str(before + len(taken.items))) if taken.more else None
     return answer(200, History(taken.items, link))
 
@@ -7640,7 +7524,7 @@ def open_once(service: Service) -> None:
     try:
         with service.database.transaction() as connection:
             insert_client(connection, "default")  # a file that may not be written is told of now
-        for _ in idle_slices(service.database, service.settings.run_timeout, size=RUNS_AT_START):
+        for _ in idle_slices(service.database, service.settings.run_timeout):
             pass
         service.database.keep_house()
     except ENGINE_ERRORS as error:

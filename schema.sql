@@ -209,18 +209,17 @@ CREATE INDEX IF NOT EXISTS comments_by_task ON history (client_id, task_seq) WHE
 CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_id)
     WHERE event = 'status' AND run_id IS NOT NULL;
 
--- How many tasks (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
--- 'tasks type:T target:U', and the same for 'runs'; each again with ' branches' at its end, of what is not of the main
--- line, and for runs with ' branch:NAME'. `identified` is 1 for tasks with an external id. 'changes' only rises, with each
--- transaction that changes what is the client's: a stamp.
+-- How many tasks of the main line (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
+-- 'tasks type:T target:U', and the same for 'runs'. Of what is not of the main line, all have ' branches' at their end,
+-- and for runs each again ' branch:NAME'. 'changes' only rises, with each transaction that changes what is the client's:
+-- a stamp.
 CREATE TABLE IF NOT EXISTS counters (
-    client_id   TEXT NOT NULL,
-    scope       TEXT NOT NULL,
-    status      TEXT NOT NULL,
-    severity    INTEGER NOT NULL,
-    identified  INTEGER NOT NULL,
-    n           INTEGER NOT NULL,
-    PRIMARY KEY (client_id, scope, status, severity, identified)
+    client_id  TEXT NOT NULL,
+    scope      TEXT NOT NULL,
+    status     TEXT NOT NULL,
+    severity   INTEGER NOT NULL,
+    n          INTEGER NOT NULL,
+    PRIMARY KEY (client_id, scope, status, severity)
 ) STRICT, WITHOUT ROWID;
 
 -- Answers to requests with an Idempotency-Key, kept for a day so that a repeated request gets its answer again.
