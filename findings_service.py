@@ -5031,7 +5031,8 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
         more, seen = store_reports(connection, by, lot, findings)
         results |= more
         sightings += seen
-    counts = tally(results.values())
+    found = Counter(result.result for result in results.values())
+    counts = found["created"], found["updated"], found["reopened"], found["unchanged"]
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
                unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ?
@@ -5039,12 +5040,6 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
         (*counts, sightings, by.now, by.now, who.client_id, by.run.seq),
     )
     return Submission(*counts, [results[key] for key in keys])
-
-
-def tally(results: Iterable[TaskResult]) -> tuple[int, int, int, int]:
-    """Return how many reports created, updated, reopened and left a task as it was."""
-    found = Counter(result.result for result in results)
-    return found["created"], found["updated"], found["reopened"], found["unchanged"]
 
 
 # Answers kept for requests that come again
@@ -5581,9 +5576,7 @@ NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
 JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', regex.DOTALL)
 NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-LEVEL_STEPS = [0] * 256
-for _opening, _closing in zip(b"[{", b"]}", strict=True):
-    LEVEL_STEPS[_opening], LEVEL_STEPS[_closing] = 1, -1
+LEVEL_STEPS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 
 # What msgspec raises for a text that is no JSON, or may be none.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -5666,10 +5659,7 @@ def nul_places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[
     for name, item in items:
         if isinstance(name, str) and "\0" in name:
             yield (*place, name)
-        if isinstance(item, str):
-            if "\0" in item:
-                yield (*place, name)
-        elif isinstance(item, (dict, list)):
+        if isinstance(item, (str, dict, list)):
             yield from nul_places(item, (*place, name))
 
 
@@ -5722,12 +5712,6 @@ def read_model(model: type[Checked], text: bytes) -> Checked:
         raise
     except NOT_JSON as error:
         raise not_json(error) from None
-
-
-class Envelope(Struct):
-    """Just enough of a submission to tell its two forms apart."""
-
-    tasks: Raw = msgspec.field(default_factory=Raw)
 
 
 class Parsed(Struct):
@@ -5899,7 +5883,7 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed:
     """
     require_few_values(text)
     try:
-        single = not bytes(decoder(Envelope).decode(text).tasks)
+        single = "tasks" not in decoder(dict[str, Raw]).decode(text)
     except NOT_JSON:
         single = True
     parsed = Parsed()
@@ -6172,9 +6156,6 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return [text] if kind is tuple else text
 
 
-ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3, for OpenAPI
-
-
 def entity_tag(body: bytes) -> str:
     """Return the strong ETag of an answer, which is another one as soon as anything in it is."""
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -6341,7 +6322,7 @@ class Service:
                 try:
                     self.database.probe()
                 except Exception as error:
-                    self._trouble = error.with_traceback(None)
+                    self._trouble = error
                 self._probed_until = time.monotonic() + HEALTH_KEPT
         if self._trouble is not None:
             raise self._trouble.with_traceback(None)
@@ -6364,14 +6345,12 @@ class Service:
         Who was just met is known for some milliseconds more, unless this process has written since: fewer than
         it takes a command that revokes a key to end.
         """
-        now = time.monotonic()
-        if now > self._met_until or self._met_version != self.database.version:
-            self._met, self._met_until, self._met_version = {}, now + KEY_KNOWN, self.database.version
+        moment = time.monotonic()
+        if moment > self._met_until or self._met_version != self.database.version:
+            self._met, self._met_until, self._met_version = {}, moment + KEY_KNOWN, self.database.version
         met = self._met  # another thread may begin anew while this one looks, and what it finds belongs to now
-        return met.get(header) or self._look_up(header, met)
-
-    def _look_up(self, header: str, met: dict[str, Principal]) -> Principal:
-        """Return who sends a header, and note that he was met."""
+        if header in met:
+            return met[header]
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
@@ -6523,6 +6502,7 @@ DOCUMENT_PIECE = 64 * KIB  # bytes that go out at once, as many as a pipe holds
 class Document:
     """A long answer, in a file without a name, which costs no memory however slowly its client takes it."""
 
+    link: str | None = None  # to what comes behind it
     _is_open = False
 
     def __init__(self, folder: Path) -> None:
@@ -6748,8 +6728,23 @@ class Call:
         return whole_answer(kept.status, body, Location=kept.location, ETag=tag)
 
     def write(self, write: Callable[[Connection], Answer | None]) -> Deferred:
-        """Return what is left to do where `write` stores what is asked for, and answers, if there is anything to."""
-        return Deferred("write", partial(self.write_once, write))
+        """Return what is left to do where `write` stores what is asked for, and answers, if there is anything to.
+
+        It is one transaction with keeping the answer for the request's key.
+        """
+
+        def work() -> Answer:
+            with self.database.transaction(self.client_id) as connection:
+                if given := self.answered_before(connection):
+                    return given
+                count_change(connection, self.client_id)
+                given = write(connection) or Answer(204, {})
+                if self.request_key is not None:
+                    kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
+                    insert_answer(connection, self.request_key, kept)
+                return given
+
+        return Deferred("write", work)
 
     def read_slowly(self, read: Callable[[Connection], Answer]) -> Deferred:
         """Return what is left to do where `read` takes longer than others should wait."""
@@ -6759,18 +6754,6 @@ class Call:
                 return read(connection)
 
         return Deferred("read", work)
-
-    def write_once(self, write: Callable[[Connection], Answer | None]) -> Answer:
-        """Return what `write` answers, in one transaction with keeping the answer for the request's key."""
-        with self.database.transaction(self.client_id) as connection:
-            if given := self.answered_before(connection):
-                return given
-            count_change(connection, self.client_id)
-            given = write(connection) or Answer(204, {})
-            if self.request_key is not None:
-                kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
-                insert_answer(connection, self.request_key, kept)
-            return given
 
     @property
     def path(self) -> str:
@@ -7080,52 +7063,46 @@ def post_tasks(call: Call, run_id: str) -> Deferred:
     return Deferred("check", partial(check, schema))
 
 
-class Walk:
-    """The tasks of a list, up to its limit, a lot at a time; then `link` leads to what comes behind them, if any does.
+def walk_tasks(call: Call, connection: Connection, form: ListFormat, document: Document) -> Iterator[ListedTask]:
+    """Give the tasks of a list, up to its limit, a lot at a time, and the document the link to what comes behind them.
 
     All is read at one moment. A lot may take as long as a list does.
     """
-
-    def __init__(self, call: Call, connection: Connection, *, whole: bool) -> None:
-        self.call, self.connection, self.whole = call, connection, whole
-        self.link: str | None = None
-
-    def __iter__(self) -> Iterator[ListedTask]:
-        query: ExportQuery = self.call.query
-        client_id, left, view = self.call.client_id, query.limit, "full" if self.whole else "default"
-        lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
-        while True:
-            with in_list_time(self.connection):
-                position = page_position(self.call, self.connection, "tasks", query.sort, lot.after)
-                wanted = read_task_filter(self.connection, client_id, query)
-                tasks, _ = select_tasks(self.connection, client_id, wanted, lot, position)
-                taken = take(tasks, min(EXPORT_LOT, left), lot=True)
-                listed = select_listed(self.connection, client_id, wanted, taken.items)
-            yield from listed
-            left -= len(listed)
-            if not taken.more:
-                return
-            lot = msgspec.structs.replace(lot, after=place_of(query, taken.last))
-            if not left:
-                self.link = next_link(self.call, typing.cast(str, lot.after))
-                return
+    query: ExportQuery = call.query
+    left, view = query.limit, "full" if form.whole else "default"
+    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
+    while True:
+        with in_list_time(connection):
+            position = page_position(call, connection, "tasks", query.sort, lot.after)
+            wanted = read_task_filter(connection, call.client_id, query)
+            tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
+            taken = take(tasks, min(EXPORT_LOT, left), lot=True)
+            listed = select_listed(connection, call.client_id, wanted, taken.items)
+        yield from listed
+        left -= len(listed)
+        if not taken.more:
+            return
+        after = place_of(query, taken.last)
+        if not left:
+            document.link = next_link(call, after)
+            return
+        lot = msgspec.structs.replace(lot, after=after)
 
 
 def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
     """Answer a list of tasks in another form: all of it, or an error."""
     try:
         with call.database.apart(long=True) as connection:
-            walk = Walk(call, connection, whole=form.whole)
-            for piece in form.write(iter(walk)):
+            for piece in form.write(walk_tasks(call, connection, form, document)):
                 document.write(piece)
     except BaseException:
         document.close()
         raise
     headers = {"Content-Type": form.media_type, "Content-Length": str(document.size)}
-    headers |= {"Link": f'<{walk.link}>; rel="next"'} if walk.link else {}
+    headers |= {"Link": f'<{document.link}>; rel="next"'} if document.link else {}
     if document.size > DOCUMENT_PIECE:
         return Answer(200, headers, document=document)
-    with closing(document):
+    with closing(document):  # a pipe that holds all of it might be closed before the server opens it
         return Answer(200, headers, b"".join(document))
 
 
@@ -7401,6 +7378,9 @@ WEAK_TAG = "Another one once anything of the client has changed."
 HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
 STAMPED = (RunQuery, TaskQuery, OverviewQuery)  # the queries of what is answered with a weak ETag
 REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
+TEXT = {"type": "string"}
+ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
+ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
     "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
@@ -7437,24 +7417,24 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         if model is None:
             described[str(status)] = {"description": "Done. There is no body."}
             continue
-        schema = {"type": "string"} if model is str else reference_to(model, references)
+        schema = TEXT if model is str else reference_to(model, references)
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
             "content": {"text/plain" if model is str else JSON_TYPE: {"schema": schema}},
         }
         if status == 201 and model is not Submission:
-            described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
-    if each.tagged:
-        described["200"]["headers"] = {"ETag": {"description": TAG, "schema": {"type": "string"}, "required": True}}
+            described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
     if each.exports:
         described["200"]["content"] |= {other: {"schema": {}} for other in each.exports}
-    headers: dict[str, Any] = described.get("200", {}).get("headers", {})
+    headers: dict[str, Any] = {}
+    if each.tagged:
+        headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}
     if each.query in STAMPED:
         described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
-        headers["ETag"] = {"description": WEAK_TAG, "schema": {"type": "string"}}
-        headers["Allow"] = {"description": "The methods that the key has here.", "schema": {"type": "string"}}
+        headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
+        headers["Allow"] = {"description": "The methods that the key has here.", "schema": TEXT}
     if each.query is TaskQuery:
-        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": {"type": "string"}}
+        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": TEXT}
     if headers:
         described["200"]["headers"] = headers
     by_status: dict[int, list[type[ServiceError]]] = {}
@@ -7476,7 +7456,7 @@ def described_refusal(
         "content": {PROBLEM_TYPE: {"schema": references[ProblemDetails]}},
     }
     if status in headers:
-        described["headers"] = {headers[status]: {"schema": {"type": "string"}, "required": True}}
+        described["headers"] = {headers[status]: {"schema": TEXT, "required": True}}
     return described
 
 
@@ -7488,20 +7468,20 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
             "in": "path",
             "required": True,
             "description": PARAMETERS_IN_PATHS[name],
-            "schema": {"type": "string", "minLength": 1} | NO_NUL,
+            "schema": TEXT | {"minLength": 1} | NO_NUL,
         }
         for name in regex.findall(r"\{(\w+)\}", each.path)
     ]
-    if each.keyed:
-        length = {"type": "string", "minLength": 1, "maxLength": 255}
-        parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
-    if each.query in STAMPED:
-        parameters.append(
-            {"name": "If-None-Match", "in": "header", "description": HAD_TAG, "schema": {"type": "string"}}
-        )
-    if each.tagged and each.body is not None:
-        tags = {"type": "string", "pattern": rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"}
-        parameters.append({"name": "If-Match", "in": "header", "description": EXPECTED_TAG, "schema": tags})
+    headers = (
+        ("Idempotency-Key", each.keyed, REQUEST_KEY, TEXT | {"minLength": 1, "maxLength": 255}),
+        ("If-None-Match", each.query in STAMPED, HAD_TAG, TEXT),
+        ("If-Match", each.tagged and each.body, EXPECTED_TAG, TEXT | {"pattern": ENTITY_TAGS}),
+    )
+    parameters += [
+        {"name": name, "in": "header", "description": description, "schema": schema}
+        for name, is_there, description, schema in headers
+        if is_there
+    ]
     _, components = schemas_of([each.query])
     schema = components[each.query.__name__]
     for name, field_schema in in_ecma(schema["properties"]).items():
@@ -7555,7 +7535,6 @@ def openapi_document(*, metrics: bool = False) -> dict[str, Any]:
             "description": (__doc__ or "").splitlines()[0],
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "servers": [{"url": "/"}],
         "security": [{"key": []}],
         "paths": paths,
         "components": {
@@ -7702,8 +7681,16 @@ def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprin
     return blueprint
 
 
-def app_of(service: Service) -> flask.Flask:
-    """Return a service as a WSGI application of its own."""
+def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
+    """Return the service as a WSGI application of its own.
+
+    :param given: settings by name, such as `db="findings.db"`, before those of the environment.
+    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
+    :raises DatabaseUnusable: when the database file cannot be opened.
+    """
+    if settings is not None and given:
+        raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
+    service = start_service(settings or Settings.read(**given))
 
     def refuse_unrouted(error: Exception) -> flask.Response:
         if isinstance(error, (NotFound, MethodNotAllowed)):
@@ -7716,18 +7703,6 @@ def app_of(service: Service) -> flask.Flask:
     app.register_error_handler(Exception, refuse_unrouted)
     app.extensions["findings"] = service
     return app
-
-
-def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
-    """Return the service as a WSGI application of its own.
-
-    :param given: settings by name, such as `db="findings.db"`, before those of the environment.
-    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
-    :raises DatabaseUnusable: when the database file cannot be opened.
-    """
-    if settings is not None and given:
-        raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
-    return app_of(start_service(settings or Settings.read(**given)))
 
 
 # ---------------------------------------------------------------------------
