@@ -91,8 +91,9 @@ try:
     from msgspec import Meta, Raw, Struct
     from referencing.jsonschema import specification_with
     from werkzeug.datastructures import ETags, MIMEAccept
-    from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound
+    from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
     from werkzeug.http import parse_accept_header, parse_etags
+    from werkzeug.wsgi import get_content_length
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -3781,8 +3782,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     places = plan_tasks(connection, who.client_id, wanted, "createdAt").places(connection, sys.maxsize, 0)
     states = select_states(connection, who.client_id, BY_SEQ, json.dumps([seq for (seq,) in places]))
     tasks = [state for state in states if state.branch == run.branch]
-    resolved = TaskUpdate(status="resolved")
-    triage_tasks(connection, who, [Decision.of(state, resolved) for state in tasks], timestamp(), run.id)
+    triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run.id)
     connection.execute(
         "UPDATE runs SET resolved = resolved + ? WHERE client_id = ? AND seq = ?",
         (len(tasks), who.client_id, run.seq),
@@ -4589,50 +4589,38 @@ def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> 
     )
 
 
-class Decision(Struct, frozen=True, gc=False):
-    """What somebody decided about a task: the task as it was, as it is, and what was said."""
-
-    old: State
-    new: State
-    comment: str | None
-
-    @classmethod
-    def of(cls, state: State, update: TaskUpdate) -> Decision:
-        """Return what an update comes to."""
-        return cls(state, state.after(update), update.comment)
-
-
 def triage_tasks(
-    connection: Connection, who: Principal, decisions: Sequence[Decision], now: str, run_id: str | None = None
-) -> list[bool]:
-    """Store decisions about tasks, one about each, and tell of each whether it got an entry in its history.
+    connection: Connection, who: Principal, states: Sequence[State], update: TaskUpdate, run_id: str | None = None
+) -> int:
+    """Store a decision about tasks, and return how many of them got an entry in their history.
 
     What a task is already changes nothing, and is in the history only with a comment.
     """
-    changes = [(each.old, each.new) for each in decisions if each.new is not each.old]
+    now = timestamp()
+    decided = [(state, state.after(update)) for state in states]
+    changes = [(old, new) for old, new in decided if new is not old]
     connection.executemany(
         "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
         [(new.status, new.reason, new.assignee, now, who.client_id, new.seq) for _, new in changes],
     )
     count_moves(connection, who.client_id, changes)
-    entries = [triage_entries(each) for each in decisions]
+    entries = {old.seq: triage_entries(old, new, update.comment) for old, new in decided}
     insert_history(
         connection,
         [
-            (who.client_id, decision.old.seq, now, event, who.name, run_id, *fields, None)
-            for decision, told in zip(decisions, entries, strict=True)
+            (who.client_id, seq, now, event, who.name, run_id, *fields, None)
+            for seq, told in entries.items()
             for event, *fields in told
         ],
     )
-    return [bool(told) for told in entries]
+    return sum(map(bool, entries.values()))
 
 
-def triage_entries(decision: Decision) -> list[tuple[str | None, ...]]:
+def triage_entries(old: State, new: State, comment: str | None) -> list[tuple[str | None, ...]]:
     """Return what the history says of a decision: event, from, to, reason, assignee, comment.
 
     A comment stands beside the status that it explains, or else by itself.
     """
-    old, new, comment = decision.old, decision.new, decision.comment
     entries: list[tuple[str | None, ...]] = []
     moved = (old.status, old.reason) != (new.status, new.reason)
     if moved:
@@ -4660,10 +4648,8 @@ class Submitting(Struct, frozen=True, gc=False):
         return self.who.client_id
 
 
-def insert_sightings(
-    connection: Connection, by: Submitting, task_seqs: Sequence[int], *, new: bool = False, counted: bool = True
-) -> None:
-    """Store that a run reported tasks, which may be `new`, and so that its branch knows them."""
+def insert_sightings(connection: Connection, by: Submitting, task_seqs: Sequence[int], *, counted: bool = True) -> None:
+    """Store that a run reported tasks, and so that its branch knows them."""
     connection.executemany(
         "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
         [(by.client_id, by.run.seq, task_seq, int(counted)) for task_seq in task_seqs],
@@ -4677,7 +4663,7 @@ def insert_sightings(
     )
     connection.execute(
         "UPDATE branches SET reported = reported + ? WHERE client_id = ? AND seq = ?",
-        (len(task_seqs) if new else inserted.rowcount, by.client_id, by.branch.seq),
+        (inserted.rowcount, by.client_id, by.branch.seq),
     )
 
 
@@ -4705,7 +4691,7 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Repor
                extensions) VALUES (?, ?, ?, ?, ?, ?, ?)""",
         [(seq, who.client_id, *report.details) for seq, _, _, report in added],
     )
-    insert_sightings(connection, by, seqs, new=True)
+    insert_sightings(connection, by, seqs)
     insert_history(
         connection,
         [
@@ -4854,47 +4840,35 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     return Submitting(who, run, branch, newest, newest_id, max(timestamp(), created_at))
 
 
-def submit_reports(
-    connection: Connection, who: Principal, run: RunKey, submissions: Sequence[Sequence[Report]]
-) -> list[Submission]:
-    """Store submissions to a run: new findings are created, known ones brought up to date.
+def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
+    """Store a submission to a run: new findings are created, known ones brought up to date.
 
-    The last of one external id wins; no two submissions have one in common. What a large one takes in memory is bounded
-    by storing it in lots.
+    The last of one external id wins. What a large one takes in memory is bounded by storing it in lots.
 
     :param run: as it was when it was read last.
     :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
     """
     # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
-    reports = list(itertools.chain.from_iterable(submissions))
     keys = [report.external_id or place for place, report in enumerate(reports)]
     unique = iter(dict(zip(keys, reports, strict=True)).items())
-    lot = dict(itertools.islice(unique, REPORTS_AT_ONCE))
     by = select_submitting(connection, who, run)
     results: dict[str | int, TaskResult] = {}
     sightings = 0
-    while lot:
+    while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
         external_ids = sorted(key for key in lot if isinstance(key, str))
         findings = select_findings(connection, who.client_id, run, external_ids)
         more, seen = store_reports(connection, by, lot, findings)
         results |= more
         sightings += seen
-        lot = dict(itertools.islice(unique, REPORTS_AT_ONCE))
+    found = Counter(result.result for result in results.values())
+    counts = found["created"], found["updated"], found["reopened"], found["unchanged"]
     connection.execute(
         """UPDATE runs SET created = created + ?, updated = updated + ?, reopened = reopened + ?,
                unchanged = unchanged + ?, reported = reported + ?, updated_at = ?, last_used_at = ?
            WHERE client_id = ? AND seq = ?""",
-        (*tally(results.values()), sightings, by.now, by.now, who.client_id, by.run.seq),
+        (*counts, sightings, by.now, by.now, who.client_id, by.run.seq),
     )
-    theirs = iter(keys)
-    lots = [list(itertools.islice(theirs, len(submission))) for submission in submissions]
-    return [Submission(*tally(results[key] for key in {*lot}), [results[key] for key in lot]) for lot in lots]
-
-
-def tally(results: Iterable[TaskResult]) -> tuple[int, int, int, int]:
-    """Return how many reports created, updated, reopened and left a task as it was."""
-    found = Counter(result.result for result in results)
-    return found["created"], found["updated"], found["reopened"], found["unchanged"]
+    return Submission(*counts, [results[key] for key in keys])
 
 
 # Answers kept for requests that come again
@@ -5292,14 +5266,19 @@ REPORTED_BY = """COALESCE(
         ORDER BY sightings.run_seq {order} LIMIT 1))"""
 
 
-def remove_task(connection: Connection, client_id: str, task: State) -> None:
-    """Delete a task with its history, and what else tells of it."""
+def remove_task(connection: Connection, client_id: str, task_id: str) -> None:
+    """Delete a task with its history, and what else tells of it. :raises Missing: when the client has no such task."""
+    task = select_state(connection, client_id, task_id)
     drop_answers_of_task(connection, client_id, task)
     remove_tasks(connection, client_id, [task])
 
 
-def remove_run(connection: Connection, client_id: str, run: RunKey) -> None:
-    """Delete a run, and the tasks that only it reports; of the others, what it said of them."""
+def remove_run(connection: Connection, client_id: str, run_id: str) -> None:
+    """Delete a run, and the tasks that only it reports; of the others, what it said of them.
+
+    :raises Missing: when the client has no such run.
+    """
+    run = select_run_key(connection, client_id, run_id)
     connection.execute(
         "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
     )
@@ -5409,7 +5388,6 @@ def select_last_backup(connection: Connection) -> str | None:
 
 # What the front door and the routes tell each other in the WSGI environment: of the body ...
 BODY = "findings_service.body"
-ARRIVED = "findings_service.arrived"  # it, as another WSGI server gave it
 AWAITED = "findings_service.awaited"  # it has not been read yet, because it is large
 WANTED = "findings_service.wanted"  # all that could be judged without it is good
 LIMIT = "findings_service.limit"  # bytes that it may have
@@ -5421,16 +5399,13 @@ PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
 LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
-MANY_OBJECTS = 50  # that a task of a batch seldom has, so that the batch may have too many tasks
 MOST_VALUES = 500_000  # in a body
 LARGEST_SCHEMA = 1024 * KIB  # bytes, as compact JSON
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
 JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', regex.DOTALL)
 NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-LEVEL_STEPS = [0] * 256
-for _opening, _closing in zip(b"[{", b"]}", strict=True):
-    LEVEL_STEPS[_opening], LEVEL_STEPS[_closing] = 1, -1
+LEVEL_STEPS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 
 # What msgspec raises for a text that is no JSON, or may be none.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -5513,10 +5488,7 @@ def nul_places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[
     for name, item in items:
         if isinstance(name, str) and "\0" in name:
             yield (*place, name)
-        if isinstance(item, str):
-            if "\0" in item:
-                yield (*place, name)
-        elif isinstance(item, (dict, list)):
+        if isinstance(item, (str, dict, list)):
             yield from nul_places(item, (*place, name))
 
 
@@ -5569,18 +5541,6 @@ def read_model(model: type[Checked], text: bytes) -> Checked:
         raise
     except NOT_JSON as error:
         raise not_json(error) from None
-
-
-class Envelope(Struct):
-    """Just enough of a submission to tell its two forms apart."""
-
-    tasks: Raw = msgspec.field(default_factory=Raw)
-
-
-class UnreadBatch(Struct):
-    """A batch whose tasks are only counted."""
-
-    tasks: list[Raw]
 
 
 class Parsed(Struct):
@@ -5725,31 +5685,21 @@ def evidence_url_complaint(url: str) -> str | None:
 def read_object(raw: Raw, pointer: str, limit: int, levels: int) -> tuple[str | None, Any]:
     """Return a free-form object as its text exactly as sent (None when left out) and as what it means ({} then).
 
-    Its length is judged first: what is short takes little memory, whatever stands in it.
-
     :raises MalformedJSON: when msgspec skipped something that is no JSON. :raises ValidationFailed: when it is
     no object or too large.
     """
     text = bytes(raw)
     if text in (b"", b"null"):
         return None, {}
-    if len(text) > limit and compact_length(text) > limit:
-        raise ValidationFailed([Problem(f"must be at most {limit // KIB} KiB as compact JSON", pointer)])
     try:
         value = require_json(text, levels)
     except msgspec.ValidationError:
         raise ValidationFailed([Problem("has a number with too many digits", pointer)]) from None
     if not isinstance(value, dict):
         raise ValidationFailed([Problem("must be an object", pointer)])
+    if len(text) > limit and len(msgspec.json.format(text, indent=-1)) > limit:
+        raise ValidationFailed([Problem(f"must be at most {limit // KIB} KiB as compact JSON", pointer)])
     return text.decode(), value
-
-
-def compact_length(text: bytes) -> int:
-    """Return how many bytes a JSON text has without white space. :raises MalformedJSON: when it is none."""
-    try:
-        return len(msgspec.json.format(text, indent=-1))
-    except NOT_JSON as error:
-        raise not_json(error) from None
 
 
 OUT_OF_TIME = Problem("breaks rules, and there was no time to tell all of them; send less at once", "")
@@ -5762,7 +5712,7 @@ def parse_submission(text: bytes, settings: Settings) -> Parsed:
     """
     require_few_values(text)
     try:
-        single = not bytes(decoder(Envelope).decode(text).tasks)
+        single = "tasks" not in decoder(dict[str, Raw]).decode(text)
     except NOT_JSON:
         single = True
     parsed = Parsed()
@@ -5791,9 +5741,6 @@ def add_task(parsed: Parsed, text: bytes, pointer: str, levels: int) -> None:
 
 def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
     """Read the tasks of a batch; where its model refuses it, one by one. :raises OutOfTime: past the deadline."""
-    if text.count(b"{") > MANY_OBJECTS * settings.max_batch:  # counting tasks unread takes a tenth of reading them
-        with suppress(msgspec.ValidationError):
-            require_size(read_model(UnreadBatch, text).tasks, settings)
     try:
         tasks = read_model(TaskBatch, text).tasks
     except msgspec.ValidationError as error:
@@ -5969,9 +5916,6 @@ PARAMETERS = 5000  # of one request: repeated filters of a thousand values each
 
 def read_query(model: type[Checked], text: str) -> Checked:
     """Return the query parameters of a request as their model. :raises InvalidParameter: for the first bad one."""
-    with suppress(TypeError):  # which it raises where a parameter is required
-        if not text:
-            return model()
     try:
         pairs = parse_qsl(
             text.encode("latin-1").decode(), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS
@@ -6039,9 +5983,6 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     if kind is Moment:
         return read_moment(name, text)
     return [text] if kind is tuple else text
-
-
-ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3, for OpenAPI
 
 
 def entity_tag(body: bytes) -> str:
@@ -6119,20 +6060,8 @@ def prefix_of(environ: Mapping[str, Any]) -> str:
     return decoded(environ.get("SCRIPT_NAME", "")).rstrip("/")
 
 
-def length_of(environ: Mapping[str, Any]) -> int:
-    """Return how long the body of a request is said to be, 0 where that is no number."""
-    text = environ.get("CONTENT_LENGTH") or ""
-    chunked = environ.get("HTTP_TRANSFER_ENCODING", "") == "chunked"
-    return int(text) if regex.fullmatch("[0-9]{1,4000}", text) and not chunked else 0
-
-
 class BodyAwaited(Exception):
     """Everything about a request is good that can be judged before its body; now the front door may read that."""
-
-
-def media_type_of(environ: Mapping[str, Any]) -> str:
-    """Return the media type that a request's body is said to have, without its parameters."""
-    return str(environ.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
 
 
 def read_body(
@@ -6142,9 +6071,9 @@ def read_body(
 
     :raises BodyTooLarge: over the limit, before any of it is parsed. :raises BodyAwaited: when it is still to be read.
     """
-    form = formats.get(media_type_of(environ))
+    form = formats.get(environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower())
     limit = environ[LIMIT] = form.limit(settings) if form else settings.max_body
-    length = length_of(environ)
+    length = get_content_length(environ) or 0
     text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
     if text is None or len(text) > limit:
         raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
@@ -6167,12 +6096,10 @@ def arrived_body(environ: dict[str, Any], limit: int) -> bytes:
 
     What a stream gave is kept: a request that the database undid is read once more.
     """
-    if BODY in environ:
-        return typing.cast(bytes, environ[BODY])
     try:  # what is not in the stream any more, something of the application may have read and kept before
-        if ARRIVED not in environ:
-            environ[ARRIVED] = flask.request.stream.read(limit + 1) or flask.request.get_data()
-        return typing.cast(bytes, environ[ARRIVED])
+        if BODY not in environ:
+            environ[BODY] = flask.request.stream.read(limit + 1) or flask.request.get_data()
+        return typing.cast(bytes, environ[BODY])
     except ClientDisconnected:
         return b""
 
@@ -6202,7 +6129,7 @@ class Service:
         self.database = database_for(settings)
         self.listeners = Listeners()
         self.exposition: Exposition | None = None
-        self.router = Router(operations_of(self))
+        self.router = Router(operations_of(metrics=settings.metrics))
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
         self._met_until = 0.0
@@ -6224,7 +6151,7 @@ class Service:
                 try:
                     self.database.probe()
                 except Exception as error:
-                    self._trouble = error.with_traceback(None)
+                    self._trouble = error
                 self._probed_until = time.monotonic() + HEALTH_KEPT
         if self._trouble is not None:
             raise self._trouble.with_traceback(None)
@@ -6247,14 +6174,12 @@ class Service:
         Who was just met is known for some milliseconds more, unless this process has written since: fewer than
         it takes a command that revokes a key to end.
         """
-        now = time.monotonic()
-        if now > self._met_until or self._met_version != self.database.version:
-            self._met, self._met_until, self._met_version = {}, now + KEY_KNOWN, self.database.version
+        moment = time.monotonic()
+        if moment > self._met_until or self._met_version != self.database.version:
+            self._met, self._met_until, self._met_version = {}, moment + KEY_KNOWN, self.database.version
         met = self._met  # another thread may begin anew while this one looks, and what it finds belongs to now
-        return met.get(header) or self._look_up(header, met)
-
-    def _look_up(self, header: str, met: dict[str, Principal]) -> Principal:
-        """Return who sends a header, and note that he was met."""
+        if header in met:
+            return met[header]
         scheme, _, key = header.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("Send your API key: Authorization: Bearer fts_…")
@@ -6306,13 +6231,13 @@ class Noted(Struct):
 
 OPERATIONS: list[Operation] = []
 Handler = TypeVar("Handler", bound=Callable[..., "Answer | Deferred"])
-METRICS_OPERATIONS: list[Operation] = []  # of applications that have figures
+METRICS = "/metrics"  # the path that is there in applications that have figures
 API = "/api/v1"
 
 
-def operations_of(service: Service) -> Sequence[Operation]:
-    """Return what a service can be asked for."""
-    return [*OPERATIONS, *METRICS_OPERATIONS] if service.settings.metrics else OPERATIONS
+def operations_of(*, metrics: bool) -> list[Operation]:
+    """Return what a service can be asked for, which may have figures."""
+    return [each for each in OPERATIONS if metrics or each.path != METRICS]
 
 
 def operation(
@@ -6322,7 +6247,6 @@ def operation(
     answers: Mapping[int, Any],
     *,
     free: FreeForm | None = None,
-    among: list[Operation] = OPERATIONS,
     **more: Any,
 ) -> Callable[[Handler], Handler]:
     """Declare a route, `more` as an `Operation` has it. The handler is given a `Call` and the parts of the path.
@@ -6334,7 +6258,7 @@ def operation(
         more.setdefault("formats", {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))})
 
     def declare(handler: Handler) -> Handler:
-        among.append(Operation(method, path, level, answers, handler, **more))
+        OPERATIONS.append(Operation(method, path, level, answers, handler, **more))
         return handler
 
     return declare
@@ -6407,18 +6331,19 @@ DOCUMENT_PIECE = 64 * KIB  # bytes that go out at once, as many as a pipe holds
 class Document:
     """A long answer, in a file without a name, which costs no memory however slowly its client takes it."""
 
+    _is_open = False
+
     def __init__(self, folder: Path) -> None:
         """Begin one. :raises Busy: when there are as many as there may be."""
-        self._is_open = DOCUMENTS.acquire(blocking=False)
-        if not self._is_open:
+        if not DOCUMENTS.acquire(blocking=False):
             raise Busy(f"{MOST_DOCUMENTS} long lists are on their way")
         self.size = 0
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` closes it
         except OSError as error:
             DOCUMENTS.release()
-            self._is_open = False
             raise StorageFull(str(error.strerror)) from None
+        self._is_open = True
 
     def write(self, piece: bytes) -> None:
         """Add a piece. :raises InvalidParameter: when it is too long. :raises StorageFull: when the disk is full."""
@@ -6458,26 +6383,21 @@ class Answer(Struct):
         return self.document.size if self.document else len(self.body)
 
 
-def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str) -> Answer:
-    """Return an answer with a text, of JSON unless it is said to be another."""
-    return Answer(status, {"Content-Type": content_type, **headers}, body)
+def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str | None) -> Answer:
+    """Return an answer with a text, of JSON unless it is said to be another, and those headers that are not None."""
+    given = {name: value for name, value in headers.items() if value is not None}
+    return Answer(status, {"Content-Type": content_type, **given}, body)
 
 
 def answer(status: int, model: Any, location: str | None = None) -> Answer:
     """Return a JSON answer."""
-    body = msgspec.json.encode(model)
-    return whole_answer(status, body, Location=location) if location else whole_answer(status, body)
+    return whole_answer(status, msgspec.json.encode(model), Location=location)
 
 
 def tagged_answer(model: Any) -> Answer:
     """Return a JSON answer with its ETag."""
     body = msgspec.json.encode(model)
     return whole_answer(200, body, ETag=entity_tag(body))
-
-
-def no_content() -> Answer:
-    """Return the answer that has no body."""
-    return Answer(204, {})
 
 
 def problem_answer(error: ServiceError) -> Answer:
@@ -6494,22 +6414,16 @@ def known_error(error: BaseException) -> ServiceError | None:
     return storage_error(error) if isinstance(error, sqlite3.Error) else None
 
 
-def flask_error(error: BaseException) -> ServiceError | None:
-    """Return what a caller is told of an exception of Flask's, None when it is a bug."""
-    if not isinstance(error, HTTPException) or (error.code or 500) >= 500:
-        return None
-    if error.code == 413:
-        return BodyTooLarge("The body is over the limit of the application; send it in parts.")
-    return InvalidParameter("request", str(error.description))
-
-
 def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> ServiceError:
-    """Return what a caller is told of any exception; a bug is logged here."""
-    known = known_error(error) or flask_error(error)
-    if known is None:
-        log.error("bug in %r %r", environ["REQUEST_METHOD"], path_of(environ), exc_info=error)
-        known = InternalError("The service has a bug here; it is in its log. Nothing was stored.")
-    return known
+    """Return what a caller is told of any exception, Flask's among them; a bug is logged here."""
+    if known := known_error(error):
+        return known
+    if isinstance(error, RequestEntityTooLarge):
+        return BodyTooLarge("The body is over the limit of the application; send it in parts.")
+    if isinstance(error, HTTPException) and (error.code or 500) < 500:
+        return InvalidParameter("request", str(error.description))
+    log.error("bug in %r %r", environ["REQUEST_METHOD"], path_of(environ), exc_info=error)
+    return InternalError("The service has a bug here; it is in its log. Nothing was stored.")
 
 
 def refuse(error: BaseException, environ: dict[str, Any]) -> Answer:
@@ -6563,23 +6477,6 @@ def preferred_export(exports: Mapping[str, Any], accept: str) -> Any:
 
 class Call:
     """One request on its way through a route: who, with which parameters and which body."""
-
-    __slots__ = (
-        "_body",
-        "_complete",
-        "_problems",
-        "body_hash",
-        "environ",
-        "expected",
-        "export",
-        "form",
-        "noted",
-        "operation",
-        "principal",
-        "query",
-        "request_key",
-        "service",
-    )
 
     def __init__(
         self, service: Service, operation: Operation, environ: dict[str, Any], run_id: str | None = None
@@ -6655,14 +6552,27 @@ class Call:
         if not kept:
             return None
         body = kept.body.encode()
-        headers = {"Location": kept.location} if kept.location else {}
-        if self.operation.tagged:
-            headers["ETag"] = entity_tag(body)
-        return whole_answer(kept.status, body, **headers)
+        tag = entity_tag(body) if self.operation.tagged else None
+        return whole_answer(kept.status, body, Location=kept.location, ETag=tag)
 
-    def write(self, write: Callable[[Connection], Answer]) -> Deferred:
-        """Return what is left to do where `write` stores what is asked for, and answers."""
-        return Deferred("write", partial(self.write_once, write))
+    def write(self, write: Callable[[Connection], Answer | None]) -> Deferred:
+        """Return what is left to do where `write` stores what is asked for, and answers, if there is anything to.
+
+        It is one transaction with keeping the answer for the request's key.
+        """
+
+        def work() -> Answer:
+            with self.database.transaction(self.client_id) as connection:
+                if given := self.answered_before(connection):
+                    return given
+                count_change(connection, self.client_id)
+                given = write(connection) or Answer(204, {})
+                if self.request_key is not None:
+                    kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
+                    insert_answer(connection, self.request_key, kept)
+                return given
+
+        return Deferred("write", work)
 
     def read_slowly(self, read: Callable[[Connection], Answer]) -> Deferred:
         """Return what is left to do where `read` takes longer than others should wait."""
@@ -6672,18 +6582,6 @@ class Call:
                 return read(connection)
 
         return Deferred("read", work)
-
-    def write_once(self, write: Callable[[Connection], Answer]) -> Answer:
-        """Return what `write` answers, in one transaction with keeping the answer for the request's key."""
-        with self.database.transaction(self.client_id) as connection:
-            if given := self.answered_before(connection):
-                return given
-            count_change(connection, self.client_id)
-            given = write(connection)
-            if self.request_key is not None:
-                kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
-                insert_answer(connection, self.request_key, kept)
-            return given
 
     @property
     def path(self) -> str:
@@ -6715,13 +6613,6 @@ def finished(given: Answer | Deferred) -> Answer:
     while isinstance(given, Deferred):
         given = given.work()
     return given
-
-
-def perform_call(
-    service: Service, operation: Operation, parts: Mapping[str, str], environ: dict[str, Any]
-) -> Answer | Deferred:
-    """Return the answer to a request of an operation, or what is left to do for it."""
-    return Call(service, operation, environ, parts.get("run_id")).perform(parts)
 
 
 Given = TypeVar("Given")
@@ -6845,16 +6736,20 @@ class Taken(Struct):
     more: bool = False
 
 
-def take(items: Iterable[Any], limit: int, *, encoded: bool = True) -> Taken:
-    """Take the items of a page, each as soon as it is read; the page ends early where it would be too large."""
-    taken, weight, most = Taken(), 0, PAGE_SIZE if encoded else LOT_SIZE
+def take(items: Iterable[Any], limit: int, *, lot: bool = False) -> Taken:
+    """Take the items of a page, each encoded as soon as it is read; the page ends early where it would be too large.
+
+    :param items: one more than belongs on the page, if there is a further one.
+    :param lot: whether it is no page, but a part of a document in another form, whose items stay as they are.
+    """
+    taken, weight = Taken(), 0
     for item in items:
         text = msgspec.json.encode(item)
         weight += len(text) + 1
-        if len(taken.items) == limit or (taken.items and weight > most):
+        if len(taken.items) == limit or (taken.items and weight > (LOT_SIZE if lot else PAGE_SIZE)):
             taken.more = True
             break
-        taken.items.append(Raw(text) if encoded else item)
+        taken.items.append(item if lot else Raw(text))
         taken.last = item
     return taken
 
@@ -6949,12 +6844,7 @@ def patch_run(call: Call, run_id: str) -> Deferred:
 @operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
 def delete_run(call: Call, run_id: str) -> Deferred:
     """Delete a run, also a running one, and the tasks that only it reports."""
-
-    def delete(connection: Connection) -> Answer:
-        remove_run(connection, call.client_id, select_run_key(connection, call.client_id, run_id))
-        return no_content()
-
-    return call.write(delete)
+    return call.write(lambda connection: remove_run(connection, call.client_id, run_id))
 
 
 @operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
@@ -6984,7 +6874,7 @@ def post_tasks(call: Call, run_id: str) -> Deferred:
     parsed: Parsed = call.body
 
     def store(connection: Connection) -> Answer:
-        (submission,) = submit_reports(connection, call.principal, run, [parsed.reports])
+        submission = submit_reports(connection, call.principal, run, parsed.reports)
         return answer(201 if submission.created else 200, submission)
 
     def checked() -> Deferred:
@@ -7014,7 +6904,7 @@ def walk_tasks(call: Call, connection: Connection, headers: dict[str, str], *, w
             position = page_position(call, connection, "tasks", lot.after)
             wanted = read_task_filter(connection, call.client_id, query)
             tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
-            taken = take(tasks, min(EXPORT_LOT, left), encoded=False)
+            taken = take(tasks, min(EXPORT_LOT, left), lot=True)
             listed = select_listed(connection, call.client_id, wanted, taken.items)
         yield from listed
         left -= len(listed)
@@ -7040,7 +6930,7 @@ def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
     headers["Content-Length"] = str(document.size)
     if document.size > DOCUMENT_PIECE:
         return Answer(200, headers, document=document)
-    with closing(document):
+    with closing(document):  # a pipe that holds all of it might be closed before the server opens it
         return Answer(200, headers, b"".join(document))
 
 
@@ -7050,9 +6940,8 @@ def page_of_tasks(call: Call, connection: Connection) -> bytes:
     position = page_position(call, connection, "tasks")
     wanted = read_task_filter(connection, call.client_id, query)
     tasks, whole = select_tasks(connection, call.client_id, wanted, query, position)
-    taken = take(tasks, query.limit)
-    page: Any = FullTaskPage if query.view == "full" else TaskPage
-    return msgspec.json.encode(page(*page_of(call, taken, whole.count(connection))))
+    taken = take(tasks, query.limit)  # heads or whole tasks: their pages have the same fields
+    return msgspec.json.encode(TaskPage(*page_of(call, taken, whole.count(connection))))
 
 
 @operation(
@@ -7093,10 +6982,9 @@ def patch_tasks(call: Call) -> Deferred:
         if problems := [*decision_problems(update), *id_problems(update, states)]:
             raise ValidationFailed(problems)
         ordered = [states[task_id] for task_id in update.ids]
-        decisions = [Decision.of(state, update) for state in ordered]
-        told = triage_tasks(connection, call.principal, decisions, timestamp())
+        updated = triage_tasks(connection, call.principal, ordered, update)
         tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
-        return answer(200, Triage(sum(told), len(told) - sum(told), tasks))
+        return answer(200, Triage(updated, len(tasks) - updated, tasks))
 
     return call.write(triage)
 
@@ -7130,7 +7018,7 @@ def patch_task(call: Call, task_id: str) -> Deferred:
         call.require_match(task)
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
-        triage_tasks(connection, call.principal, [Decision.of(state, update)], timestamp())
+        triage_tasks(connection, call.principal, [state], update)
         return tagged_answer(select_task(connection, call.client_id, task_id))
 
     return call.write(triage)
@@ -7139,12 +7027,7 @@ def patch_task(call: Call, task_id: str) -> Deferred:
 @operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
 def delete_task(call: Call, task_id: str) -> Deferred:
     """Delete a task with its history."""
-
-    def delete(connection: Connection) -> Answer:
-        remove_task(connection, call.client_id, select_state(connection, call.client_id, task_id))
-        return no_content()
-
-    return call.write(delete)
+    return call.write(lambda connection: remove_task(connection, call.client_id, task_id))
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
@@ -7158,11 +7041,19 @@ def get_task_history(call: Call, task_id: str) -> Answer:
     return answer(200, History(taken.items, link))
 
 
-def read_definition(call: Call, name: str) -> tuple[str, str, str | None]:
-    """Return label, description and extension schema of a request, the schema checked and as it was sent."""
+def define(call: Call, name: str, store: Callable[[Connection, str, str, str | None], Answer]) -> Deferred:
+    """Return what is left to do where `store` is given label, description and schema of a request, once it is checked.
+
+    The schema is stored as it was sent.
+    """
     body: ProjectTypeUpdate = call.body
-    schema = read_schema(body.extension_schema, call.service.settings)
-    return name if body.label is None else body.label, body.description or "", schema
+
+    def check() -> Deferred:
+        schema = read_schema(body.extension_schema, call.service.settings)
+        label = name if body.label is None else body.label
+        return call.write(lambda connection: store(connection, label, body.description or "", schema))
+
+    return Deferred("check", check)
 
 
 @operation("GET", "/api/v1/project-types", "read", {200: ProjectTypes})
@@ -7183,19 +7074,14 @@ def get_project_types(call: Call) -> Answer:
 )
 def post_project_types(call: Call) -> Deferred:
     """Register a project type; the same definition again changes nothing."""
-    body: ProjectTypeDefinition = call.body
+    name = call.body.name
 
-    def check() -> Deferred:
-        definition = read_definition(call, body.name)
+    def register(connection: Connection, *definition: Any) -> Answer:
+        created = insert_project_type(connection, call.client_id, name, *definition)
+        registered = select_project_type(connection, call.client_id, name)
+        return answer(201 if created else 200, registered, f"{call.address}/{name}" if created else None)
 
-        def register(connection: Connection) -> Answer:
-            created = insert_project_type(connection, call.client_id, body.name, *definition)
-            registered = select_project_type(connection, call.client_id, body.name)
-            return answer(201 if created else 200, registered, f"{call.address}/{body.name}" if created else None)
-
-        return call.write(register)
-
-    return Deferred("check", check)
+    return define(call, name, register)
 
 
 @operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
@@ -7222,27 +7108,17 @@ def put_project_type(call: Call, name: str) -> Deferred:
     if body.name not in (None, name):
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
 
-    def check() -> Deferred:
-        definition = read_definition(call, name)
+    def replace(connection: Connection, *definition: Any) -> Answer:
+        replace_project_type(connection, call.client_id, name, *definition)
+        return answer(200, select_project_type(connection, call.client_id, name))
 
-        def replace(connection: Connection) -> Answer:
-            replace_project_type(connection, call.client_id, name, *definition)
-            return answer(200, select_project_type(connection, call.client_id, name))
-
-        return call.write(replace)
-
-    return Deferred("check", check)
+    return define(call, name, replace)
 
 
 @operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
 def delete_project_type(call: Call, name: str) -> Deferred:
     """Delete a project type that there is no run of."""
-
-    def delete(connection: Connection) -> Answer:
-        remove_project_type(connection, call.client_id, name)
-        return no_content()
-
-    return call.write(delete)
+    return call.write(lambda connection: remove_project_type(connection, call.client_id, name))
 
 
 @operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery)
@@ -7290,7 +7166,7 @@ def get_health(call: Call) -> Answer:
     return answer(200, Health("ok", __version__, **{name.lower(): version}))
 
 
-@operation("GET", "/metrics", "read", {200: str}, among=METRICS_OPERATIONS)
+@operation("GET", METRICS, "read", {200: str})
 def get_metrics(call: Call) -> Answer:
     """Get figures for Prometheus: of the service, and of the tasks and runs of the key's own client."""
     expose = typing.cast(Exposition, call.service.exposition)
@@ -7330,6 +7206,9 @@ WEAK_TAG = "Another one once anything of the client has changed."
 HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
 STAMPED = (RunQuery, TaskQuery, OverviewQuery)  # the queries of what is answered with a weak ETag
 REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
+TEXT = {"type": "string"}
+ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
+ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
     "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
@@ -7366,24 +7245,24 @@ def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[st
         if model is None:
             described[str(status)] = {"description": "Done. There is no body."}
             continue
-        schema = {"type": "string"} if model is str else reference_to(model, references)
+        schema = TEXT if model is str else reference_to(model, references)
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
             "content": {"text/plain" if model is str else JSON_TYPE: {"schema": schema}},
         }
         if status == 201 and model is not Submission:
-            described["201"]["headers"] = {"Location": {"schema": {"type": "string"}, "required": True}}
-    if each.tagged:
-        described["200"]["headers"] = {"ETag": {"description": TAG, "schema": {"type": "string"}, "required": True}}
+            described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
     if each.exports:
         described["200"]["content"] |= {other: {"schema": {}} for other in each.exports}
-    headers: dict[str, Any] = described.get("200", {}).get("headers", {})
+    headers: dict[str, Any] = {}
+    if each.tagged:
+        headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}
     if each.query in STAMPED:
         described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
-        headers["ETag"] = {"description": WEAK_TAG, "schema": {"type": "string"}}
-        headers["Allow"] = {"description": "The methods that the key has here.", "schema": {"type": "string"}}
+        headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
+        headers["Allow"] = {"description": "The methods that the key has here.", "schema": TEXT}
     if each.query is TaskQuery:
-        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": {"type": "string"}}
+        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": TEXT}
     if headers:
         described["200"]["headers"] = headers
     by_status: dict[int, list[type[ServiceError]]] = {}
@@ -7405,7 +7284,7 @@ def described_refusal(
         "content": {PROBLEM_TYPE: {"schema": references[ProblemDetails]}},
     }
     if status in headers:
-        described["headers"] = {headers[status]: {"schema": {"type": "string"}, "required": True}}
+        described["headers"] = {headers[status]: {"schema": TEXT, "required": True}}
     return described
 
 
@@ -7417,20 +7296,20 @@ def described_parameters(each: Operation) -> list[dict[str, Any]]:
             "in": "path",
             "required": True,
             "description": PARAMETERS_IN_PATHS[name],
-            "schema": {"type": "string", "minLength": 1} | NO_NUL,
+            "schema": TEXT | {"minLength": 1} | NO_NUL,
         }
         for name in regex.findall(r"\{(\w+)\}", each.path)
     ]
-    if each.keyed:
-        length = {"type": "string", "minLength": 1, "maxLength": 255}
-        parameters.append({"name": "Idempotency-Key", "in": "header", "description": REQUEST_KEY, "schema": length})
-    if each.query in STAMPED:
-        parameters.append(
-            {"name": "If-None-Match", "in": "header", "description": HAD_TAG, "schema": {"type": "string"}}
-        )
-    if each.tagged and each.body is not None:
-        tags = {"type": "string", "pattern": rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"}
-        parameters.append({"name": "If-Match", "in": "header", "description": EXPECTED_TAG, "schema": tags})
+    headers = (
+        ("Idempotency-Key", each.keyed, REQUEST_KEY, TEXT | {"minLength": 1, "maxLength": 255}),
+        ("If-None-Match", each.query in STAMPED, HAD_TAG, TEXT),
+        ("If-Match", each.tagged and each.body, EXPECTED_TAG, TEXT | {"pattern": ENTITY_TAGS}),
+    )
+    parameters += [
+        {"name": name, "in": "header", "description": description, "schema": schema}
+        for name, is_there, description, schema in headers
+        if is_there
+    ]
     _, components = schemas_of([each.query])
     schema = components[each.query.__name__]
     for name, field_schema in in_ecma(schema["properties"]).items():
@@ -7469,7 +7348,7 @@ def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[
 def openapi_document(*, metrics: bool = False) -> dict[str, Any]:
     """Return the description of a service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
     load_rooms()
-    operations = [*OPERATIONS, *(METRICS_OPERATIONS if metrics else ())]
+    operations = operations_of(metrics=metrics)
     bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
     references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict, str}, key=str))
@@ -7484,7 +7363,6 @@ def openapi_document(*, metrics: bool = False) -> dict[str, Any]:
             "description": (__doc__ or "").splitlines()[0],
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "servers": [{"url": "/"}],
         "security": [{"key": []}],
         "paths": paths,
         "components": {
@@ -7584,7 +7462,8 @@ def answer_to(service: Service, environ: dict[str, Any], path: str, *, whole: bo
     def work() -> Answer | Deferred:
         if path in PAGE_FILES:
             return get_page_file(environ, path)
-        given = perform_call(service, *service.router.find(environ, path), environ)
+        operation, parts = service.router.find(environ, path)
+        given = Call(service, operation, environ, parts.get("run_id")).perform(parts)
         return finished(given) if whole else given
 
     return respond(environ, work)
@@ -7620,7 +7499,9 @@ def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprin
         )
 
     add_rule(f"{API}/", "<path:rest>")
-    for path in {each.path for each in operations_of(service) if not each.path.startswith(API)}:
+    for path in {
+        each.path for each in operations_of(metrics=service.settings.metrics) if not each.path.startswith(API)
+    }:
         add_rule(path)
     if page and not load_room("page"):
         add_rule("/")
@@ -7628,8 +7509,16 @@ def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprin
     return blueprint
 
 
-def app_of(service: Service) -> flask.Flask:
-    """Return a service as a WSGI application of its own."""
+def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
+    """Return the service as a WSGI application of its own.
+
+    :param given: settings by name, such as `db="findings.db"`, before those of the environment.
+    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
+    :raises DatabaseUnusable: when the database file cannot be opened.
+    """
+    if settings is not None and given:
+        raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
+    service = start_service(settings or Settings.read(**given))
 
     def refuse_unrouted(error: Exception) -> flask.Response:
         if isinstance(error, (NotFound, MethodNotAllowed)):
@@ -7642,18 +7531,6 @@ def app_of(service: Service) -> flask.Flask:
     app.register_error_handler(Exception, refuse_unrouted)
     app.extensions["findings"] = service
     return app
-
-
-def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
-    """Return the service as a WSGI application of its own.
-
-    :param given: settings by name, such as `db="findings.db"`, before those of the environment.
-    :raises ConfigurationError: for a setting that makes no sense, and a package that is not there or not known.
-    :raises DatabaseUnusable: when the database file cannot be opened.
-    """
-    if settings is not None and given:
-        raise ConfigurationError(f"give Settings, or settings by name, not both: {', '.join(given)}")
-    return app_of(start_service(settings or Settings.read(**given)))
 
 
 # ---------------------------------------------------------------------------

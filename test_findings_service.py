@@ -69,7 +69,6 @@ from werkzeug.routing import Rule
 import findings_service
 from findings_service import (
     LARGE_WAL,
-    OPERATIONS,
     Busy,
     DatabaseUnusable,
     Settings,
@@ -100,6 +99,7 @@ MODULE = HERE / "findings_service.py"
 # Not the file itself, which Python would compile anew for each of hundreds of processes.
 PROGRAM = (sys.executable, "-m", "findings_service")
 API = "/api/v1"
+OPERATIONS = findings_service.operations_of(metrics=False)
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -1683,7 +1683,7 @@ def submit_surfaces(client: Client, count: int) -> list[str]:
             name, target = f"type-{number}", f"https://example.com/{number % 7}"
             findings_service.insert_project_type(connection, "default", name, name, "", None)
             run = findings_service.insert_run(connection, "default", name, target, "{}")
-            findings_service.submit_reports(connection, who, run, [reports])
+            findings_service.submit_reports(connection, who, run, reports)
             runs.append(run.id)
     return runs
 
@@ -1731,7 +1731,7 @@ def reports_of(*tasks: dict[str, Any]) -> Any:
 def run_of(connection: Any, *tasks: dict[str, Any]) -> Any:
     """Report tasks in a run of its own."""
     run = findings_service.insert_run(connection, "default", "web", "", "{}")
-    findings_service.submit_reports(connection, TESTER, run, [reports_of(*tasks)])
+    findings_service.submit_reports(connection, TESTER, run, reports_of(*tasks))
     findings_service.finish_run(connection, TESTER, run, "completed", None, False)
     return findings_service.select_run_key(connection, "default", run.id)
 
@@ -1765,8 +1765,7 @@ def resolve_both(connection: Any) -> None:
 def dismiss_both(connection: Any) -> None:
     update = findings_service.TaskUpdate(status="dismissed")
     states = findings_service.select_states(connection, "default", findings_service.BY_SEQ, "[1, 2]")
-    decisions = [findings_service.Decision.of(state, update) for state in states]
-    findings_service.triage_tasks(connection, TESTER, decisions, findings_service.timestamp())
+    findings_service.triage_tasks(connection, TESTER, states, update)
 
 
 @pytest.mark.sqlite
@@ -6238,9 +6237,7 @@ def table_rows(name: str) -> list[str]:
     return [line for line in page_named(name).splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [(each.method, each.path) for each in (*OPERATIONS, *findings_service.METRICS_OPERATIONS)]
-)
+@pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in findings_service.OPERATIONS])
 @pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
 def test_every_route_is_in_the_readme_and_the_reference(page: str, method: str, path: str) -> None:
     assert f"`{method} {path}`" in page_named(page)
@@ -9399,13 +9396,12 @@ def test_every_route_is_open_to_whom_it_says(
         assert response.status_code in (200, 201, 204)
 
 
-EVERYTHING = [*OPERATIONS, *findings_service.METRICS_OPERATIONS]
 FORMS = ("*/*", "text/csv", "application/sarif+json", "text/markdown")
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(
-    "each", [pytest.param(each, id=f"{each.method} {each.path}") for each in EVERYTHING if each.level]
+    "each", [pytest.param(each, id=f"{each.method} {each.path}") for each in findings_service.OPERATIONS if each.level]
 )
 def test_a_key_that_was_good_until_now_opens_nothing_any_more(
     make_app: Callable[..., flask.Flask], each: Any, grouped: bool
