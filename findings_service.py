@@ -266,7 +266,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "FULL"
     cache: Annotated[
         int,
-        Meta(description="Bytes of the file that `serve` keeps in memory, all processes; 256m for a million tasks."),
+        Meta(
+            description="Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks."
+        ),
     ] = 56 * SIZES["m"]
     keep: Annotated[
         float,
@@ -1223,6 +1225,9 @@ class TaskFilters(Request):
     ] = "-createdAt"
 
 
+FAR_DOWN = 10_000  # tasks from the first to the last of a page
+
+
 class TaskQuery(TaskFilters):
     """Which page of a list of tasks."""
 
@@ -1237,6 +1242,15 @@ class TaskQuery(TaskFilters):
             description="`full` adds description, evidence, remediation, successCriteria and extensions to each task."
         ),
     ] = "default"
+
+    @property
+    def may_take_long(self) -> bool:
+        """Whether many tasks may have to be looked at to list a few, because no index or counter tells which."""
+        counted = (self.status, self.severity, self.project_type, self.target_url, self.main_line)
+        looked_at = (self.q, self.missing_from, self.created_since, self.created_before, self.assignee, self.assigned)
+        reporters = len(self.run_id or ()) + len(self.branch or ())
+        others = (*looked_at, *counted) if reporters else looked_at
+        return reporters > 1 or any(each is not None for each in others) or (self.page or 1) * self.limit > FAR_DOWN
 
 
 Paged = PageQuery | TaskQuery
@@ -1279,6 +1293,7 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "RunUpdate": {
         "not": {
+            "type": "object",
             "properties": {"status": {"const": "failed"}, "resolveMissing": {"const": True}},
             "required": ["status", "resolveMissing"],
         }
@@ -1644,7 +1659,10 @@ class Database(ABC):
 
     @abstractmethod
     def absence(self) -> str:
-        """Say that there is no database, without making one; "" where there is."""
+        """Say that there is no database with our schema, without making one; "" where there is.
+
+        :raises DatabaseUnusable: when it cannot be opened, or has a schema that this program does not open.
+        """
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[Connection]:
@@ -1757,13 +1775,13 @@ class SQLiteConnection(sqlite3.Connection, Connection):
                 yield f"integrity: {fault}"
         for table, row, parent, _ in self.execute("PRAGMA foreign_key_check"):
             yield f"foreign key: row {row} of {table} has no parent in {parent}"
+        if user_version(self) != SCHEMA_VERSION:  # as a backup may have it
+            return
         with closing(sqlite3.connect(":memory:")) as fresh:
             fresh.executescript(schema_path().read_text("utf-8"))
             names = "SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
             present = set(self.execute(names))
             yield from (f"schema: {name} is missing" for (name,) in fresh.execute(names) if (name,) not in present)
-        if user_version(self) != SCHEMA_VERSION:
-            yield f"schema version {user_version(self)}, not {SCHEMA_VERSION}"
 
 
 def user_version(connection: SQLiteConnection) -> int:
@@ -1790,6 +1808,15 @@ def require_version(name: str, version: int) -> None:
             f"{told}, older than any that this program opens; keep it for the program that made it, and name another"
             " database with --db"
         )
+
+
+def unready(name: str, version: int) -> str:
+    """Say that a database has no schema yet, or an older one; "" where it has ours. Nothing is done about it."""
+    if not version:
+        return f"{name} is empty; `findings-service serve` makes a database of it"
+    require_version(name, version)
+    told = f"{name} has schema version {version}; `findings-service serve` brings it to {SCHEMA_VERSION}"
+    return "" if version == SCHEMA_VERSION else told
 
 
 def statements_of(script: str) -> Iterator[str]:
@@ -1835,13 +1862,13 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     )
     try:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
-        if version := user_version(connection):
-            require_version(settings.db, version)
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
             connection.pages = {}
         else:
+            if version := user_version(connection):
+                require_version(settings.db, version)
             connection.execute("PRAGMA journal_mode = WAL")
         theirs = settings.cache // READERS_SHARE
         for setting in (
@@ -2026,8 +2053,11 @@ class SQLiteDatabase(Database):
         return Path(self.settings.db).parent
 
     def absence(self) -> str:
-        """Say that there is no file; "" where there is."""
-        return "" if Path(self.settings.db).exists() else f"there is no file {self.name}"
+        """Say that there is no file, or none with our schema; "" where there is."""
+        if not Path(self.settings.db).exists():
+            return f"there is no file {self.name}"
+        with closing(open_database(self.settings, read_only=True, create=False)) as connection:
+            return unready(self.name, user_version(connection))
 
     @property
     def transacting(self) -> bool:
@@ -2150,8 +2180,9 @@ class SQLiteDatabase(Database):
 
     def probe(self) -> None:
         """Take the right to write, and give it back."""
-        with self.maintaining(HEALTH_TIME / 2) as connection:
-            patiently(partial(connection.execute, "BEGIN IMMEDIATE"), HEALTH_TIME / 2)
+        until = time.monotonic() + HEALTH_TIME
+        with self.maintaining(HEALTH_TIME) as connection:
+            patiently(partial(connection.execute, "BEGIN IMMEDIATE"), until - time.monotonic())
             try:
                 connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
             finally:
@@ -2830,7 +2861,7 @@ def failure_in_words(error: BaseException, schema: str) -> str:
     `Exception`.
     """
     if isinstance(error, RecursionError):
-        return f"{schema} refers to itself without an end"
+        return f"{schema} is nested too deeply, or refers to itself without an end"
     log.info("a client's schema failed: %r", error)
     return f"{schema} cannot be judged by: {cut(str(error))}"
 
@@ -5993,7 +6024,7 @@ def entity_tag(body: bytes) -> str:
 def read_if_match(text: str | None) -> ETags | None:
     """Return the tags one of which an answer must have (RFC 9110, 13.1.1), None where any would do.
 
-    :raises InvalidParameter: for what is no list of tags.
+    :raises InvalidParameter: where no tag can be read.
     """
     if text is None or text.strip() == "*":
         return None
@@ -6352,6 +6383,7 @@ class Document:
             raise InvalidParameter("limit", f"comes to more than {DOCUMENT_SIZE:,} bytes; give a lower one")
         try:
             self._file.write(piece)
+            self._file.flush()
         except OSError as error:
             raise StorageFull(str(error.strerror)) from None
 
@@ -6363,8 +6395,9 @@ class Document:
         """Drop the file."""
         if self._is_open:
             self._is_open = False
-            self._file.close()
             DOCUMENTS.release()
+            with suppress(OSError):  # of what a full disk did not take
+                self._file.close()
 
     __del__ = close  # where a client was gone before there was anything to send
 
@@ -6506,6 +6539,8 @@ class Call:
         query = (self.export and operation.export_query) or operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
         self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged and operation.body else None
+        if "HTTP_IF_MATCH" in environ and operation.method in ("PATCH", "DELETE") and not operation.tagged:
+            raise InvalidParameter("If-Match", "goes with the update of one task; nothing else has an ETag to match")
         if operation.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
@@ -6964,7 +6999,7 @@ def get_tasks(call: Call) -> Answer | Deferred:
         with in_list_time(connection):
             return answer_unless_known(call, connection, lambda tag: connection.recall_page((tag, *asked), make))
 
-    if call.query.q is not None:
+    if call.query.may_take_long:
         return call.read_slowly(read)
     with call.database.snapshot() as connection:
         return read(connection)
@@ -6973,8 +7008,6 @@ def get_tasks(call: Call) -> Answer | Deferred:
 @operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, keyed=True)
 def patch_tasks(call: Call) -> Deferred:
     """Triage several tasks alike: all of them or none."""
-    if "HTTP_IF_MATCH" in call.environ:
-        raise InvalidParameter("If-Match", "goes with the update of one task; several have no ETag")
     update: TasksUpdate = call.body
 
     def triage(connection: Connection) -> Answer:
@@ -7942,6 +7975,8 @@ class FrontDoor:
         """
         loop, size = asyncio.get_running_loop(), 0
         listened, written = os.pipe()
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # where pages are large, a pipe holds more
+            fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, DOCUMENT_PIECE)
         transport, pipe = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
         )
@@ -8356,9 +8391,9 @@ def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
 
 
 @contextmanager
-def opened_file(db: str, command: str) -> Iterator[SQLiteDatabase]:
+def opened_file(db: str, command: str, *, new: bool = False) -> Iterator[SQLiteDatabase]:
     """Give a command a database file, and say what to do instead where the database is another engine's."""
-    with opened(db) as database:
+    with opened(db, new=new) as database:
         if not isinstance(database, SQLiteDatabase):
             advice = database.advice[command].format(name=database.name)
             raise click.ClickException(f"`{command}` is for database files; {advice}")
@@ -8530,7 +8565,7 @@ def note_backup(database: Database, at: str) -> None:
 @database_option
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use. The copy is of one moment, verified, and readable by you alone."""
-    with interruptible(), opened_file(db, "backup") as database:
+    with interruptible(), opened_file(db, "backup", new=True) as database:  # of any version of ours
         belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
         if os.path.realpath(file) in belongs:
             raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
@@ -8543,7 +8578,7 @@ def backup(file: str, replace: bool, db: str) -> None:
             new_file(file) as copy,
             progress_bar("Copying") as bar,
         ):
-            if not user_version(source):
+            if not (version := user_version(source)):
                 raise click.ClickException(f"{db} is empty: there is nothing to copy")
 
             def show(_: int, remaining: int, total: int) -> None:
@@ -8554,7 +8589,8 @@ def backup(file: str, replace: bool, db: str) -> None:
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
             put_in_place(copy, file)
         click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
-        note_backup(database, begun)
+        if version == SCHEMA_VERSION:
+            note_backup(database, begun)
 
 
 @main.command()

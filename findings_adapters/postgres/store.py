@@ -658,10 +658,12 @@ class PostgresDatabase(heart.Database):
         return row[0]
 
     def absence(self) -> str:
-        """Say that there is no schema, without making one; "" where there is. :raises DatabaseUnusable: if unknown."""
+        """Say that there is no database with our schema; "" where there is."""
         with self.beside() as link:
-            there = self.version_at(link) is not None
-        return "" if there else f"there is no database of this service at {self.name}"
+            version = self.version_at(link)
+        if version is None:
+            return f"there is no database of this service at {self.name}"
+        return heart.unready(self.name, version)
 
     def _make_schema(self, link: Link) -> None:
         """Create the schema, or take the steps that lead to it, all of it or nothing, in one process of many."""
