@@ -7733,7 +7733,8 @@ def without_body(answer: Answer) -> Answer:
     """Return an answer as HEAD gets it (RFC 9110, 9.3.2)."""
     if answer.document:
         answer.document.close()
-    return Answer(answer.status, {"Content-Length": str(answer.size), **answer.headers})
+    length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
+    return Answer(answer.status, {**length, **answer.headers})
 
 
 def refused(error: BaseException) -> Answer:
