@@ -1417,15 +1417,8 @@ def fence_for(text: str) -> str:
     return "`" * max(3, 1 + max(map(len, regex.findall("`+", text)), default=0))
 
 
-class PageFile(Struct, frozen=True, kw_only=True):
-    """A file that goes to browsers, without a key: its bytes, the ETag that they have, and the other headers."""
-
-    body: bytes
-    etag: str
-    headers: Mapping[str, str]
-
-
-PAGE_FILES: dict[str, PageFile] = {}  # by path: "/", or a name in the folder; a room adds them
+# What answers requests for files that go to browsers, without a key, by path: "/", or a name in the folder.
+PAGE_FILES: dict[str, Callable[[dict[str, Any]], Answer]] = {}
 PAGE_FOLDER = "/page/"
 
 
@@ -5407,12 +5400,6 @@ def write_last_backup(connection: Connection, made_at: str) -> None:
     )
 
 
-def select_last_backup(connection: Connection) -> str | None:
-    """Return when the last good backup was begun, None for never."""
-    row = connection.execute("SELECT made_at FROM backups WHERE id = 1").fetchone()
-    return row[0] if row else None
-
-
 # ---------------------------------------------------------------------------
 # Reading a request: from bytes and parameters to checked values
 # ---------------------------------------------------------------------------
@@ -7207,26 +7194,6 @@ def get_metrics(call: Call) -> Answer:
     return whole_answer(200, text, media_type)
 
 
-def get_page_file(environ: dict[str, Any], path: str) -> Answer:
-    """Get a file for browsers, which ask again each time whether they have the present one.
-
-    Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
-
-    :raises WrongMethod: for another method than GET and HEAD.
-    """
-    environ[NOTED] = Noted(path)
-    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-        raise WrongMethod("GET, HEAD")
-    asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
-    if path == "/" and not asked.endswith("/"):
-        return Answer(308, {"Location": f"{asked.rpartition('/')[2]}/"})
-    file = PAGE_FILES[path]
-    response = flask.Response(file.body, headers={"Cache-Control": "no-cache", **file.headers})
-    response.set_etag(file.etag)
-    response.make_conditional(environ)
-    return Answer(response.status_code, dict(response.get_wsgi_headers(environ)), response.get_data())
-
-
 # ---------------------------------------------------------------------------
 # OpenAPI: made from the same models and operations that serve the requests
 # ---------------------------------------------------------------------------
@@ -7494,7 +7461,8 @@ def answer_to(service: Service, environ: dict[str, Any], path: str, *, whole: bo
 
     def work() -> Answer | Deferred:
         if path in PAGE_FILES:
-            return get_page_file(environ, path)
+            environ[NOTED] = Noted(path)
+            return PAGE_FILES[path](environ)
         operation, parts = service.router.find(environ, path)
         given = Call(service, operation, environ, parts.get("run_id")).perform(parts)
         return finished(given) if whole else given

@@ -10,11 +10,15 @@ alone, and speaks to this service alone, but for pictures.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import flask
 
 import findings_service as heart
 
-__all__ = ["FOLDER", "HEADERS", "read_files"]
+__all__ = ["FOLDER", "HEADERS", "answer"]
 
 FOLDER = Path(__file__).resolve().with_suffix("")
 MEDIA_TYPES = {
@@ -45,19 +49,26 @@ HEADERS = {
 }
 
 
-def read_files() -> dict[str, heart.PageFile]:
-    """Return the files of the page by the path that each has below the service's own: `/` for the page itself."""
-    files = {}
-    for file in sorted(FOLDER.rglob("*")):
-        if media_type := MEDIA_TYPES.get(file.suffix):
-            name = file.relative_to(FOLDER).as_posix()
-            body = file.read_bytes()
-            files["/" if name == "index.html" else f"{heart.PAGE_FOLDER}{name}"] = heart.PageFile(
-                body=body,
-                etag=hashlib.sha256(body).hexdigest()[:32],
-                headers={**HEADERS, "Content-Type": f"{media_type}; charset=utf-8"},
-            )
-    return files
+def answer(body: bytes, tag: str, media_type: str, environ: dict[str, Any]) -> heart.Answer:
+    """Answer a request for a file. Browsers ask again each time whether they have the present one.
+
+    Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
+
+    :raises heart.WrongMethod: for another method than GET and HEAD.
+    """
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        raise heart.WrongMethod("GET, HEAD")
+    asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
+    if environ[heart.NOTED].route == "/" and not asked.endswith("/"):
+        return heart.Answer(308, {"Location": f"{asked.rpartition('/')[2]}/"})
+    response = flask.Response(body, mimetype=media_type, headers={"Cache-Control": "no-cache", **HEADERS})
+    response.set_etag(tag)
+    response.make_conditional(environ)
+    return heart.Answer(response.status_code, dict(response.get_wsgi_headers(environ)), response.get_data())
 
 
-heart.PAGE_FILES.update(read_files())
+for file in FOLDER.rglob("*"):
+    if kind := MEDIA_TYPES.get(file.suffix):
+        name, content = file.relative_to(FOLDER).as_posix(), file.read_bytes()
+        path = "/" if name == "index.html" else f"{heart.PAGE_FOLDER}{name}"
+        heart.PAGE_FILES[path] = partial(answer, content, hashlib.sha256(content).hexdigest()[:32], kind)
