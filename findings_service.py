@@ -7549,6 +7549,7 @@ HEADER_TIMEOUT = 5  # seconds
 HOUSEKEEPING = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
+GATHERING = 0.1  # of the time that a COMMIT takes
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
 # For what takes long elsewhere; a client has one of each at most.
@@ -7772,6 +7773,7 @@ class WriteQueue:
         self._waiting: deque[Write] = deque()
         self._house = house_steps(database)
         self._next_step = time.monotonic() + HOUSEKEEPING
+        self._gathering = 0.0  # seconds until a group begins: those of the last one are about to write again
         self._stopping = False
         self._bell = threading.Event()
         self._thread = needed_thread(self._work, "findings-writer")
@@ -7800,6 +7802,7 @@ class WriteQueue:
                 self._bell.wait(max(0.0, self._next_step - time.monotonic()))
                 self._bell.clear()
             if self._waiting:
+                time.sleep(self._gathering)
                 self._commit_group()
             if time.monotonic() >= self._next_step:
                 self._next_step = time.monotonic() + next(self._house)
@@ -7815,6 +7818,8 @@ class WriteQueue:
                     write.answer = write.work()
                 if not connection.in_transaction:
                     raise StorageFull(TRANSACTION_ENDED)
+                committing = time.monotonic()
+            self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
             if not group:  # those whose time is over, or all where waiting longer is of no use
                 now = time.monotonic() if is_busy(error) else math.inf
