@@ -8683,7 +8683,7 @@ HOSTILE = cases(
 def test_a_hostile_schema_costs_its_own_client_only(
     besieged: Server, hostile_key: str, schema: Any, extensions: Any
 ) -> None:
-    with another_client(besieged, 0.6):
+    with another_client(besieged, 1.0):
         answer = judged(besieged, hostile_key, schema, extensions)
     assert answer.status_code == 422, answer.data
 
@@ -8723,7 +8723,7 @@ def test_many_quick_checks_cost_their_own_client_only(
         assert made.json["code"] == "extension_check_timeout"
     assert made.status_code == 201
     run = besieged.request("POST", f"{API}/runs", {"projectType": body["name"]}, hostile_key).json["id"]
-    with another_client(besieged, 0.5):
+    with another_client(besieged, 1.0):
         batch = {"tasks": [task(extensions={"a": value})] * count}
         besieged.request("POST", f"{API}/runs/{run}/tasks", batch, hostile_key)
 
@@ -8740,7 +8740,7 @@ def test_much_that_is_wrong_costs_its_own_client_only(
 ) -> None:
     besieged.request("POST", f"{API}/project-types", {"name": "web"}, hostile_key)
     run = besieged.request("POST", f"{API}/runs", {"projectType": "web"}, hostile_key).json["id"]
-    with another_client(besieged, 0.6):
+    with another_client(besieged, 1.0):
         answer = besieged.request("POST", f"{API}/{path.replace('RUN', run)}", body, hostile_key)
     assert_problem(answer, 422, "validation_failed")
 
