@@ -172,13 +172,6 @@ def parse_size(text: str) -> int:
     return size
 
 
-def parse_synchronous(text: str) -> str:
-    """Return SQLite's word for how durable a commit is. :raises ValueError: for one that would lose committed data."""
-    if text.upper() not in ("FULL", "EXTRA", "NORMAL"):
-        raise ValueError(f"{text!r} is none of FULL, EXTRA and NORMAL")
-    return text.upper()
-
-
 def scheme_of(db: str) -> str:
     """Return the scheme of a database's URL in small letters, "" for the path of a file."""
     scheme, colon, _ = db.partition("://")
@@ -207,13 +200,6 @@ def parse_key(text: str) -> str:
     return key
 
 
-def parse_log(text: str) -> str:
-    """Return the form of the access log, "" for none. :raises ValueError: for an unknown one."""
-    if text not in ("", "json", "text"):
-        raise ValueError(f"{text!r} is neither json nor text")
-    return text
-
-
 def parse_base_url(text: str) -> str:
     """Return a URL that links may begin with, without a slash at its end. :raises ValueError: for what is none."""
     if text and not regex.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text):
@@ -229,11 +215,11 @@ def parse_keep(text: str) -> float:
     return seconds
 
 
-def parse_switch(text: str) -> bool:
-    """Return whether `text` means on: 1 or 0, or true or false. :raises ValueError: when it means neither."""
-    if text.lower() not in ("1", "0", "true", "false"):
-        raise ValueError(f"{text!r} is neither 1 nor 0")
-    return text.lower() in ("1", "true")
+def parse_word(meanings: Mapping[str, Any], text: str) -> Any:
+    """Return what one of some words means, whatever its case. :raises ValueError: for another word."""
+    if text.lower() not in meanings:
+        raise ValueError(f"{text!r} is none of {', '.join(filter(None, meanings))}")
+    return meanings[text.lower()]
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -294,12 +280,12 @@ class Settings(Struct, frozen=True, kw_only=True):
         "run_timeout": parse_duration,
         "schema_timeout": parse_duration,
         "body_timeout": parse_duration,
-        "synchronous": parse_synchronous,
+        "synchronous": partial(parse_word, {"full": "FULL", "extra": "EXTRA", "normal": "NORMAL"}),
         "cache": parse_size,
         "keep": parse_keep,
-        "log": parse_log,
+        "log": partial(parse_word, {"json": "json", "text": "text", "": ""}),
         "base_url": parse_base_url,
-        "metrics": parse_switch,
+        "metrics": partial(parse_word, {"1": True, "0": False, "true": True, "false": False}),
     }
 
     @classmethod
@@ -1410,11 +1396,6 @@ class BriefFormat(Struct, frozen=True, kw_only=True):
 
 LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
 BRIEF_FORMATS: dict[str, BriefFormat] = {}
-
-
-def fence_for(text: str) -> str:
-    """Return a fence that nothing in a text closes (https://spec.commonmark.org/0.31.2/, 4.5)."""
-    return "`" * max(3, 1 + max(map(len, regex.findall("`+", text)), default=0))
 
 
 # What answers requests for files that go to browsers, without a key, by path: "/", or a name in the folder.

@@ -18,7 +18,7 @@ import regex
 
 import findings_service as heart
 
-__all__ = ["MARKDOWN", "write_brief"]
+__all__ = ["MARKDOWN", "fence_for", "write_brief"]
 
 MARKDOWN = "text/markdown"
 # White space but for the space itself, controls, and what is not shown or turns the direction of writing: other
@@ -50,9 +50,14 @@ def write_brief(brief: heart.Brief, project_type: heart.ProjectType) -> bytes:
     :param project_type: the brief's.
     """
     block = "".join(f"{line}\n" for line in lines_of(brief, project_type))
-    fence = heart.fence_for(block)
+    fence = fence_for(block)
     introduction = INTRODUCTION.format(scope=scope_of(brief), counts=counts_of(brief.summary))
     return f"{introduction}\n{fence}jsonl\n{block}{fence}\n\n{left_out(brief)}\n".encode()
+
+
+def fence_for(text: str) -> str:
+    """Return a fence that nothing in a text closes (https://spec.commonmark.org/0.31.2/, 4.5)."""
+    return "`" * max(3, 1 + max(map(len, regex.findall("`+", text)), default=0))
 
 
 def lines_of(brief: heart.Brief, project_type: heart.ProjectType) -> Iterator[str]:

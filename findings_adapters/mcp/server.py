@@ -46,6 +46,7 @@ from findings_adapters.client import (
     in_camel_case,
     quoted,
 )
+from findings_adapters.markdown import fence_for
 
 Context = ServerRequestContext[Any, Any]
 Json = dict[str, Any]
@@ -442,7 +443,7 @@ AWAY = (
 
 def fenced(text: str, kind: str = "json") -> str:
     """Return a text inside a fence that nothing in it closes."""
-    fence = heart.fence_for(text)
+    fence = fence_for(text)
     return f"{IS_DATA}\n{fence}{kind}\n{text}\n{fence}"
 
 
