@@ -79,6 +79,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
+from uuid import UUID
 
 try:
     import click
@@ -3024,13 +3025,8 @@ class IdMaker:
         with self._lock:
             first = max((time.time_ns() // 1_000_000) << 12, self._last + 1, least)
             self._last = first + count - 1
-        randomness = os.urandom(8 * count)
-        made = []
-        for place, number in enumerate(range(first, first + count)):
-            low = 2 << 62 | int.from_bytes(randomness[8 * place : 8 * place + 8], "big") >> 2
-            digits = f"{(number >> 12) << 80 | 7 << 76 | (number & 0xFFF) << 64 | low:032x}"
-            made.append(f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}")
-        return made
+        high = ((number >> 12) << 16 | 7 << 12 | number & 0xFFF for number in range(first, first + count))
+        return [str(UUID(int=each << 64 | 2 << 62 | secrets.randbits(62))) for each in high]
 
 
 new_ids = IdMaker()
