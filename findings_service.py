@@ -4548,21 +4548,23 @@ def select_state(connection: Connection, client_id: str, task_id: str) -> State:
     raise Missing(f"There is no task {cut(task_id)!r}.")
 
 
-def select_findings(
-    connection: Connection, client_id: str, run: RunKey, external_ids: Sequence[str]
-) -> dict[str, StoredFinding]:
-    """Return the stored findings of a run's type and target that have these external ids, by those."""
+def select_findings(connection: Connection, by: Submitting, external_ids: Sequence[str]) -> dict[str, StoredFinding]:
+    """Return the findings of a run's type and target that were there before, by those of these external ids.
+
+    What the same transaction has stored has other ids. PostgreSQL counts none of it yet, and would go through all.
+    """
     rows = connection.execute(
         f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
                 task_details.description, task_details.evidence, task_details.remediation,
                 task_details.success_criteria, task_details.extensions,
                 (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
                  AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq) IS NOT NULL
-            FROM tasks {DETAILS} WHERE (tasks.client_id = ?) IS TRUE AND tasks.seq IN (SELECT (
+            FROM tasks {DETAILS}
+            WHERE (tasks.client_id = ?) IS TRUE AND tasks.seq <= ? AND tasks.seq IN (SELECT (
                 SELECT seq FROM tasks WHERE client_id = ? AND project_type = ? AND target_url = ?
-                    AND external_id = value
+                    AND external_id = value AND seq <= ?
             ) FROM json_each(?))""",
-        (run.seq, client_id, client_id, *run.surface, json.dumps(external_ids)),
+        (by.run.seq, by.client_id, by.newest, by.client_id, *by.run.surface, by.newest, json.dumps(external_ids)),
     )
     return {row[9]: StoredFinding(State(*row[:9]), row[9], row[10], row[11:16], bool(row[16])) for row in rows}
 
@@ -4857,7 +4859,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     sightings = 0
     while lot := dict(itertools.islice(unique, REPORTS_AT_ONCE)):
         external_ids = sorted(key for key in lot if isinstance(key, str))
-        findings = select_findings(connection, who.client_id, run, external_ids)
+        findings = select_findings(connection, by, external_ids)
         more, seen = store_reports(connection, by, lot, findings)
         results |= more
         sightings += seen

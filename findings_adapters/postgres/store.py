@@ -47,6 +47,12 @@ IDLE = 300.0  # seconds after which a connection that nobody needed is closed
 LIFETIME = 3600.0  # seconds; a new connection finds a server that was added behind a name, and gives memory back
 LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
 MANY_ROWS = 100  # that are stored at once, before which the server plans anew
+COUNTED_FIRST, COUNTED_AGAIN = 20_000, 8  # rows of a transaction, and times as many, behind which they are counted
+COUNTING = (  # but by one transaction of several, for as long as that takes; others are not warned
+    "SET LOCAL client_min_messages TO error",
+    "ANALYZE (SKIP_LOCKED) tasks, task_details, sightings",
+    "SET LOCAL client_min_messages TO notice",
+)
 BULKY_ROWS = 5  # rows of what is large that are read at once
 SHOWN = ("host", "port", "user", "dbname", "options")  # parameters of a URL that messages may show
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
@@ -288,6 +294,7 @@ class PostgresConnection(heart.Connection):
         self.begin_counting()
         self._next_seqs: dict[str, int] = {}
         self._streams = itertools.count()
+        self._stored, self._counted_at = 0, COUNTED_FIRST
 
     @property
     def in_transaction(self) -> bool:
@@ -313,10 +320,16 @@ class PostgresConnection(heart.Connection):
         """Send a statement for many rows.
 
         A server keeps plans, those of foreign keys among them, and may have made them when a table had a few rows: then
-        to read all of it seemed best, which it is not for each of many more.
+        to read all of it seemed best, which it is not for each of many more. Nor does it count what a transaction has
+        stored so far, unless that says so (https://www.postgresql.org/docs/15/sql-analyze.html).
         """
         rows, cursor = list(parameters), PostgresCursor(self.link)
         if len(rows) >= MANY_ROWS:
+            self._stored += len(rows)
+            if self._stored >= self._counted_at:
+                self._counted_at = COUNTED_AGAIN * self._stored
+                for statement in COUNTING:
+                    self.send(statement)
             self.send("DISCARD PLANS")
         cursor.executemany(dialect.translated(sql).encode(), rows)
         return cursor
