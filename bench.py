@@ -617,7 +617,6 @@ def measure_beside(bench: Bench) -> Iterator[Row]:
 
 
 SLOW_FSYNC = 0.020  # seconds
-FOLDING = 5.0  # seconds in which the service has what was written in its file
 SLOW_FSYNC_SOURCE = f"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -759,9 +758,10 @@ def measure_size(bench: Bench) -> Iterator[Row]:
             "of a hundred runs, one severity": f"runId={runs}&severity=high",
         }
         for name, query in queries.items():
-            time.sleep(FOLDING)
-            paths = other_pages(f"/api/v1/tasks?{query}")[: plan.rounds]
-            yield slowness(bench, many, big, f"list of {many.rows:,}: {name}", paths, 500)
+            paths = other_pages(f"/api/v1/tasks?{query}")
+            with suppress(ValueError):  # where it has to be read from the disk, it may be refused
+                bench.run(Job(big, gets(many.key, paths[-1:]), 200, connections=1))
+            yield slowness(bench, many, big, f"list of {many.rows:,}: {name}", paths[: plan.rounds], 500)
         yield from search_rows(bench, many, big, 500)
         if sys.platform == "linux":
             yield within(f"resident memory at {many.rows:,}", " MB", big.peak(), 150)
