@@ -4958,12 +4958,13 @@ def drop_answers_of_task(connection: Connection, client_id: str, task: State) ->
     drop_answers(connection, client_id, condition, client_id, task.seq, f"%{task.id}%")
 
 
+ABOUT_TASKS = f"method = 'PATCH' AND substr(path, length(path) - 35) {LISTED}"  # one of them each
+
+
 def drop_answers_about_tasks(connection: Connection, client_id: str, task_ids: Sequence[str]) -> None:
     """Drop the answers to decisions about tasks: with their paths those about one, and those about several."""
     connection.execute(
-        f"""DELETE FROM idempotent_answers WHERE client_id = ? AND method = 'PATCH'
-            AND substr(path, length(path) - 35) {LISTED}""",
-        (client_id, json.dumps(task_ids)),
+        f"DELETE FROM idempotent_answers WHERE client_id = ? AND {ABOUT_TASKS}", (client_id, json.dumps(task_ids))
     )
     gone, several = set(task_ids), "method = 'PATCH' AND path LIKE '%/tasks'"
     drop_answers_that(connection, client_id, several, Triage, lambda told: any(each.id in gone for each in told.tasks))
@@ -5218,6 +5219,7 @@ def prune_slice(
     )
     if deleted:
         work_out_again(connection, client_id, run, left)
+        drop_answers(connection, client_id, ABOUT_TASKS, json.dumps([state.id for state, _ in left]))
     whole = len(rows) < size
     if whole:
         remove_empty_run(connection, client_id, run)
@@ -7929,7 +7931,8 @@ class FrontDoor:
         loop, size = asyncio.get_running_loop(), 0
         listened, written = os.pipe()
         if hasattr(fcntl, "F_SETPIPE_SZ"):  # where pages are large, a pipe holds more
-            fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, DOCUMENT_PIECE)
+            with suppress(OSError):  # of a user with so many pipes that new ones are small
+                fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, DOCUMENT_PIECE)
         transport, pipe = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
         )
@@ -8318,10 +8321,9 @@ def readable_errors(db: str) -> Iterator[None]:
     """Turn what can go wrong with a set-up or a database into one line and exit code 1."""
     try:
         yield
-    except PermissionError as error:
-        raise click.ClickException(str(unusable(error.filename, error))) from None
     except (ConfigurationError, DatabaseUnusable, ChildProcessError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+        file = error.filename if isinstance(error, PermissionError) else None  # a port has none
+        raise click.ClickException(str(unusable(file, error) if file else error)) from None
     except ENGINE_ERRORS as error:
         name = database_for(Settings.read(db=db)).name  # without a password
         raise click.ClickException(str(unusable(name, error))) from None
@@ -8525,6 +8527,8 @@ def backup(file: str, replace: bool, db: str) -> None:
         if os.path.lexists(file) and not replace:
             raise click.ClickException(f"{file} is there already; name another file, or say --replace")
         require_replaceable(file)
+        if not Path(db).exists():
+            raise click.ClickException(f"there is no file {db}")
         begun = timestamp()
         with (
             closing(open_database(database.settings, read_only=True, create=False)) as source,
@@ -8584,10 +8588,12 @@ def compact(db: str) -> None:
         database.keep_house()  # or, where that is a running service's, it does so in its next turn
         with database.snapshot() as moment:
             audit(moment, db)
-            (after,) = moment.execute(
+            (least,) = moment.execute(
                 "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
             ).fetchone()
-    click.echo(f"{db}: {before:,} bytes before, {after:,} now. It is sound.", err=True)
+        after = Path(db).stat().st_size
+    rest = f", and {least:,} soon" if after > least else ""  # once nobody reads what was there before
+    click.echo(f"{db}: {before:,} bytes before, {after:,} now{rest}. It is sound.", err=True)
 
 
 @main.group()

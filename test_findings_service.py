@@ -9871,6 +9871,18 @@ def test_a_backup_of_another_version_is_a_copy_of_it(tmp_path: Path, version: in
     assert content_of(tmp_path / "copy.db") == content_of(tmp_path / "x.db") == before
 
 
+def test_what_the_system_does_not_allow_is_one_line_also_without_a_file() -> None:
+    with pytest.raises(click.ClickException, match="Permission denied"), findings_service.readable_errors("x.db"):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.sqlite
+def test_a_backup_of_no_file_says_so(tmp_path: Path) -> None:
+    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(tmp_path / "none.db"))
+    assert (done.exit_code, done.stderr) == (1, f"Error: there is no file {tmp_path / 'none.db'}\n")
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.sqlite
 def test_what_makes_no_database_makes_none_of_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
@@ -10366,6 +10378,21 @@ def test_kept_answers_to_decisions_go_with_the_task(app: flask.Flask, client: Cl
     both = client.patch(f"{API}/tasks", json={"ids": [gone, kept], "comment": "secret"}, headers=key)
     assert_problem(both, 409, "idempotency_conflict")
     assert not any(gone in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
+
+
+def test_a_kept_answer_about_a_task_that_stays_tells_nothing_of_a_run_that_is_deleted(
+    app: flask.Flask, client: Client, run: str
+) -> None:
+    first, other = client.start("web", branch="secret"), client.start("web", branch="other")
+    task_id = client.add(first, externalId="x")
+    client.add(other, externalId="x")
+    decide = partial(
+        client.patch, f"{API}/tasks/{task_id}", json={"comment": "Once."}, headers={"Idempotency-Key": "k"}
+    )
+    assert decide().json["branch"] == "secret"
+    client.remove(f"runs/{first}")
+    assert_problem(decide(), 409, "idempotency_conflict")
+    assert not any("secret" in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
 
 
 def test_a_kept_answer_that_holds_a_replaced_schema_is_dropped(client: Client) -> None:

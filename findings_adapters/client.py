@@ -1,6 +1,6 @@
 """The service's API for programs in Python: over HTTP, or in this process over a database file.
 
-Over HTTP, which urllib3 speaks, a request is tried again while the service is away or busy: a POST or PATCH under an
+Over HTTP, which urllib3 speaks, a request is tried again while the service is away or busy: a POST or comment under an
 `Idempotency-Key`, so that it is done once, after growing waits and not before a `Retry-After` of up to half a minute.
 In this process the same requests go to the same application, without a server and without a key.
 
@@ -179,7 +179,8 @@ class Remote:
 
         :raises Unavailable: when none came for so long.
         """
-        once = {"Idempotency-Key": str(uuid.uuid4())} if method in ("POST", "PATCH") else {}
+        doubles = method == "POST" or (method == "PATCH" and b'"comment"' in (body or b""))
+        once = {"Idempotency-Key": str(uuid.uuid4())} if doubles else {}
         prefixed = path.startswith(f"{self._base.path}{heart.API}")  # links may have the prefix already
         hurry = HURRY.get()
         patience = min(self.patience, hurry)

@@ -163,11 +163,11 @@ def test_what_may_pass_is_tried_again_under_the_same_key_and_not_before_it_is_as
 def test_what_would_do_something_twice_has_a_key_of_its_own_and_nothing_else(fake: Callable[..., Fake]) -> None:
     there = fake()
     service = service_at(there.url)
-    for method in ("POST", "POST", "PATCH", "GET"):
-        service.request(method, "runs")
+    for method, body in (("POST", None), ("POST", None), ("PATCH", {"comment": "x"}), ("PATCH", {}), ("GET", None)):
+        service.request(method, "runs", body)
     keys = [heard[2].get("Idempotency-Key") for heard in there.heard]
     assert len(set(keys[:3]) - {None}) == 3
-    assert keys[3] is None
+    assert keys[3:] == [None, None]
 
 
 def test_a_service_that_stays_away_is_told_in_a_line(fake: Callable[..., Fake], waits: list[float]) -> None:
