@@ -183,7 +183,7 @@ def parse_path(text: str) -> str:
     """Return the path of a database file, or a URL. :raises ValueError: for what no engine takes for either."""
     if text == ":memory:":
         raise ValueError("the data needs a file; :memory: would be another database for every connection")
-    if (scheme := scheme_of(text)) and scheme not in ("postgresql", "postgres"):
+    if (scheme := scheme_of(text)) and scheme not in ENGINE_PARTS:
         raise ValueError(f"{scheme}:// is unknown here; give a path, or a URL that begins with postgresql://")
     return text
 
@@ -404,8 +404,8 @@ class WrongMethod(ServiceError):
 
     status, code = 405, "method_not_allowed"
 
-    def __init__(self, allowed: str) -> None:
-        super().__init__(f"This path answers {allowed}.", headers={"Allow": allowed})
+    def __init__(self, allowed: str, absent: str = "") -> None:
+        super().__init__(absent or f"This path answers {allowed}.", headers={"Allow": allowed})
 
 
 class RunFinished(ServiceError):
@@ -1311,58 +1311,71 @@ def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
     return dict(zip(listed, references, strict=True)), ruled | named
 
 
-def in_ecma(schema: Any) -> Any:
-    """Return a schema with its patterns as ECMA 262, and so OpenAPI, writes them."""
-    if isinstance(schema, list):
-        return [in_ecma(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    schema = {name: in_ecma(value) for name, value in schema.items()}
-    if (pattern := schema.get("pattern")) == NOT_BLANK:
-        schema["pattern"] = "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"
-    elif pattern in PATTERNS:
-        schema["pattern"] = pattern.replace(r"\Z", "$").replace(r"\x", r"\u00")
-    return schema
-
-
 # ---------------------------------------------------------------------------
-# Rooms: what ties the service to something outside, a file or folder each in findings_adapters beside this one
+# Parts: what may stand beside this module, in findings_features and findings_adapters, and adds to it
 # ---------------------------------------------------------------------------
 
-# What is loaded with the first application, and what when a command of its is called. The service works without them,
-# and says what is absent. Two more, the page and the metrics, are loaded by applications that have them, and PostgreSQL
-# by those that keep their data there, too.
-ROOMS = ("sarif", "markdown")
-COMMAND_ROOMS = {"scan": "ci", "export": "ci", "gate": "ci", "mcp": "mcp", "copy": "postgres"}
+# What the API has of parts, which the first application loads; what an absent one would answer is refused by its name.
+API_PARTS: dict[str, tuple[str, ...]] = {
+    "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
+    "findings_adapters/sarif.py": (),
+    "findings_adapters/markdown.py": (),
+    "findings_adapters/page.py": ("GET /",),
+}
+# The parts that have commands, of which each loads its own.
+COMMAND_PARTS = {
+    **dict.fromkeys(("scan", "export", "gate"), "findings_adapters/ci.py"),
+    "mcp": "findings_adapters/mcp/__init__.py",
+    "copy": "findings_adapters/postgres/__init__.py",
+}
+ENGINE_PARTS = dict.fromkeys(("postgresql", "postgres"), "findings_adapters/postgres/__init__.py")  # by a URL's scheme
+
+
+class Registry(Struct):
+    """What this module has of its own, and each part adds to by its `register`, once it is loaded.
+
+    Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, and
+    what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
+    """
+
+    operations: dict[tuple[str, str], Operation] = {}
+    submission_formats: dict[str, SubmissionFormat] = {}
+    list_formats: dict[str, ListFormat] = {}
+    brief_formats: dict[str, BriefFormat] = {}
+    engines: dict[str, Callable[[Settings], Database]] = {}
+    page_files: dict[str, Callable[[dict[str, Any]], Answer]] = {}
+    start_metrics: Callable[[Service], object] = bool
+
+    def add_operations(self, *operations: Operation) -> None:
+        """Have requests answered by more operations."""
+        self.operations.update({(each.method, each.path): each for each in operations})
+
+
+REGISTRY = Registry()
+PAGE_FOLDER = "/page/"
 
 
 @cache
-def load_room(name: str) -> str:
-    """Load a room, which adds to what this module can do. Return the name of it, or of one that it needs, if absent."""
-    if __name__ == "__main__":  # rooms import this module by its name
+def load_part(file: str) -> str:
+    """Load a part. Return the name of its file, or of one that it needs, where that is absent, and else nothing."""
+    if __name__ == "__main__":  # parts import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
-    place = Path(__file__).resolve().parent / "findings_adapters" / name
-    if not (place.with_suffix(".py").exists() or (place / "__init__.py").exists()):
-        return name
+    if not (Path(__file__).resolve().parent / file).exists():
+        return file
     try:
-        importlib.import_module(f"findings_adapters.{name}")
+        part = importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     except ModuleNotFoundError as error:
-        package, _, absent = (error.name or "").rpartition(".")
-        if package != "findings_adapters":
+        if not (error.name or "").startswith(("findings_features.", "findings_adapters.")):
             raise
-        return absent
+        return f"{str(error.name).replace('.', '/')}.py"
+    part.register()
     return ""
 
 
-def load_rooms() -> Sequence[str]:
-    """Load the rooms that applications have, and return the names of those that are absent."""
-    return [absent for name in ROOMS if (absent := load_room(name))]
-
-
-def what_is_absent() -> str:
-    """Return a sentence on rooms that are absent, to stand behind another one; nothing where all are there."""
-    names = ", ".join(f"{name}.py" for name in load_rooms())
-    return f" Of findings_adapters, which may add to that, there is no {names} here." if names else ""
+def load_parts() -> None:
+    """Load what adds to the API."""
+    for file in API_PARTS:
+        load_part(file)
 
 
 class ListedTask(Struct, frozen=True, gc=False):
@@ -1395,15 +1408,6 @@ class BriefFormat(Struct, frozen=True, kw_only=True):
     write: Callable[[Brief, ProjectType], bytes]
 
 
-LIST_FORMATS: dict[str, ListFormat] = {}  # by media type; rooms add theirs
-BRIEF_FORMATS: dict[str, BriefFormat] = {}
-
-
-# What answers requests for files that go to browsers, without a key, by path: "/", or a name in the folder.
-PAGE_FILES: dict[str, Callable[[dict[str, Any]], Answer]] = {}
-PAGE_FOLDER = "/page/"
-
-
 def write_line(line: str) -> None:
     """Write a line to standard error."""
     with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
@@ -1411,7 +1415,7 @@ def write_line(line: str) -> None:
 
 
 class Listeners(Struct):
-    """Who is told of what an application does, before a caller can know of it: the log is, and a room that counts.
+    """Who is told of what an application does, before a caller can know of it: the log is, and a part that counts.
 
     Of each request that is answered: its WSGI environment, the status, the bytes of the body, and the seconds that it
     took. Of each group of writes that is committed: how many requests it has. `write_line` is what writes the log.
@@ -1428,7 +1432,7 @@ class Listeners(Struct):
 #
 # An engine gives connections to readers and writers. What stands behind this section knows no more of it than
 # `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
-# room's, and may have many connections at once.
+# part's, and may have many connections at once.
 
 APPLICATION_ID = 0x46545356
 SCHEMA_VERSION = 8
@@ -2367,12 +2371,11 @@ def database_for(settings: Settings) -> Database:
 
     :raises ConfigurationError: when what that engine needs is not there.
     """
-    if not scheme_of(settings.db):
+    if not (scheme := scheme_of(settings.db)):
         return SQLiteDatabase(settings)
-    if absent := load_room("postgres"):
-        raise ConfigurationError(f"a database of postgresql:// needs findings_adapters/{absent}, which is not there")
-    room: Any = sys.modules["findings_adapters.postgres"]
-    return typing.cast(Database, room.open_postgres(settings))
+    if absent := load_part(ENGINE_PARTS[scheme]):
+        raise ConfigurationError(f"a database of {scheme}:// needs {absent}, which is not there")
+    return REGISTRY.engines[scheme](settings)
 
 
 def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> None:
@@ -6040,8 +6043,7 @@ class SubmissionFormat(BodyFormat, frozen=True, kw_only=True):
     with_source: Callable[[bytes, Path], bytes] | None = None
 
 
-# The forms by media type; rooms add theirs.
-SUBMISSION_FORMATS: dict[str, SubmissionFormat] = {JSON_TYPE: SubmissionFormat(parse=parse_submission)}
+REGISTRY.submission_formats[JSON_TYPE] = SubmissionFormat(parse=parse_submission)
 
 
 def decoded(text: str) -> str:
@@ -6079,8 +6081,9 @@ def read_body(
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
     if (text or length) and form is None:
-        absent = what_is_absent() if formats is SUBMISSION_FORMATS else ""
-        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{absent}")
+        absent = formats is REGISTRY.submission_formats and load_part("findings_adapters/sarif.py")
+        more = f" SARIF needs {absent}, which is not there." if absent else ""
+        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{more}")
     if environ.get(AWAITED):
         raise BodyAwaited
     if len(text) < length or environ.get(CUT_SHORT):
@@ -6112,23 +6115,14 @@ HEALTH_KEPT = 1.0  # seconds
 IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 
 
-# What gives the figures of a service, its client's among them, in a form that an Accept header asks for: the text and
-# its media type.
-Exposition = Callable[[str, str], tuple[bytes, str]]
-
-
 class Service:
-    """What the routes of one blueprint share: the settings, the database, and who is told of what happens.
-
-    `exposition` is there where the service is to have figures.
-    """
+    """What the routes of one blueprint share: the settings, the database, and who is told of what happens."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.database = database_for(settings)
         self.listeners = Listeners()
-        self.exposition: Exposition | None = None
-        self.router = Router(operations_of(metrics=settings.metrics))
+        self.router = Router(REGISTRY.operations.values())
         self._given_key = hashed(settings.api_key) if settings.api_key else ""
         self._met: dict[str, Principal] = {}
         self._met_until = 0.0
@@ -6196,13 +6190,13 @@ class Service:
         return principal
 
 
-class Operation(Struct, frozen=True):
+class Operation(Struct, frozen=True, eq=False):
     """One method of one path: what it takes, what it answers, and who may call it. OpenAPI is made from these.
 
     `body` is its model, or several models, which some `formats` come to. `exports` are other forms than JSON that the
     answer may have, by their media types; `export_query` is the query of those, where that is another one. `tagged` is
-    whether the answer has an ETag, by which a change can be made to depend on it; `keyed`, whether a request may have
-    an Idempotency-Key, under which it is answered once.
+    whether the answer has an ETag, by which a change can be made to depend on it, and `stamped`, whether it has a weak
+    one; `keyed`, whether a request may have an Idempotency-Key, under which it is answered once.
     """
 
     method: str
@@ -6217,6 +6211,7 @@ class Operation(Struct, frozen=True):
     export_query: Any = None
     refusals: tuple[type[ServiceError], ...] = ()
     tagged: bool = False
+    stamped: bool = False
     keyed: bool = False
 
 
@@ -6228,15 +6223,7 @@ class Noted(Struct):
     principal: Principal | None = None
 
 
-OPERATIONS: list[Operation] = []
-Handler = TypeVar("Handler", bound=Callable[..., "Answer | Deferred"])
-METRICS = "/metrics"  # the path that is there in applications that have figures
 API = "/api/v1"
-
-
-def operations_of(*, metrics: bool) -> list[Operation]:
-    """Return what a service can be asked for, which may have figures."""
-    return [each for each in OPERATIONS if metrics or each.path != METRICS]
 
 
 def operation(
@@ -6247,8 +6234,8 @@ def operation(
     *,
     free: FreeForm | None = None,
     **more: Any,
-) -> Callable[[Handler], Handler]:
-    """Declare a route, `more` as an `Operation` has it. The handler is given a `Call` and the parts of the path.
+) -> Callable[[Callable[..., Answer | Deferred]], Operation]:
+    """Make an operation of its handler, which is given a `Call` and the parts of the path; `more` is as it has them.
 
     :param free: the member of the body that may be any object.
     """
@@ -6256,11 +6243,7 @@ def operation(
     if body := more.get("body"):
         more.setdefault("formats", {JSON_TYPE: BodyFormat(parse=partial(parse_model, body, free))})
 
-    def declare(handler: Handler) -> Handler:
-        OPERATIONS.append(Operation(method, path, level, answers, handler, **more))
-        return handler
-
-    return declare
+    return lambda handler: Operation(method, path, level, answers, handler, **more)
 
 
 def listed_methods(operations: Iterable[Operation]) -> str:
@@ -6273,31 +6256,37 @@ def listed_methods(operations: Iterable[Operation]) -> str:
 def methods_for(level: str, path: str) -> str:
     """Return the methods that a key of a level has at the path of an operation (RFC 9110, 10.2.1)."""
     reached = LEVELS[: LEVELS.index(level) + 1]
-    return listed_methods(each for each in OPERATIONS if each.path == path and each.level in reached)
+    return listed_methods(each for each in REGISTRY.operations.values() if each.path == path and each.level in reached)
 
 
 class Router:
     """Finds the operation that a request is of, by the steps of its path."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
+        self.operations: list[Operation] = []
         self._methods: dict[tuple[str, ...], dict[str, Operation]] = {}
         for each in operations:
-            self._methods.setdefault(tuple(each.path.split("/")), {})[each.method] = each
+            self.add(each)
+
+    def add(self, operation: Operation) -> None:
+        """Find one more operation."""
+        self.operations.append(operation)
+        self._methods.setdefault(tuple(operation.path.split("/")), {})[operation.method] = operation
 
     def find(self, environ: dict[str, Any], path: str) -> tuple[Operation, dict[str, str]]:
         """Return the operation that a request is of, with the parts of its path, which is without any prefix.
 
         :raises Missing: for a path that none has. :raises WrongMethod: when another method would do.
         """
-        steps = path.split("/")
+        steps, method = path.split("/"), environ["REQUEST_METHOD"].replace("HEAD", "GET")
         for pattern, methods in self._methods.items():
             if (parts := path_parts(pattern, steps)) is not None:
-                method = environ["REQUEST_METHOD"]
-                if found := methods.get("GET" if method == "HEAD" else method):
+                if found := methods.get(method):
                     return found, parts
                 environ[NOTED] = Noted("/".join(pattern))
-                raise WrongMethod(listed_methods(methods.values()))
-        raise Missing("There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+                raise WrongMethod(listed_methods(methods.values()), absent_answer(method, steps))
+        absent = absent_answer(method, steps)
+        raise Missing(absent or "There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
 
 
 def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] | None:
@@ -6311,6 +6300,15 @@ def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] |
         elif step != text:
             return None
     return parts
+
+
+def absent_answer(method: str, steps: Sequence[str]) -> str:
+    """Say which part would answer a request, and is not there; nothing where none would."""
+    for file, asked in API_PARTS.items():
+        patterns = [each.removeprefix(f"{method} ").split("/") for each in asked if each.startswith(f"{method} ")]
+        if any(path_parts(pattern, steps) is not None for pattern in patterns) and (absent := load_part(file)):
+            return f"{absent}, which answers this, is not there."
+    return ""
 
 
 # ---------------------------------------------------------------------------
@@ -6800,7 +6798,7 @@ def page_of_runs(call: Call, connection: Connection) -> bytes:
     return msgspec.json.encode(RunPage(*page_of(call, take(runs, call.query.limit), total)))
 
 
-@operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery)
+@operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, stamped=True)
 def get_runs(call: Call) -> Answer:
     """List runs, newest first."""
     with listing(call) as connection:
@@ -6867,7 +6865,7 @@ def get_run_gate(call: Call, run_id: str) -> Deferred:
     "agent",
     {201: Submission, 200: Submission},
     body=(TaskBatch, TaskReport),
-    formats=SUBMISSION_FORMATS,
+    formats=REGISTRY.submission_formats,
     refusals=(RunFinished, ExtensionCheckTimeout),
 )
 def post_tasks(call: Call, run_id: str) -> Deferred:
@@ -6953,8 +6951,9 @@ def page_of_tasks(call: Call, connection: Connection) -> bytes:
     "read",
     {200: (FullTaskPage, TaskPage)},
     query=TaskQuery,
-    exports=LIST_FORMATS,
+    exports=REGISTRY.list_formats,
     export_query=ExportQuery,
+    stamped=True,
 )
 def get_tasks(call: Call) -> Answer | Deferred:
     """List tasks, newest first or by severity."""
@@ -7122,7 +7121,7 @@ def delete_project_type(call: Call, name: str) -> Deferred:
     return call.write(lambda connection: remove_project_type(connection, call.client_id, name))
 
 
-@operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery)
+@operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
 def get_overview(call: Call) -> Deferred:
     """Get where all tasks stand, and what happened to them lately."""
 
@@ -7140,7 +7139,7 @@ def get_overview(call: Call) -> Deferred:
     "read",
     {200: Brief},
     query=BriefQuery,
-    exports=BRIEF_FORMATS,
+    exports=REGISTRY.brief_formats,
     refusals=(UnknownProjectType,),
 )
 def get_brief(call: Call) -> Deferred:
@@ -7167,199 +7166,29 @@ def get_health(call: Call) -> Answer:
     return answer(200, Health("ok", __version__, **{name.lower(): version}))
 
 
-@operation("GET", METRICS, "read", {200: str})
-def get_metrics(call: Call) -> Answer:
-    """Get figures for Prometheus: of the service, and of the tasks and runs of the key's own client."""
-    expose = typing.cast(Exposition, call.service.exposition)
-    text, media_type = expose(call.client_id, call.environ.get("HTTP_ACCEPT", ""))
-    return whole_answer(200, text, media_type)
-
-
-# ---------------------------------------------------------------------------
-# OpenAPI: made from the same models and operations that serve the requests
-# ---------------------------------------------------------------------------
-
-ERRORS_OF_ALL = (InternalError, StorageFull, Busy)
-TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
-TAG = "What the answer is: another one as soon as anything in it is."
-EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
-WEAK_TAG = "Another one once anything of the client has changed."
-HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
-STAMPED = (RunQuery, TaskQuery, OverviewQuery)  # the queries of what is answered with a weak ETag
-REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
-TEXT = {"type": "string"}
-ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
-ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
-# What the HTTP server refuses before the request comes here.
-BARE_REFUSALS = {
-    "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
-    "431": {"description": "There are a hundred headers or more, or they are too large. There is no body."},
-}
-PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
-
-
-def reference_to(models: Any, references: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the schema of a body: a model, one of several, or any object."""
-    if isinstance(models, tuple):
-        return {"anyOf": [references[model] for model in models]}
-    return dict(references.get(models, {"type": "object"}))
-
-
-def refusals_of(each: Operation) -> list[type[ServiceError]]:
-    """Return all errors that an operation can be answered with."""
-    errors: list[type[ServiceError]] = [*ERRORS_OF_ALL, *each.refusals, InvalidParameter]
-    if each.level is not None:
-        errors += [Unauthorized, Forbidden]
-    if each.keyed:
-        errors.append(IdempotencyConflict)
-    if each.body is not None:
-        errors += [BodyTooLarge, UnsupportedMediaType, MalformedJSON, ValidationFailed]
-    if "{" in each.path or each.query is TaskQuery:
-        errors.append(Missing)
-    return errors
-
-
-def described_answers(each: Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the `responses` of an operation."""
-    described: dict[str, Any] = {}
-    for status, model in each.answers.items():
-        if model is None:
-            described[str(status)] = {"description": "Done. There is no body."}
-            continue
-        schema = TEXT if model is str else reference_to(model, references)
-        described[str(status)] = {
-            "description": "Created." if status == 201 else "Done.",
-            "content": {"text/plain" if model is str else JSON_TYPE: {"schema": schema}},
-        }
-        if status == 201 and model is not Submission:
-            described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
-    if each.exports:
-        described["200"]["content"] |= {other: {"schema": {}} for other in each.exports}
-    headers: dict[str, Any] = {}
-    if each.tagged:
-        headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}
-    if each.query in STAMPED:
-        described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
-        headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
-        headers["Allow"] = {"description": "The methods that the key has here.", "schema": TEXT}
-    if each.query is TaskQuery:
-        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": TEXT}
-    if headers:
-        described["200"]["headers"] = headers
-    by_status: dict[int, list[type[ServiceError]]] = {}
-    for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):
-        by_status.setdefault(error.status, []).append(error)
-    for status, errors in by_status.items():
-        described[str(status)] = described_refusal(status, errors, references)
-    return described | BARE_REFUSALS
-
-
-def described_refusal(
-    status: int, errors: Sequence[type[ServiceError]], references: Mapping[Any, Any]
-) -> dict[str, Any]:
-    """Return the description of one status that an operation refuses requests with."""
-    meanings = " ".join(f"`{error.code}`: {(error.__doc__ or '').splitlines()[0]}" for error in errors)
-    headers = {401: "WWW-Authenticate", 503: "Retry-After"}
-    described: dict[str, Any] = {
-        "description": meanings,
-        "content": {PROBLEM_TYPE: {"schema": references[ProblemDetails]}},
-    }
-    if status in headers:
-        described["headers"] = {headers[status]: {"schema": TEXT, "required": True}}
-    return described
-
-
-def described_parameters(each: Operation) -> list[dict[str, Any]]:
-    """Return the `parameters` of an operation."""
-    parameters: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": PARAMETERS_IN_PATHS[name],
-            "schema": TEXT | {"minLength": 1} | NO_NUL,
-        }
-        for name in regex.findall(r"\{(\w+)\}", each.path)
-    ]
-    headers = (
-        ("Idempotency-Key", each.keyed, REQUEST_KEY, TEXT | {"minLength": 1, "maxLength": 255}),
-        ("If-None-Match", each.query in STAMPED, HAD_TAG, TEXT),
-        ("If-Match", each.tagged and each.body, EXPECTED_TAG, TEXT | {"pattern": ENTITY_TAGS}),
-    )
-    parameters += [
-        {"name": name, "in": "header", "description": description, "schema": schema}
-        for name, is_there, description, schema in headers
-        if is_there
-    ]
-    _, components = schemas_of([each.query])
-    schema = components[each.query.__name__]
-    for name, field_schema in in_ecma(schema["properties"]).items():
-        alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
-        description = alternatives[0].pop("description")
-        parameter = {"name": name, "in": "query", "description": description, "schema": alternatives[0]}
-        parameter |= {"required": True} if name in schema.get("required", ()) else {}
-        if alternatives[0].get("type") == "array":
-            alternatives[0]["minItems"] = 1
-            parameter |= {"style": "form", "explode": True}  # commas do too, but some generators repeat in any case
-        parameters.append(parameter)
-    return parameters
-
-
-def described_operation(each: Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return one operation of the document."""
-    described: dict[str, Any] = {
-        "operationId": each.handler.__name__,
-        "tags": [next((tag for tag in TAGS if f"{API}/{tag}" in each.path), "service")],
-        "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
-        "parameters": described_parameters(each),
-        "responses": described_answers(each, references),
-    }
-    if each.level is None:
-        described["security"] = []
-    else:
-        described["description"] = f"Needs a key of level `{each.level}` or higher."
-    if each.body is not None:
-        content = {JSON_TYPE: {"schema": reference_to(each.body, references)}}
-        content |= {other: {"schema": {"type": "object"}} for other in each.formats if other != JSON_TYPE}
-        described["requestBody"] = {"required": True, "content": content}
-    return described
-
-
-@cache
-def openapi_document(*, metrics: bool = False) -> dict[str, Any]:
-    """Return the description of a service, in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
-    load_rooms()
-    operations = operations_of(metrics=metrics)
-    bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
-    models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
-    references, components = schemas_of(sorted((models | {ProblemDetails}) - {None, dict, str}, key=str))
-    paths: dict[str, dict[str, Any]] = {}
-    for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = described_operation(each, references)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Findings Task Service",
-            "version": __version__,
-            "description": (__doc__ or "").splitlines()[0],
-            "license": {"name": "MIT", "identifier": "MIT"},
-        },
-        "security": [{"key": []}],
-        "paths": paths,
-        "components": {
-            "schemas": in_ecma(components),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: fts_…"}},
-        },
-    }
-
-
-@operation("GET", "/api/v1/openapi.json", None, {200: dict})
-def get_openapi(call: Call) -> Answer:
-    """Get this description."""
-    document = openapi_document(metrics=call.service.settings.metrics) | {
-        "servers": [{"url": call.service.settings.base_url or prefix_of(call.environ) or "/"}]
-    }
-    return answer(200, document)
+REGISTRY.add_operations(
+    post_runs,
+    get_runs,
+    get_run,
+    patch_run,
+    delete_run,
+    get_run_gate,
+    post_tasks,
+    get_tasks,
+    patch_tasks,
+    get_task,
+    patch_task,
+    delete_task,
+    get_task_history,
+    get_project_types,
+    post_project_types,
+    get_project_type,
+    put_project_type,
+    delete_project_type,
+    get_overview,
+    get_brief,
+    get_health,
+)
 
 
 # ---------------------------------------------------------------------------
@@ -7392,15 +7221,15 @@ def open_once(service: Service) -> None:
         service.database.close()
 
 
-def load_metrics() -> Any:
-    """Return the room that has the figures. :raises ConfigurationError: where it, or what it needs, is not there."""
+def start_metrics(service: Service) -> None:
+    """Have a service count. :raises ConfigurationError: where the part that does, or what it needs, is not there."""
     try:
-        absent = load_room("metrics") and "findings_adapters/metrics.py"
+        absent = load_part("findings_adapters/metrics.py")
     except ImportError as error:
         absent = f"the package {(error.name or '').partition('.')[0]}"
     if absent:
         raise ConfigurationError(f"FINDINGS_METRICS needs {absent}{installing('metrics')}")
-    return importlib.import_module("findings_adapters.metrics")
+    REGISTRY.start_metrics(service)
 
 
 def start_service(settings: Settings) -> Service:
@@ -7409,12 +7238,12 @@ def start_service(settings: Settings) -> Service:
     :raises ConfigurationError: for a package that is not there.
     :raises DatabaseUnusable: when the database cannot be opened.
     """
-    load_rooms()
+    load_parts()
     service = Service(settings)
     if settings.log:
         service.listeners.answered.append(partial(log_request, settings.log, service.listeners))
     if settings.metrics:
-        service.exposition = load_metrics().Metrics(service).exposition
+        start_metrics(service)
     open_once(service)
     return service
 
@@ -7441,9 +7270,9 @@ def answer_to(service: Service, environ: dict[str, Any], path: str, *, whole: bo
     """
 
     def work() -> Answer | Deferred:
-        if path in PAGE_FILES:
+        if path in REGISTRY.page_files:
             environ[NOTED] = Noted(path)
-            return PAGE_FILES[path](environ)
+            return REGISTRY.page_files[path](environ)
         operation, parts = service.router.find(environ, path)
         given = Call(service, operation, environ, parts.get("run_id")).perform(parts)
         return finished(given) if whole else given
@@ -7481,11 +7310,9 @@ def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprin
         )
 
     add_rule(f"{API}/", "<path:rest>")
-    for path in {
-        each.path for each in operations_of(metrics=service.settings.metrics) if not each.path.startswith(API)
-    }:
+    for path in {each.path for each in service.router.operations if not each.path.startswith(API)}:
         add_rule(path)
-    if page and not load_room("page"):
+    if page and REGISTRY.page_files:
         add_rule("/")
         add_rule(PAGE_FOLDER, "<path:rest>")
     return blueprint
@@ -7872,7 +7699,6 @@ class FrontDoor:
     """
 
     def __init__(self, service: Service) -> None:
-        load_room("page")
         self._service = service
         settings, database = service.settings, service.database
         self._writes = WriteQueue(database, service.listeners)
@@ -7881,7 +7707,7 @@ class FrontDoor:
         if count := database.threads:
             share = math.ceil(SHARE_OF_CLIENT * count)
             self._all = self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
-        limits = (settings.max_body, *(form.limit(settings) for form in SUBMISSION_FORMATS.values()))
+        limits = (settings.max_body, *(form.limit(settings) for form in REGISTRY.submission_formats.values()))
         self._budget = BodyBudget(BODIES_HELD * max(limits))
         self._writes.start()
 
@@ -8242,7 +8068,7 @@ class Unheard:
 
 
 class MainGroup(click.Group):
-    """The group of all commands, also of those that rooms bring."""
+    """The group of all commands, also of those that parts bring."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. It ends with its own exit code also where its output cannot be written."""
@@ -8273,14 +8099,14 @@ class MainGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        for room in COMMAND_ROOMS.values():
-            load_room(room)
+        for file in COMMAND_PARTS.values():
+            load_part(file)
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command. :raises click.UsageError: for one of a room that is absent."""
-        if cmd_name in COMMAND_ROOMS and (absent := load_room(COMMAND_ROOMS[cmd_name])):
-            ctx.fail(f"`{cmd_name}` needs findings_adapters/{absent}.py, which is not there")
+        """Return a command. :raises click.UsageError: for one of a part that is absent."""
+        if cmd_name in COMMAND_PARTS and (absent := load_part(COMMAND_PARTS[cmd_name])):
+            ctx.fail(f"`{cmd_name}` needs {absent}, which is not there")
         return super().get_command(ctx, cmd_name)
 
 

@@ -67,6 +67,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.routing import Rule
 
 import findings_service
+from findings_features import openapi
 from findings_service import (
     LARGE_WAL,
     Busy,
@@ -99,7 +100,8 @@ MODULE = HERE / "findings_service.py"
 # Not the file itself, which Python would compile anew for each of hundreds of processes.
 PROGRAM = (sys.executable, "-m", "findings_service")
 API = "/api/v1"
-OPERATIONS = findings_service.operations_of(metrics=False)
+findings_service.load_parts()
+OPERATIONS = [*findings_service.REGISTRY.operations.values()]
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -188,7 +190,7 @@ def assert_problem(response: Any, status: int, code: str, pointer: str | None = 
 @cache
 def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
     """Return what checks an answer against the OpenAPI document."""
-    document = findings_service.openapi_document()
+    document = openapi.document_of(*OPERATIONS)
     responses = document["paths"][path][method.lower()]["responses"]
     assert str(status) in responses, f"{method} {path} does not document {status}"
     if not content_type:
@@ -206,7 +208,7 @@ def assert_documented(response: Any) -> None:
         if operation.method == method and parts is not None:
             media_type = (response.content_type or "").partition(";")[0]
             validator = validator_of(method, operation.path, response.status_code, media_type)
-            other_forms = {**findings_service.LIST_FORMATS, **findings_service.BRIEF_FORMATS}
+            other_forms = {**findings_service.REGISTRY.list_formats, **findings_service.REGISTRY.brief_formats}
             if media_type not in other_forms and len(response.data) < 10_000:
                 validator.validate(response.json if response.data else None)
 
@@ -4345,9 +4347,9 @@ def test_a_brief_goes_out_in_the_form_that_is_wanted_most(
     client: Client, there: bool, accept: str, other: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = findings_service.BriefFormat(media_type="text/markdown", write=lambda brief, about: about.label.encode())
-    monkeypatch.setitem(findings_service.BRIEF_FORMATS, form.media_type, form)
+    monkeypatch.setitem(findings_service.REGISTRY.brief_formats, form.media_type, form)
     if not there:
-        monkeypatch.delitem(findings_service.BRIEF_FORMATS, form.media_type)
+        monkeypatch.delitem(findings_service.REGISTRY.brief_formats, form.media_type)
     client.register("web")
     response = client.get(f"{API}/brief?projectType=web", headers={"Accept": accept})
     assert response.content_type == ("text/markdown; charset=utf-8" if other else "application/json")
@@ -5225,11 +5227,13 @@ def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple
         assert ask("PATCH", f"{API}/tasks/{found}", {"status": "dismissed"}).json["status"] == "dismissed"
         assert ask("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
         paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
-        for path in (*(f"{API}/{path}" for path in paths), f"{API}/openapi.json", "/healthz"):
+        for path in (*(f"{API}/{path}" for path in paths), "/healthz"):
             assert ask("GET", path).status_code == 200
+        refused = assert_problem(ask("GET", f"{API}/openapi.json"), 404, "not_found")
+        assert "findings_features/openapi.py, which answers this, is not there." in refused["detail"]
         sarif = {"Content-Type": "application/sarif+json"}
         refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
-        assert "Of findings_adapters, which may add to that, there is no sarif.py" in refused["detail"]
+        assert "SARIF needs findings_adapters/sarif.py, which is not there." in refused["detail"]
         refused = assert_problem(ask("POST", f"{API}/runs", b"{}", **sarif), 415, "unsupported_media_type")
         assert refused["detail"] == "Send the body as Content-Type: application/json."
         listed = ask("GET", f"{API}/tasks", Accept="application/sarif+json")
@@ -5264,7 +5268,7 @@ def written_lines(tasks: Iterator[findings_service.ListedTask]) -> Iterator[byte
 def lines(monkeypatch: pytest.MonkeyPatch) -> str:
     """The media type of another form of lists, of which a few tasks are read at once."""
     form = findings_service.ListFormat(media_type="text/lines", write=written_lines)
-    monkeypatch.setitem(findings_service.LIST_FORMATS, form.media_type, form)
+    monkeypatch.setitem(findings_service.REGISTRY.list_formats, form.media_type, form)
     monkeypatch.setattr(findings_service, "EXPORT_LOT", 3)
     monkeypatch.setattr(findings_service, "DOCUMENT_PIECE", 1)
     return form.media_type
@@ -5436,7 +5440,7 @@ def test_a_list_of_the_default_length_goes_out_behind_what_was_just_submitted(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = findings_service.ListFormat(media_type="text/lines", write=written_lines, whole=True)
-    monkeypatch.setitem(findings_service.LIST_FORMATS, form.media_type, form)
+    monkeypatch.setitem(findings_service.REGISTRY.list_formats, form.media_type, form)
     for first in range(0, 10_001, 1000):
         client.submit(run, *(task(title=f"T{n}") for n in range(first, min(first + 1000, 10_001))))
     answer = exported(client)
@@ -5458,7 +5462,7 @@ def test_a_list_in_another_form_is_whole_or_an_error(
     form = findings_service.ListFormat(media_type=lines, write=breaks)
     for _ in range(findings_service.MOST_DOCUMENTS + 1):
         with monkeypatch.context() as patched:
-            patched.setitem(findings_service.LIST_FORMATS, lines, form)
+            patched.setitem(findings_service.REGISTRY.list_formats, lines, form)
             assert_problem(exported(client), 500, "internal_error")
     monkeypatch.setattr(findings_service, "DOCUMENT_SIZE", 10)
     assert_problem(exported(client), 400, "invalid_parameter", "limit")
@@ -5484,8 +5488,8 @@ def test_a_list_for_which_the_disk_has_no_room_is_an_error(
 
 
 LINES_PROGRAM = (
-    "import findings_service as fs; fs.LIST_FORMATS['text/lines'] = fs.ListFormat(media_type='text/lines', whole=True,"
-    " write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks)); fs.main()"
+    "import findings_service as fs; fs.REGISTRY.list_formats['text/lines'] = fs.ListFormat(media_type='text/lines',"
+    " whole=True, write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks)); fs.main()"
 )
 
 
@@ -5603,7 +5607,7 @@ def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
 def taken_lines(monkeypatch: pytest.MonkeyPatch) -> str:
     """The media type of another form of submissions, which has its own limit."""
     form = findings_service.SubmissionFormat(parse=read_lines, limit=lambda settings: settings.max_sarif)
-    monkeypatch.setitem(findings_service.SUBMISSION_FORMATS, "text/lines", form)
+    monkeypatch.setitem(findings_service.REGISTRY.submission_formats, "text/lines", form)
     return "text/lines"
 
 
@@ -5738,7 +5742,10 @@ def test_every_status_of_a_route_is_in_openapi(document: dict[str, Any], each: A
         assert "content" not in responses.pop(status)
     for status, response in responses.items():
         kind = "application/json" if int(status) < 300 else "application/problem+json"
-        forms = {f"{API}/tasks": findings_service.LIST_FORMATS, f"{API}/brief": findings_service.BRIEF_FORMATS}
+        forms = {
+            f"{API}/tasks": findings_service.REGISTRY.list_formats,
+            f"{API}/brief": findings_service.REGISTRY.brief_formats,
+        }
         others = forms.get(each.path, {}) if (each.method, status) == ("GET", "200") else ()
         assert set(response["content"]) == {kind, *others}
 
@@ -6247,7 +6254,7 @@ def table_rows(name: str) -> list[str]:
     return [line for line in page_named(name).splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in findings_service.OPERATIONS])
+@pytest.mark.parametrize(("method", "path"), [*((each.method, each.path) for each in OPERATIONS), ("GET", "/metrics")])
 @pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
 def test_every_route_is_in_the_readme_and_the_reference(page: str, method: str, path: str) -> None:
     assert f"`{method} {path}`" in page_named(page)
@@ -8010,7 +8017,7 @@ def open_folder() -> Iterator[Path]:
 def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
     program = (
-        f"{IMPORTING}, encodings.idna, importlib.metadata, jsonschema, os; findings_service.load_rooms()\n"
+        f"{IMPORTING}, encodings.idna, importlib.metadata, jsonschema, os; findings_service.load_parts()\n"
         "os.geteuid() or os.setuid(65534); findings_service.main()"
     )
     return command(*arguments, program=(sys.executable, "-c", program))
@@ -9398,7 +9405,7 @@ def test_every_route_is_open_to_whom_it_says(
     task_id, name = client.add(run, title="A secret"), "unused" if each.method == "DELETE" else "web"
     path = each.path.format(run_id=run, task_id=task_id, name=name)
     body = BODIES[each.method, each.path] if each.body is not None else None
-    body = {"ids": [task_id], **body} if body and each.handler is findings_service.patch_tasks else body
+    body = {"ids": [task_id], **body} if body and each is findings_service.patch_tasks else body
     asking = client_of(app)
     asking.key = key_of(app, holder)
     query = {"projectType": "web"} if each.query is findings_service.BriefQuery else None
@@ -9417,12 +9424,13 @@ def test_every_route_is_open_to_whom_it_says(
         assert response.status_code in (200, 201, 204)
 
 
+METRICS = SimpleNamespace(method="GET", path="/metrics", level="read")  # which a service adds that has figures
 FORMS = ("*/*", "text/csv", "application/sarif+json", "text/markdown")
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(
-    "each", [pytest.param(each, id=f"{each.method} {each.path}") for each in findings_service.OPERATIONS if each.level]
+    "each", [pytest.param(each, id=f"{each.method} {each.path}") for each in (*OPERATIONS, METRICS) if each.level]
 )
 def test_a_key_that_was_good_until_now_opens_nothing_any_more(
     make_app: Callable[..., flask.Flask], each: Any, grouped: bool

@@ -1,1 +1,1 @@
-"""Rooms beside `findings_service`: each ties the service to one thing outside, and the service does without any."""
+"""Adapters beside `findings_service`: each ties the service to one thing outside, and it does without any."""

@@ -668,8 +668,8 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     :param source: the checkout; without it all is left as it is.
     :raises BadInput: when one cannot be used.
     """
-    heart.load_rooms()
-    form = heart.SUBMISSION_FORMATS.get(SARIF)
+    heart.load_parts()
+    form = heart.REGISTRY.submission_formats.get(SARIF)
     if form is None or form.with_source is None:
         raise BadInput("SARIF cannot be read: sarif.py of findings_adapters is not there")
     settings = heart.Settings.read()
@@ -756,7 +756,7 @@ def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, 
     return [(name, tool[:LONGEST_LABEL], tools[tool]) for tool, name in types_of(tools).items()]
 
 
-def register(service: Service, name: str, label: str | None) -> None:
+def register_type(service: Service, name: str, label: str | None) -> None:
     """Register a project type, unless it is there."""
     try:
         service.request("GET", f"project-types/{quoted(name)}")
@@ -867,7 +867,7 @@ def judged(service: Service, run_ids: Iterable[str], bar: Bar, form: str) -> int
     return 0 if passed(reports) else 1
 
 
-@heart.main.command()
+@click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE.sarif...")
 @click.option(
     "--type",
@@ -907,7 +907,7 @@ def scan(
         parts = parts_of(documents, project_type)
         with service_at(url, db, new=True) as service:
             for name, label, _ in parts:
-                register(service, name, label)
+                register_type(service, name, label)
             start = {"targetUrl": place.target, "branch": place.branch, "metadata": place.metadata}
             runs = [(start | {"projectType": name}, part) for name, _, part in parts]
             run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)
@@ -917,7 +917,7 @@ def scan(
     sys.exit(code)
 
 
-@heart.main.command()
+@click.command()
 @click.argument("run")
 @gate_options
 @click.option("--baseline", metavar="RUN", help="Another run to judge by than the main line's last completed one.")
@@ -932,7 +932,7 @@ def gate(
     sys.exit(code)
 
 
-@heart.main.command()
+@click.command()
 @format_option(*EXPORTS)
 @filter_options
 @click.option("--limit", type=click.IntRange(min=1), help="Tasks in all. [default: no limit]")
@@ -941,3 +941,9 @@ def export(form: str, limit: int | None, url: str, db: str, **filters: Any) -> N
     """Write findings to standard output, all that the filters leave."""
     with exit_codes(), service_at(url, db) as service:
         write(EXPORTS[form](service, filters, limit))
+
+
+def register() -> None:
+    """Add the commands."""
+    for command in (scan, gate, export):
+        heart.main.add_command(command)

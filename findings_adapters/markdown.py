@@ -101,4 +101,6 @@ def left_out(brief: heart.Brief) -> str:
     return f"Left out: {brief.omitted:,} more, none of them more severe than what is listed."
 
 
-heart.BRIEF_FORMATS[MARKDOWN] = heart.BriefFormat(media_type=MARKDOWN, write=write_brief)
+def register() -> None:
+    """Have briefs go out as Markdown, too."""
+    heart.REGISTRY.brief_formats[MARKDOWN] = heart.BriefFormat(media_type=MARKDOWN, write=write_brief)

@@ -156,3 +156,21 @@ class Collected:
     def collect(self) -> Iterable[Metric]:
         """Return the figures."""
         return self._metrics
+
+
+def start(service: heart.Service) -> None:
+    """Have a service count, and answer with its figures."""
+    metrics = Metrics(service)
+
+    @heart.operation("GET", "/metrics", "read", {200: str})
+    def get_metrics(call: heart.Call) -> heart.Answer:
+        """Get figures for Prometheus: of the service, and of the tasks and runs of the key's own client."""
+        text, media_type = metrics.exposition(call.client_id, call.environ.get("HTTP_ACCEPT", ""))
+        return heart.whole_answer(200, text, media_type)
+
+    service.router.add(get_metrics)
+
+
+def register() -> None:
+    """Let services count."""
+    heart.REGISTRY.start_metrics = start

@@ -67,8 +67,11 @@ def answer(body: bytes, tag: str, media_type: str, environ: dict[str, Any]) -> h
     return heart.Answer(response.status_code, dict(response.get_wsgi_headers(environ)), response.get_data())
 
 
-for file in FOLDER.rglob("*"):
-    if kind := MEDIA_TYPES.get(file.suffix):
-        name, content = file.relative_to(FOLDER).as_posix(), file.read_bytes()
-        path = "/" if name == "index.html" else f"{heart.PAGE_FOLDER}{name}"
-        heart.PAGE_FILES[path] = partial(answer, content, hashlib.sha256(content).hexdigest()[:32], kind)
+def register() -> None:
+    """Have the files answered."""
+    for file in FOLDER.rglob("*"):
+        if kind := MEDIA_TYPES.get(file.suffix):
+            name, content = file.relative_to(FOLDER).as_posix(), file.read_bytes()
+            path = "/" if name == "index.html" else f"{heart.PAGE_FOLDER}{name}"
+            tag = hashlib.sha256(content).hexdigest()[:32]
+            heart.REGISTRY.page_files[path] = partial(answer, content, tag, kind)

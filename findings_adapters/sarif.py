@@ -1266,8 +1266,13 @@ def write_sarif(listed: Iterator[heart.ListedTask]) -> Iterator[bytes]:
     yield b'],"tool":' + encoder.encode(tools.tool()) + b"}]}"
 
 
-heart.SUBMISSION_FORMATS[SARIF] = heart.SubmissionFormat(
-    parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge, with_source=with_source
-)
-heart.LIST_FORMATS[SARIF] = heart.ListFormat(media_type=SARIF, write=write_sarif, whole=True)
-heart.LIST_FORMATS[CSV] = heart.ListFormat(media_type=CSV, write=write_csv)
+def register() -> None:
+    """Have findings come as SARIF, and lists go out as SARIF and CSV, too."""
+    heart.REGISTRY.submission_formats[SARIF] = heart.SubmissionFormat(
+        parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge, with_source=with_source
+    )
+    for form in (
+        heart.ListFormat(media_type=SARIF, write=write_sarif, whole=True),
+        heart.ListFormat(media_type=CSV, write=write_csv),
+    ):
+        heart.REGISTRY.list_formats[form.media_type] = form

@@ -924,9 +924,9 @@ def test_an_export_from_a_url_is_the_same(job: Job, server: Server) -> None:
 
 def test_a_room_that_is_absent_is_said_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.scan(job.write("a.sarif"), code=0)
-    monkeypatch.delitem(findings_service.SUBMISSION_FORMATS, "application/sarif+json")
-    for form in list(findings_service.LIST_FORMATS):
-        monkeypatch.delitem(findings_service.LIST_FORMATS, form)
+    monkeypatch.delitem(findings_service.REGISTRY.submission_formats, "application/sarif+json")
+    for form in list(findings_service.REGISTRY.list_formats):
+        monkeypatch.delitem(findings_service.REGISTRY.list_formats, form)
     assert_one_line(job.scan("a.sarif"), 2, "sarif.py of findings_adapters is not there")
     for form in ("sarif", "csv"):
         assert_one_line(job.run("export", "--format", form), 2, "sarif.py of findings_adapters")

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 import findings_service as heart
 from test_findings_service import API, Server, task
 
-heart.load_rooms()
+heart.load_parts()
 
 from findings_adapters import markdown  # noqa: E402
 

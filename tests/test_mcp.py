@@ -37,6 +37,7 @@ from test_client import Fake
 import findings_service as heart
 from findings_adapters.client import Remote, Service, hurried, in_camel_case
 from findings_adapters.mcp import server as mcp_server
+from findings_features import openapi
 from test_findings_service import (
     API,
     HERE,
@@ -514,7 +515,7 @@ def inside(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_arguments_are_what_the_api_takes(local: Agent) -> None:
-    document = heart.openapi_document()
+    document = openapi.document_of(*heart.REGISTRY.operations.values())
     for name, tool in local.tools().items():
         known = mcp_server.TOOLS[name]
         described = document["paths"][f"{API}/{known.path}"][known.method.lower()]

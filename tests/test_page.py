@@ -40,7 +40,7 @@ from test_findings_service import (
     task,
 )
 
-FILES = {path: served.args[0] for path, served in heart.PAGE_FILES.items()}
+FILES = {path: served.args[0] for path, served in heart.REGISTRY.page_files.items()}
 OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]
 MOST_BYTES = 120_000
 MOST_LINES = 400
@@ -115,7 +115,7 @@ def test_the_prefix_without_its_slash_leads_to_the_page(app: flask.Flask) -> Non
 
 
 def test_without_the_room_there_is_no_page(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heart, "PAGE_FILES", {})
+    monkeypatch.setattr(heart.REGISTRY, "page_files", {})
     bare = heart.create_app(app.extensions["findings"].settings)
     assert_problem(bare.test_client().get("/"), 404, "not_found")
 

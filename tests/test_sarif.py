@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 import findings_service as heart
 from test_findings_service import API, HERE, Client, Server, assert_problem, cases, client_of, memory_of, task
 
-heart.load_rooms()
+heart.load_parts()
 
 from findings_adapters import sarif  # noqa: E402
 
@@ -1079,7 +1079,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 MEASURED = """
 import json, os, resource, sys, time
 import findings_service as heart
-heart.load_rooms()
+heart.load_parts()
 from findings_adapters import sarif
 settings = heart.Settings(max_sarif=8 * 1024 * 1024)
 for path in sys.argv[1:]:

@@ -37,7 +37,7 @@ def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str,
         raise click.BadParameter(f"{host!r} is no address of this machine: {error.strerror}") from None
 
 
-@heart.main.command()
+@click.command()
 @click.option(
     "--http",
     "address",
@@ -87,3 +87,8 @@ def check_http(url: str) -> None:
         raise heart.ConfigurationError("`mcp --http` runs on Linux and macOS")
     if os.environ.get("FINDINGS_KEY"):
         click.echo("Note: FINDINGS_KEY is not used: every caller brings a key of its own.", err=True)
+
+
+def register() -> None:
+    """Add the command."""
+    heart.main.add_command(mcp)

@@ -89,7 +89,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     def operation(self) -> heart.Operation:
         """The operation of the service."""
         path = f"{heart.API}/{self.path}"
-        return next(each for each in heart.OPERATIONS if (each.method, each.path) == (self.method, path))
+        return heart.REGISTRY.operations[self.method, path]
 
     @property
     def reads(self) -> bool:

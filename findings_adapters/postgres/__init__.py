@@ -34,4 +34,9 @@ def open_postgres(settings: heart.Settings) -> PostgresDatabase:
     return store.PostgresDatabase(settings)
 
 
-import findings_adapters.postgres.copying  # noqa: E402, F401 - the command
+def register() -> None:
+    """Add the engine, and the command."""
+    from findings_adapters.postgres.copying import copy
+
+    heart.REGISTRY.engines |= dict.fromkeys(heart.ENGINE_PARTS, open_postgres)
+    heart.main.add_command(copy)

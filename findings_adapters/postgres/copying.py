@@ -320,7 +320,7 @@ def named(_context: click.Context, option: click.Parameter, value: str) -> str:
     return value
 
 
-@heart.main.command(
+@click.command(
     epilog="Stop the service before, or what is written meanwhile is not in the copy. Nothing is ever written over, and"
     " of a copy that fails nothing is left."
 )

@@ -1,0 +1,221 @@
+"""The description of the API, for people and for generators of clients: `GET /api/v1/openapi.json`.
+
+It is OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0), made from the same operations and models that serve the
+requests: those of the module, and of each part that is there. Nothing is read from the database for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import regex
+
+import findings_service as heart
+
+ERRORS_OF_ALL = (heart.InternalError, heart.StorageFull, heart.Busy)
+TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
+# In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
+ORDER = (*TAGS, "overview", "brief", "healthz", "metrics", "openapi.json")
+TAG = "What the answer is: another one as soon as anything in it is."
+EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
+WEAK_TAG = "Another one once anything of the client has changed."
+HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
+REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
+TEXT = {"type": "string"}
+ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
+ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
+# What the HTTP server refuses before the request comes here.
+BARE_REFUSALS = {
+    "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
+    "431": {"description": "There are a hundred headers or more, or they are too large. There is no body."},
+}
+PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
+
+
+def reference_to(models: Any, references: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the schema of a body: a model, one of several, or any object."""
+    if isinstance(models, tuple):
+        return {"anyOf": [references[model] for model in models]}
+    return dict(references.get(models, {"type": "object"}))
+
+
+def refusals_of(each: heart.Operation) -> list[type[heart.ServiceError]]:
+    """Return all errors that an operation can be answered with."""
+    errors: list[type[heart.ServiceError]] = [*ERRORS_OF_ALL, *each.refusals, heart.InvalidParameter]
+    if each.level is not None:
+        errors += [heart.Unauthorized, heart.Forbidden]
+    if each.keyed:
+        errors.append(heart.IdempotencyConflict)
+    if each.body is not None:
+        errors += [heart.BodyTooLarge, heart.UnsupportedMediaType, heart.MalformedJSON, heart.ValidationFailed]
+    if "{" in each.path or each.query is heart.TaskQuery:
+        errors.append(heart.Missing)
+    return errors
+
+
+def described_answers(each: heart.Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the `responses` of an operation."""
+    described: dict[str, Any] = {}
+    for status, model in each.answers.items():
+        if model is None:
+            described[str(status)] = {"description": "Done. There is no body."}
+            continue
+        schema = TEXT if model is str else reference_to(model, references)
+        described[str(status)] = {
+            "description": "Created." if status == 201 else "Done.",
+            "content": {"text/plain" if model is str else heart.JSON_TYPE: {"schema": schema}},
+        }
+        if status == 201 and model is not heart.Submission:
+            described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
+    if each.exports:
+        described["200"]["content"] |= {other: {"schema": {}} for other in each.exports}
+    headers: dict[str, Any] = {}
+    if each.tagged:
+        headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}
+    if each.stamped:
+        described["304"] = {"description": "Nothing has changed since the answer with the ETag. There is no body."}
+        headers["ETag"] = {"description": WEAK_TAG, "schema": TEXT}
+        headers["Allow"] = {"description": "The methods that the key has here.", "schema": TEXT}
+    if each.query is heart.TaskQuery:
+        headers["Link"] = {"description": "Where a list in another form goes on.", "schema": TEXT}
+    if headers:
+        described["200"]["headers"] = headers
+    by_status: dict[int, list[type[heart.ServiceError]]] = {}
+    for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):
+        by_status.setdefault(error.status, []).append(error)
+    for status, errors in by_status.items():
+        described[str(status)] = described_refusal(status, errors, references)
+    return described | BARE_REFUSALS
+
+
+def described_refusal(
+    status: int, errors: Sequence[type[heart.ServiceError]], references: Mapping[Any, Any]
+) -> dict[str, Any]:
+    """Return the description of one status that an operation refuses requests with."""
+    meanings = " ".join(f"`{error.code}`: {(error.__doc__ or '').splitlines()[0]}" for error in errors)
+    headers = {401: "WWW-Authenticate", 503: "Retry-After"}
+    described: dict[str, Any] = {
+        "description": meanings,
+        "content": {heart.PROBLEM_TYPE: {"schema": references[heart.ProblemDetails]}},
+    }
+    if status in headers:
+        described["headers"] = {headers[status]: {"schema": TEXT, "required": True}}
+    return described
+
+
+def described_parameters(each: heart.Operation) -> list[dict[str, Any]]:
+    """Return the `parameters` of an operation."""
+    parameters: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": PARAMETERS_IN_PATHS[name],
+            "schema": TEXT | {"minLength": 1} | heart.NO_NUL,
+        }
+        for name in regex.findall(r"\{(\w+)\}", each.path)
+    ]
+    headers = (
+        ("Idempotency-Key", each.keyed, REQUEST_KEY, TEXT | {"minLength": 1, "maxLength": 255}),
+        ("If-None-Match", each.stamped, HAD_TAG, TEXT),
+        ("If-Match", each.tagged and each.body, EXPECTED_TAG, TEXT | {"pattern": ENTITY_TAGS}),
+    )
+    parameters += [
+        {"name": name, "in": "header", "description": description, "schema": schema}
+        for name, is_there, description, schema in headers
+        if is_there
+    ]
+    _, components = heart.schemas_of([each.query])
+    schema = components[each.query.__name__]
+    for name, field_schema in in_ecma(schema["properties"]).items():
+        alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
+        description = alternatives[0].pop("description")
+        parameter = {"name": name, "in": "query", "description": description, "schema": alternatives[0]}
+        parameter |= {"required": True} if name in schema.get("required", ()) else {}
+        if alternatives[0].get("type") == "array":
+            alternatives[0]["minItems"] = 1
+            parameter |= {"style": "form", "explode": True}  # commas do too, but some generators repeat in any case
+        parameters.append(parameter)
+    return parameters
+
+
+def in_ecma(schema: Any) -> Any:
+    """Return a schema with its patterns as ECMA 262, and so OpenAPI, writes them."""
+    if isinstance(schema, list):
+        return [in_ecma(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: in_ecma(value) for name, value in schema.items()}
+    if (pattern := schema.get("pattern")) == heart.NOT_BLANK:
+        schema["pattern"] = "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"
+    elif pattern in heart.PATTERNS:
+        schema["pattern"] = pattern.replace(r"\Z", "$").replace(r"\x", r"\u00")
+    return schema
+
+
+def described_operation(each: heart.Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return one operation of the document."""
+    described: dict[str, Any] = {
+        "operationId": each.handler.__name__,
+        "tags": [next((tag for tag in TAGS if f"{heart.API}/{tag}" in each.path), "service")],
+        "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
+        "parameters": described_parameters(each),
+        "responses": described_answers(each, references),
+    }
+    if each.level is None:
+        described["security"] = []
+    else:
+        described["description"] = f"Needs a key of level `{each.level}` or higher."
+    if each.body is not None:
+        content = {heart.JSON_TYPE: {"schema": reference_to(each.body, references)}}
+        content |= {other: {"schema": {"type": "object"}} for other in each.formats if other != heart.JSON_TYPE}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def place_of(each: heart.Operation) -> tuple[int, str]:
+    """Return what operations are sorted by."""
+    step = each.path.removeprefix(heart.API).split("/")[1]
+    return ORDER.index(step) if step in ORDER else len(ORDER), each.path
+
+
+@lru_cache(maxsize=8)
+def document_of(*operations: heart.Operation) -> dict[str, Any]:
+    """Return the description of a service, by its operations."""
+    bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
+    models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
+    named = sorted((models | {heart.ProblemDetails}) - {None, dict, str}, key=attrgetter("__name__"))
+    references, components = heart.schemas_of(named)
+    paths: dict[str, dict[str, Any]] = {}
+    for each in sorted(operations, key=place_of):
+        paths.setdefault(each.path, {})[each.method.lower()] = described_operation(each, references)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Findings Task Service",
+            "version": heart.__version__,
+            "description": (heart.__doc__ or "").splitlines()[0],
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "security": [{"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": in_ecma(components),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: fts_…"}},
+        },
+    }
+
+
+@heart.operation("GET", "/api/v1/openapi.json", None, {200: dict})
+def get_openapi(call: heart.Call) -> heart.Answer:
+    """Get this description."""
+    server = {"url": call.service.settings.base_url or heart.prefix_of(call.environ) or "/"}
+    return heart.answer(200, document_of(*call.service.router.operations) | {"servers": [server]})
+
+
+def register() -> None:
+    """Have the description answered."""
+    heart.REGISTRY.add_operations(get_openapi)
