@@ -5573,7 +5573,7 @@ def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, 
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert memory_of(lister) < before + 20
+    assert memory_of(lister) < before + 40
     files = Path(f"/proc/{lister.process.pid}/fd")
     assert len(list(files.iterdir())) < 60
 
@@ -8588,11 +8588,11 @@ def hostile_key(besieged: Server) -> str:
 
 
 def slowness() -> float:
-    """Return how many times as long as usual the processor takes now, at least 1, whatever else it has to do."""
-    began, total = time.thread_time(), 0
+    """Return how many times as long as usual something takes now, at least 1: the machine may have more to do."""
+    began, total = time.monotonic(), 0
     for number in range(1_000_000):
         total += number
-    return max(1.0, (time.thread_time() - began) / USUAL)
+    return max(1.0, (time.monotonic() - began) / USUAL)
 
 
 @contextmanager
