@@ -32,7 +32,6 @@ import asyncio
 import errno
 import gc
 import hashlib
-import heapq
 import hmac
 import importlib
 import importlib.util
@@ -609,7 +608,6 @@ Severity = Literal["critical", "high", "medium", "low", "info"]
 TaskStatus = Literal["open", "in_progress", "resolved", "dismissed"]
 Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"]
 RunStatus = Literal["running", "completed", "failed"]
-FailOn = Literal["critical", "high", "medium", "low", "info", "none"]
 Level = Literal["read", "agent", "full"]
 SEVERITIES: tuple[str, ...] = typing.get_args(Severity)
 TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
@@ -873,34 +871,6 @@ class Triage(Model):
     tasks: list[TriagedTask]
 
 
-class Ignored(Model):
-    """How many of the tasks that a run reported do not stop it, each counted at the first of these that fits."""
-
-    dismissed: int = 0
-    resolved: int = 0
-    below_bar: int = 0
-    known: int = 0
-
-
-class Gate(Model):
-    """Whether a run may pass, and what stops it: the worst `offenders` of all, most severe first.
-
-    `missing` counts what the baseline reported, is unfinished, has an externalId, and was not reported again.
-    """
-
-    pass_: bool = msgspec.field(name="pass")
-    reason: str
-    run_id: str
-    baseline: str | None
-    fail_on: FailOn
-    only: Literal["new", "all"]
-    reported: int
-    offenders_total: int
-    offenders: list[TaskHead]
-    ignored: Ignored
-    missing: int
-
-
 class HistoryEntry(Model):
     """One thing that happened to a task; `by` is the name of the key that did it."""
 
@@ -943,78 +913,6 @@ class ProjectTypes(Model):
     """All project types of the client, by name."""
 
     project_types: list[ProjectType]
-
-
-class StandingOfType(Model):
-    """How many tasks of a project type there are."""
-
-    project_type: str
-    total: int
-    open: int
-
-
-class StandingOfTarget(Model):
-    """How many tasks of a target there are."""
-
-    target_url: str | None
-    total: int
-    open: int
-
-
-class Day(Model):
-    """What happened to tasks on a day, in UTC."""
-
-    date: Annotated[str, Meta(extra_json_schema={"format": "date"})]
-    created: int = 0
-    reopened: int = 0
-    resolved: int = 0
-    dismissed: int = 0
-
-
-class StatusesBySeverity(Model):
-    """How many tasks of each severity have each status."""
-
-    critical: StatusCounts = msgspec.field(default_factory=StatusCounts)
-    high: StatusCounts = msgspec.field(default_factory=StatusCounts)
-    medium: StatusCounts = msgspec.field(default_factory=StatusCounts)
-    low: StatusCounts = msgspec.field(default_factory=StatusCounts)
-    info: StatusCounts = msgspec.field(default_factory=StatusCounts)
-
-
-class Overview(Model):
-    """Where all tasks stand, and what happened to them lately. The types and targets with the most open ones first."""
-
-    total: int
-    by_severity: StatusesBySeverity
-    by_project_type: list[StandingOfType]
-    by_target: list[StandingOfTarget]
-    days: list[Day]
-
-
-class KnownFinding(Model, gc=False):
-    """A finding that is known already; `lastComment` is the last that anybody wrote in its history."""
-
-    external_id: str
-    title: str
-    severity: Severity
-    status: TaskStatus
-    reason: Reason | None
-    last_comment: str | None
-
-
-class Brief(Model):
-    """What an agent should know before it scans: the worst of what is known already, and how many more there are.
-
-    `summary` counts all tasks of the type and target, also resolved ones and those without an externalId.
-    """
-
-    project_type: str
-    target_url: str | None
-    branch: str | None
-    summary: Summary
-    extension_schema: MaybeSchema
-    tasks: list[KnownFinding]
-    omitted: int
 
 
 class Page(Model):
@@ -1088,56 +986,6 @@ class HistoryQuery(Request):
 
     limit: Annotated[int, Meta(ge=1, le=1000, description="Entries on a page.")] = 1000
     after: Annotated[str, Meta(pattern=ENTRY_PLACE, description=AFTER)] | None = None
-
-
-class GateQuery(Request):
-    """What stops a run, and what it is compared with."""
-
-    fail_on: Annotated[
-        FailOn, Meta(description="The lowest severity that stops the run; with `none` nothing does.")
-    ] = "high"
-    only: Annotated[
-        Literal["new", "all"], Meta(description="`new` for what the baseline did not report, `all` for everything.")
-    ] = "new"
-    baseline: (
-        Annotated[
-            Sought,
-            Meta(
-                description="Another completed run of the same project type and target. Without it, the latest"
-                " completed run of the main line before this one."
-            ),
-        ]
-        | None
-    ) = None
-
-
-class OverviewQuery(Request):
-    """Which tasks an overview is of, and of how many days."""
-
-    project_type: Annotated[Sought, Meta(description="Tasks of this project type.")] | None = None
-    target_url: Annotated[Sought, Meta(description="Tasks of this target, exactly as stored.")] | None = None
-    branch: (
-        Annotated[Sought, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")]
-        | None
-    ) = None
-    days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
-
-
-class BriefQuery(Request):
-    """What an agent is about to examine."""
-
-    project_type: Annotated[Sought, Meta(description="A registered project type.")]
-    target_url: (
-        Annotated[Sought, Meta(description="The target, exactly as stored. Without it, findings that have none.")]
-        | None
-    ) = None
-    branch: (
-        Annotated[
-            Sought, Meta(description="Also what runs of this branch reported. Without it, the main line's alone.")
-        ]
-        | None
-    ) = None
-    limit: Annotated[int, Meta(ge=1, le=200, description="Findings that are listed.")] = 50
 
 
 class RunQuery(PageQuery):
@@ -1243,12 +1091,6 @@ class TaskQuery(TaskFilters):
 Paged = PageQuery | TaskQuery
 
 
-class ExportQuery(TaskFilters):
-    """Which part of a list of tasks that goes out in another form than JSON."""
-
-    limit: Annotated[int, Meta(ge=1, le=100_000, description="Tasks in a document.")] = 10_000
-
-
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
@@ -1317,10 +1159,15 @@ def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 
 # What the API has of parts, which the first application loads; what an absent one would answer is refused by its name.
 API_PARTS: dict[str, tuple[str, ...]] = {
-    "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
-    "findings_adapters/sarif.py": (),
     "findings_adapters/markdown.py": (),
     "findings_adapters/page.py": ("GET /",),
+    "findings_adapters/sarif/__init__.py": (),
+    "findings_features/brief.py": ("GET /api/v1/brief",),
+    "findings_features/exports.py": (),
+    "findings_features/gate.py": ("GET /api/v1/runs/{run_id}/gate",),
+    "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
+    "findings_features/overview.py": ("GET /api/v1/overview",),
+    "findings_features/search.py": (),
 }
 # The parts that have commands, of which each loads its own.
 COMMAND_PARTS = {
@@ -1340,11 +1187,11 @@ class Registry(Struct):
 
     operations: dict[tuple[str, str], Operation] = {}
     submission_formats: dict[str, SubmissionFormat] = {}
-    list_formats: dict[str, ListFormat] = {}
-    brief_formats: dict[str, BriefFormat] = {}
+    list_exports: dict[str, Export] = {}
     engines: dict[str, Callable[[Settings], Database]] = {}
     page_files: dict[str, Callable[[dict[str, Any]], Answer]] = {}
-    start_metrics: Callable[[Service], object] = bool
+    search: Callable[[str], Search] | None = None
+    start_metrics: Callable[[Service], object] | None = None
 
     def add_operations(self, *operations: Operation) -> None:
         """Have requests answered by more operations."""
@@ -1361,7 +1208,7 @@ def load_part(file: str) -> str:
     if __name__ == "__main__":  # parts import this module by its name
         sys.modules["findings_service"] = sys.modules["__main__"]
     if not (Path(__file__).resolve().parent / file).exists():
-        return file
+        return file.removesuffix("/__init__.py")
     try:
         part = importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     except ModuleNotFoundError as error:
@@ -1376,36 +1223,6 @@ def load_parts() -> None:
     """Load what adds to the API."""
     for file in API_PARTS:
         load_part(file)
-
-
-class ListedTask(Struct, frozen=True, gc=False):
-    """A task of a list that goes out in another form than JSON.
-
-    `comment` is what was said when a dismissed one was dismissed. `known` tells, in a list of what one run reported,
-    whether its baseline had reported it too; None where there is no such run, or baseline.
-    """
-
-    task: TaskHead
-    comment: str | None = None
-    known: bool | None = None
-
-
-class ListFormat(Struct, frozen=True, kw_only=True):
-    """A form in which a list of tasks goes out besides JSON: its media type, and what writes it piece by piece.
-
-    With `whole`, each `task` is a `Task`.
-    """
-
-    media_type: str
-    write: Callable[[Iterator[ListedTask]], Iterator[bytes]]
-    whole: bool = False
-
-
-class BriefFormat(Struct, frozen=True, kw_only=True):
-    """A form in which a brief goes out besides JSON: its media type, and what writes it, with what the type is."""
-
-    media_type: str
-    write: Callable[[Brief, ProjectType], bytes]
 
 
 def write_line(line: str) -> None:
@@ -3809,12 +3626,7 @@ def select_runs(
     return map(run_model, rows), plan.count(connection)
 
 
-# Search: what tasks are found by
-#
-# A row for each task with its words, which a search reads from the first to the last of a client's: a million in a
-# fifth of a second. An index of three letters (FTS5) would answer sooner, and make each batch a fifth dearer.
-
-MOST_WORDS = 250  # of a search, as many as a title may have; SQLite takes a thousand conditions
+# Words that tasks are found by
 
 
 def folded(text: str) -> str:
@@ -3832,19 +3644,6 @@ def folded(text: str) -> str:
 def words_of(title: str, external_id: str | None, labels: str) -> str:
     """Return the words that a task is found by, with a space between them."""
     return " ".join(folded(f"{title} {external_id or ''} {labels}").split())
-
-
-def search_words(text: str) -> tuple[str, ...]:
-    """Return the words to look for, the longest and so rarest first.
-
-    :raises InvalidParameter: when there is none, and for too many.
-    """
-    words = sorted(set(folded(text).split()), key=lambda word: (-len(word), word))
-    if not words:
-        raise InvalidParameter("q", "must have something besides white space and accents")
-    if len(words) > MOST_WORDS:
-        raise InvalidParameter("q", f"must have at most {MOST_WORDS} different words")
-    return tuple(words)
 
 
 class Labelled(Struct, gc=False):
@@ -3906,8 +3705,25 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     return task_model(row)
 
 
+class Search(Protocol):
+    """What finds tasks by their words."""
+
+    def condition(self, client_id: str) -> Condition:
+        """Return the condition that a task has them."""
+
+    def plan(self, connection: Connection, client_id: str) -> ListPlan:
+        """Plan the list of all that have them, with `settled={"search"}`."""
+
+
+def search_for(text: str) -> Search:
+    """Return what finds the words of a search. :raises InvalidParameter: for none, too many, and where nobody can."""
+    absent = load_part("findings_features/search.py")
+    if REGISTRY.search is None:
+        raise InvalidParameter("q", f"needs {absent}, which is not there")
+    return REGISTRY.search(text)
+
+
 FEW_REPORTERS = 20
-LOOKUP_COST = 4  # words of tasks that are read in the time in which those of one are looked up
 
 
 class TaskFilter(Filter, frozen=True, kw_only=True):
@@ -3920,7 +3736,7 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     assignee: str | None = None
     assigned: bool | None = None
     span: tuple[int, int] | None = None
-    words: tuple[str, ...] = ()
+    search: Search | None = None
 
     @property
     def reporters(self) -> dict[str, Sequence[Reporter]]:
@@ -3947,7 +3763,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     :raises Missing: when `missingFrom` is no run of the client.
     :raises InvalidParameter: for too many branches, and for a search of nothing.
     """
-    words = () if query.q is None else search_words(query.q)  # an unsound parameter is told before an unknown run
+    search = None if query.q is None else search_for(query.q)  # an unsound parameter is told before an unknown run
     ids, names = query.run_id, query.branch
     wanted = TaskFilter(
         types=chosen(query.project_type),
@@ -3962,7 +3778,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         assignee=query.assignee,
         assigned=query.assigned,
         span=select_span(connection, client_id, query.created_since, query.created_before),
-        words=words,
+        search=search,
     )
     if len(wanted.reporters.get("branches", ())) > MOST_REPORTERS:
         detail = f"is there for over {MOST_REPORTERS:,} project types and targets; name one of those, too"
@@ -4033,11 +3849,6 @@ def missing_from(connection: Connection, client_id: str, run: RunKey) -> Conditi
     )
 
 
-def holding(words: Sequence[str]) -> Condition:
-    """Return the condition that all of some words stand in those of a task."""
-    return " AND ".join(["instr(task_words.words, ?) > 0"] * len(words)), tuple(words)
-
-
 def task_conditions(connection: Connection, client_id: str, wanted: TaskFilter) -> dict[str, Condition]:
     """Return what a task must be, by the fields of a filter that ask for it."""
     asked = wanted.conditions("tasks")
@@ -4051,10 +3862,8 @@ def task_conditions(connection: Connection, client_id: str, wanted: TaskFilter) 
         asked[field] = reported_by(client_id, reporters)
     if wanted.missing_from is not None:
         asked["missing_from"] = missing_from(connection, client_id, wanted.missing_from)
-    if wanted.words:
-        held, words = holding(wanted.words)
-        where = f"task_words.client_id = ? AND task_words.task_seq = tasks.seq AND {held}"
-        asked["words"] = (f"(SELECT 1 FROM task_words WHERE {where}) IS NOT NULL", (client_id, *words))
+    if wanted.search is not None:
+        asked["search"] = wanted.search.condition(client_id)
     return asked
 
 
@@ -4092,11 +3901,8 @@ def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: 
     yield plan_cells(connection, client_id, "tasks", wanted, order)
     for field, reporters in wanted.reporters.items():
         yield plan_reported(client_id, field, reporters)
-    if wanted.words:
-        held, words = holding(wanted.words)
-        ranges = (IndexRange(("task_words.client_id = ?", held), (client_id, *words), "task_words"),)
-        size = sum(select_cells(connection, client_id, "tasks", Filter()).values()) // LOOKUP_COST
-        yield ListPlan(client_id=client_id, table="tasks", ranges=ranges, settled={"words"}, size=size)
+    if wanted.search is not None:
+        yield wanted.search.plan(connection, client_id)
 
 
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order: str = "-createdAt") -> ListPlan:
@@ -4134,313 +3940,6 @@ def select_history(
         (client_id, task_seq, limit + 1, offset),
     )
     return (HistoryEntry(*(*row[:-1], Raw(row[-1]))) for row in rows)
-
-
-# The gate: whether a run may pass
-
-OFFENDERS_LISTED = 50
-
-
-def find_latest_on_main_line(connection: Connection, client_id: str, run: RunKey) -> RunKey | None:
-    """Return the main line's last completed run of a run's type and target that was created before it."""
-    before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
-        ORDER BY seq DESC LIMIT 1"""
-    return next(iter(find_runs(connection, client_id, before, *run.surface, run.seq)), None)
-
-
-def select_baseline(connection: Connection, client_id: str, run: RunKey, named: str | None) -> RunKey | None:
-    """Return what a run is compared with, None where there is nothing.
-
-    :raises Missing: when the client has no run of the name. :raises InvalidParameter: when it cannot be compared with.
-    """
-    if named is None:
-        return find_latest_on_main_line(connection, client_id, run)
-    baseline = select_run_key(connection, client_id, named)
-    if baseline.seq == run.seq or baseline.surface != run.surface or baseline.status != "completed":
-        raise InvalidParameter("baseline", "must be another completed run of the same project type and target")
-    return baseline
-
-
-ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = ?
-    AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
-
-
-def count_compared(
-    connection: Connection, client_id: str, run: RunKey, baseline_seq: int
-) -> list[tuple[str, int, bool, int]]:
-    """Count what a run reported: status, severity, whether the baseline reported it too, and how many."""
-    return connection.execute(
-        f"""SELECT tasks.status, tasks.severity, {ALSO_REPORTED} AS known, COUNT(*) FROM {REPORTED_TASKS}
-            WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
-        (client_id, baseline_seq, client_id, run.seq),
-    ).fetchall()
-
-
-def count_missing(connection: Connection, client_id: str, run: RunKey, baseline: RunKey) -> int:
-    """Count the unfinished findings with an external id that the baseline reported and a run did not."""
-    (missing,) = connection.execute(
-        f"""SELECT COUNT(*) FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
-            AND tasks.status IN ('open', 'in_progress') AND tasks.external_id IS NOT NULL AND NOT {ALSO_REPORTED}""",
-        (client_id, baseline.seq, client_id, run.seq),
-    ).fetchone()
-    return int(missing)
-
-
-def standing(branch: str | None) -> frozenset[str]:
-    """Return the statuses of what can stop a run of a branch, or of the main line.
-
-    What the main line has resolved, a branch can have brought back, and cannot reopen.
-    """
-    return frozenset((*UNFINISHED, "resolved") if branch else UNFINISHED)
-
-
-def sort_out(run: RunKey, counted: Iterable[tuple[str, int, bool, int]], fail_on: str) -> tuple[int, Ignored]:
-    """Return how many tasks stop a run, and how many do not, and why.
-
-    :param counted: how many there are of each kind, as `count_compared` has them.
-    """
-    offenders, ignored = 0, Ignored()
-    for status, rank, known, n in counted:
-        if status == "dismissed":
-            ignored.dismissed += n
-        elif status not in standing(run.branch):
-            ignored.resolved += n
-        elif fail_on == "none" or rank < RANKS[fail_on]:
-            ignored.below_bar += n
-        elif known:
-            ignored.known += n
-        else:
-            offenders += n
-    return offenders, ignored
-
-
-def select_offenders(
-    connection: Connection, client_id: str, run: RunKey, baseline_seq: int, fail_on: str
-) -> list[TaskHead]:
-    """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
-    rows = connection.execute(
-        f"""SELECT {HEAD_COLUMNS} FROM {REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
-            AND tasks.status {LISTED} AND tasks.severity >= ? AND NOT {ALSO_REPORTED}
-            ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?""",
-        (
-            client_id,
-            run.seq,
-            json.dumps([*standing(run.branch)]),
-            RANKS[fail_on],
-            client_id,
-            baseline_seq,
-            OFFENDERS_LISTED,
-        ),
-    )
-    return list(itertools.starmap(TaskHead, rows))
-
-
-def gate_reason(run: RunKey, baseline: RunKey | None, query: GateQuery, offenders: int) -> str:
-    """Say in one sentence why a run passes or does not."""
-    if run.status != "completed":
-        return f"The run is {run.status}, and only a completed run passes."
-    new = "new " if query.only == "new" else ""
-    no_baseline = "; all count as new, as there is no baseline: the main line's first completed run makes one"
-    all_new = no_baseline if new and baseline is None else ""
-    if query.fail_on == "none":
-        return f"No finding stops a run with failOn=none{all_new}."
-    found = f"{offenders:,} {new}findings" if offenders > 1 else f"{'1' if offenders else 'No'} {new}finding"
-    higher = "" if query.fail_on == "critical" else " or higher"
-    return f"{found} of severity {query.fail_on}{higher}{all_new}."
-
-
-def select_gate(connection: Connection, client_id: str, run: RunKey, query: GateQuery) -> Gate:
-    """Judge what a run reported.
-
-    :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
-    """
-    baseline = select_baseline(connection, client_id, run, query.baseline)
-    compared = baseline.seq if baseline and query.only == "new" else 0  # no run's seq
-    counted = count_compared(connection, client_id, run, compared)
-    offenders, ignored = sort_out(run, counted, query.fail_on)
-    return Gate(
-        pass_=run.status == "completed" and not offenders,
-        reason=gate_reason(run, baseline, query, offenders),
-        run_id=run.id,
-        baseline=baseline.id if baseline else None,
-        fail_on=query.fail_on,
-        only=query.only,
-        reported=sum(n for *_, n in counted),
-        offenders_total=offenders,
-        offenders=select_offenders(connection, client_id, run, compared, query.fail_on) if offenders else [],
-        ignored=ignored,
-        missing=count_missing(connection, client_id, run, baseline) if baseline else 0,
-    )
-
-
-# The overview: where everything stands, and what happened lately
-
-
-DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
-EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
-    WHEN from_status = to_status THEN NULL
-    WHEN to_status IN ('resolved', 'dismissed') THEN to_status
-    WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
-HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
-
-
-class Known(Struct, frozen=True, kw_only=True):
-    """The tasks that the main line knows, or a branch, of all project types and targets or of one."""
-
-    client_id: str
-    project_type: str | None
-    target_url: str | None
-    branch: str | None = None
-
-    def select(
-        self, connection: Connection, columns: str, rest: str, *values: str | int, joined: str = ""
-    ) -> list[tuple[Any, ...]]:
-        """Return some columns of them; `rest` is what follows the conditions, with a mark for each value."""
-        if self.branch is None:
-            place, tables, line = "tasks", "tasks", "tasks.branch = ?"
-        else:
-            place, line = "branches", "branches.name = ?"
-            tables = """branches JOIN branch_sightings
-                    ON branch_sightings.client_id = branches.client_id AND branch_sightings.branch_seq = branches.seq
-                JOIN tasks ON tasks.client_id = branches.client_id AND tasks.seq = branch_sightings.task_seq"""
-        given = [self.client_id, self.branch or MAIN_LINE]
-        conditions = f"{place}.client_id = ? AND {line}"
-        for column, value in (("project_type", self.project_type), ("target_url", self.target_url)):
-            if value is not None:
-                conditions += f" AND {place}.{column} = ?"
-                given.append(value)
-        statement = f"SELECT {columns} FROM {tables} {joined} WHERE {conditions} {rest}"
-        return connection.execute(statement, (*given, *values)).fetchall()
-
-
-def select_overview(connection: Connection, client_id: str, query: OverviewQuery) -> Overview:
-    """Return where all tasks of the main line, or of a branch, stand."""
-    known = Known(
-        client_id=client_id, project_type=query.project_type, target_url=query.target_url, branch=query.branch
-    )
-    columns = "tasks.severity, tasks.project_type, tasks.target_url, tasks.status, COUNT(*)"
-    counted = known.select(connection, columns, "GROUP BY 1, 2, 3, 4")
-    severities = {name: Counter[str]() for name in SEVERITIES}
-    for rank, _, _, status, n in counted:
-        severities[SEVERITIES[-rank]][status] += n
-    return Overview(
-        total=sum(n for *_, n in counted),
-        by_severity=StatusesBySeverity(**{name: StatusCounts(**counts) for name, counts in severities.items()}),
-        by_project_type=[StandingOfType(*each) for each in standings((row[1], *row[3:]) for row in counted)],
-        by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
-        days=select_days(connection, known, query.days),
-    )
-
-
-def select_days(connection: Connection, known: Known, days: int) -> list[Day]:
-    """Return what happened on each of the last days to tasks as they are known now, oldest first."""
-    today = datetime.fromisoformat(timestamp()).date()
-    dates = [str(today - timedelta(days=ago)) for ago in reversed(range(days))]
-    columns = f"substr(history.at, 1, 10), {EVENT_OF_ENTRY}, COUNT(*)"
-    rest = "AND history.at >= ? AND history.to_status IS NOT NULL GROUP BY 1, 2"
-    events = {(date, event): n for date, event, n in known.select(connection, columns, rest, dates[0], joined=HISTORY)}
-    return [Day(date, *(events.get((date, event), 0) for event in DAY_EVENTS)) for date in dates]
-
-
-def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:
-    """Return how many there are of each name, and how many of those are open: the most open ones first.
-
-    :param counted: of a project type or target: its name, a status, and how many have that.
-    """
-    totals, still_open = Counter[str](), Counter[str]()
-    for name, status, n in counted:
-        totals[name] += n
-        still_open[name] += n if status == "open" else 0
-    rows = [(name, total, still_open[name]) for name, total in totals.items()]
-    return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
-
-
-# The brief: what an agent should know before it scans
-
-IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_progress', 'dismissed')"""
-
-
-def select_known_findings(connection: Connection, client_id: str, seqs: Sequence[int]) -> list[KnownFinding]:
-    """Return findings as a brief lists them, and in its order."""
-    rows = connection.execute(
-        f"""SELECT tasks.external_id, tasks.title, {SEVERITY_NAME}, tasks.status, tasks.reason, (
-                SELECT comment FROM history WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq
-                    AND comment IS NOT NULL ORDER BY history.seq DESC LIMIT 1)
-            FROM tasks WHERE {BY_SEQ} ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
-        (client_id, json.dumps(seqs)),
-    )
-    return list(itertools.starmap(KnownFinding, rows))
-
-
-def select_brief(
-    connection: Connection, client_id: str, project_type: ProjectTypeWithSchema, query: BriefQuery
-) -> Brief:
-    """Return what is known of a type and target: the worst first, of those what was seen last, then the newest."""
-    place = {"project_type": query.project_type, "target_url": query.target_url or NO_TARGET}
-    lines = [(Known(client_id=client_id, **place), "")]
-    if query.branch:  # what the main line knows, too, is there already
-        lines.append((Known(client_id=client_id, branch=query.branch, **place), "AND tasks.branch <> ''"))
-    counted, places, listed = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0
-    for known, condition in lines:
-        counted += known.select(connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2")
-        columns = "COUNT(*) OVER (), tasks.severity, tasks.last_seen_at, tasks.seq"
-        order = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC LIMIT ?"
-        rows = known.select(connection, columns, f"{condition} AND {IN_BRIEF} {order}", query.limit)
-        listed += rows[0][0] if rows else 0
-        places += [row[1:] for row in rows]
-    seqs = [seq for *_, seq in heapq.nlargest(query.limit, places)]
-    return Brief(
-        project_type=query.project_type,
-        target_url=query.target_url,
-        branch=query.branch,
-        summary=summary_of(counted),
-        extension_schema=project_type.extension_schema,
-        tasks=select_known_findings(connection, client_id, seqs),
-        omitted=listed - len(seqs),
-    )
-
-
-# Lists in other forms
-
-
-def select_dismissals(connection: Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
-    """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
-    rows = connection.execute(
-        f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment
-            FROM tasks CROSS JOIN history WHERE {BY_ID}
-                AND history.client_id = tasks.client_id AND history.task_seq = tasks.seq
-                AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
-            ORDER BY history.seq""",
-        (client_id, json.dumps(task_ids)),
-    )
-    comments: dict[str, str] = {}
-    for task_id, moved, comment in rows:
-        if moved:
-            comments.pop(task_id, None)
-        if comment:
-            comments[task_id] = comment
-    return comments
-
-
-def select_known(connection: Connection, client_id: str, baseline: RunKey, task_ids: Sequence[str]) -> set[str]:
-    """Return the ids of those of some tasks that a baseline reported."""
-    rows = connection.execute(
-        f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {BY_ID} AND sightings.client_id = tasks.client_id
-                AND sightings.run_seq = ? AND sightings.task_seq = tasks.seq""",
-        (client_id, json.dumps(task_ids), baseline.seq),
-    )
-    return {task_id for (task_id,) in rows}
-
-
-def select_listed(
-    connection: Connection, client_id: str, wanted: TaskFilter, tasks: Sequence[TaskHead]
-) -> list[ListedTask]:
-    """Return tasks of a list with what another form than JSON tells besides."""
-    comments = select_dismissals(connection, client_id, [task.id for task in tasks if task.status == "dismissed"])
-    run = wanted.runs[0] if wanted.runs and len(wanted.runs) == 1 else None
-    baseline = find_latest_on_main_line(connection, client_id, run) if run else None
-    known = select_known(connection, client_id, baseline, [task.id for task in tasks]) if baseline else set()
-    return [ListedTask(task, comments.get(task.id), task.id in known if baseline else None) for task in tasks]
 
 
 # Tasks: writing
@@ -6081,7 +5580,7 @@ def read_body(
     if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
         raise UnsupportedMediaType("Send the body without a Content-Encoding.")
     if (text or length) and form is None:
-        absent = formats is REGISTRY.submission_formats and load_part("findings_adapters/sarif.py")
+        absent = formats is REGISTRY.submission_formats and load_part("findings_adapters/sarif/__init__.py")
         more = f" SARIF needs {absent}, which is not there." if absent else ""
         raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{more}")
     if environ.get(AWAITED):
@@ -6190,13 +5689,20 @@ class Service:
         return principal
 
 
+class Export(Struct, frozen=True, kw_only=True):
+    """A form besides JSON in which an operation is answered: what does that, and its query, where that is another."""
+
+    answer: Callable[[Call], Answer | Deferred]
+    query: Any = None
+
+
 class Operation(Struct, frozen=True, eq=False):
     """One method of one path: what it takes, what it answers, and who may call it. OpenAPI is made from these.
 
     `body` is its model, or several models, which some `formats` come to. `exports` are other forms than JSON that the
-    answer may have, by their media types; `export_query` is the query of those, where that is another one. `tagged` is
-    whether the answer has an ETag, by which a change can be made to depend on it, and `stamped`, whether it has a weak
-    one; `keyed`, whether a request may have an Idempotency-Key, under which it is answered once.
+    answer may have, by their media types. `tagged` is whether the answer has an ETag, by which a change can be made to
+    depend on it, and `stamped`, whether it has a weak one; `keyed`, whether a request may have an Idempotency-Key,
+    under which it is answered once.
     """
 
     method: str
@@ -6207,8 +5713,7 @@ class Operation(Struct, frozen=True, eq=False):
     body: Any = None
     formats: Mapping[str, BodyFormat] = types.MappingProxyType({})
     query: Any = NoQuery
-    exports: Mapping[str, Any] = types.MappingProxyType({})
-    export_query: Any = None
+    exports: Mapping[str, Export] = types.MappingProxyType({})
     refusals: tuple[type[ServiceError], ...] = ()
     tagged: bool = False
     stamped: bool = False
@@ -6319,53 +5824,19 @@ def absent_answer(method: str, steps: Sequence[str]) -> str:
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
 
-MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent
-DOCUMENTS = threading.BoundedSemaphore(MOST_DOCUMENTS)
-DOCUMENT_SIZE = 2 * 1024 * 1024 * KIB  # bytes
 DOCUMENT_PIECE = 64 * KIB  # bytes that go out at once, as many as a pipe holds
 
 
-class Document:
-    """A long answer, in a file without a name, which costs no memory however slowly its client takes it."""
+class Document(Protocol):
+    """A long answer, which goes out in pieces. Who has sent it, or does not, closes it."""
 
-    _is_open = False
-
-    def __init__(self, folder: Path) -> None:
-        """Begin one. :raises Busy: when there are as many as there may be."""
-        if not DOCUMENTS.acquire(blocking=False):
-            raise Busy(f"{MOST_DOCUMENTS} long lists are on their way")
-        self.size = 0
-        try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` closes it
-        except OSError as error:
-            DOCUMENTS.release()
-            raise StorageFull(str(error.strerror)) from None
-        self._is_open = True
-
-    def write(self, piece: bytes) -> None:
-        """Add a piece. :raises InvalidParameter: when it is too long. :raises StorageFull: when the disk is full."""
-        self.size += len(piece)
-        if self.size > DOCUMENT_SIZE:
-            raise InvalidParameter("limit", f"comes to more than {DOCUMENT_SIZE:,} bytes; give a lower one")
-        try:
-            self._file.write(piece)
-            self._file.flush()
-        except OSError as error:
-            raise StorageFull(str(error.strerror)) from None
+    size: int
 
     def __iter__(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        return iter(partial(self._file.read, DOCUMENT_PIECE), b"")
+        """Give its pieces."""
 
     def close(self) -> None:
-        """Drop the file."""
-        if self._is_open:
-            self._is_open = False
-            DOCUMENTS.release()
-            with suppress(OSError):  # of what a full disk did not take
-                self._file.close()
-
-    __del__ = close  # where a client was gone before there was anything to send
+        """Drop it."""
 
 
 class Answer(Struct):
@@ -6463,7 +5934,7 @@ def as_word(value: Any) -> str:
     return text if regex.fullmatch(r"[\x21\x23-\x7e]+", text) else json.dumps(text)
 
 
-def preferred_export(exports: Mapping[str, Any], accept: str) -> Any:
+def preferred_export(exports: Mapping[str, Export], accept: str) -> Export | None:
     """Return the form that a request would rather have than JSON (RFC 9110, 12.5.1), None where there is none.
 
     No form has parameters: one that is asked for with some, as `text/csv; charset=utf-8`, is asked for.
@@ -6502,7 +5973,7 @@ class Call:
                 self._problems, self._complete = error.problems, error.complete
         accept = environ.get("HTTP_ACCEPT") if operation.exports else None
         self.export = preferred_export(operation.exports, accept) if accept else None
-        query = (self.export and operation.export_query) or operation.query
+        query = (self.export and self.export.query) or operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
         self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged and operation.body else None
         if "HTTP_IF_MATCH" in environ and operation.method in ("PATCH", "DELETE") and not operation.tagged:
@@ -6545,7 +6016,7 @@ class Call:
             with self.database.reading() as connection:
                 if given := self.answered_before(connection):
                     return given
-        return self.operation.handler(self, **parts)
+        return self.export.answer(self) if self.export else self.operation.handler(self, **parts)
 
     def answered_before(self, connection: Connection) -> Answer | None:
         """Return the answer that the request got before under its key, None when it has none or got none."""
@@ -6671,8 +6142,6 @@ def response_of(given: Answer) -> flask.Response:
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
-EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
-LOT_SIZE = 4 * 1024 * KIB  # bytes of their JSON
 PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
 
 
@@ -6737,20 +6206,19 @@ class Taken(Struct):
     more: bool = False
 
 
-def take(items: Iterable[Any], limit: int, *, lot: bool = False) -> Taken:
+def take(items: Iterable[Any], limit: int) -> Taken:
     """Take the items of a page, each encoded as soon as it is read; the page ends early where it would be too large.
 
     :param items: one more than belongs on the page, if there is a further one.
-    :param lot: whether it is no page, but a part of a document in another form, whose items stay as they are.
     """
     taken, weight = Taken(), 0
     for item in items:
         text = msgspec.json.encode(item)
         weight += len(text) + 1
-        if len(taken.items) == limit or (taken.items and weight > (LOT_SIZE if lot else PAGE_SIZE)):
+        if len(taken.items) == limit or (taken.items and weight > PAGE_SIZE):
             taken.more = True
             break
-        taken.items.append(item if lot else Raw(text))
+        taken.items.append(Raw(text))
         taken.last = item
     return taken
 
@@ -6848,17 +6316,6 @@ def delete_run(call: Call, run_id: str) -> Deferred:
     return call.write(lambda connection: remove_run(connection, call.client_id, run_id))
 
 
-@operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
-def get_run_gate(call: Call, run_id: str) -> Deferred:
-    """Tell whether a run may pass: what it reported that is new and severe."""
-
-    def judge(connection: Connection) -> Answer:
-        run = select_used_run(call, connection, run_id)
-        return answer(200, select_gate(connection, call.client_id, run, call.query))
-
-    return call.read_slowly(judge)
-
-
 @operation(
     "POST",
     "/api/v1/runs/{run_id}/tasks",
@@ -6892,49 +6349,6 @@ def post_tasks(call: Call, run_id: str) -> Deferred:
     return Deferred("check", partial(check, schema))
 
 
-def walk_tasks(call: Call, connection: Connection, headers: dict[str, str], *, whole: bool) -> Iterator[ListedTask]:
-    """Give the tasks of a list, up to its limit, a lot at a time; then, with any behind them, `headers` link to those.
-
-    All is read at one moment. A lot may take as long as a list does.
-    """
-    query: ExportQuery = call.query
-    left, view = query.limit, "full" if whole else "default"
-    lot = TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
-    while True:
-        with in_list_time(connection):
-            position = page_position(call, connection, "tasks", lot.after)
-            wanted = read_task_filter(connection, call.client_id, query)
-            tasks, _ = select_tasks(connection, call.client_id, wanted, lot, position)
-            taken = take(tasks, min(EXPORT_LOT, left), lot=True)
-            listed = select_listed(connection, call.client_id, wanted, taken.items)
-        yield from listed
-        left -= len(listed)
-        if not taken.more:
-            return
-        after = place_of(query, taken.last)
-        lot = msgspec.structs.replace(lot, after=after)
-        if not left:
-            headers["Link"] = f'<{next_link(call, after)}>; rel="next"'
-            return
-
-
-def export_tasks(call: Call, form: ListFormat, document: Document) -> Answer:
-    """Answer a list of tasks in another form: all of it, or an error."""
-    headers = {"Content-Type": form.media_type}
-    try:
-        with call.database.apart(long=True) as connection:
-            for piece in form.write(walk_tasks(call, connection, headers, whole=form.whole)):
-                document.write(piece)
-    except BaseException:
-        document.close()
-        raise
-    headers["Content-Length"] = str(document.size)
-    if document.size > DOCUMENT_PIECE:
-        return Answer(200, headers, document=document)
-    with closing(document):  # a pipe that holds all of it might be closed before the server opens it
-        return Answer(200, headers, b"".join(document))
-
-
 def page_of_tasks(call: Call, connection: Connection) -> bytes:
     """Return the page of tasks that a request asks for, as JSON."""
     query: TaskQuery = call.query
@@ -6951,14 +6365,11 @@ def page_of_tasks(call: Call, connection: Connection) -> bytes:
     "read",
     {200: (FullTaskPage, TaskPage)},
     query=TaskQuery,
-    exports=REGISTRY.list_formats,
-    export_query=ExportQuery,
+    exports=REGISTRY.list_exports,
     stamped=True,
 )
 def get_tasks(call: Call) -> Answer | Deferred:
     """List tasks, newest first or by severity."""
-    if call.export:
-        return Deferred("export", partial(export_tasks, call, call.export, Document(call.database.folder)))
     asked = (call.client_id, call.address, call.environ["QUERY_STRING"])
 
     def read(connection: Connection) -> Answer:
@@ -7121,43 +6532,6 @@ def delete_project_type(call: Call, name: str) -> Deferred:
     return call.write(lambda connection: remove_project_type(connection, call.client_id, name))
 
 
-@operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
-def get_overview(call: Call) -> Deferred:
-    """Get where all tasks stand, and what happened to them lately."""
-
-    def read(connection: Connection) -> Answer:
-        return answer_unless_known(
-            call, connection, lambda _: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
-        )
-
-    return call.read_slowly(read)
-
-
-@operation(
-    "GET",
-    "/api/v1/brief",
-    "read",
-    {200: Brief},
-    query=BriefQuery,
-    exports=REGISTRY.brief_formats,
-    refusals=(UnknownProjectType,),
-)
-def get_brief(call: Call) -> Deferred:
-    """Get what an agent should know before it scans: what is known already, and what extensions must be like."""
-
-    def read(connection: Connection) -> Answer:
-        with in_list_time(connection):
-            require_registered(connection, call.client_id, call.query.project_type, parameter="projectType")
-            project_type = select_project_type(connection, call.client_id, call.query.project_type)
-            brief = select_brief(connection, call.client_id, project_type, call.query)
-        if call.export is None:
-            return answer(200, brief)
-        text = call.export.write(brief, project_type)
-        return whole_answer(200, text, f"{call.export.media_type}; charset=utf-8")
-
-    return call.read_slowly(read)
-
-
 @operation("GET", "/healthz", None, {200: Health})
 def get_health(call: Call) -> Answer:
     """Tell whether the database can be read and written."""
@@ -7172,7 +6546,6 @@ REGISTRY.add_operations(
     get_run,
     patch_run,
     delete_run,
-    get_run_gate,
     post_tasks,
     get_tasks,
     patch_tasks,
@@ -7185,8 +6558,6 @@ REGISTRY.add_operations(
     get_project_type,
     put_project_type,
     delete_project_type,
-    get_overview,
-    get_brief,
     get_health,
 )
 
@@ -7227,7 +6598,7 @@ def start_metrics(service: Service) -> None:
         absent = load_part("findings_adapters/metrics.py")
     except ImportError as error:
         absent = f"the package {(error.name or '').partition('.')[0]}"
-    if absent:
+    if REGISTRY.start_metrics is None:
         raise ConfigurationError(f"FINDINGS_METRICS needs {absent}{installing('metrics')}")
     REGISTRY.start_metrics(service)
 

@@ -67,7 +67,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.routing import Rule
 
 import findings_service
-from findings_features import openapi
+from findings_features import brief, exports, openapi, search
 from findings_service import (
     LARGE_WAL,
     Busy,
@@ -208,7 +208,7 @@ def assert_documented(response: Any) -> None:
         if operation.method == method and parts is not None:
             media_type = (response.content_type or "").partition(";")[0]
             validator = validator_of(method, operation.path, response.status_code, media_type)
-            other_forms = {**findings_service.REGISTRY.list_formats, **findings_service.REGISTRY.brief_formats}
+            other_forms = {**findings_service.REGISTRY.list_exports, **brief.EXPORTS}
             if media_type not in other_forms and len(response.data) < 10_000:
                 validator.validate(response.json if response.data else None)
 
@@ -2387,7 +2387,7 @@ def test_a_task_without_any_words_is_found_by_none(app: flask.Flask, client: Cli
 
 
 def test_a_search_may_have_as_many_words_as_a_title(client: Client, run: str) -> None:
-    words = [f"word{number}" for number in range(findings_service.MOST_WORDS)]
+    words = [f"word{number}" for number in range(search.MOST_WORDS)]
     labels = [{"label": " ".join(words[lot : lot + 50])} for lot in range(0, len(words), 50)]
     client.submit(run, task(title="Few", evidence=labels[:1]), task(title="Many", evidence=labels))
     assert searched(client, " ".join(words)) == ["Many"]
@@ -4346,10 +4346,10 @@ def test_no_client_is_briefed_of_what_another_one_knows(app: flask.Flask, client
 def test_a_brief_goes_out_in_the_form_that_is_wanted_most(
     client: Client, there: bool, accept: str, other: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form = findings_service.BriefFormat(media_type="text/markdown", write=lambda brief, about: about.label.encode())
-    monkeypatch.setitem(findings_service.REGISTRY.brief_formats, form.media_type, form)
-    if not there:
-        monkeypatch.delitem(findings_service.REGISTRY.brief_formats, form.media_type)
+    monkeypatch.delitem(brief.EXPORTS, "text/markdown")
+    monkeypatch.setattr(openapi, "document_of", openapi.document_of.__wrapped__)
+    if there:
+        brief.add("text/markdown", lambda _, about: about.label.encode())
     client.register("web")
     response = client.get(f"{API}/brief?projectType=web", headers={"Accept": accept})
     assert response.content_type == ("text/markdown; charset=utf-8" if other else "application/json")
@@ -5233,7 +5233,7 @@ def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple
         assert "findings_features/openapi.py, which answers this, is not there." in refused["detail"]
         sarif = {"Content-Type": "application/sarif+json"}
         refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
-        assert "SARIF needs findings_adapters/sarif.py, which is not there." in refused["detail"]
+        assert "SARIF needs findings_adapters/sarif, which is not there." in refused["detail"]
         refused = assert_problem(ask("POST", f"{API}/runs", b"{}", **sarif), 415, "unsupported_media_type")
         assert refused["detail"] == "Send the body as Content-Type: application/json."
         listed = ask("GET", f"{API}/tasks", Accept="application/sarif+json")
@@ -5258,7 +5258,14 @@ def test_what_needs_a_room_that_is_absent_says_so(alone: tuple[str, ...], rooms:
     assert "\n  scan " not in shown.stdout
 
 
-def written_lines(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
+    """Have lists go out in a form until the patch is undone."""
+    patch.setitem(findings_service.REGISTRY.list_exports, form.media_type, None)
+    patch.setattr(openapi, "document_of", openapi.document_of.__wrapped__)  # what is kept is to be of all tests
+    exports.add(form)
+
+
+def written_lines(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
     """Write a list of tasks as lines of its titles and comments, the way a room writes one."""
     for listed in tasks:
         yield f"{listed.task.title} {listed.comment or ''}".rstrip().encode() + b"\n"
@@ -5267,9 +5274,9 @@ def written_lines(tasks: Iterator[findings_service.ListedTask]) -> Iterator[byte
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> str:
     """The media type of another form of lists, of which a few tasks are read at once."""
-    form = findings_service.ListFormat(media_type="text/lines", write=written_lines)
-    monkeypatch.setitem(findings_service.REGISTRY.list_formats, form.media_type, form)
-    monkeypatch.setattr(findings_service, "EXPORT_LOT", 3)
+    form = exports.ListFormat(media_type="text/lines", write=written_lines)
+    add_form(form, monkeypatch)
+    monkeypatch.setattr(exports, "EXPORT_LOT", 3)
     monkeypatch.setattr(findings_service, "DOCUMENT_PIECE", 1)
     return form.media_type
 
@@ -5366,14 +5373,14 @@ def test_what_was_said_of_a_dismissed_task_goes_out_with_it(client: Client, run:
 @pytest.mark.usefixtures("lines")
 def test_a_list_in_another_form_is_of_one_moment(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client.submit(run, *(task(title=f"T{n:02}", externalId=str(n)) for n in range(20)))
-    select, written = findings_service.select_listed, itertools.count()
+    select, written = exports.select_listed, itertools.count()
 
     def select_and_write(*given: Any) -> Any:
         listed = select(*given)
         client.submit(run, task(title=f"new {next(written)}"), task(title="changed", externalId="9"))
         return listed
 
-    monkeypatch.setattr(findings_service, "select_listed", select_and_write)
+    monkeypatch.setattr(exports, "select_listed", select_and_write)
     assert exported(client, "?limit=15").data.split() == [b"T%02d" % n for n in range(19, 4, -1)]
     assert next(written) == 5
 
@@ -5439,8 +5446,8 @@ def test_a_walk_goes_on_behind_a_deleted_run_where_two_servers_clocks_differ(
 def test_a_list_of_the_default_length_goes_out_behind_what_was_just_submitted(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form = findings_service.ListFormat(media_type="text/lines", write=written_lines, whole=True)
-    monkeypatch.setitem(findings_service.REGISTRY.list_formats, form.media_type, form)
+    form = exports.ListFormat(media_type="text/lines", write=written_lines, whole=True)
+    add_form(form, monkeypatch)
     for first in range(0, 10_001, 1000):
         client.submit(run, *(task(title=f"T{n}") for n in range(first, min(first + 1000, 10_001))))
     answer = exported(client)
@@ -5449,7 +5456,7 @@ def test_a_list_of_the_default_length_goes_out_behind_what_was_just_submitted(
     assert "Link" in answer.headers
 
 
-def breaks(tasks: Iterator[findings_service.ListedTask]) -> Iterator[bytes]:
+def breaks(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
     """Write a task, and fail."""
     yield next(tasks).task.title.encode()
     raise engine_error("disk I/O error")
@@ -5459,12 +5466,12 @@ def test_a_list_in_another_form_is_whole_or_an_error(
     client: Client, run: str, lines: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.submit(run, *(task(title=f"T{n}") for n in range(20)))
-    form = findings_service.ListFormat(media_type=lines, write=breaks)
-    for _ in range(findings_service.MOST_DOCUMENTS + 1):
+    form = exports.ListFormat(media_type=lines, write=breaks)
+    for _ in range(exports.MOST_DOCUMENTS + 1):
         with monkeypatch.context() as patched:
-            patched.setitem(findings_service.REGISTRY.list_formats, lines, form)
+            add_form(form, patched)
             assert_problem(exported(client), 500, "internal_error")
-    monkeypatch.setattr(findings_service, "DOCUMENT_SIZE", 10)
+    monkeypatch.setattr(exports, "DOCUMENT_SIZE", 10)
     assert_problem(exported(client), 400, "invalid_parameter", "limit")
     assert exported(client, "?limit=2").data == b"T19\nT18\n"
 
@@ -5482,14 +5489,15 @@ def test_a_list_for_which_the_disk_has_no_room_is_an_error(
 
     with monkeypatch.context() as patched:
         patched.setattr(tempfile, "TemporaryFile", lambda **_: FullFile())
-        for _ in range(findings_service.MOST_DOCUMENTS + 1):
+        for _ in range(exports.MOST_DOCUMENTS + 1):
             assert_storage_problem(exported(client, accept=lines), "storage_full")
     assert exported(client, accept=lines).status_code == 200
 
 
 LINES_PROGRAM = (
-    "import findings_service as fs; fs.REGISTRY.list_formats['text/lines'] = fs.ListFormat(media_type='text/lines',"
-    " whole=True, write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks)); fs.main()"
+    "import findings_service as fs; from findings_features import exports;"
+    " exports.add(exports.ListFormat(media_type='text/lines',"
+    " whole=True, write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks))); fs.main()"
 )
 
 
@@ -5543,7 +5551,7 @@ def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_som
     lister.request("GET", f"{API}/tasks", Accept="text/lines")
     before, names = memory_of(lister), {path.name for path in tmp_path.iterdir()}
     with ExitStack() as stack:
-        for _ in range(findings_service.MOST_DOCUMENTS):
+        for _ in range(exports.MOST_DOCUMENTS):
             slow = stack.enter_context(asked_for(lister))
             assert slow.recv(12) == b"HTTP/1.1 200"
         assert len(listed_bytes(lister, 1)) == 1
@@ -5743,8 +5751,8 @@ def test_every_status_of_a_route_is_in_openapi(document: dict[str, Any], each: A
     for status, response in responses.items():
         kind = "application/json" if int(status) < 300 else "application/problem+json"
         forms = {
-            f"{API}/tasks": findings_service.REGISTRY.list_formats,
-            f"{API}/brief": findings_service.REGISTRY.brief_formats,
+            f"{API}/tasks": findings_service.REGISTRY.list_exports,
+            f"{API}/brief": brief.EXPORTS,
         }
         others = forms.get(each.path, {}) if (each.method, status) == ("GET", "200") else ()
         assert set(response["content"]) == {kind, *others}
@@ -9408,7 +9416,7 @@ def test_every_route_is_open_to_whom_it_says(
     body = {"ids": [task_id], **body} if body and each is findings_service.patch_tasks else body
     asking = client_of(app)
     asking.key = key_of(app, holder)
-    query = {"projectType": "web"} if each.query is findings_service.BriefQuery else None
+    query = {"projectType": "web"} if each.query is brief.BriefQuery else None
     response = asking.open(path, method=each.method, json=body, query_string=query)
     if each.level is None:
         assert response.status_code == 200

@@ -44,6 +44,8 @@ from findings_adapters.client import (
     service_options,
     stoppable,
 )
+from findings_features.exports import ExportQuery
+from findings_features.gate import Gate, standing
 
 SARIF = "application/sarif+json"
 CSV = "text/csv"
@@ -340,8 +342,8 @@ class Report(Struct):
     """A run, the gate's verdict on it, the same without any bar, and the findings to show, the worst ones first."""
 
     run: heart.Run
-    gate: heart.Gate
-    unbarred: heart.Gate
+    gate: Gate
+    unbarred: Gate
     findings: list[Finding]
     total: int
 
@@ -371,9 +373,9 @@ def report_of(service: Service, run_id: str, bar: Bar) -> Report:
     """Return what is to be told of a run."""
     path = f"runs/{quoted(run_id)}"
 
-    def judged(fail_on: str, only: str) -> heart.Gate:
+    def judged(fail_on: str, only: str) -> Gate:
         query = query_of(fail_on=fail_on, only=only, baseline=bar.baseline or None)
-        return service.request("GET", f"{path}/gate?{query}").read(heart.Gate)
+        return service.request("GET", f"{path}/gate?{query}").read(Gate)
 
     gate, unbarred = judged(bar.fail_on, bar.only), judged("info", "new")
     run = service.request("GET", path).read(heart.Run)
@@ -392,7 +394,7 @@ def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: b
 
     :param new: the worst ones that are new. Other ones make room for these with `new_first`.
     """
-    statuses = ",".join(heart.standing(run.branch))
+    statuses = ",".join(standing(run.branch))
     query = query_of(run_id=run.id, status=statuses, sort="severity", view="full", limit=SHOWN)
     listed = service.request("GET", f"tasks?{query}").read(heart.FullTaskPage)
     absent = new - {each.id for each in listed.tasks} if new_first else set()
@@ -854,8 +856,8 @@ def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str,
 
 def filter_options(command: Any) -> Any:
     """Put the filters of the list of tasks, as the service has them, on a command."""
-    _, components = heart.schemas_of([heart.ExportQuery])
-    fields = components[heart.ExportQuery.__name__]["properties"]
+    _, components = heart.schemas_of([ExportQuery])
+    fields = components[ExportQuery.__name__]["properties"]
     names = [name for name in fields if name not in ("after", "limit")]
     return several(*(filter_option(name, fields[name], components) for name in names))(command)
 

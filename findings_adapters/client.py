@@ -41,6 +41,8 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import parse_url
 
 import findings_service as heart
+from findings_features.brief import Brief
+from findings_features.gate import FailOn, Gate
 
 __all__ = [
     "Answer",
@@ -734,10 +736,10 @@ class RunSession:
             if refused and self._refusal:
                 raise FindingsRefused(self._refusal.status, self._refusal.code, refused)
 
-    def gate(self, *, fail_on: heart.FailOn = "high", only: Literal["new", "all"] = "new") -> heart.Gate:
+    def gate(self, *, fail_on: FailOn = "high", only: Literal["new", "all"] = "new") -> Gate:
         """Return whether the run may pass: whether nothing so severe is new beside the main line, or at all."""
         query = query_of(fail_on=fail_on, only=only)
-        return self._service.request("GET", f"runs/{quoted(self.id)}/gate?{query}").read(heart.Gate)
+        return self._service.request("GET", f"runs/{quoted(self.id)}/gate?{query}").read(Gate)
 
     @property
     def _started(self) -> heart.Run:
@@ -868,10 +870,10 @@ class Findings(Service):
 
     def brief(
         self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50
-    ) -> heart.Brief:
+    ) -> Brief:
         """Return what to know before a scan: the findings that are known, and what was decided about them."""
         query = query_of(project_type=project_type, target_url=target_url, branch=branch, limit=limit)
-        return self.request("GET", f"brief?{query}").read(heart.Brief)
+        return self.request("GET", f"brief?{query}").read(Brief)
 
     def brief_text(
         self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50

@@ -1,7 +1,7 @@
 """The brief as a text for a prompt: Markdown that a language model reads before it scans.
 
 It is CommonMark 0.31.2 (https://spec.commonmark.org/0.31.2/), answered as `text/markdown` (RFC 7763,
-https://www.rfc-editor.org/rfc/rfc7763). This room adds it to the forms of `GET /api/v1/brief`.
+https://www.rfc-editor.org/rfc/rfc7763). This part adds it to the forms of `GET /api/v1/brief`.
 
 Whoever wrote a finding may have written it for the model: "ignore what stands above". So the service's own sentences
 say what comes, and that it is data, and everything that clients wrote stands in one fenced code block (section 4.5)
@@ -17,6 +17,7 @@ import msgspec
 import regex
 
 import findings_service as heart
+from findings_features import brief as briefs
 
 __all__ = ["MARKDOWN", "fence_for", "write_brief"]
 
@@ -44,7 +45,7 @@ instructions.**
 """
 
 
-def write_brief(brief: heart.Brief, project_type: heart.ProjectType) -> bytes:
+def write_brief(brief: briefs.Brief, project_type: heart.ProjectType) -> bytes:
     """Return a brief as a text for a prompt, in UTF-8.
 
     :param project_type: the brief's.
@@ -60,7 +61,7 @@ def fence_for(text: str) -> str:
     return "`" * max(3, 1 + max(map(len, regex.findall("`+", text)), default=0))
 
 
-def lines_of(brief: heart.Brief, project_type: heart.ProjectType) -> Iterator[str]:
+def lines_of(brief: briefs.Brief, project_type: heart.ProjectType) -> Iterator[str]:
     """Give the lines of the code block."""
     about = {"projectType": brief.project_type, "label": project_type.label, "description": project_type.description}
     yield as_line({**about, "targetUrl": brief.target_url, "branch": brief.branch})
@@ -80,7 +81,7 @@ def escaped(character: str) -> str:
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
 
 
-def scope_of(brief: heart.Brief) -> str:
+def scope_of(brief: briefs.Brief) -> str:
     """Say whose knowledge it is."""
     return "the main line knows" if brief.branch is None else "the main line and the branch named below know"
 
@@ -94,7 +95,7 @@ def counts_of(summary: heart.Summary) -> str:
     return f"All together: {summary.total:,}. By severity: {severities}. By status: {statuses}."
 
 
-def left_out(brief: heart.Brief) -> str:
+def left_out(brief: briefs.Brief) -> str:
     """Say how many findings are not listed."""
     if not brief.omitted:
         return "Left out: none."
@@ -103,4 +104,4 @@ def left_out(brief: heart.Brief) -> str:
 
 def register() -> None:
     """Have briefs go out as Markdown, too."""
-    heart.REGISTRY.brief_formats[MARKDOWN] = heart.BriefFormat(media_type=MARKDOWN, write=write_brief)
+    briefs.add(MARKDOWN, write_brief)

@@ -30,6 +30,7 @@ from findings_adapters import ci as ci_module
 from findings_adapters import client as client_module
 from findings_adapters.ci import Place, place_of
 from findings_adapters.client import Local, Service
+from findings_features.exports import ExportQuery
 from test_findings_service import API, HERE, PROGRAM, Server, cases, environment, heed_signals
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
 
@@ -615,6 +616,7 @@ def slow(self, method, path, *rest):
     return real(self, method, path, *rest)
 client.Local._perform = slow
 import findings_service
+from findings_features.exports import ExportQuery
 findings_service.main(sys.argv[1:-1])
 """
 
@@ -877,7 +879,7 @@ def test_an_export_has_the_filters_of_the_list(job: Job) -> None:
 
 
 def test_an_export_option_for_every_filter() -> None:
-    fields = findings_service.ExportQuery.__struct_encode_fields__
+    fields = ExportQuery.__struct_encode_fields__
     names = {each.name for each in ci_module.export.params}
     assert set(fields) - {"after"} <= names
 
@@ -925,8 +927,8 @@ def test_an_export_from_a_url_is_the_same(job: Job, server: Server) -> None:
 def test_a_room_that_is_absent_is_said_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.scan(job.write("a.sarif"), code=0)
     monkeypatch.delitem(findings_service.REGISTRY.submission_formats, "application/sarif+json")
-    for form in list(findings_service.REGISTRY.list_formats):
-        monkeypatch.delitem(findings_service.REGISTRY.list_formats, form)
+    for form in list(findings_service.REGISTRY.list_exports):
+        monkeypatch.delitem(findings_service.REGISTRY.list_exports, form)
     assert_one_line(job.scan("a.sarif"), 2, "sarif.py of findings_adapters is not there")
     for form in ("sarif", "csv"):
         assert_one_line(job.run("export", "--format", form), 2, "sarif.py of findings_adapters")

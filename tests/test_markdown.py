@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import findings_service as heart
+from findings_features.brief import Brief, KnownFinding
 from test_findings_service import API, Server, task
 
 heart.load_parts()
@@ -19,17 +20,15 @@ heart.load_parts()
 from findings_adapters import markdown  # noqa: E402
 
 COMMONMARK = MarkdownIt("commonmark")
-FINDING = heart.KnownFinding("a", "No label", "high", "open", None, None)
+FINDING = KnownFinding("a", "No label", "high", "open", None, None)
 TYPE = heart.ProjectType("id", "web", "Web", "Pages", "2026-11-21T00:00:00.000Z")
 
 
-def brief_of(*findings: heart.KnownFinding, omitted: int = 0, schema: str = "null", **fields: Any) -> heart.Brief:
+def brief_of(*findings: KnownFinding, omitted: int = 0, schema: str = "null", **fields: Any) -> Brief:
     """Return a brief of some findings."""
     counts = heart.Summary(len(findings), heart.SeverityCounts(high=len(findings)), heart.StatusCounts())
     whole = {"project_type": "web", "target_url": None, "branch": None} | fields
-    return heart.Brief(
-        **whole, summary=counts, extension_schema=msgspec.Raw(schema), tasks=list(findings), omitted=omitted
-    )
+    return Brief(**whole, summary=counts, extension_schema=msgspec.Raw(schema), tasks=list(findings), omitted=omitted)
 
 
 def read(text: bytes) -> tuple[list[Any], list[Any]]:
@@ -47,7 +46,7 @@ def outside(text: bytes) -> str:
 
 
 def test_everything_that_clients_wrote_stands_in_the_code_block() -> None:
-    finding = heart.KnownFinding("id-1", "TITLE", "high", "dismissed", "wont_fix", "COMMENT")
+    finding = KnownFinding("id-1", "TITLE", "high", "dismissed", "wont_fix", "COMMENT")
     about = heart.ProjectType("id", "NAME", "LABEL", "DESCRIPTION", "2026-11-21T00:00:00.000Z")
     place = {"project_type": "NAME", "target_url": "https://TARGET/", "branch": "BRANCH"}
     text = markdown.write_brief(brief_of(finding, schema='{\n  "SCHEMA": [1.0]\n}', **place), about)
@@ -127,7 +126,7 @@ PIECES = st.sampled_from(
 )
 TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=12).map("".join)
 FINDINGS = st.builds(
-    heart.KnownFinding,
+    KnownFinding,
     TEXTS,
     TEXTS,
     st.sampled_from(heart.SEVERITIES),
@@ -141,7 +140,7 @@ SCHEMAS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.lists(TEXTS, max_siz
 @hypothesis.settings(derandomize=True, database=None, max_examples=100, deadline=None)
 @hypothesis.given(st.lists(FINDINGS, max_size=4), SCHEMAS, st.builds(heart.ProjectType, *[TEXTS] * 5), TEXTS, TEXTS)
 def test_whatever_clients_wrote_is_in_one_code_block_and_comes_back(
-    findings: list[heart.KnownFinding], schema: Any, about: heart.ProjectType, target: str, branch: str
+    findings: list[KnownFinding], schema: Any, about: heart.ProjectType, target: str, branch: str
 ) -> None:
     place = {"project_type": about.name, "target_url": target, "branch": branch}
     text = markdown.write_brief(brief_of(*findings, schema=json.dumps(schema, indent=1), **place), about)

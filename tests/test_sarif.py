@@ -40,6 +40,7 @@ from test_findings_service import API, HERE, Client, Server, assert_problem, cas
 heart.load_parts()
 
 from findings_adapters import sarif  # noqa: E402
+from findings_features import exports  # noqa: E402
 
 SARIF = "application/sarif+json"
 OURS = "findingsTaskService/v1"
@@ -1160,12 +1161,12 @@ def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(s
 def test_a_long_list_is_written_as_it_is_read() -> None:
     shown = []
 
-    def listed() -> Iterator[heart.ListedTask]:
+    def listed() -> Iterator[exports.ListedTask]:
         for number in range(1000):
             shown.append(number)
-            yield heart.ListedTask(stored_task(number))
+            yield exports.ListedTask(stored_task(number))
 
-    for write in (sarif.write_sarif, sarif.write_csv):
+    for write in (sarif.write_sarif, exports.write_csv):
         shown.clear()
         parts = write(listed())
         assert len(b"".join(itertools.islice(parts, 100))) < 100_000

@@ -1,0 +1,30 @@
+"""What scanners write and code scanning reads: findings as SARIF in and out.
+
+SARIF 2.1.0 is OASIS's format for the results of static analysis; the sections named here are those of
+https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html. This part adds to the service one form in which
+findings may be submitted and a list of tasks be answered, `application/sarif+json`.
+
+A result has an identity that outlives moved lines. What this part has written it reads back as it was: a result
+carries its task's fields under a name of ours.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import findings_service as heart
+from findings_adapters.sarif.reading import judge, parse, with_source
+from findings_adapters.sarif.writing import write_sarif
+from findings_features import exports
+
+__all__ = ["SARIF", "judge", "parse", "with_source", "write_sarif"]
+
+SARIF = "application/sarif+json"
+
+
+def register() -> None:
+    """Have findings come as SARIF, and lists of them go out so, too."""
+    heart.REGISTRY.submission_formats[SARIF] = heart.SubmissionFormat(
+        parse=parse, limit=operator.attrgetter("max_sarif"), judge=judge, with_source=with_source
+    )
+    exports.add(exports.ListFormat(media_type=SARIF, write=write_sarif, whole=True))

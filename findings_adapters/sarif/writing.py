@@ -1,0 +1,203 @@
+"""What code scanning reads: findings as SARIF, written piece by piece."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import Struct
+
+import findings_service as heart
+from findings_adapters.sarif.reading import DRIVE, OURS, RULE_TEXT, SCHEME, VERSION, Read, cut, cut_bytes, whole
+from findings_features import exports
+
+LEVELS = {"critical": "error", "high": "error", "medium": "warning", "low": "note", "info": "none"}
+SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "2.0"}
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+DRIVER = "Findings Task Service"
+LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
+PATH_SIGNS = "/!$&'()*+,;=@~"  # that a path may hold as they are; a colon might end a scheme
+DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
+RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
+
+
+class Written(Struct):
+    """A rule that results are written of: how they name it, and what is told of it at the end."""
+
+    reference: dict[str, Any]
+    descriptor: dict[str, Any]
+    severity: int = 0
+
+
+class Tools:
+    """The rules that are met while results are written, by their tools: None is this service."""
+
+    def __init__(self) -> None:
+        self.rules: dict[str | None, dict[str, Written]] = {None: {}}
+        self.parts: dict[str, int] = {}
+        self.described = 0
+
+    def rule_of(self, task: heart.Task, extensions: Mapping[str, Any]) -> Written:
+        """Return the rule of a task: its scanner's, else one that has the name of its project type."""
+        tool, rule_id = (word_in(extensions, name) for name in ("tool", "ruleId"))
+        if not tool or not rule_id:
+            tool, rule_id = None, task.project_type
+        rules = self.rules.setdefault(tool, {})
+        rule = rules.get(rule_id)
+        if rule is None:
+            self.described += 1
+            descriptor = descriptor_of(rule_id, task) if self.described <= DESCRIBED_RULES else {"id": rule_id}
+            rule = rules[rule_id] = Written(self._reference(tool, rule_id, len(rules)), descriptor)
+        rule.severity = max(rule.severity, heart.RANKS[task.severity])
+        return rule
+
+    def _reference(self, tool: str | None, rule_id: str, index: int) -> dict[str, Any]:
+        """Return how a result names its rule (3.27.7): one of this service by its place, another by its tool's."""
+        if tool is None:
+            return {"ruleId": rule_id, "ruleIndex": index}
+        part = self.parts.setdefault(tool, len(self.parts))
+        return {"rule": {"id": rule_id, "index": index, "toolComponent": {"name": tool, "index": part}}}
+
+    def tool(self) -> dict[str, Any]:
+        """Return the tool of the run that was written."""
+        driver = {"name": DRIVER, "version": heart.__version__, "rules": rules_of(self.rules[None])}
+        parts = [{"name": name, "rules": rules_of(self.rules[name])} for name in self.parts]
+        return {"driver": driver, "extensions": parts} if parts else {"driver": driver}
+
+
+def items_of(unread: Any, model: type[Read]) -> list[Read]:
+    """Return an array of a task, which is still the text that is stored: other answers pass it on as it is."""
+    items: list[Read] = heart.decoder(list[model]).decode(unread)  # type: ignore[valid-type]
+    return items
+
+
+def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
+    """Return a member of extensions where it is a text: they may hold anything."""
+    value = extensions.get(name)
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
+    """Return a member of extensions where it is the number of a line."""
+    value = extensions.get(name)
+    return whole(value, 1) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
+    """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
+    full = cut_bytes(task.description or task.title, RULE_TEXT)
+    steps = items_of(task.remediation, heart.StoredStep)
+    help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
+    texts = {"shortDescription": task.title, "fullDescription": cut(full, RULE_WORDS), "help": help_text}
+    link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
+    return {"id": rule_id, **{name: {"text": text} for name, text in texts.items()}, **link}
+
+
+def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
+    """Return the rules of one part of the tool, each as severe as its worst result."""
+    return [{**rule.descriptor, **severity_marks(heart.SEVERITIES[-rule.severity])} for rule in rules.values()]
+
+
+def severity_marks(severity: str) -> dict[str, Any]:
+    """Return what tells code scanning how severe the results of a rule are."""
+    marks: dict[str, Any] = {"defaultConfiguration": {"level": LEVELS[severity]}}
+    if severity in SECURITY_SEVERITY:
+        marks["properties"] = {"security-severity": SECURITY_SEVERITY[severity]}
+    return marks
+
+
+Where = tuple[str, int | None, int | None]  # a path or URI, and its lines as far as they are known
+
+
+def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable[heart.Evidence]) -> Where:
+    """Return where a task is: code scanning wants to know of each."""
+    if file := word_in(extensions, "file"):
+        return file, line_in(extensions, "line"), line_in(extensions, "endLine")
+    for item in evidence:
+        if match := LABELLED.fullmatch(item.label or ""):
+            return match["path"], int(match["line"]), None
+    return task.target_url or task.project_type, None, None
+
+
+def uri_of(path: str) -> str:
+    """Return the URI of a file (RFC 3986), relative where its path is.
+
+    Code scanning shows no results of other schemes than file: what is at an address has that as its path.
+    """
+    if scheme := SCHEME.match(path):
+        path = unquote(path[scheme.end() :].lstrip("/")) or path
+    if drive := DRIVE.fullmatch(path):
+        return f"file:///{quote(drive[1], safe=f'{PATH_SIGNS}:')}"
+    quoted = quote(path, safe=PATH_SIGNS)
+    if path.startswith("//"):
+        return f"file:{quoted}"
+    return f"file://{quoted}" if path.startswith("/") else quoted
+
+
+def location_of(task: heart.Task, extensions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the location of a task: the first line where none is known."""
+    evidence = items_of(task.evidence, heart.Evidence)
+    path, line, end_line = where_of(task, extensions, evidence)
+    region: dict[str, Any] = {"startLine": line or 1}
+    if line and end_line and end_line >= line:
+        region["endLine"] = end_line
+    snippet = next((item.content for item in evidence if item.type == "code" and item.content), None)
+    if snippet:
+        region["snippet"] = {"text": snippet}
+    return {"physicalLocation": {"artifactLocation": {"uri": uri_of(path)}, "region": region}}
+
+
+def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
+    """Return a task as a result, with its own fields, so that it can be read back as it is."""
+    task = item.task
+    assert isinstance(task, heart.Task)  # noqa: S101 - what `whole` asks for
+    extensions = msgspec.json.decode(task.extensions)
+    identity = hashlib.sha256((task.external_id or task.id).encode()).hexdigest()
+    result = {
+        **tools.rule_of(task, extensions).reference,
+        "kind": "informational" if task.severity == "info" else "fail",
+        "level": LEVELS[task.severity],
+        "message": {"text": task.title},
+        "locations": [location_of(task, extensions)],
+        "partialFingerprints": {"primaryLocationLineHash": f"{identity[:16]}:1"},
+    }
+    if task.external_id is not None:
+        result["fingerprints"] = {OURS: task.external_id}
+    if task.status == "dismissed":
+        why = ": ".join(filter(None, (task.reason, item.comment)))
+        justified = {"justification": why} if why else {}
+        result["suppressions"] = [{"kind": "external", "status": "accepted", **justified}]
+    if item.known is not None:
+        result["baselineState"] = "unchanged" if item.known else "new"
+    result["properties"] = bag_of(task)
+    return result
+
+
+def bag_of(task: heart.Task) -> dict[str, Any]:
+    """Return the property bag of a result."""
+    marks = {"taskId": task.id, "targetUrl": task.target_url, **severity_marks(task.severity).get("properties", {})}
+    ours = {
+        "title": task.title,
+        "severity": task.severity,
+        "status": task.status,
+        "description": task.description,
+        "evidence": task.evidence,
+        "remediation": task.remediation,
+        "successCriteria": task.success_criteria,
+        "extensions": task.extensions,
+    }
+    return {**marks, OURS: ours}
+
+
+def write_sarif(listed: Iterator[exports.ListedTask]) -> Iterator[bytes]:
+    """Write tasks as one run of SARIF: the results first, then the tool with the rules that were met."""
+    tools = Tools()
+    encoder = msgspec.json.Encoder()
+    yield f'{{"$schema":"{SCHEMA}","version":"{VERSION}","runs":[{{"results":['.encode()
+    for number, item in enumerate(listed):
+        yield (b"," if number else b"") + encoder.encode(result_of(item, tools))
+    yield b'],"tool":' + encoder.encode(tools.tool()) + b"}]}"

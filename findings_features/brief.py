@@ -1,0 +1,146 @@
+"""What an agent should know before it scans: `GET /api/v1/brief`, the worst of what is known already.
+
+A brief is made of queries over the indexes of tasks and sightings, and stores nothing. Adapters add other forms than
+JSON by `add`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+import findings_service as heart
+from findings_features import overview
+
+
+class KnownFinding(heart.Model, gc=False):
+    """A finding that is known already; `lastComment` is the last that anybody wrote in its history."""
+
+    external_id: str
+    title: str
+    severity: heart.Severity
+    status: heart.TaskStatus
+    reason: heart.Reason | None
+    last_comment: str | None
+
+
+class Brief(heart.Model):
+    """What an agent should know before it scans: the worst of what is known already, and how many more there are.
+
+    `summary` counts all tasks of the type and target, also resolved ones and those without an externalId.
+    """
+
+    project_type: str
+    target_url: str | None
+    branch: str | None
+    summary: heart.Summary
+    extension_schema: heart.MaybeSchema
+    tasks: list[KnownFinding]
+    omitted: int
+
+
+class BriefQuery(heart.Request):
+    """What an agent is about to examine."""
+
+    project_type: Annotated[heart.Sought, Meta(description="A registered project type.")]
+    target_url: (
+        Annotated[heart.Sought, Meta(description="The target, exactly as stored. Without it, findings that have none.")]
+        | None
+    ) = None
+    branch: (
+        Annotated[
+            heart.Sought, Meta(description="Also what runs of this branch reported. Without it, the main line's alone.")
+        ]
+        | None
+    ) = None
+    limit: Annotated[int, Meta(ge=1, le=200, description="Findings that are listed.")] = 50
+
+
+IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_progress', 'dismissed')"""
+
+
+def select_known_findings(connection: heart.Connection, client_id: str, seqs: Sequence[int]) -> list[KnownFinding]:
+    """Return findings as a brief lists them, and in its order."""
+    rows = connection.execute(
+        f"""SELECT tasks.external_id, tasks.title, {heart.SEVERITY_NAME}, tasks.status, tasks.reason, (
+                SELECT comment FROM history WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq
+                    AND comment IS NOT NULL ORDER BY history.seq DESC LIMIT 1)
+            FROM tasks WHERE {heart.BY_SEQ} ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
+        (client_id, json.dumps(seqs)),
+    )
+    return list(itertools.starmap(KnownFinding, rows))
+
+
+def select_brief(
+    connection: heart.Connection, client_id: str, project_type: heart.ProjectTypeWithSchema, query: BriefQuery
+) -> Brief:
+    """Return what is known of a type and target: the worst first, of those what was seen last, then the newest."""
+    place = {"project_type": query.project_type, "target_url": query.target_url or heart.NO_TARGET}
+    lines = [(overview.Known(client_id=client_id, **place), "")]
+    if query.branch:  # what the main line knows, too, is there already
+        lines.append((overview.Known(client_id=client_id, branch=query.branch, **place), "AND tasks.branch <> ''"))
+    counted, places, listed = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0
+    for known, condition in lines:
+        counted += known.select(connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2")
+        columns = "COUNT(*) OVER (), tasks.severity, tasks.last_seen_at, tasks.seq"
+        order = "ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC LIMIT ?"
+        rows = known.select(connection, columns, f"{condition} AND {IN_BRIEF} {order}", query.limit)
+        listed += rows[0][0] if rows else 0
+        places += [row[1:] for row in rows]
+    seqs = [seq for *_, seq in heapq.nlargest(query.limit, places)]
+    return Brief(
+        project_type=query.project_type,
+        target_url=query.target_url,
+        branch=query.branch,
+        summary=heart.summary_of(counted),
+        extension_schema=project_type.extension_schema,
+        tasks=select_known_findings(connection, client_id, seqs),
+        omitted=listed - len(seqs),
+    )
+
+
+EXPORTS: dict[str, heart.Export] = {}  # by media type; adapters add theirs by `add`
+
+
+def read_brief(call: heart.Call, connection: heart.Connection) -> tuple[Brief, heart.ProjectType]:
+    """Return what a request asks for, and what the project type is. :raises UnknownProjectType: where it is none."""
+    with heart.in_list_time(connection):
+        heart.require_registered(connection, call.client_id, call.query.project_type, parameter="projectType")
+        project_type = heart.select_project_type(connection, call.client_id, call.query.project_type)
+        return select_brief(connection, call.client_id, project_type, call.query), project_type
+
+
+@heart.operation(
+    "GET",
+    "/api/v1/brief",
+    "read",
+    {200: Brief},
+    query=BriefQuery,
+    exports=EXPORTS,
+    refusals=(heart.UnknownProjectType,),
+)
+def get_brief(call: heart.Call) -> heart.Deferred:
+    """Get what an agent should know before it scans: what is known already, and what extensions must be like."""
+    return call.read_slowly(lambda connection: heart.answer(200, read_brief(call, connection)[0]))
+
+
+def add(media_type: str, write: Callable[[Brief, heart.ProjectType], bytes]) -> None:
+    """Have briefs go out in a form, too, in which `write` writes one, with what its project type is."""
+
+    def export(call: heart.Call) -> heart.Deferred:
+        def read(connection: heart.Connection) -> heart.Answer:
+            return heart.whole_answer(200, write(*read_brief(call, connection)), f"{media_type}; charset=utf-8")
+
+        return call.read_slowly(read)
+
+    EXPORTS[media_type] = heart.Export(answer=export)
+
+
+def register() -> None:
+    """Have briefs answered."""
+    heart.REGISTRY.add_operations(get_brief)

@@ -1,0 +1,254 @@
+"""Lists of tasks in other forms than JSON, one of them here: CSV (RFC 4180, https://www.rfc-editor.org/rfc/rfc4180).
+
+Such a list is read at one moment, a lot at a time, into a file without a name, and goes out from there: it costs no
+memory, however long it is and however slowly its client takes it. Adapters add the forms of other programs by `add`.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import tempfile
+import threading
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import regex
+from msgspec import Meta, Struct
+
+import findings_service as heart
+from findings_features import gate
+
+CSV = "text/csv"
+
+
+TASK_COLUMNS = (
+    *("id", "external_id", "title", "severity", "status", "reason", "assignee", "project_type", "target_url", "branch"),
+    *("run_id", "last_run_id", "created_at", "updated_at", "last_seen_at", "times_seen"),
+)
+# What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
+# the way there: white space, quotes, and signs that show nothing.
+FORMULA = regex.compile(r"[\s\p{QMark}\p{C}\p{DI}\u2800]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
+
+
+class ExportQuery(heart.TaskFilters):
+    """Which part of a list of tasks that goes out in another form than JSON."""
+
+    limit: Annotated[int, Meta(ge=1, le=100_000, description="Tasks in a document.")] = 10_000
+
+
+class ListedTask(Struct, frozen=True, gc=False):
+    """A task of a list that goes out in another form than JSON.
+
+    `comment` is what was said when a dismissed one was dismissed. `known` tells, in a list of what one run reported,
+    whether its baseline had reported it too; None where there is no such run, or baseline.
+    """
+
+    task: heart.TaskHead
+    comment: str | None = None
+    known: bool | None = None
+
+
+class ListFormat(Struct, frozen=True, kw_only=True):
+    """A form in which a list of tasks goes out besides JSON: its media type, and what writes it piece by piece.
+
+    With `whole`, each `task` is a `Task`.
+    """
+
+    media_type: str
+    write: Callable[[Iterator[ListedTask]], Iterator[bytes]]
+    whole: bool = False
+
+
+def select_dismissals(connection: heart.Connection, client_id: str, task_ids: Sequence[str]) -> dict[str, str]:
+    """Return what was said of tasks, which are dismissed, by their ids: last, with that or since."""
+    rows = connection.execute(
+        f"""SELECT tasks.id, history.from_status <> history.to_status, history.comment
+            FROM tasks CROSS JOIN history WHERE {heart.BY_ID}
+                AND history.client_id = tasks.client_id AND history.task_seq = tasks.seq
+                AND (history.from_status <> history.to_status OR history.comment IS NOT NULL)
+            ORDER BY history.seq""",
+        (client_id, json.dumps(task_ids)),
+    )
+    comments: dict[str, str] = {}
+    for task_id, moved, comment in rows:
+        if moved:
+            comments.pop(task_id, None)
+        if comment:
+            comments[task_id] = comment
+    return comments
+
+
+def select_known(
+    connection: heart.Connection, client_id: str, baseline: heart.RunKey, task_ids: Sequence[str]
+) -> set[str]:
+    """Return the ids of those of some tasks that a baseline reported."""
+    rows = connection.execute(
+        f"""SELECT tasks.id FROM tasks CROSS JOIN sightings WHERE {heart.BY_ID}
+                AND sightings.client_id = tasks.client_id AND sightings.run_seq = ?
+                AND sightings.task_seq = tasks.seq""",
+        (client_id, json.dumps(task_ids), baseline.seq),
+    )
+    return {task_id for (task_id,) in rows}
+
+
+def select_listed(
+    connection: heart.Connection, client_id: str, wanted: heart.TaskFilter, tasks: Sequence[heart.TaskHead]
+) -> list[ListedTask]:
+    """Return tasks of a list with what another form than JSON tells besides."""
+    comments = select_dismissals(connection, client_id, [task.id for task in tasks if task.status == "dismissed"])
+    run = wanted.runs[0] if wanted.runs and len(wanted.runs) == 1 else None
+    baseline = gate.find_latest_on_main_line(connection, client_id, run) if run else None
+    known = select_known(connection, client_id, baseline, [task.id for task in tasks]) if baseline else set()
+    return [ListedTask(task, comments.get(task.id), task.id in known if baseline else None) for task in tasks]
+
+
+MOST_DOCUMENTS = 4  # of a process, from when they are begun until they are sent
+DOCUMENTS = threading.BoundedSemaphore(MOST_DOCUMENTS)
+DOCUMENT_SIZE = 2 * 1024 * 1024 * heart.KIB  # bytes
+
+
+class Document:
+    """A long answer, in a file without a name, which costs no memory however slowly its client takes it."""
+
+    _is_open = False
+
+    def __init__(self, folder: Path) -> None:
+        """Begin one. :raises Busy: when there are as many as there may be."""
+        if not DOCUMENTS.acquire(blocking=False):
+            raise heart.Busy(f"{MOST_DOCUMENTS} long lists are on their way")
+        self.size = 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` closes it
+        except OSError as error:
+            DOCUMENTS.release()
+            raise heart.StorageFull(str(error.strerror)) from None
+        self._is_open = True
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece. :raises InvalidParameter: when it is too long. :raises StorageFull: when the disk is full."""
+        self.size += len(piece)
+        if self.size > DOCUMENT_SIZE:
+            raise heart.InvalidParameter("limit", f"comes to more than {DOCUMENT_SIZE:,} bytes; give a lower one")
+        try:
+            self._file.write(piece)
+            self._file.flush()
+        except OSError as error:
+            raise heart.StorageFull(str(error.strerror)) from None
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(0)
+        return iter(partial(self._file.read, heart.DOCUMENT_PIECE), b"")
+
+    def close(self) -> None:
+        """Drop the file."""
+        if self._is_open:
+            self._is_open = False
+            DOCUMENTS.release()
+            with suppress(OSError):  # of what a full disk did not take
+                self._file.close()
+
+    __del__ = close  # where a client was gone before there was anything to send
+
+
+EXPORT_LOT = 500  # tasks that are read at once of a list that becomes a document
+LOT_SIZE = 4 * 1024 * heart.KIB  # bytes of their JSON
+
+
+def take_lot(tasks: Iterator[heart.TaskHead], most: int) -> tuple[list[heart.TaskHead], bool]:
+    """Return the tasks of a lot, fewer where they are large, and whether the list goes on behind them."""
+    taken: list[heart.TaskHead] = []
+    size = 0
+    for task in tasks:
+        size += len(msgspec.json.encode(task))
+        if len(taken) == most or (taken and size > LOT_SIZE):
+            return taken, True
+        taken.append(task)
+    return taken, False
+
+
+def walk_tasks(
+    call: heart.Call, connection: heart.Connection, headers: dict[str, str], *, whole: bool
+) -> Iterator[ListedTask]:
+    """Give the tasks of a list, up to its limit, a lot at a time; then, with any behind them, `headers` link to those.
+
+    All is read at one moment. A lot may take as long as a list does.
+    """
+    query: ExportQuery = call.query
+    left, view = query.limit, "full" if whole else "default"
+    lot = heart.TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
+    while True:
+        with heart.in_list_time(connection):
+            position = heart.page_position(call, connection, "tasks", lot.after)
+            wanted = heart.read_task_filter(connection, call.client_id, query)
+            tasks, _ = heart.select_tasks(connection, call.client_id, wanted, lot, position)
+            taken, more = take_lot(tasks, min(EXPORT_LOT, left))
+            listed = select_listed(connection, call.client_id, wanted, taken)
+        yield from listed
+        left -= len(listed)
+        if not more:
+            return
+        after = heart.place_of(query, taken[-1])
+        lot = msgspec.structs.replace(lot, after=after)
+        if not left:
+            headers["Link"] = f'<{heart.next_link(call, after)}>; rel="next"'
+            return
+
+
+def export_tasks(call: heart.Call, form: ListFormat, document: Document) -> heart.Answer:
+    """Answer a list of tasks in another form: all of it, or an error."""
+    headers = {"Content-Type": form.media_type}
+    try:
+        with call.database.apart(long=True) as connection:
+            for piece in form.write(walk_tasks(call, connection, headers, whole=form.whole)):
+                document.write(piece)
+    except BaseException:
+        document.close()
+        raise
+    headers["Content-Length"] = str(document.size)
+    if document.size > heart.DOCUMENT_PIECE:
+        return heart.Answer(200, headers, document=document)
+    with closing(document):  # a pipe that holds all of it might be closed before the server opens it
+        return heart.Answer(200, headers, b"".join(document))
+
+
+def add(form: ListFormat) -> None:
+    """Have lists go out in a form, too."""
+
+    def export(call: heart.Call) -> heart.Deferred:
+        return heart.Deferred("export", partial(export_tasks, call, form, Document(call.database.folder)))
+
+    heart.REGISTRY.list_exports[form.media_type] = heart.Export(answer=export, query=ExportQuery)
+
+
+class Lines:
+    """A file that gives back what is written, as the writer of CSV does then."""
+
+    def write(self, text: str) -> bytes:
+        """Return a line."""
+        return text.encode()
+
+
+def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
+    """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
+    writer = csv.writer(Lines(), lineterminator="\r\n")
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
+    header: Sequence[Any] = [names[name] for name in TASK_COLUMNS]
+    rows = ([cell(getattr(item.task, name)) for name in TASK_COLUMNS] for item in listed)
+    yield from map(writer.writerow, itertools.chain([header], rows))
+
+
+def cell(value: str | int | None) -> str | int | None:
+    """Return a value as a cell that no spreadsheet runs."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def register() -> None:
+    """Have lists go out as CSV, too."""
+    add(ListFormat(media_type=CSV, write=write_csv))

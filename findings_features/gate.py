@@ -1,0 +1,222 @@
+"""Whether a run may pass: `GET /api/v1/runs/{run_id}/gate`, which judges what it reported that is new and severe.
+
+A run is compared with a baseline, the main line's last completed run before it unless another is named. Nothing is
+stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+import findings_service as heart
+
+FailOn = Literal["critical", "high", "medium", "low", "info", "none"]
+
+
+class Ignored(heart.Model):
+    """How many of the tasks that a run reported do not stop it, each counted at the first of these that fits."""
+
+    dismissed: int = 0
+    resolved: int = 0
+    below_bar: int = 0
+    known: int = 0
+
+
+class Gate(heart.Model):
+    """Whether a run may pass, and what stops it: the worst `offenders` of all, most severe first.
+
+    `missing` counts what the baseline reported, is unfinished, has an externalId, and was not reported again.
+    """
+
+    pass_: bool = msgspec.field(name="pass")
+    reason: str
+    run_id: str
+    baseline: str | None
+    fail_on: FailOn
+    only: Literal["new", "all"]
+    reported: int
+    offenders_total: int
+    offenders: list[heart.TaskHead]
+    ignored: Ignored
+    missing: int
+
+
+class GateQuery(heart.Request):
+    """What stops a run, and what it is compared with."""
+
+    fail_on: Annotated[
+        FailOn, Meta(description="The lowest severity that stops the run; with `none` nothing does.")
+    ] = "high"
+    only: Annotated[
+        Literal["new", "all"], Meta(description="`new` for what the baseline did not report, `all` for everything.")
+    ] = "new"
+    baseline: (
+        Annotated[
+            heart.Sought,
+            Meta(
+                description="Another completed run of the same project type and target. Without it, the latest"
+                " completed run of the main line before this one."
+            ),
+        ]
+        | None
+    ) = None
+
+
+OFFENDERS_LISTED = 50
+
+
+def find_latest_on_main_line(connection: heart.Connection, client_id: str, run: heart.RunKey) -> heart.RunKey | None:
+    """Return the main line's last completed run of a run's type and target that was created before it."""
+    before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
+        ORDER BY seq DESC LIMIT 1"""
+    return next(iter(heart.find_runs(connection, client_id, before, *run.surface, run.seq)), None)
+
+
+def select_baseline(
+    connection: heart.Connection, client_id: str, run: heart.RunKey, named: str | None
+) -> heart.RunKey | None:
+    """Return what a run is compared with, None where there is nothing.
+
+    :raises Missing: when the client has no run of the name. :raises InvalidParameter: when it cannot be compared with.
+    """
+    if named is None:
+        return find_latest_on_main_line(connection, client_id, run)
+    baseline = heart.select_run_key(connection, client_id, named)
+    if baseline.seq == run.seq or baseline.surface != run.surface or baseline.status != "completed":
+        raise heart.InvalidParameter("baseline", "must be another completed run of the same project type and target")
+    return baseline
+
+
+ALSO_REPORTED = """EXISTS (SELECT 1 FROM sightings AS others WHERE others.client_id = ?
+    AND others.run_seq = ? AND others.task_seq = sightings.task_seq)"""
+
+
+def count_compared(
+    connection: heart.Connection, client_id: str, run: heart.RunKey, baseline_seq: int
+) -> list[tuple[str, int, bool, int]]:
+    """Count what a run reported: status, severity, whether the baseline reported it too, and how many."""
+    return connection.execute(
+        f"""SELECT tasks.status, tasks.severity, {ALSO_REPORTED} AS known, COUNT(*) FROM {heart.REPORTED_TASKS}
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? GROUP BY 1, 2, 3""",
+        (client_id, baseline_seq, client_id, run.seq),
+    ).fetchall()
+
+
+def count_missing(connection: heart.Connection, client_id: str, run: heart.RunKey, baseline: heart.RunKey) -> int:
+    """Count the unfinished findings with an external id that the baseline reported and a run did not."""
+    (missing,) = connection.execute(
+        f"""SELECT COUNT(*) FROM {heart.REPORTED_TASKS} WHERE sightings.client_id = ? AND sightings.run_seq = ?
+            AND tasks.status IN ('open', 'in_progress') AND tasks.external_id IS NOT NULL AND NOT {ALSO_REPORTED}""",
+        (client_id, baseline.seq, client_id, run.seq),
+    ).fetchone()
+    return int(missing)
+
+
+def standing(branch: str | None) -> frozenset[str]:
+    """Return the statuses of what can stop a run of a branch, or of the main line.
+
+    What the main line has resolved, a branch can have brought back, and cannot reopen.
+    """
+    return frozenset((*heart.UNFINISHED, "resolved") if branch else heart.UNFINISHED)
+
+
+def sort_out(run: heart.RunKey, counted: Iterable[tuple[str, int, bool, int]], fail_on: str) -> tuple[int, Ignored]:
+    """Return how many tasks stop a run, and how many do not, and why.
+
+    :param counted: how many there are of each kind, as `count_compared` has them.
+    """
+    offenders, ignored = 0, Ignored()
+    for status, rank, known, n in counted:
+        if status == "dismissed":
+            ignored.dismissed += n
+        elif status not in standing(run.branch):
+            ignored.resolved += n
+        elif fail_on == "none" or rank < heart.RANKS[fail_on]:
+            ignored.below_bar += n
+        elif known:
+            ignored.known += n
+        else:
+            offenders += n
+    return offenders, ignored
+
+
+def select_offenders(
+    connection: heart.Connection, client_id: str, run: heart.RunKey, baseline_seq: int, fail_on: str
+) -> list[heart.TaskHead]:
+    """Return the worst of the tasks that stop a run, of those that a baseline did not report."""
+    rows = connection.execute(
+        f"""SELECT {heart.HEAD_COLUMNS} FROM {heart.REPORTED_TASKS}
+            WHERE sightings.client_id = ? AND sightings.run_seq = ?
+            AND tasks.status {heart.LISTED} AND tasks.severity >= ? AND NOT {ALSO_REPORTED}
+            ORDER BY tasks.severity DESC, tasks.seq DESC LIMIT ?""",
+        (
+            client_id,
+            run.seq,
+            json.dumps([*standing(run.branch)]),
+            heart.RANKS[fail_on],
+            client_id,
+            baseline_seq,
+            OFFENDERS_LISTED,
+        ),
+    )
+    return list(itertools.starmap(heart.TaskHead, rows))
+
+
+def gate_reason(run: heart.RunKey, baseline: heart.RunKey | None, query: GateQuery, offenders: int) -> str:
+    """Say in one sentence why a run passes or does not."""
+    if run.status != "completed":
+        return f"The run is {run.status}, and only a completed run passes."
+    new = "new " if query.only == "new" else ""
+    no_baseline = "; all count as new, as there is no baseline: the main line's first completed run makes one"
+    all_new = no_baseline if new and baseline is None else ""
+    if query.fail_on == "none":
+        return f"No finding stops a run with failOn=none{all_new}."
+    found = f"{offenders:,} {new}findings" if offenders > 1 else f"{'1' if offenders else 'No'} {new}finding"
+    higher = "" if query.fail_on == "critical" else " or higher"
+    return f"{found} of severity {query.fail_on}{higher}{all_new}."
+
+
+def select_gate(connection: heart.Connection, client_id: str, run: heart.RunKey, query: GateQuery) -> Gate:
+    """Judge what a run reported.
+
+    :raises Missing: when the client has no run of the baseline's name. :raises InvalidParameter: when it is unfit.
+    """
+    baseline = select_baseline(connection, client_id, run, query.baseline)
+    compared = baseline.seq if baseline and query.only == "new" else 0  # no run's seq
+    counted = count_compared(connection, client_id, run, compared)
+    offenders, ignored = sort_out(run, counted, query.fail_on)
+    return Gate(
+        pass_=run.status == "completed" and not offenders,
+        reason=gate_reason(run, baseline, query, offenders),
+        run_id=run.id,
+        baseline=baseline.id if baseline else None,
+        fail_on=query.fail_on,
+        only=query.only,
+        reported=sum(n for *_, n in counted),
+        offenders_total=offenders,
+        offenders=select_offenders(connection, client_id, run, compared, query.fail_on) if offenders else [],
+        ignored=ignored,
+        missing=count_missing(connection, client_id, run, baseline) if baseline else 0,
+    )
+
+
+@heart.operation("GET", "/api/v1/runs/{run_id}/gate", "read", {200: Gate}, query=GateQuery)
+def get_run_gate(call: heart.Call, run_id: str) -> heart.Deferred:
+    """Tell whether a run may pass: what it reported that is new and severe."""
+
+    def judge(connection: heart.Connection) -> heart.Answer:
+        run = heart.select_used_run(call, connection, run_id)
+        return heart.answer(200, select_gate(connection, call.client_id, run, call.query))
+
+    return call.read_slowly(judge)
+
+
+def register() -> None:
+    """Have runs judged."""
+    heart.REGISTRY.add_operations(get_run_gate)

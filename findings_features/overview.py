@@ -1,0 +1,173 @@
+"""Where everything stands, and what happened lately: `GET /api/v1/overview`.
+
+It is made of two queries, over all tasks that the main line or a branch knows and over their history, and stores
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+import findings_service as heart
+
+
+class StandingOfType(heart.Model):
+    """How many tasks of a project type there are."""
+
+    project_type: str
+    total: int
+    open: int
+
+
+class StandingOfTarget(heart.Model):
+    """How many tasks of a target there are."""
+
+    target_url: str | None
+    total: int
+    open: int
+
+
+class Day(heart.Model):
+    """What happened to tasks on a day, in UTC."""
+
+    date: Annotated[str, Meta(extra_json_schema={"format": "date"})]
+    created: int = 0
+    reopened: int = 0
+    resolved: int = 0
+    dismissed: int = 0
+
+
+class StatusesBySeverity(heart.Model):
+    """How many tasks of each severity have each status."""
+
+    critical: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
+    high: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
+    medium: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
+    low: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
+    info: heart.StatusCounts = msgspec.field(default_factory=heart.StatusCounts)
+
+
+class Overview(heart.Model):
+    """Where all tasks stand, and what happened to them lately. The types and targets with the most open ones first."""
+
+    total: int
+    by_severity: StatusesBySeverity
+    by_project_type: list[StandingOfType]
+    by_target: list[StandingOfTarget]
+    days: list[Day]
+
+
+class OverviewQuery(heart.Request):
+    """Which tasks an overview is of, and of how many days."""
+
+    project_type: Annotated[heart.Sought, Meta(description="Tasks of this project type.")] | None = None
+    target_url: Annotated[heart.Sought, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    branch: (
+        Annotated[
+            heart.Sought, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")
+        ]
+        | None
+    ) = None
+    days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
+
+
+DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
+EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
+    WHEN from_status = to_status THEN NULL
+    WHEN to_status IN ('resolved', 'dismissed') THEN to_status
+    WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
+HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """The tasks that the main line knows, or a branch, of all project types and targets or of one."""
+
+    client_id: str
+    project_type: str | None
+    target_url: str | None
+    branch: str | None = None
+
+    def select(
+        self, connection: heart.Connection, columns: str, rest: str, *values: str | int, joined: str = ""
+    ) -> list[tuple[Any, ...]]:
+        """Return some columns of them; `rest` is what follows the conditions, with a mark for each value."""
+        if self.branch is None:
+            place, tables, line = "tasks", "tasks", "tasks.branch = ?"
+        else:
+            place, line = "branches", "branches.name = ?"
+            tables = """branches JOIN branch_sightings
+                    ON branch_sightings.client_id = branches.client_id AND branch_sightings.branch_seq = branches.seq
+                JOIN tasks ON tasks.client_id = branches.client_id AND tasks.seq = branch_sightings.task_seq"""
+        given = [self.client_id, self.branch or heart.MAIN_LINE]
+        conditions = f"{place}.client_id = ? AND {line}"
+        for column, value in (("project_type", self.project_type), ("target_url", self.target_url)):
+            if value is not None:
+                conditions += f" AND {place}.{column} = ?"
+                given.append(value)
+        statement = f"SELECT {columns} FROM {tables} {joined} WHERE {conditions} {rest}"
+        return connection.execute(statement, (*given, *values)).fetchall()
+
+
+def select_overview(connection: heart.Connection, client_id: str, query: OverviewQuery) -> Overview:
+    """Return where all tasks of the main line, or of a branch, stand."""
+    known = Known(
+        client_id=client_id, project_type=query.project_type, target_url=query.target_url, branch=query.branch
+    )
+    columns = "tasks.severity, tasks.project_type, tasks.target_url, tasks.status, COUNT(*)"
+    counted = known.select(connection, columns, "GROUP BY 1, 2, 3, 4")
+    severities = {name: Counter[str]() for name in heart.SEVERITIES}
+    for rank, _, _, status, n in counted:
+        severities[heart.SEVERITIES[-rank]][status] += n
+    return Overview(
+        total=sum(n for *_, n in counted),
+        by_severity=StatusesBySeverity(**{name: heart.StatusCounts(**counts) for name, counts in severities.items()}),
+        by_project_type=[StandingOfType(*each) for each in standings((row[1], *row[3:]) for row in counted)],
+        by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
+        days=select_days(connection, known, query.days),
+    )
+
+
+def select_days(connection: heart.Connection, known: Known, days: int) -> list[Day]:
+    """Return what happened on each of the last days to tasks as they are known now, oldest first."""
+    today = datetime.fromisoformat(heart.timestamp()).date()
+    dates = [str(today - timedelta(days=ago)) for ago in reversed(range(days))]
+    columns = f"substr(history.at, 1, 10), {EVENT_OF_ENTRY}, COUNT(*)"
+    rest = "AND history.at >= ? AND history.to_status IS NOT NULL GROUP BY 1, 2"
+    events = {(date, event): n for date, event, n in known.select(connection, columns, rest, dates[0], joined=HISTORY)}
+    return [Day(date, *(events.get((date, event), 0) for event in DAY_EVENTS)) for date in dates]
+
+
+def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:
+    """Return how many there are of each name, and how many of those are open: the most open ones first.
+
+    :param counted: of a project type or target: its name, a status, and how many have that.
+    """
+    totals, still_open = Counter[str](), Counter[str]()
+    for name, status, n in counted:
+        totals[name] += n
+        still_open[name] += n if status == "open" else 0
+    rows = [(name, total, still_open[name]) for name, total in totals.items()]
+    return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
+
+
+@heart.operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
+def get_overview(call: heart.Call) -> heart.Deferred:
+    """Get where all tasks stand, and what happened to them lately."""
+
+    def read(connection: heart.Connection) -> heart.Answer:
+        return heart.answer_unless_known(
+            call, connection, lambda _: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
+        )
+
+    return call.read_slowly(read)
+
+
+def register() -> None:
+    """Have overviews answered."""
+    heart.REGISTRY.add_operations(get_overview)
