@@ -4347,7 +4347,7 @@ def test_a_brief_goes_out_in_the_form_that_is_wanted_most(
     client: Client, there: bool, accept: str, other: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(brief.EXPORTS, "text/markdown")
-    monkeypatch.setattr(openapi, "document_of", openapi.document_of.__wrapped__)
+    monkeypatch.setattr(openapi, "document_of", inspect.unwrap(openapi.document_of))
     if there:
         brief.add("text/markdown", lambda _, about: about.label.encode())
     client.register("web")
@@ -5261,7 +5261,7 @@ def test_what_needs_a_room_that_is_absent_says_so(alone: tuple[str, ...], rooms:
 def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
     """Have lists go out in a form until the patch is undone."""
     patch.setitem(findings_service.REGISTRY.list_exports, form.media_type, None)
-    patch.setattr(openapi, "document_of", openapi.document_of.__wrapped__)  # what is kept is to be of all tests
+    patch.setattr(openapi, "document_of", inspect.unwrap(openapi.document_of))  # what is kept is to be of all tests
     exports.add(form)
 
 

@@ -53,6 +53,7 @@ def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
         import findings_adapters.mcp.server as server
     except ModuleNotFoundError as missing:
         refuse_without(missing)
+    heart.load_parts()
     with heart.readable_errors(db):
         try:
             if address is not None:
