@@ -5481,14 +5481,12 @@ def test_a_list_for_which_the_disk_has_no_room_is_an_error(
 ) -> None:
     client.add(run)
 
-    class FullFile(io.BytesIO):
-        def full(self, *_: Any) -> NoReturn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        flush = close = full
-
+    file = SimpleNamespace(write=len, flush=full, close=full)
     with monkeypatch.context() as patched:
-        patched.setattr(tempfile, "TemporaryFile", lambda **_: FullFile())
+        patched.setattr(tempfile, "TemporaryFile", lambda **_: file)
         for _ in range(exports.MOST_DOCUMENTS + 1):
             assert_storage_problem(exported(client, accept=lines), "storage_full")
     assert exported(client, accept=lines).status_code == 200
