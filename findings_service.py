@@ -1212,9 +1212,10 @@ def load_part(file: str) -> str:
     try:
         part = importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(("findings_features.", "findings_adapters.")):
+        folder, dot, _ = (error.name or "").partition(".")
+        if folder not in ("findings_features", "findings_adapters"):
             raise
-        return f"{str(error.name).replace('.', '/')}.py"
+        return f"{str(error.name).replace('.', '/')}.py" if dot else folder
     part.register()
     return ""
 

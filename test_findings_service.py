@@ -4347,7 +4347,6 @@ def test_a_brief_goes_out_in_the_form_that_is_wanted_most(
     client: Client, there: bool, accept: str, other: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(brief.EXPORTS, "text/markdown")
-    monkeypatch.setattr(openapi, "document_of", inspect.unwrap(openapi.document_of))
     if there:
         brief.add("text/markdown", lambda _, about: about.label.encode())
     client.register("web")
@@ -5231,6 +5230,8 @@ def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple
             assert ask("GET", path).status_code == 200
         refused = assert_problem(ask("GET", f"{API}/openapi.json"), 404, "not_found")
         assert "findings_features/openapi.py, which answers this, is not there." in refused["detail"]
+        refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
+        assert "needs findings_features/search.py, which is not there" in refused["detail"]
         sarif = {"Content-Type": "application/sarif+json"}
         refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
         assert "SARIF needs findings_adapters/sarif, which is not there." in refused["detail"]
@@ -5261,7 +5262,6 @@ def test_what_needs_a_room_that_is_absent_says_so(alone: tuple[str, ...], rooms:
 def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
     """Have lists go out in a form until the patch is undone."""
     patch.setitem(findings_service.REGISTRY.list_exports, form.media_type, None)
-    patch.setattr(openapi, "document_of", inspect.unwrap(openapi.document_of))  # what is kept is to be of all tests
     exports.add(form)
 
 
@@ -5569,17 +5569,22 @@ def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_som
 
 
 def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, tmp_path: Path) -> None:
-    lister.request("GET", f"{API}/tasks", Accept="text/lines")
-    before, names = memory_of(lister), {path.name for path in tmp_path.iterdir()}
-    for _ in range(60):
-        with asked_for(lister):
-            time.sleep(0.01)
+    names = {path.name for path in tmp_path.iterdir()}
+
+    def ask_and_go(times: int) -> None:
+        for _ in range(times):
+            with asked_for(lister):
+                time.sleep(0.01)
+
+    ask_and_go(10)  # so that what several at once need is there before
+    before = memory_of(lister)
+    ask_and_go(60)
     deadline = time.monotonic() + 20
     while lister.request("GET", f"{API}/tasks", Accept="text/lines").status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert memory_of(lister) < before + 40
+    assert memory_of(lister) < before + 20
     files = Path(f"/proc/{lister.process.pid}/fd")
     assert len(list(files.iterdir())) < 60
 
@@ -8419,8 +8424,9 @@ def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -
                 connection.sendall(server.head_of(path, len(body)) + body)
                 time.sleep(0.03)
     assert server.request("POST", path, task()).status_code == 201
-    # Whether a write is stored whose client went before the answer is not promised.
-    assert server.request("GET", f"{API}/tasks").json["total"] in range(1, 7)
+    deadline = time.monotonic() + 10
+    while (total := server.request("GET", f"{API}/tasks").json["total"]) != 6:  # PostgreSQL stores several at once
+        assert time.monotonic() < deadline, total
     assert "Traceback" not in server.heard()
 
 
@@ -8594,11 +8600,11 @@ def hostile_key(besieged: Server) -> str:
 
 
 def slowness() -> float:
-    """Return how many times as long as usual something takes now, at least 1: the machine may have more to do."""
-    began, total = time.monotonic(), 0
+    """Return how many times as long as usual the processor takes now, at least 1, whatever else it has to do."""
+    began, total = time.thread_time(), 0
     for number in range(1_000_000):
         total += number
-    return max(1.0, (time.monotonic() - began) / USUAL)
+    return max(1.0, (time.thread_time() - began) / USUAL)
 
 
 @contextmanager

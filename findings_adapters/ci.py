@@ -585,7 +585,7 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
     """
     sample = service.request("GET", f"tasks?{query_of(**filters, limit=1)}", accept=kind)  # a limit of all forms
     if not sample.headers.get("content-type", "").startswith(kind):
-        raise BadInput(f"the service does not write {kind}: sarif.py of findings_adapters is not there")
+        raise BadInput(f"the service does not write {kind}: the part of it that does is not there")
     left = sys.maxsize if limit is None else limit
     link = f"tasks?{query_of(**filters, limit=min(left, EXPORTED))}"
     while True:
@@ -673,7 +673,7 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     heart.load_parts()
     form = heart.REGISTRY.submission_formats.get(SARIF)
     if form is None or form.with_source is None:
-        raise BadInput("SARIF cannot be read: sarif.py of findings_adapters is not there")
+        raise BadInput("SARIF cannot be read: findings_adapters/sarif is not there")
     settings = heart.Settings.read()
     documents, absolute = [], list[str]()
     for name in names:

@@ -7,9 +7,9 @@ requests: those of the module, and of each part that is there. Nothing is read f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import regex
 
@@ -182,7 +182,6 @@ def place_of(each: heart.Operation) -> tuple[int, str]:
     return ORDER.index(step) if step in ORDER else len(ORDER), each.path
 
 
-@lru_cache(maxsize=8)
 def document_of(*operations: heart.Operation) -> dict[str, Any]:
     """Return the description of a service, by its operations."""
     bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
@@ -209,11 +208,18 @@ def document_of(*operations: heart.Operation) -> dict[str, Any]:
     }
 
 
+# Making one takes eight milliseconds, and anybody may ask for it.
+DOCUMENTS: WeakKeyDictionary[heart.Service, dict[str, Any]] = WeakKeyDictionary()
+
+
 @heart.operation("GET", "/api/v1/openapi.json", None, {200: dict})
 def get_openapi(call: heart.Call) -> heart.Answer:
     """Get this description."""
-    server = {"url": call.service.settings.base_url or heart.prefix_of(call.environ) or "/"}
-    return heart.answer(200, document_of(*call.service.router.operations) | {"servers": [server]})
+    service = call.service
+    if service not in DOCUMENTS:
+        DOCUMENTS[service] = document_of(*service.router.operations)
+    server = {"url": service.settings.base_url or heart.prefix_of(call.environ) or "/"}
+    return heart.answer(200, DOCUMENTS[service] | {"servers": [server]})
 
 
 def register() -> None:

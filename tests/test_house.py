@@ -72,3 +72,14 @@ def test_importing_a_part_changes_nothing() -> None:
 def test_every_part_that_is_asked_for_is_there() -> None:
     asked = {*heart.API_PARTS, *heart.COMMAND_PARTS.values(), *heart.ENGINE_PARTS.values()}
     assert [file for file in asked if heart.load_part(file)] == []
+
+
+def test_a_part_that_needs_a_folder_which_is_absent_keeps_nothing_from_starting(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['findings_features'] = None; import findings_service as heart\n"
+        "heart.create_app(db=sys.argv[1])\n"
+        "print(heart.load_part('findings_adapters/sarif/__init__.py'))"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
+    told = subprocess.run(line, cwd=HERE, env=environment(), check=True, timeout=60, capture_output=True, text=True)
+    assert told.stdout == "findings_features\n"

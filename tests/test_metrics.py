@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -331,6 +333,15 @@ def test_applications_with_and_without_it_live_in_one_process(on: flask.Flask, o
     assert [*described["responses"]["200"]["content"]] == ["text/plain"]
     assert "level `read`" in described["description"]
     assert "/metrics" not in off.test_client().get(f"{API}/openapi.json").json["paths"]
+
+
+def test_an_application_that_is_gone_is_not_kept_for_its_description(tmp_path: Path) -> None:
+    app = create_app(Settings(db=db_at(tmp_path / "x.db", ready=True), metrics=True))
+    assert app.test_client().get(f"{API}/openapi.json").status_code == 200
+    database = weakref.ref(app.extensions["findings"].database)
+    del app
+    gc.collect()
+    assert database() is None
 
 
 @pytest.mark.parametrize("given", ["2", "yes", "-1"])

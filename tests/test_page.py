@@ -1300,7 +1300,7 @@ def test_two_hundred_thousand_findings_are_there_within_a_second(person: Person,
         (f"#/runs/{run}", "10,000 findings"),
     ):
         took = list[float]()
-        while not took or (min(took) >= 1 and len(took) < 6):  # the machine may have had other things to do
+        while not took or (min(took) >= 1 and len(took) < 3):  # the machine may have had other things to do
             person.open("#/project-types")
             person.sees(findings.type, "main")
             began = time.monotonic()
