@@ -2123,9 +2123,9 @@ def new_file(path: str) -> Iterator[str]:
     """
     folder = Path(path).absolute().parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(".partial", f"{Path(path).name}.", folder)
-    try:
-        os.close(number)
+    name = str(folder / f"{Path(path).name}.{secrets.token_urlsafe(6)}.partial")
+    try:  # known before it is there, so that no signal comes between
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         yield name
     finally:
         for suffix in ("", *BESIDE):
