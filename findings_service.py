@@ -28,9 +28,7 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs under whatever `python3` is
     raise (SystemExit if __name__ == "__main__" else ImportError)("findings_service needs Python 3.11 or newer")
 
-import asyncio
 import errno
-import gc
 import hashlib
 import hmac
 import importlib
@@ -42,7 +40,6 @@ import logging
 import math
 import operator
 import os
-import queue
 import random
 import secrets
 import select
@@ -50,25 +47,19 @@ import shutil
 import signal
 import socket
 import sqlite3
-import stat
 import tempfile
 import threading
 import time
-import traceback
 import types
 import typing
 import unicodedata
-import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractContextManager,
-    AsyncExitStack,
     closing,
     contextmanager,
-    nullcontext,
     redirect_stderr,
     suppress,
 )
@@ -76,7 +67,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 from uuid import UUID
 
@@ -93,6 +84,7 @@ try:
     from werkzeug.datastructures import ETags, MIMEAccept
     from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
     from werkzeug.http import parse_accept_header, parse_etags
+    from werkzeug.serving import ThreadedWSGIServer
     from werkzeug.wsgi import get_content_length
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
@@ -1161,8 +1153,14 @@ def schemas_of(models: Iterable[Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
 API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_adapters/markdown.py": (),
     "findings_adapters/page.py": ("GET /",),
+    "findings_adapters/quick_check.py": (),
     "findings_adapters/sarif/__init__.py": (),
     "findings_features/brief.py": ("GET /api/v1/brief",),
+    "findings_features/deletion.py": (
+        "DELETE /api/v1/runs/{run_id}",
+        "DELETE /api/v1/tasks/{task_id}",
+        "DELETE /api/v1/project-types/{name}",
+    ),
     "findings_features/exports.py": (),
     "findings_features/gate.py": ("GET /api/v1/runs/{run_id}/gate",),
     "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
@@ -1174,6 +1172,9 @@ COMMAND_PARTS = {
     **dict.fromkeys(("scan", "export", "gate"), "findings_adapters/ci.py"),
     "mcp": "findings_adapters/mcp/__init__.py",
     "copy": "findings_adapters/postgres/__init__.py",
+    "check": "findings_features/audit.py",
+    **dict.fromkeys(("backup", "compact"), "findings_features/backup.py"),
+    "prune": "findings_features/deletion.py",
 }
 ENGINE_PARTS = dict.fromkeys(("postgresql", "postgres"), "findings_adapters/postgres/__init__.py")  # by a URL's scheme
 
@@ -1191,6 +1192,8 @@ class Registry(Struct):
     engines: dict[str, Callable[[Settings], Database]] = {}
     page_files: dict[str, Callable[[dict[str, Any]], Answer]] = {}
     search: Callable[[str], Search] | None = None
+    quick_judge: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
+    serve: Callable[[Settings, str, int, int], None] | None = None
     start_metrics: Callable[[Service], object] | None = None
 
     def add_operations(self, *operations: Operation) -> None:
@@ -2099,91 +2102,6 @@ class SQLiteDatabase(Database):
             self._folded = None
 
 
-def copy_database(source: SQLiteConnection, path: str, progress: Callable[[int, int, int], object]) -> list[str]:
-    """Copy a database that is in use into an empty file as it is at one moment, and return what is wrong with the copy.
-
-    The read transaction keeps that moment, and ends with its connection; without it the copy would start again at
-    every write of another process (https://www.sqlite.org/backup.html).
-    """
-    with closing(sqlite3.connect(path, isolation_level=None, factory=SQLiteConnection)) as copy:
-        source.execute("BEGIN")
-        source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        source.backup(copy, pages=1000, progress=progress)
-        return list(copy.faults())
-
-
-BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file, and would take for that of the next one there
-
-
-@contextmanager
-def new_file(path: str) -> Iterator[str]:
-    """Give the name of an empty file beside a path, its owner's alone, of which nothing is left but by `put_in_place`.
-
-    Nobody else has that name, so that nothing of anybody's is written over or removed.
-    """
-    folder = Path(path).absolute().parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = str(folder / f"{Path(path).name}.{secrets.token_urlsafe(6)}.partial")
-    try:  # known before it is there, so that no signal comes between
-        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        yield name
-    finally:
-        for suffix in ("", *BESIDE):
-            Path(f"{name}{suffix}").unlink(missing_ok=True)
-
-
-def put_in_place(new: str, path: str) -> None:
-    """Let a new file take a path, where nothing is lost by that, and have it on the disk."""
-    require_replaceable(path)
-    flush(new)
-    Path(new).replace(path)
-    flush(str(Path(path).absolute().parent))
-
-
-def flush(path: str) -> None:
-    """Have a file, or the entries of a folder, on the disk. On macOS an fsync leaves it in the disk's memory."""
-    if fcntl is None and Path(path).is_dir():  # Windows opens no folder
-        return
-    file = os.open(path, os.O_RDWR if fcntl is None else os.O_RDONLY)
-    try:
-        if hasattr(fcntl, "F_FULLFSYNC"):
-            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
-        else:
-            os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def require_replaceable(path: str) -> None:
-    """Refuse to replace anything but an empty file, or a database of this service that nobody has open.
-
-    :raises DatabaseUnusable: then.
-    """
-    for log_path in (f"{path}-wal", f"{path}-journal"):
-        if os.path.lexists(log_path):
-            raise DatabaseUnusable(
-                f"{log_path} lies there: {path} is open in another process, or was when that died; stop what uses it,"
-                f" fold that in with: findings-service check --db {path}, or remove it"
-            )
-    if not os.path.lexists(path):
-        return
-    ours = False
-    with suppress(sqlite3.Error):
-        if stat.S_ISREG(os.lstat(path).st_mode):
-            with closing(sqlite3.connect(path)) as old:
-                (mark,) = old.execute("PRAGMA application_id").fetchone()
-            ours = mark == APPLICATION_ID or not is_filled(path)
-    if not ours:
-        raise DatabaseUnusable(f"{path} is no database of this service, and was left as it is; name another file")
-
-
-def copy_beside(connection: SQLiteConnection, path: str) -> None:
-    """Have SQLite make its copies beside a database, and not where temporary files are, which may be small."""
-    with suppress(sqlite3.Error):
-        quoted = str(Path(path).resolve().parent).replace("'", "''")
-        connection.execute(f"PRAGMA temp_store_directory = '{quoted}'")
-
-
 def database_for(settings: Settings) -> Database:
     """Return the database that settings name, of the engine that their URL names. Nothing is opened yet.
 
@@ -2227,27 +2145,6 @@ FRAMES_KEPT = 300  # of the interpreter's thousand; what C calls in between coun
 NEWEST_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-
-# What a schema may hold for jsonschema-rs to accept extensions before jsonschema sees them: no references, nothing
-# that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little:
-# it takes a microsecond to tell two numbers apart, so that none stands in an enum or const.
-TAME_KEYWORD = regex.compile(
-    r"\$(?:comment|id|schema)|title|description|default|deprecated|examples|type|enum|pattern|required|properties"
-    r"|(?:max|min)(?:imum|Items|Length|Properties)|exclusiveM(?:ax|in)imum|additionalProperties|a(?:ll|ny)Of"
-    r"|items|prefixItems"
-)
-TAME_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
-TAME_WEIGHT = 8 * KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
-PART_WEIGHT = 8  # characters that cost what a part does: a dot is ten states for Rust
-# The weight of a schema times the characters of extensions that jsonschema-rs may judge in one call, which nothing can
-# interrupt. The worst found: 10 ns each for `maximum` over floats, 6 ns for `(.?){1000}` over characters of four bytes.
-QUICK_WORK = 400_000
-# Patterns that Rust reads as Python does, or more narrowly; a++ it reads as (a+)+.
-TAME_PATTERN = regex.compile(
-    r"(?!.*[*+?}]\+)(?:[\w /:,@#%&=~;'\"<>!-]|\\[-.+*?()\[\]{}^$|\\/]|\\d|[.|^$?*+)]|\((?:\?:|(?!\?))|\{\d+(?:,\d*)?\}"
-    r"|\[\^?(?:[\w /:,@#%&=~;'\"<>!+*?().-]|\\[-.\\\[\]^/])+\])*",
-    regex.ASCII,
-)
 
 
 class OutOfTime(Exception):
@@ -2680,44 +2577,11 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
         raise ValidationFailed(problems)
 
 
-def tame_weight(schema: Any) -> float:
-    """Return what the patterns of a schema weigh for Rust, or infinity where two validators might disagree on it."""
-    if isinstance(schema, list):
-        return sum(map(tame_weight, schema))
-    if isinstance(schema, bool):
-        return 0
-    pattern = schema.get("pattern", "")
-    values = all(isinstance(value, str | bool | None) for value in schema.get("enum", ()))
-    if not values or not all(map(TAME_KEYWORD.fullmatch, schema)) or not TAME_PATTERN.fullmatch(pattern):
-        return math.inf
-    below = [*schema.get("properties", {}).values(), *(schema[each] for each in TAME_HOLDERS if each in schema)]
-    return PART_WEIGHT * pattern_cost(pattern, "most") + sum(map(tame_weight, below))
-
-
-def quick_judge(schema: Any, length: int) -> Callable[[Any, int], bool]:
-    """Return what accepts most good extensions of so many characters at once: jsonschema-rs, if it is here.
-
-    It only ever accepts: jsonschema stays the judge of what is refused, and finds the words for it. It is given nothing
-    that could take its stack, memory or time: neither a schema that is large or not tame, nor large extensions.
-    """
-    weight = length + tame_weight(schema)
-    if weight <= TAME_WEIGHT and "const" in draft_of(schema).VALIDATORS:  # which drafts 3 and 4 do not have
-        try:
-            import jsonschema_rs
-
-            judge = jsonschema_rs.validator_for(schema, validate_formats=False)
-            return lambda value, size: size * weight <= QUICK_WORK and judge.is_valid(value)
-        except ENDS_THE_PROCESS:
-            raise
-        except BaseException as error:  # mostly a pattern that is good in Python alone; a panic at worst
-            log.debug("no quick judge: %r", error)
-    return lambda *_: False
-
-
 def make_judges(text: str) -> tuple[Any, Callable[[Any, int], bool]]:
-    """Return what judges extensions by a stored schema, and what accepts most good ones more quickly."""
+    """Return what judges extensions by a stored schema, and what accepts most good ones more quickly, if it is here."""
     schema = msgspec.json.decode(text)
-    return validator_of(schema), quick_judge(schema, len(text))
+    quick = REGISTRY.quick_judge(schema, len(text)) if REGISTRY.quick_judge else lambda *_: False
+    return validator_of(schema), quick
 
 
 kept_judges = lru_cache(maxsize=16)(make_judges)
@@ -3658,24 +3522,6 @@ def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
     return " ".join([item.label for item in evidence if item.label])
 
 
-def word_faults(connection: Connection) -> Iterator[str]:
-    """Tell the tasks that are searched by other words than they have. Some at a time, because evidence is large."""
-    decode = decoder(list[Labelled]).decode
-    for client_id in select_clients(connection):
-        last = -1
-        while rows := connection.execute(
-            """SELECT tasks.seq, id, title, external_id, COALESCE(evidence, '[]'), task_words.words
-               FROM tasks LEFT JOIN task_details
-                   ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
-               LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
-               WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
-            (client_id, last, LOOKUP_SIZE),
-        ).fetchall():
-            for last, task_id, title, external_id, evidence, words in rows:  # noqa: B007
-                if words != words_of(title, external_id, labels_of(decode(evidence))):
-                    yield f"task {task_id} is searched by other words than it has"
-
-
 # Tasks: reading
 
 SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
@@ -4443,36 +4289,6 @@ def drop_answers(connection: Connection, client_id: str, condition: str, *values
     )
 
 
-def drop_answers_of_run(connection: Connection, client_id: str, run_id: str) -> None:
-    """Drop the answer that told of a run's start, and with its path those of what was submitted to it."""
-    drop_answers(connection, client_id, "location LIKE ?", f"%/runs/{run_id}")
-    connection.execute(
-        "DELETE FROM idempotent_answers WHERE client_id = ? AND path LIKE ?", (client_id, f"%/runs/{run_id}/tasks")
-    )
-
-
-def drop_answers_of_task(connection: Connection, client_id: str, task: State) -> None:
-    """Drop the answers to submissions that name a task, of the runs that report it."""
-    reporters = """SELECT runs.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        WHERE sightings.client_id = ? AND sightings.task_seq = ?"""
-    run_of_path = f"substr(path, length(path) - {len('/tasks') + 35}, 36)"  # a path ends with runs/:id/tasks
-    condition = f"path LIKE '%/tasks' AND {run_of_path} IN ({reporters}) AND body LIKE ?"
-    drop_answers(connection, client_id, condition, client_id, task.seq, f"%{task.id}%")
-
-
-ABOUT_TASKS = f"method = 'PATCH' AND substr(path, length(path) - 35) {LISTED}"  # one of them each
-
-
-def drop_answers_about_tasks(connection: Connection, client_id: str, task_ids: Sequence[str]) -> None:
-    """Drop the answers to decisions about tasks: with their paths those about one, and those about several."""
-    connection.execute(
-        f"DELETE FROM idempotent_answers WHERE client_id = ? AND {ABOUT_TASKS}", (client_id, json.dumps(task_ids))
-    )
-    gone, several = set(task_ids), "method = 'PATCH' AND path LIKE '%/tasks'"
-    drop_answers_that(connection, client_id, several, Triage, lambda told: any(each.id in gone for each in told.tasks))
-
-
 def drop_answers_of_project_type(connection: Connection, client_id: str, name: str) -> None:
     """Drop the answers that hold the definition of a project type."""
     drop_answers_that(connection, client_id, "path LIKE '%/project-types'", ProjectType, lambda told: told.name == name)
@@ -4492,396 +4308,6 @@ def drop_answers_that(
             drop_answers(
                 connection, client_id, f"key_id = ? AND path = ? AND idempotency_key = ? AND {condition}", *key
             )
-
-
-# Growing old: what is wrong, and what can go
-
-PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
-
-
-def recounted(connection: Connection) -> Counter[CounterKey]:
-    """Count everything that the counters count, one by one, but for changes."""
-    counts: Counter[CounterKey] = Counter()
-    place, kind = "client_id, project_type, target_url, branch", "status, severity"
-    for client, *at, status, severity, n in connection.execute(
-        f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
-    ):
-        for name in scopes("tasks", *at):
-            counts[client, name, status, severity] += n
-    for client, *at, status, n in connection.execute(
-        f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
-    ):
-        for name in scopes("runs", *at):
-            counts[client, name, status, 0] += n
-    return counts
-
-
-# Each names the ids of what breaks a rule that the schema cannot hold.
-AUDITS = {
-    "task {} is reported by a run of another project type or target": """
-        SELECT DISTINCT tasks.id FROM sightings
-        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        WHERE tasks.project_type <> runs.project_type OR tasks.target_url <> runs.target_url""",
-    "task {} is reported by no run": """
-        SELECT tasks.id FROM tasks WHERE NOT EXISTS (
-            SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
-    "task {} was seen by more runs than it says": """
-        SELECT tasks.id FROM tasks WHERE times_seen < (
-            SELECT COUNT(*) FROM sightings JOIN sightings AS same ON same.client_id = sightings.client_id
-                AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
-            WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1)""",
-    "run {} says that it reports another number of tasks": """
-        SELECT runs.id FROM runs WHERE reported <> (
-            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
-    "run {} is of a branch that is not there": """
-        SELECT runs.id FROM runs WHERE branch <> '' AND NOT EXISTS (
-            SELECT 1 FROM branches WHERE branches.client_id = runs.client_id AND name = branch
-                AND branches.project_type = runs.project_type AND branches.target_url = runs.target_url)""",
-    "branch {} says that it knows another number of tasks": """
-        SELECT name FROM branches WHERE reported <> (
-            SELECT COUNT(*) FROM branch_sightings
-            WHERE branch_sightings.client_id = branches.client_id AND branch_seq = branches.seq)""",
-    "branch {} has no run and knows no task": """
-        SELECT name FROM branches WHERE reported = 0 AND NOT EXISTS (
-            SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = name AND runs.branch <> ''
-                AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
-    "task {} is known to a branch of another project type or target": """
-        SELECT DISTINCT tasks.id FROM branch_sightings
-        JOIN tasks ON tasks.client_id = branch_sightings.client_id AND tasks.seq = branch_sightings.task_seq
-        JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_sightings.branch_seq
-        WHERE tasks.project_type <> branches.project_type OR tasks.target_url <> branches.target_url""",
-    "task {} is reported by a run of a branch that does not know it": """
-        SELECT DISTINCT tasks.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
-        WHERE runs.branch <> '' AND NOT EXISTS (
-            SELECT 1 FROM branch_sightings
-            JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
-            WHERE branch_sightings.client_id = tasks.client_id AND branch_sightings.task_seq = tasks.seq
-                AND name = runs.branch)""",
-    "task {} is of a branch that does not know it": """
-        SELECT tasks.id FROM tasks WHERE branch <> '' AND NOT EXISTS (
-            SELECT 1 FROM branch_sightings
-            JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
-            WHERE branch_sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND name = branch)""",
-    "task {} is of a branch, though the main line knows it": """
-        SELECT DISTINCT tasks.id FROM tasks
-        JOIN sightings ON sightings.client_id = tasks.client_id AND task_seq = tasks.seq
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        WHERE tasks.branch <> '' AND runs.branch = ''""",
-    "task {} has a report of the main line that does not count": """
-        SELECT DISTINCT tasks.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
-        WHERE counted = 0 AND runs.branch = ''""",
-    "task {} was reported first by a run whose report does not count": """
-        SELECT tasks.id FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-        JOIN sightings ON sightings.client_id = tasks.client_id AND run_seq = runs.seq AND task_seq = tasks.seq
-        WHERE counted = 0""",
-    "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
-    "task {} has no details": """
-        SELECT tasks.id FROM tasks WHERE NOT EXISTS (
-            SELECT 1 FROM task_details WHERE task_details.client_id = tasks.client_id AND task_seq = tasks.seq)""",
-    "task {} was created before one that came earlier": """
-        SELECT id FROM (
-            SELECT id, created_at < LAG(created_at) OVER (PARTITION BY client_id ORDER BY seq) AS fell FROM tasks
-        ) AS pairs WHERE fell""",
-    "task {} has another status than its history": """
-        SELECT tasks.id FROM tasks WHERE status <> COALESCE((
-            SELECT to_status FROM history
-            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
-            ORDER BY history.seq DESC LIMIT 1), '')""",
-    "task {} has another reason than its history": """
-        SELECT tasks.id FROM tasks WHERE COALESCE(reason, '') <> COALESCE((
-            SELECT history.reason FROM history
-            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
-            ORDER BY history.seq DESC LIMIT 1), '')""",
-    "task {} has another assignee than its history": """
-        SELECT tasks.id FROM tasks WHERE COALESCE(assignee, '') <> COALESCE((
-            SELECT history.assignee FROM history
-            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND event = 'assigned'
-            ORDER BY history.seq DESC LIMIT 1), '')""",
-}
-
-
-def faults(connection: Connection) -> Iterator[str]:
-    """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
-    yield from connection.faults()
-    expected = recounted(connection)
-    for client, name, status, severity, n in connection.execute(
-        "SELECT client_id, scope, status, severity, n FROM counters WHERE scope <> 'changes'"
-    ):
-        right = expected.pop((client, name, status, severity), 0)
-        if n != right:
-            yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
-    for (client, name, status, severity), n in expected.items():
-        yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
-    yield from word_faults(connection)
-    for complaint, statement in AUDITS.items():
-        yield from (complaint.format(row[0]) for row in connection.execute(statement))
-
-
-# The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
-ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
-    JOIN runs ON runs.client_id = other.client_id AND runs.seq = other.run_seq
-    WHERE other.client_id = ? AND other.task_seq = sightings.task_seq AND {})"""
-
-
-def count_old_runs(connection: Connection, before: str) -> int:
-    """Return how many runs finished before a time."""
-    statement = "SELECT COUNT(*) FROM runs WHERE client_id = ? AND finished_at < ?"
-    return sum(connection.execute(statement, (each, before)).fetchone()[0] for each in select_clients(connection))
-
-
-def count_orphans(connection: Connection, before: str) -> int:
-    """Return how many tasks only runs report that finished before a time."""
-    kept = ONLY_SIGHTING.format("(runs.finished_at IS NULL OR runs.finished_at >= ?)")
-    statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
-        JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
-        WHERE old.client_id = ? AND old.finished_at < ? AND {kept}"""
-    rows = (connection.execute(statement, (each, before, each, before)) for each in select_clients(connection))
-    return sum(row.fetchone()[0] for row in rows)
-
-
-def remove_tasks(connection: Connection, client_id: str, tasks: Sequence[State]) -> None:
-    """Delete tasks with all that is theirs, and count them away wherever they are counted."""
-    connection.deletes = True
-    drop_answers_about_tasks(connection, client_id, [task.id for task in tasks])
-    for task in tasks:
-        count_state(connection, client_id, task, -1)
-    seqs = [task.seq for task in tasks]
-    uncount_reported(connection, client_id, RunKey, seqs)
-    branches = uncount_reported(connection, client_id, BranchKey, seqs)
-    connection.executemany("DELETE FROM tasks WHERE client_id = ? AND seq = ?", [(client_id, seq) for seq in seqs])
-    delete_empty_branches(connection, client_id, sorted(branches))
-
-
-def uncount_reported(
-    connection: Connection, client_id: str, kind: type[Reporter], task_seqs: Sequence[int]
-) -> set[int]:
-    """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
-    statement = f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq {LISTED_SEQS}"
-    reporters = Counter(seq for (seq,) in connection.execute(statement, (client_id, json.dumps(task_seqs))))
-    connection.executemany(
-        f"UPDATE {kind.table} SET reported = reported - ? WHERE client_id = ? AND seq = ?",
-        [(n, client_id, seq) for seq, n in reporters.items()],
-    )
-    return set(reporters)
-
-
-def remove_empty_run(connection: Connection, client_id: str, run: RunKey) -> None:
-    """Delete a run that reports nothing any more, with what else there is of it alone."""
-    connection.deletes = True
-    branch = find_branch_of_run(connection, client_id, run)
-    count(connection, client_id, scopes("runs", *run.surface, run.branch), run.status, 0, -1)
-    drop_answers_of_run(connection, client_id, run.id)
-    connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
-    delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
-
-
-def delete_empty_branches(connection: Connection, client_id: str, seqs: Iterable[int]) -> None:
-    """Remove those of some branches that have no run any more and know no task."""
-    connection.executemany(
-        """DELETE FROM branches WHERE client_id = ? AND seq = ? AND reported = 0 AND NOT EXISTS (
-               SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
-                   AND runs.branch <> '' AND runs.project_type = branches.project_type
-                   AND runs.target_url = branches.target_url)""",
-        [(client_id, seq) for seq in seqs],
-    )
-
-
-def prune_slice(
-    connection: Connection, client_id: str, run: RunKey, size: int = PRUNE_SLICE, *, deleted: bool = False
-) -> tuple[int, bool]:
-    """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
-
-    Whatever stands between two slices is sound: the run has fewer tasks then. Return how many tasks went, and
-    whether the run is gone, maybe because somebody else was faster.
-
-    :param deleted: whether the tasks that stay are to tell nothing of the run any more.
-    """
-    if not find_runs(connection, client_id, "id = ?", run.id):
-        return 0, True
-    count_change(connection, client_id)
-    rows = connection.execute(
-        f"""SELECT {STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
-            FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
-            WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
-        (client_id, run.seq, client_id, run.seq, size),
-    ).fetchall()
-    gone = [State(*fields) for *fields, _, only in rows if only]
-    left = [(State(*fields), bool(counted)) for *fields, counted, only in rows if not only]
-    remove_tasks(connection, client_id, gone)
-    connection.executemany(
-        "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
-        [(client_id, run.seq, state.seq) for state, _ in left],
-    )
-    connection.execute(
-        "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
-    )
-    if deleted:
-        work_out_again(connection, client_id, run, left)
-        drop_answers(connection, client_id, ABOUT_TASKS, json.dumps([state.id for state, _ in left]))
-    whole = len(rows) < size
-    if whole:
-        remove_empty_run(connection, client_id, run)
-    return len(gone), whole
-
-
-def prune_slices(database: Database, before: str, patience: float | None = None) -> Iterator[tuple[int, int]]:
-    """Remove the runs that finished before a time, and the tasks that only they report, a little with each step.
-
-    Each step is a short transaction at most, so that others come between, and gives how many runs and tasks it removed.
-
-    :param patience: seconds to wait for another process's lock; None for the settings'.
-    """
-    with database.reading() as connection:
-        clients = select_clients(connection)
-    for client_id in clients:
-        last = 0
-        while True:
-            with database.reading() as connection:
-                few = find_runs(connection, client_id, "seq > ? ORDER BY seq LIMIT ?", last, RUNS_AT_ONCE)
-                if not few:
-                    break
-                first, last = last, few[-1].seq
-                ended = "seq > ? AND seq <= ? AND finished_at < ? ORDER BY seq"
-                old = find_runs(connection, client_id, ended, first, last, before)
-            for run in old:
-                gone = False
-                while not gone:
-                    with database.transaction(client_id, patience) as connection:
-                        tasks, gone = prune_slice(connection, client_id, run)
-                    yield int(gone), tasks
-            yield 0, 0
-
-
-# Deleting: from every answer at once, and soon from the file
-
-# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
-# `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
-REPORTED_BY = """COALESCE(
-    (SELECT runs.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        JOIN sightings AS same ON same.client_id = sightings.client_id
-            AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
-        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1
-        ORDER BY sightings.run_seq {order} LIMIT 1),
-    (SELECT runs.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq
-        ORDER BY sightings.run_seq {order} LIMIT 1))"""
-
-
-def remove_task(connection: Connection, client_id: str, task_id: str) -> None:
-    """Delete a task with its history, and what else tells of it. :raises Missing: when the client has no such task."""
-    task = select_state(connection, client_id, task_id)
-    drop_answers_of_task(connection, client_id, task)
-    remove_tasks(connection, client_id, [task])
-
-
-def remove_run(connection: Connection, client_id: str, run_id: str) -> None:
-    """Delete a run, and the tasks that only it reports; of the others, what it said of them.
-
-    :raises Missing: when the client has no such run.
-    """
-    run = select_run_key(connection, client_id, run_id)
-    connection.execute(
-        "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
-    )
-    while not prune_slice(connection, client_id, run, LOOKUP_SIZE, deleted=True)[1]:
-        pass
-
-
-def remove_project_type(connection: Connection, client_id: str, name: str) -> None:
-    """Delete a project type.
-
-    :raises Missing: when the client has none of the name. :raises ProjectTypeInUse: when it has runs of it.
-    """
-    select_project_type(connection, client_id, name)
-    runs = sum(select_cells(connection, client_id, "runs", Filter(types=frozenset({name}))).values())
-    if runs:
-        there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
-        raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
-    drop_answers_of_project_type(connection, client_id, name)
-    connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
-    connection.deletes = True
-
-
-def work_out_again(connection: Connection, client_id: str, run: RunKey, left: Sequence[tuple[State, bool]]) -> None:
-    """Bring tasks up to date that a run, which goes, does not report any more, but others do.
-
-    :param left: each with whether the run's report counted.
-    """
-    connection.executemany(
-        "UPDATE tasks SET times_seen = times_seen - 1 WHERE client_id = ? AND seq = ? AND times_seen > 1",
-        [(client_id, state.seq) for state, counted in left if counted],
-    )
-    tasks = (client_id, json.dumps([state.seq for state, _ in left]))
-    connection.execute(
-        f"UPDATE history SET run_id = NULL WHERE run_id = ? AND client_id = ? AND task_seq {LISTED_SEQS}",
-        (run.id, *tasks),
-    )
-    for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
-        connection.execute(
-            f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
-                WHERE {BY_SEQ} AND ({column} = ? OR NOT EXISTS (
-                    SELECT 1 FROM runs WHERE runs.client_id = ? AND runs.id = tasks.{column}))""",
-            (*tasks, run.id, client_id),
-        )
-    connection.execute(  # the first reporter's counts from now on, and no other one that did not
-        f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
-                SELECT runs.seq, tasks.seq FROM tasks
-                JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-                WHERE {BY_SEQ})""",
-        (client_id, *tasks),
-    )
-    if branch := find_branch_of_run(connection, client_id, run):  # which knows what another run of it reports
-        forgotten = connection.execute(
-            f"""DELETE FROM branch_sightings WHERE branch_seq = ? AND client_id = ? AND task_seq {LISTED_SEQS}
-                AND NOT EXISTS (SELECT 1 FROM sightings
-                    JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-                    WHERE sightings.client_id = branch_sightings.client_id
-                        AND sightings.task_seq = branch_sightings.task_seq AND runs.branch = ?)""",
-            (branch.seq, *tasks, branch.name),
-        ).rowcount
-        connection.execute(
-            "UPDATE branches SET reported = reported - ? WHERE client_id = ? AND seq = ?",
-            (forgotten, client_id, branch.seq),
-        )
-    leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
-
-
-def leave_line(connection: Connection, client_id: str, states: Mapping[int, State]) -> None:
-    """Let tasks be of the branch of who is their first reporter now, where that is another, and not the main line's.
-
-    :param states: tasks of a run's line that does not report them any more, by their seqs.
-    """
-    rows = connection.execute(
-        f"""SELECT tasks.seq, runs.branch FROM tasks
-            JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
-            WHERE {BY_SEQ} AND runs.branch <> tasks.branch
-                AND NOT EXISTS (SELECT 1 FROM sightings
-                    JOIN runs AS others ON others.client_id = sightings.client_id AND others.seq = run_seq
-                    WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND others.branch = '')""",
-        (client_id, json.dumps([*states])),
-    ).fetchall()
-    connection.executemany(
-        "UPDATE tasks SET branch = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
-        [(name, timestamp(), client_id, seq) for seq, name in rows],
-    )
-    moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
-    count_moves(connection, client_id, moved)
-
-
-def write_last_backup(connection: Connection, made_at: str) -> None:
-    """Note when the last good backup was begun."""
-    connection.execute(
-        """INSERT INTO backups (id, made_at) VALUES (1, ?)
-           ON CONFLICT (id) DO UPDATE SET made_at = excluded.made_at""",
-        (made_at,),
-    )
 
 
 # ---------------------------------------------------------------------------
@@ -6311,12 +5737,6 @@ def patch_run(call: Call, run_id: str) -> Deferred:
     return call.write(finish)
 
 
-@operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
-def delete_run(call: Call, run_id: str) -> Deferred:
-    """Delete a run, also a running one, and the tasks that only it reports."""
-    return call.write(lambda connection: remove_run(connection, call.client_id, run_id))
-
-
 @operation(
     "POST",
     "/api/v1/runs/{run_id}/tasks",
@@ -6436,12 +5856,6 @@ def patch_task(call: Call, task_id: str) -> Deferred:
     return call.write(triage)
 
 
-@operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
-def delete_task(call: Call, task_id: str) -> Deferred:
-    """Delete a task with its history."""
-    return call.write(lambda connection: remove_task(connection, call.client_id, task_id))
-
-
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
 def get_task_history(call: Call, task_id: str) -> Answer:
     """Get what happened to a task, oldest first."""
@@ -6527,12 +5941,6 @@ def put_project_type(call: Call, name: str) -> Deferred:
     return define(call, name, replace)
 
 
-@operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
-def delete_project_type(call: Call, name: str) -> Deferred:
-    """Delete a project type that there is no run of."""
-    return call.write(lambda connection: remove_project_type(connection, call.client_id, name))
-
-
 @operation("GET", "/healthz", None, {200: Health})
 def get_health(call: Call) -> Answer:
     """Tell whether the database can be read and written."""
@@ -6546,19 +5954,16 @@ REGISTRY.add_operations(
     get_runs,
     get_run,
     patch_run,
-    delete_run,
     post_tasks,
     get_tasks,
     patch_tasks,
     get_task,
     patch_task,
-    delete_task,
     get_task_history,
     get_project_types,
     post_project_types,
     get_project_type,
     put_project_type,
-    delete_project_type,
     get_health,
 )
 
@@ -6715,52 +6120,15 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
 
 
 # ---------------------------------------------------------------------------
-# Front door: granian's RSGI before Flask, one thread that reads, one that writes, and some for what takes long
+# Command line
 # ---------------------------------------------------------------------------
 
-MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
-OWN_FILES = 60  # that the process itself has open, its documents and their pipes among them
-SMALL_BODY = 16 * KIB  # bytes of a body that is read before anything about its request is known
-BODIES_HELD = 2  # times the largest body there may be, of all large ones together
-UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
-UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
-LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
-HEADER_TIMEOUT = 5  # seconds
-HOUSEKEEPING = 2.0  # seconds between two turns of it
-FORGETTING = 600.0  # seconds between two searches for runs that are too old
-SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
-GATHERING = 0.1  # of the time that a COMMIT takes
-GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
-SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
-# For what takes long elsewhere; a client has one of each at most.
-THREADS_OF_PLACES = {"read": 1, "export": 1, "check": 2, "probe": 1}
-OTHERS_WAIT = "The database has not answered others yet"
 STOPPING = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
     STOPPING.append(signal.SIGHUP)
-LAST_WORDS = 0.5  # seconds that there are to say why a process ends
-
-
-def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """Return a thread without which the process is of no use: where its work fails, that ends, and at once.
-
-    Half of a service would keep its clients waiting for ever. Nothing that was acknowledged is lost by it.
-    """
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException:
-            threading.Timer(LAST_WORDS, os._exit, (1,)).start()  # perhaps nobody reads them
-            write_line(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
-            os._exit(1)
-
-    return threading.Thread(target=guarded, name=name, daemon=True)
 
 
 STDERR = 2
-WAITING_LINES = 10_000  # of the access log
-LAST_LINES = 1.0  # seconds that there are to write them at the end
 
 
 def write_unlocked(text: str) -> bool:
@@ -6775,459 +6143,6 @@ def write_unlocked(text: str) -> bool:
     except OSError:
         return False
     return True
-
-
-class LineWriter(logging.Handler):
-    """Writes lines to standard error in a thread of its own: who puts them there waits for nobody who reads them.
-
-    Lines for which there is no room any more are dropped, and counted in one.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None is the end
-        self._dropped = 0
-        self._thread = needed_thread(self._work, "findings-log")
-        self._thread.start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Have what the service says of itself written, too."""
-        self.put(self.format(record))
-
-    def put(self, line: str) -> None:
-        """Have a line written."""
-        if self._lines.qsize() < WAITING_LINES:
-            self._lines.put(line)
-        else:
-            self._dropped += 1
-
-    def finish(self) -> None:
-        """Wait until all is written, for a moment."""
-        self._lines.put(None)
-        self._thread.join(LAST_LINES)
-
-    def _work(self) -> None:
-        for line in iter(self._lines.get, None):
-            write_unlocked(line)
-            if self._dropped:
-                dropped, self._dropped = self._dropped, 0
-                write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
-
-
-class BodyBudget:
-    """Bounds the bytes of all large bodies that are here at once, and those of one client to half of it.
-
-    Without a bound, a few dozen connections would take all memory there is.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._held: Counter[str] = Counter()
-
-    @contextmanager
-    def holding(self, client_id: str) -> Iterator[Callable[[int], None]]:
-        """Give what counts more bytes of a body, for as long as it is here. It raises `Busy` when they are too many."""
-        held = 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            held += size
-            self._held[client_id] += size
-            if self._held.total() > self._size or self._held[client_id] > self._size // 2:
-                raise Busy("Other large bodies are on their way")
-
-        try:
-            yield hold
-        finally:
-            self._held[client_id] -= held
-            self._held += Counter()  # forgets clients that hold nothing
-
-
-@lru_cache(maxsize=256)
-def environ_name(header: str) -> str:
-    """Return what WSGI calls a header (PEP 3333)."""
-    name = header.upper().replace("-", "_")
-    return name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
-
-
-def environ_of(scope: Any) -> dict[str, Any]:
-    """Return what the service asks of the WSGI environment of a request, without its body.
-
-    The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse. So are
-    headers with an underscore, which would be taken for those with a hyphen.
-    """
-    environ = {
-        "REQUEST_METHOD": scope.method,
-        "PATH_INFO": scope.path.encode().decode("latin-1"),
-        "QUERY_STRING": scope.query_string.encode().decode("latin-1"),
-    }
-    for header, value in scope.headers.items():
-        if "_" not in header:
-            name = environ_name(header)
-            environ[name] = f"{environ[name]},{value}" if name in environ else value
-    for header in scope.headers.keys():  # noqa: SIM118 - items() leaves out what is no ASCII, and so would lose a key
-        if "_" not in header:
-            environ.setdefault(environ_name(header), "")
-    environ.pop("HTTP_HOST", None)
-    put_body(environ, b"")
-    return environ
-
-
-def put_body(environ: dict[str, Any], body: bytes) -> None:
-    """Put a body into a request's environment."""
-    environ.update({BODY: body, "CONTENT_LENGTH": str(len(body)) if body else ""})
-
-
-def without_body(answer: Answer) -> Answer:
-    """Return an answer as HEAD gets it (RFC 9110, 9.3.2)."""
-    if answer.document:
-        answer.document.close()
-    length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
-    return Answer(answer.status, {**length, **answer.headers})
-
-
-def refused(error: BaseException) -> Answer:
-    """Return the answer to a request that failed outside of the application: in its transaction, or on its way."""
-    known = known_error(error)
-    if known is None:
-        log.error("a transaction failed", exc_info=error)
-        known = InternalError("The service has a bug.")
-    return problem_answer(known)
-
-
-class Write(Struct, eq=False):
-    """A request that waits for its transaction, until a time of the monotonic clock; `work` gives the answer."""
-
-    work: Callable[[], Answer]
-    future: asyncio.Future[Answer]
-    until: float
-    answer: Any = None
-
-
-def house_steps(database: Database) -> Iterator[float]:
-    """Keep house for ever, one step at a time; each gives the seconds until the next.
-
-    The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
-    several, the runs that are older than the settings keep are forgotten. Where the thread has nothing else to do
-    it waits for locks: a client that always writes would keep it from all others.
-    """
-    settings, patience = database.settings, None if database.threads else 0
-    old: Iterator[object] | None = None  # the search for old runs that is under way
-    next_search = 0.0
-    while True:
-        again = time.monotonic() + HOUSEKEEPING
-        try:
-            database.write_uses(patience)
-            is_ours = database.keeps_house()
-            if is_ours or not database.threads:
-                for _ in idle_slices(database, settings.run_timeout, patience):
-                    yield SLICE_PAUSE
-            database.keep_house()
-            if settings.keep and is_ours and time.monotonic() >= next_search:
-                old = old or prune_slices(database, timestamp(ago=settings.keep), patience)
-            while old and time.monotonic() < again:
-                if next(old, None) is None:
-                    old, next_search = None, time.monotonic() + FORGETTING
-                yield SLICE_PAUSE
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
-            if known_error(error) is None:
-                log.error("keeping house failed", exc_info=error)
-            if not is_busy(error):
-                next_search = time.monotonic() + FORGETTING
-            old = None
-        yield max(0.0, again - time.monotonic())
-
-
-class WriteQueue:
-    """The one thread that writes, and keeps house, where a database has one writer.
-
-    The writes that wait share a transaction, in the order in which they came, each in a savepoint. All share one fsync,
-    and are answered when the COMMIT is through; when it fails, all of them have failed. The next group gathers
-    meanwhile.
-    """
-
-    def __init__(self, database: Database, listeners: Listeners) -> None:
-        self.database, self._listeners = database, listeners
-        self._waiting: deque[Write] = deque()
-        self._house = house_steps(database)
-        self._next_step = time.monotonic() + HOUSEKEEPING
-        self._gathering = 0.0  # seconds until a group begins: those of the last one are about to write again
-        self._stopping = False
-        self._bell = threading.Event()
-        self._thread = needed_thread(self._work, "findings-writer")
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Finish what waits, and end the thread."""
-        self._stopping = True
-        self._bell.set()
-        self._thread.join()
-
-    async def run(self, work: Callable[[], Answer]) -> Answer:
-        """Return the answer to a write once it is durable, or refused."""
-        loop, until = asyncio.get_running_loop(), time.monotonic() + self.database.settings.busy_timeout
-        write = Write(work, loop.create_future(), until)
-        self._waiting.append(write)
-        loop.call_soon(self._bell.set)  # behind the requests that came together with this one
-        return await write.future
-
-    def _work(self) -> None:
-        while self._waiting or not self._stopping:
-            if not self._waiting:
-                self._bell.wait(max(0.0, self._next_step - time.monotonic()))
-                self._bell.clear()
-            if self._waiting:
-                time.sleep(self._gathering)
-                self._commit_group()
-            if time.monotonic() >= self._next_step:
-                self._next_step = time.monotonic() + next(self._house)
-
-    def _commit_group(self) -> None:
-        """Run writes until they are all done or their time is over, commit, and have them answered."""
-        group: list[Write] = []
-        try:
-            with self.database.transaction(patience=max(0.0, self._waiting[0].until - time.monotonic())) as connection:
-                end = time.monotonic() + GROUP_TIME
-                while self._waiting and connection.in_transaction and time.monotonic() < end:
-                    group.append(write := self._waiting.popleft())
-                    write.answer = write.work()
-                if not connection.in_transaction:
-                    raise StorageFull(TRANSACTION_ENDED)
-                committing = time.monotonic()
-            self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
-        except BaseException as error:
-            if not group:  # those whose time is over, or all where waiting longer is of no use
-                now = time.monotonic() if is_busy(error) else math.inf
-                while self._waiting and self._waiting[0].until <= now:
-                    group.append(self._waiting.popleft())
-            for write in group:
-                write.answer = refused(error)
-        else:
-            self._tell(len(group))
-        if group:
-            self._settle(group)
-
-    def _tell(self, size: int) -> None:
-        """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""
-        try:
-            for listener in self._listeners.committed:
-                listener(size)
-        except BaseException as error:
-            log.error("counting a group failed", exc_info=error)
-
-    def _settle(self, writes: Sequence[Write]) -> None:
-        """Have the event loop give requests their answers, unless their clients have gone."""
-
-        def settle() -> None:
-            for write in writes:
-                if not write.future.done():
-                    write.future.set_result(write.answer)
-
-        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-            writes[0].future.get_loop().call_soon_threadsafe(settle)
-
-
-class Threads:
-    """Some threads for what takes long, of which a client has no more than a share at once.
-
-    :param patience: seconds that may go by until one is free; None for ever.
-    """
-
-    def __init__(self, name: str, count: int, share: int, patience: float | None = None) -> None:
-        self._threads = ThreadPoolExecutor(count, f"findings-{name}")
-        self._free = asyncio.Semaphore(count)
-        self._share, self._patience = share, patience
-        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
-
-    async def run(self, environ: Mapping[str, Any], work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
-        """Return what `work` returns in a thread. :raises Busy: when none was free in time."""
-        noted = environ.get(NOTED)
-        client = noted.principal.client_id if noted and noted.principal else environ.get("HTTP_AUTHORIZATION", "")
-        share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(self._patience):
-                    for each in (share, self._free):
-                        await held.enter_async_context(each)
-            except TimeoutError:
-                raise Busy(OTHERS_WAIT) from None
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    def stop(self) -> None:
-        """End the threads, once what they do is done."""
-        self._threads.shutdown()
-
-
-class FrontDoor:
-    """Takes requests from granian and answers them on the event loop's thread, one at a time.
-
-    Bodies are read asynchronously before that, so that a slow client costs nobody anything. What is left to do, the
-    write queue and some threads do. Where a database has many connections at once, each request has a thread.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        settings, database = service.settings, service.database
-        self._writes = WriteQueue(database, service.listeners)
-        self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
-        self._all: Threads | None = None
-        if count := database.threads:
-            share = math.ceil(SHARE_OF_CLIENT * count)
-            self._all = self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
-        limits = (settings.max_body, *(form.limit(settings) for form in REGISTRY.submission_formats.values()))
-        self._budget = BodyBudget(BODIES_HELD * max(limits))
-        self._writes.start()
-
-    def close(self) -> None:
-        """Finish what is to be written, once no more requests come."""
-        self._writes.stop()
-        for threads in self._threads.values():
-            threads.stop()
-
-    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
-        """Answer one request."""
-        with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
-            await self._serve(scope, protocol)
-
-    async def _serve(self, scope: Any, protocol: Any) -> None:
-        began, environ = time.perf_counter(), environ_of(scope)
-        length = scope.headers.get("content-length")
-        try:
-            if length is None and "transfer-encoding" not in scope.headers:
-                answer = await self._answer(environ)
-            elif length is not None and int(length) <= SMALL_BODY:
-                await self._read_body(environ, int(length), protocol)
-                answer = await self._answer(environ)
-            else:
-                answer = await self._answer_large(environ, length, protocol)
-        except Busy as busy:
-            answer = refused(busy)
-        if scope.method == "HEAD":
-            answer = without_body(answer)
-        size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
-        for listener in self._service.listeners.answered:
-            listener(environ, answer.status, size, time.perf_counter() - began)
-        if scope.method == "HEAD":
-            protocol.response_empty(answer.status, [*answer.headers.items()])
-        elif answer.document is None:  # granian counts the body itself
-            headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
-            if environ.get(AWAITED) or environ.get(TOO_LARGE):  # the rest of the body is still on its way
-                headers.append(("Connection", "close"))
-            protocol.response_bytes(answer.status, headers, answer.body)
-
-    async def _send_document(self, answer: Answer, protocol: Any) -> int:
-        """Send a document as its client takes it, and return how many bytes went out. Others come between.
-
-        granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
-        keeps in memory until then. A client that is cut off sees that the document is shorter than was said.
-        """
-        loop, size = asyncio.get_running_loop(), 0
-        listened, written = os.pipe()
-        if hasattr(fcntl, "F_SETPIPE_SZ"):  # where pages are large, a pipe holds more
-            with suppress(OSError):  # of a user with so many pipes that new ones are small
-                fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, DOCUMENT_PIECE)
-        transport, pipe = await loop.connect_write_pipe(
-            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
-        )
-        transport.set_write_buffer_limits(0)  # so that what is drained is in the pipe
-        writer = asyncio.StreamWriter(transport, pipe, None, loop)
-        protocol.response_file(answer.status, [*answer.headers.items()], f"/dev/fd/{listened}")
-        try:
-            with closing(typing.cast(Document, answer.document)) as document:
-                for piece in document:
-                    writer.write(piece)
-                    await asyncio.wait_for(writer.drain(), UNTAKEN if listened < 0 else UNOPENED)
-                    if size and listened >= 0:  # granian has opened its end, and taken a piece
-                        os.close(listened)
-                        listened = -1
-                    size += len(piece)
-        except (OSError, TimeoutError, asyncio.CancelledError):  # the client has gone, or the service does
-            pass
-        finally:
-            transport.abort()
-            if listened >= 0:
-                os.close(listened)
-        return size
-
-    async def _answer(self, environ: dict[str, Any]) -> Answer:
-        """Return the answer to a request whose body is here, or is not needed yet."""
-        path, whole = decoded(environ["PATH_INFO"]), self._all is not None
-        answer = partial(answer_to, self._service, environ, path, whole=whole)
-        if path == "/healthz":
-            return await self._probe(environ, answer)
-        threads = self._all or (self._threads["check"] if len(environ[BODY]) > SMALL_BODY else None)
-        given = await threads.run(environ, answer) if threads else answer()
-        while isinstance(given, Deferred):
-            if given.place == "write":
-                return await self._writes.run(partial(finished, given))
-            given = await self._threads[given.place].run(environ, given.work)
-        return given
-
-    async def _probe(self, environ: dict[str, Any], answer: Callable[[], Answer | Deferred]) -> Answer:
-        """Return the answer to who asks how the database is, which may have to be waited for."""
-        try:
-            return finished(await asyncio.wait_for(self._threads["probe"].run(environ, answer), HEALTH_TIME))
-        except TimeoutError:
-            return refused(Busy(OTHERS_WAIT))
-
-    async def _answer_large(self, environ: dict[str, Any], length: str | None, protocol: Any) -> Answer:
-        """Return the answer to a request with a large body, or one of unknown length.
-
-        The body is read once path, key, level and headers were found good without it.
-        """
-        environ.update({AWAITED: True, "CONTENT_LENGTH": length or ""})
-        answer = await self._answer(environ)
-        if not environ.pop(WANTED, False):
-            return answer
-        with self._budget.holding(environ[NOTED].principal.client_id) as hold:
-            await self._read_body(environ, int(length or 0), protocol, hold)
-            del environ[AWAITED]
-            return await self._answer(environ)
-
-    async def _read_body(
-        self, environ: dict[str, Any], length: int, protocol: Any, hold: Callable[[int], object] = bool
-    ) -> None:
-        """Read a request's body into its environment, and note there what was wrong with it.
-
-        :param hold: is told of more bytes. :raises Busy: when it does so.
-        """
-        limit, body = environ.get(LIMIT, SMALL_BODY), bytearray()
-        try:
-            async with asyncio.timeout(self._service.settings.body_timeout):
-                async for chunk in protocol:
-                    body += chunk
-                    if len(body) > limit:
-                        break
-                    hold(len(chunk))
-                    if len(body) == length:  # asking for the end costs a turn
-                        break
-        except Busy:
-            raise
-        except Exception:  # the time was over, the client broke off, or the chunks made no sense
-            environ[CUT_SHORT] = True
-        if len(body) > limit:
-            environ[TOO_LARGE] = True
-            body.clear()
-        elif len(body) < length:
-            environ[CUT_SHORT] = True
-        put_body(environ, bytes(body))
-
-
-def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
-    """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
-    while not ended.wait(0.01):
-        with suppress(OSError, DatabaseUnusable, *ENGINE_ERRORS):
-            with socket.create_connection((host, port), 1.0) as asking:
-                asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                answer = asking.recv(64)
-            if answer.startswith(b"HTTP/1.1 200"):
-                greeting()
-                return
 
 
 def free_port(host: str, port: int) -> int:
@@ -7260,158 +6175,6 @@ def url_of(host: str, port: int) -> str:
     """Return the URL of a service."""
     name = reachable(host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-
-def most_connections() -> int:
-    """Return how many connections to take at once; further ones wait with the system.
-
-    Accepting more than there may be open files for would fail at once, again and again, and take a whole core.
-    """
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # granian raises the soft limit to the hard one
-    return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
-
-
-def pipe_of_signals() -> int:
-    """Return a pipe that says something on the signals that end a service, however much the event loop has to do.
-
-    The loop's own is full when others have much to wake it for, and taking its handlers away leaves a signal to its
-    default for a moment, in which a second one would kill.
-    """
-    listened, written = os.pipe()
-    os.set_blocking(written, False)
-    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-    for name in STOPPING:
-        signal.signal(name, lambda *_: None)
-    return listened
-
-
-async def serve_until_stopped(
-    app: Any,
-    host: str,
-    port: int,
-    greeting: Callable[[], object] | None,
-    parent: int | None = None,
-    interface: str = "rsgi",
-) -> None:
-    """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
-
-    :param app: a `FrontDoor`, or what has its `close` and speaks another interface of granian's.
-    :param greeting: what says that the service answers, once it does.
-    :param parent: a pipe that ends when the process that began this one is told to stop, or has ended.
-    """
-    from granian.constants import HTTPModes, Interfaces
-    from granian.http import HTTP1Settings
-    from granian.log import LogLevels
-    from granian.server.embed import Server
-
-    server = Server(
-        app,
-        host,
-        port,
-        interface=Interfaces(interface),
-        http=HTTPModes.http1,  # an idle HTTP/2 connection would keep the server from stopping for ever
-        websockets=False,
-        backlog=MOST_CONNECTIONS,
-        backpressure=most_connections(),
-        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT * 1000),
-        log_level=LogLevels.error,
-    )
-
-    def stop() -> None:
-        for pipe in pipes:
-            loop.remove_reader(pipe)
-        server.stop()  # type: ignore[no-untyped-call]
-        loop.call_later(LEAVING, serving.cancel)
-
-    loop = asyncio.get_running_loop()
-    serving = loop.create_task(server.serve())
-    pipes = [pipe_of_signals()] if parent is None else [pipe_of_signals(), parent]
-    for pipe in pipes:
-        loop.add_reader(pipe, stop)
-    ended = threading.Event()
-    if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
-        saying = (reachable(host), port, greeting, ended)
-        threading.Thread(target=announce, args=saying, name="findings-greeting", daemon=True).start()
-    with suppress(asyncio.CancelledError):
-        await serving
-    for name in STOPPING:  # no further one is to end what is ending
-        signal.signal(name, signal.SIG_IGN)
-    app.close()
-    ended.set()
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return uvloop's event loop where it is installed, asyncio's elsewhere."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def run_worker(
-    service: Service, host: str, port: int, greeting: Callable[[], object] | None, parent: int | None = None
-) -> None:
-    """Serve with this process."""
-    service.database.keep_house()  # with which what is there now is open, before something else may take its place
-    sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
-    gc.collect()
-    gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
-    gc.set_threshold(10_000, 10, 10)
-    lines = LineWriter()
-    service.listeners.write_line = lines.put
-    log.addHandler(lines)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = FrontDoor(service)
-        runner.run(serve_until_stopped(door, host, port, greeting, parent))
-    log.removeHandler(lines)
-    lines.finish()
-
-
-def run_workers(service: Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
-    """Serve with several processes on one port, which this one begins and waits for.
-
-    :raises ChildProcessError: when one of them died by itself; then all stop.
-    """
-    listened, writing = os.pipe()  # nothing is ever written: it ends with this process, however that ends
-    held = os.fdopen(writing, "wb")
-    for name in STOPPING:
-        signal.signal(name, lambda *_: held.close())
-
-    def work(number: int) -> NoReturn:
-        status = 1
-        try:
-            held.close()
-            with closing(service.database):
-                run_worker(service, host, port, None if number else greeting, listened)
-            status = 0
-        except Exception as error:
-            log.error("a worker failed", exc_info=error)
-        finally:  # what the first process does in the end is not to be done twice
-            os._exit(status)
-
-    begun, statuses = 0, list[int]()
-    gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
-    try:
-        for number in range(count):
-            if os.fork() == 0:
-                work(number)
-            begun += 1
-    except OSError:
-        held.close()
-        raise
-    finally:
-        while len(statuses) < begun:
-            statuses.append(os.wait()[1])
-            held.close()
-        service.database.keep_house()  # two that close a file at the same instant both leave its log there
-    if any(statuses):
-        raise ChildProcessError("a worker died, and so all were stopped")
-
-
-# ---------------------------------------------------------------------------
-# Command line
-# ---------------------------------------------------------------------------
 
 
 class Unheard:
@@ -7592,32 +6355,33 @@ def serve(db: str, host: str, port: int, workers: int) -> None:
         raise click.ClickException(
             "`serve` runs on Linux and macOS; on Windows, give create_app() to a WSGI server such as waitress"
         )
+    load_part("findings_adapters/serving/__init__.py")
     with readable_errors(db):
         settings = Settings.read(db=db)
-        os.environ.pop(METRICS_FOLDER, None)  # which another start had
         try:
             port = free_port(host, port)
         except OSError as error:
             raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        with metrics_folder() if settings.metrics and workers > 1 else nullcontext():
-            service = start_service(settings)
-            greeting = partial(greet, service, exposure_warning(host), url_of(host, port))
-            with closing(service.database):  # after all others have: who closes last folds the WAL into the file
-                if workers == 1:
-                    run_worker(service, host, port, greeting)
-                else:
-                    run_workers(service, host, port, greeting, workers)
+        (REGISTRY.serve or serve_with_threads)(settings, host, port, workers)
 
 
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus-client's, which looks for it when it is loaded
+def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -> None:
+    """Serve with a thread for each connection, by werkzeug, until one of the signals that end a service.
 
-
-@contextmanager
-def metrics_folder() -> Iterator[None]:
-    """Give several workers a folder to count in: a new one, because figures begin at zero with each start."""
-    with tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True) as folder:
-        os.environ[METRICS_FOLDER] = folder
-        yield
+    :raises ConfigurationError: for what another server would do.
+    """
+    for given, name in ((workers > 1, "--workers"), (settings.keep, "FINDINGS_KEEP")):
+        if given:
+            raise ConfigurationError(f"{name} needs findings_adapters/serving, which is not there")
+    app = create_app(settings)
+    service: Service = app.extensions["findings"]
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # of requests, the settings say what is logged
+    with closing(service.database), ThreadedWSGIServer(host, port, app) as server:
+        server.daemon_threads = False  # what is under way is finished
+        for each in STOPPING:
+            signal.signal(each, lambda *_: threading.Thread(target=server.shutdown).start())
+        greet(service, exposure_warning(host), url_of(host, port))
+        server.serve_forever()
 
 
 FIRST_KEY = """
@@ -7664,135 +6428,6 @@ def exposure_warning(host: str) -> str:
 def progress_bar(label: str, length: int = 0) -> Any:
     """Return click's bar, which shows on a terminal how far a command is and elsewhere nothing."""
     return click.progressbar(length=length, label=label, file=sys.stderr if sys.stderr.isatty() else io.StringIO())
-
-
-def audit(connection: Connection, db: str) -> None:
-    """Print what is wrong with a database. :raises click.ClickException: when anything is."""
-    found = list(faults(connection))
-    for fault in found:
-        click.echo(fault)
-    if found:
-        raise click.ClickException(f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
-
-
-@main.command()
-@database_option
-def check(db: str) -> None:
-    """Audit a database, also one in use. Exit code 1 and one line for each fault."""
-    with opened(db) as database, database.snapshot() as connection:
-        audit(connection, database.name)
-    engine = " ".join(database.engine)
-    click.echo(f"{database.name} is sound: schema version {SCHEMA_VERSION}, {engine}.", err=True)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Have the signals that would end the process end what is under way as Ctrl-C does, so that it is undone."""
-    deadly = [name for name in STOPPING if signal.getsignal(name) is signal.SIG_DFL]
-
-    def end(*_: object) -> NoReturn:
-        for name in deadly:
-            signal.signal(name, signal.SIG_IGN)  # while what was begun is undone
-        raise KeyboardInterrupt
-
-    for name in deadly:
-        signal.signal(name, end)
-    try:
-        yield
-    finally:
-        for name in deadly:
-            signal.signal(name, signal.SIG_DFL)
-
-
-def note_backup(database: Database, at: str) -> None:
-    """Note when a good backup was begun, for the metrics. What hinders that takes nothing away from the backup."""
-    try:
-        with database.transaction() as connection:
-            write_last_backup(connection, at)
-    except (*ENGINE_ERRORS, DatabaseUnusable) as error:
-        click.echo(f"The metrics do not know of it: {database.settings.db} could not be written ({error}).", err=True)
-
-
-@main.command()
-@click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--replace", is_flag=True, help="Replace FILE once the new backup is verified.")
-@database_option
-def backup(file: str, replace: bool, db: str) -> None:
-    """Copy the database to FILE while it is in use. The copy is of one moment, verified, and readable by you alone."""
-    with interruptible(), opened_file(db, "backup", new=True) as database:  # of any version of ours
-        belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, CHECKPOINTER)}
-        if os.path.realpath(file) in belongs:
-            raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
-        if os.path.lexists(file) and not replace:
-            raise click.ClickException(f"{file} is there already; name another file, or say --replace")
-        require_replaceable(file)
-        if not Path(db).exists():
-            raise click.ClickException(f"there is no file {db}")
-        begun = timestamp()
-        with (
-            closing(open_database(database.settings, read_only=True, create=False)) as source,
-            new_file(file) as copy,
-            progress_bar("Copying") as bar,
-        ):
-            if not (version := user_version(source)):
-                raise click.ClickException(f"{db} is empty: there is nothing to copy")
-
-            def show(_: int, remaining: int, total: int) -> None:
-                bar.length = total
-                bar.update(total - remaining - bar.pos)
-
-            if wrong := copy_database(source, copy, show):
-                raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
-            put_in_place(copy, file)
-        click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)
-        if version == SCHEMA_VERSION:
-            note_backup(database, begun)
-
-
-@main.command()
-@click.option("--finished-before", callback=seconds, required=True, metavar="DURATION", help="Such as 90d.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@database_option
-def prune(finished_before: float, dry_run: bool, db: str) -> None:
-    """Remove runs that finished long ago. The tasks that no other run reports go with them."""
-    before = timestamp(ago=finished_before)
-    with opened(db) as database:
-        with database.snapshot() as connection:
-            expected = count_old_runs(connection, before)
-            orphans = count_orphans(connection, before) if dry_run else 0
-        runs = tasks = 0
-        database.keep_house()  # so that this process folds the WAL, unless a service does
-        with progress_bar("Removing", expected) as bar:
-            for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
-                runs, tasks = runs + more_runs, tasks + more_tasks
-                bar.update(more_runs)
-    if dry_run:
-        click.echo(f"Would remove {expected} runs and {orphans} tasks.")
-    else:
-        click.echo(f"Removed {runs} runs and {tasks} tasks.")
-    if runs:
-        click.echo(
-            "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True
-        )
-
-
-@main.command()
-@database_option
-def compact(db: str) -> None:
-    """Give the space of what was removed back to the disk. Then the database is audited; a service's writes wait."""
-    with opened_file(db, "compact") as database, database.maintaining() as connection:
-        before = Path(db).stat().st_size
-        copy_beside(connection, db)
-        patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
-        database.keep_house()  # or, where that is a running service's, it does so in its next turn
-        with database.snapshot() as moment:
-            audit(moment, db)
-            (least,) = moment.execute(
-                "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
-            ).fetchone()
-        after = Path(db).stat().st_size
-    rest = f", and {least:,} soon" if after > least else ""  # once nobody reads what was there before
-    click.echo(f"{db}: {before:,} bytes before, {after:,} now{rest}. It is sound.", err=True)
 
 
 @main.group()

@@ -67,7 +67,8 @@ from werkzeug.datastructures import Headers
 from werkzeug.routing import Rule
 
 import findings_service
-from findings_features import brief, exports, openapi, search
+from findings_adapters.serving import commits, rsgi
+from findings_features import audit, backup, brief, deletion, exports, openapi, search
 from findings_service import (
     LARGE_WAL,
     Busy,
@@ -2321,7 +2322,7 @@ def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: 
         walked = [item["id"] for page in client.walk("tasks", q=text, limit=30) for item in page["tasks"]]
         assert walked == [item["id"] for item in tasks if holds(item, text)], text
     with database_of(app).reading() as connection:
-        assert list(findings_service.faults(connection)) == []
+        assert list(audit.faults(connection)) == []
 
 
 @pytest.mark.parametrize(
@@ -2383,7 +2384,7 @@ def test_a_task_without_any_words_is_found_by_none(app: flask.Flask, client: Cli
     client.submit(run, task(title="\u0301", externalId="\u0308"), task(title="Old"))
     assert (searched(client, "old"), searched(client, "old", externalId="\u0308")) == (["Old"], [])
     with database_of(app).reading() as connection:
-        assert list(findings_service.faults(connection)) == []
+        assert list(audit.faults(connection)) == []
 
 
 def test_a_search_may_have_as_many_words_as_a_title(client: Client, run: str) -> None:
@@ -2663,7 +2664,7 @@ def prune_two(client: Client, run: str) -> None:
     """Remove the first two tasks that a run reports."""
     with database_of(client.application).transaction() as connection:
         key = findings_service.select_run_key(connection, "default", run)
-        findings_service.prune_slice(connection, "default", key, 2)
+        deletion.prune_slice(connection, "default", key, 2)
 
 
 CHANGES = cases(
@@ -2811,7 +2812,7 @@ def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(se
 def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
     make_app: Callable[..., flask.Flask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("findings_service.HOUSEKEEPING", 0.1)
+    monkeypatch.setattr("findings_adapters.serving.commits.HOUSEKEEPING", 0.1)
     app = make_app(run_timeout="0.1")
     client, database = client_of(app), database_of(app)
     client.register("web")
@@ -2821,7 +2822,7 @@ def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
         reader.execute("SELECT COUNT(*) FROM runs").fetchone()
         with database.transaction() as connection:
             connection.deletes = True
-        writes = findings_service.WriteQueue(database, findings_service.Listeners())
+        writes = commits.WriteQueue(database, findings_service.Listeners())
         for _ in range(9):
             time.sleep(0.03)
             next(writes._house)
@@ -2842,9 +2843,10 @@ def fail(*_: Any, **__: Any) -> NoReturn:
 
 def program_that_fails(*functions: str) -> tuple[str, ...]:
     """Return the program with functions that raise what is no `Exception`."""
-    patched = "".join(f"findings_service.{name} = fail\n" for name in functions)
+    patched = "".join(f"{name} = fail\n" for name in functions)
     source = f"{inspect.getsource(Panic)}\n{inspect.getsource(fail)}"
-    begin = f"from typing import *\n{IMPORTING}\n{source}\n{patched}\nfindings_service.main()"
+    serving = "from findings_adapters.serving import commits, processes"
+    begin = f"from typing import *\n{IMPORTING}\n{serving}\n{source}\n{patched}\nfindings_service.main()"
     return (sys.executable, "-c", begin)
 
 
@@ -2852,8 +2854,8 @@ def program_that_fails(*functions: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("thread", "function"),
     cases(
-        writer=("findings-writer", "WriteQueue._commit_group"),
-        log=("findings-log", "LineWriter._work"),
+        writer=("findings-writer", "commits.WriteQueue._commit_group"),
+        log=("findings-log", "processes.LineWriter._work"),
     ),
 )
 def test_a_thread_that_others_need_ends_the_process_where_it_fails(
@@ -2873,7 +2875,7 @@ def test_a_thread_that_others_need_ends_the_process_where_it_fails(
 
 
 def test_a_server_goes_on_behind_what_no_exception_is(serve: Callable[..., Server]) -> None:
-    server = serve(program=program_that_fails("insert_run", "select_task"))
+    server = serve(program=program_that_fails("findings_service.insert_run", "findings_service.select_task"))
     server.request("POST", f"{API}/project-types", {"name": "web"})
     for _ in range(3):
         assert_problem(server.request("POST", f"{API}/runs", {"projectType": "web"}), 500, "internal_error")
@@ -2884,7 +2886,7 @@ def test_a_server_goes_on_behind_what_no_exception_is(serve: Callable[..., Serve
 
 
 def test_house_is_kept_on_behind_what_no_exception_is(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
-    house, kept = findings_service.house_steps(database_of(app)), []
+    house, kept = commits.house_steps(database_of(app)), []
     with monkeypatch.context() as patched:
         patched.setattr(database_of(app), "keep_house", fail)
         next(house)
@@ -3036,7 +3038,7 @@ def other_run_in_its_place(client: Client, run: str) -> str:
     database = database_of(client.application)
     with database.transaction() as connection:
         key = findings_service.select_run_key(connection, "default", run)
-        findings_service.prune_slice(connection, "default", key)
+        deletion.prune_slice(connection, "default", key)
         new = findings_service.insert_run(connection, "default", "web", "", "{}")
     assert new.seq == key.seq or ON_POSTGRES  # which gives no number twice
     return new.id
@@ -5197,66 +5199,8 @@ def test_what_is_refused_anyway_does_not_wait_for_a_lock(server: Server, method:
 
 
 # ---------------------------------------------------------------------------
-# Rooms, and other forms than JSON
+# Other forms than JSON
 # ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> tuple[str, ...]:
-    """The program, of a folder with nothing but the module and its schema."""
-    folder = tmp_path / "alone"
-    folder.mkdir()
-    for name in ("findings_service.py", "schema.sql"):
-        shutil.copy(HERE / name, folder)
-    return (sys.executable, str(folder / "findings_service.py"))
-
-
-@pytest.mark.sqlite
-def test_the_module_alone_serves_the_whole_seed_api(tmp_path: Path, alone: tuple[str, ...]) -> None:
-    db = tmp_path / "alone.db"
-    line = [*alone, "keys", "create", "ci", "--new", "--level", "full", "--db", str(db)]
-    key = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=30, check=True).stdout.strip()
-    server = start_process([*alone, "serve", "--db", str(db), "--port", "0"], db, "Findings Task Service")
-    ask = partial(server.request, key=key)
-    try:
-        assert ask("POST", f"{API}/project-types", {"name": "web"}).status_code == 201
-        run = ask("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
-        submitted = ask("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="1"), task()]})
-        found = submitted.json["tasks"][0]["id"]
-        assert ask("PATCH", f"{API}/tasks/{found}", {"status": "dismissed"}).json["status"] == "dismissed"
-        assert ask("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
-        paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
-        for path in (*(f"{API}/{path}" for path in paths), "/healthz"):
-            assert ask("GET", path).status_code == 200
-        refused = assert_problem(ask("GET", f"{API}/openapi.json"), 404, "not_found")
-        assert "findings_features/openapi.py, which answers this, is not there." in refused["detail"]
-        refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
-        assert "needs findings_features/search.py, which is not there" in refused["detail"]
-        sarif = {"Content-Type": "application/sarif+json"}
-        refused = assert_problem(ask("POST", f"{API}/runs/{run}/tasks", b"{}", **sarif), 415, "unsupported_media_type")
-        assert "SARIF needs findings_adapters/sarif, which is not there." in refused["detail"]
-        refused = assert_problem(ask("POST", f"{API}/runs", b"{}", **sarif), 415, "unsupported_media_type")
-        assert refused["detail"] == "Send the body as Content-Type: application/json."
-        listed = ask("GET", f"{API}/tasks", Accept="application/sarif+json")
-        assert listed.content_type == "application/json"
-    finally:
-        assert server.stop() == 0
-
-
-@pytest.mark.parametrize(("rooms", "absent"), [((), "ci"), (("__init__", "ci"), "client")])
-def test_what_needs_a_room_that_is_absent_says_so(alone: tuple[str, ...], rooms: tuple[str, ...], absent: str) -> None:
-    folder = Path(alone[-1]).parent / "findings_adapters"
-    folder.mkdir()
-    for name in rooms:
-        shutil.copy(HERE / "findings_adapters" / f"{name}.py", folder)
-    run_alone = partial(subprocess.run, capture_output=True, text=True, env=environment(), timeout=30, check=False)
-    refused = run_alone([*alone, "scan", "results.sarif"])
-    assert refused.returncode == 2
-    assert f"`scan` needs findings_adapters/{absent}.py, which is not there" in refused.stderr
-    shown = run_alone([*alone, "--help"])
-    assert shown.returncode == 0
-    assert "\n  serve " in shown.stdout
-    assert "\n  scan " not in shown.stdout
 
 
 def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
@@ -5590,7 +5534,9 @@ def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, 
 
 
 def test_a_client_that_takes_nothing_of_a_list_is_cut_off(tmp_path: Path) -> None:
-    program = LINES_PROGRAM.replace("fs.main()", "fs.UNTAKEN = 0.5; fs.main()")
+    program = LINES_PROGRAM.replace(
+        "fs.main()", "from findings_adapters.serving import rsgi; rsgi.UNTAKEN = 0.5; fs.main()"
+    )
     line = [sys.executable, "-c", program, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
     server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
     run = server.start_run()
@@ -6326,7 +6272,8 @@ def test_every_field_is_in_the_reference(name: str) -> None:
 def test_every_promise_names_the_test_behind_it() -> None:
     named = {name for row in table_rows("docs/operations.md") for name in re.findall(r"`(test_\w+)`", row)}
     assert len(named) > 20
-    assert named <= set(globals())
+    tests = "".join(file.read_text("utf-8") for file in (Path(__file__), *HERE.glob("tests/test_*.py")))
+    assert named <= set(re.findall(r"(?m)^def (test_\w+)", tests))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -6926,7 +6873,7 @@ async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], h
 def test_an_answer_that_nobody_takes_does_not_keep_a_server_from_stopping(
     tmp_path: Path, query: str, accept: str
 ) -> None:
-    hurried = "import findings_service; findings_service.LEAVING = 0.5; findings_service.main()"
+    hurried = "from findings_adapters.serving import processes; processes.LEAVING = 0.5; processes.heart.main()"
     line = [sys.executable, "-c", hurried, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
     server = start_process(line, tmp_path / "x.db", r"curl .*\n")
     path, bulky = f"{API}/runs/{server.start_run()}/tasks", task(description="x" * 60_000)
@@ -7111,7 +7058,7 @@ def test_large_bodies_that_come_slowly_hold_up_no_other_client_and_no_smaller_bo
 
 
 def test_large_bodies_beyond_what_is_held_of_all_and_of_each_client_are_busy() -> None:
-    budget = findings_service.BodyBudget(100)
+    budget = rsgi.BodyBudget(100)
     with budget.holding("a") as hold, budget.holding("a") as more, budget.holding("b") as other:
         hold(30)
         more(20)
@@ -7450,7 +7397,7 @@ def test_check_tells_each_fault_and_fails(aged: Path, fault: Any, told: str) -> 
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("statement", findings_service.AUDITS.values())
+@pytest.mark.parametrize("statement", audit.AUDITS.values())
 def test_an_audit_looks_up_each_row_without_reading_all_that_a_client_has(app: flask.Flask, statement: str) -> None:
     steps = [row[3] for row in reader_of(app).execute(f"EXPLAIN QUERY PLAN {statement}")]
     assert [step for step in steps if step.endswith("(client_id=?)")] == []
@@ -8028,7 +7975,8 @@ def open_folder() -> Iterator[Path]:
 def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a user who owns nothing; root is one before it has read the checkout, and imported it all."""
     program = (
-        f"{IMPORTING}, encodings.idna, importlib.metadata, jsonschema, os; findings_service.load_parts()\n"
+        f"{IMPORTING}, encodings.idna, importlib.metadata, jsonschema, os, findings_adapters.serving.processes\n"
+        "findings_service.load_parts(); findings_service.main.list_commands(None)\n"
         "os.geteuid() or os.setuid(65534); findings_service.main()"
     )
     return command(*arguments, program=(sys.executable, "-c", program))
@@ -8243,7 +8191,7 @@ def test_whatever_goes_wrong_in_or_beside_a_group_it_is_answered_and_others_come
     listeners.committed.append(lambda _: 1 // 0)
 
     async def write() -> list[int]:
-        writes = findings_service.WriteQueue(database_of(app), listeners)
+        writes = commits.WriteQueue(database_of(app), listeners)
         writes.start()
         try:
             works = (crash, nothing, crash, nothing)
@@ -8261,7 +8209,7 @@ class Group:
 
     def __init__(self, app: flask.Flask, key: str) -> None:
         self.service = app.extensions["findings"]
-        self.writes = findings_service.WriteQueue(self.service.database, self.service.listeners)
+        self.writes = commits.WriteQueue(self.service.database, self.service.listeners)
         self._key = key
 
     def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
@@ -8275,7 +8223,7 @@ class Group:
             "HTTP_AUTHORIZATION": f"Bearer {self._key}",
             **given,
         }
-        findings_service.put_body(environ, b"" if body is None else json.dumps(body).encode())
+        rsgi.put_body(environ, b"" if body is None else json.dumps(body).encode())
         return environ
 
     def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
@@ -8291,15 +8239,15 @@ class Group:
         return [(each.status, json.loads(each.body) if each.body else None) for each in answers]
 
 
-def waiting(work: Callable[[], Any], seconds: float = 60.0) -> findings_service.Write:
+def waiting(work: Callable[[], Any], seconds: float = 60.0) -> commits.Write:
     """Return a write that waits to be committed."""
-    return findings_service.Write(work, None, time.monotonic() + seconds)
+    return commits.Write(work, None, time.monotonic() + seconds)
 
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of writes end with the last one that waits, also on a machine that is busy with something else."""
-    monkeypatch.setattr(findings_service, "GROUP_TIME", 60)
+    monkeypatch.setattr(commits, "GROUP_TIME", 60)
 
 
 @pytest.fixture
@@ -9580,7 +9528,7 @@ def test_a_service_names_a_file_whose_name_is_no_utf8(serve: Callable[..., Serve
 @pytest.mark.sqlite
 @pytest.mark.parametrize("fails", [False, True], ids=["moved", "failed"])
 def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, fails: bool) -> None:
-    program = program_that_fails("WriteQueue._commit_group") if fails else PROGRAM
+    program = program_that_fails("commits.WriteQueue._commit_group") if fails else PROGRAM
     line = [*program, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
     reader, writer = os.pipe()
     with (
@@ -9758,7 +9706,7 @@ def test_a_backup_is_on_the_disk_before_it_is_told_of(
     aged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = list[str]()
-    monkeypatch.setattr(findings_service, "flush", synced.append)
+    monkeypatch.setattr(backup, "flush", synced.append)
     assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
     assert synced[0].endswith(".partial")
     assert synced[1:] == [str(tmp_path)]
@@ -9806,7 +9754,8 @@ def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path
 def test_a_second_signal_does_not_end_what_undoes_what_was_begun() -> None:
     program = f"""if True:
         {IMPORTING}, os, signal, time
-        with findings_service.interruptible():
+        from findings_features import backup
+        with backup.interruptible():
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(9)
@@ -10051,7 +10000,7 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     while not gone:
         with database_of(app).transaction() as connection:
             key = findings_service.RunKey(1, "web", "https://example.com/", 5, run, "completed", "")
-            tasks, gone = findings_service.prune_slice(connection, "default", key, 2)
+            tasks, gone = deletion.prune_slice(connection, "default", key, 2)
         removed.append(tasks)
         assert faults_of(path) == []
         assert client.read("tasks")["total"] == 6 - sum(removed)
@@ -10059,7 +10008,7 @@ def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, clien
     assert [each["id"] for each in client.read("runs")["runs"]] == [shared]
     assert client.read("tasks", runId=shared)["total"] == 3
     with database_of(app).transaction() as connection:
-        assert findings_service.prune_slice(connection, "default", key) == (0, True)
+        assert deletion.prune_slice(connection, "default", key) == (0, True)
 
 
 def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
@@ -10294,7 +10243,7 @@ def test_a_deletion_finds_other_reporters_for_a_task_whose_first_one_was_pruned(
     pruned, second, third = (start_on(client, None, "x") for _ in range(3))
     with database_of(app).transaction() as connection:
         key = findings_service.select_run_key(connection, "default", pruned)
-        assert findings_service.prune_slice(connection, "default", key) == (0, True)
+        assert deletion.prune_slice(connection, "default", key) == (0, True)
     assert client.read("tasks")["tasks"][0]["runId"] == pruned
     client.remove(f"runs/{third}")
     found = client.read("tasks")["tasks"][0]

@@ -48,6 +48,7 @@ HELP = {
 }
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the official client's: where several processes count
 NO_ROUTE = "-"  # as in the access log
 OTHER_METHOD = "other"
 # A version in an Accept header by which the client would fail to choose.
@@ -59,9 +60,9 @@ class Metrics:
 
     def __init__(self, service: heart.Service) -> None:
         """Begin to count. :raises heart.ConfigurationError: where the processes are to meet in no folder."""
-        folder = os.environ.get(heart.METRICS_FOLDER)
+        folder = os.environ.get(METRICS_FOLDER)
         if folder and not os.access(folder, os.W_OK | os.X_OK):
-            raise heart.ConfigurationError(f"{heart.METRICS_FOLDER}: {folder} is no folder that can be written")
+            raise heart.ConfigurationError(f"{METRICS_FOLDER}: {folder} is no folder that can be written")
         self._database = service.database
         registry = prometheus_client.CollectorRegistry()
         self._requests = prometheus_client.Counter(

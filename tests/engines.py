@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import findings_service
+from findings_features import audit
 from tests.postgres_server import GIVEN, Databases, PostgresServer, find_programs
 
 CHOICE = "FINDINGS_TEST_ENGINE"
@@ -216,9 +217,9 @@ def faults_of(db: str | Path) -> list[str]:
     if not ON_POSTGRES:
         kind = findings_service.SQLiteConnection
         with closing(sqlite3.connect(db, isolation_level=None, factory=kind)) as connection:
-            return list(findings_service.faults(connection))
+            return list(audit.faults(connection))
     with in_service(db) as database, database.snapshot() as connection:
-        return list(findings_service.faults(connection))
+        return list(audit.faults(connection))
 
 
 def held_in(db: str | Path) -> bytes:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import findings_service as heart
-from test_findings_service import HERE, environment
+from test_findings_service import API, HERE, Answer, assert_problem, cases, environment, start_process, task
 
 FOLDERS = ("findings_features", "findings_adapters")
 PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))
@@ -24,8 +28,17 @@ ARROWS = {
     "findings_adapters.markdown": {"findings_features.brief"},
     "findings_adapters.client": {"findings_features.brief", "findings_features.gate"},
     "findings_adapters.ci": {"findings_adapters.client", "findings_features.exports", "findings_features.gate"},
-    "findings_adapters.mcp": {"findings_adapters.client", "findings_adapters.markdown"},
+    "findings_adapters.mcp": {
+        "findings_adapters.client",
+        "findings_adapters.markdown",
+        "findings_adapters.serving",
+    },
+    "findings_features.backup": {"findings_features.audit"},
+    "findings_adapters.postgres": {"findings_features.audit", "findings_features.backup"},
+    "findings_adapters.serving": {"findings_features.deletion"},  # by the clock
 }
+
+WRITERS = {"findings_features.deletion", "findings_features.backup", "findings_adapters.postgres"}  # beside the module
 
 
 def imports_of(file: Path) -> Iterator[str]:
@@ -37,6 +50,11 @@ def imports_of(file: Path) -> Iterator[str]:
             yield from (node.module or "", *(f"{node.module}.{each.name}" for each in node.names))
 
 
+def module_of(file: Path) -> str:
+    """Return the name of the module that a file is."""
+    return ".".join(file.relative_to(HERE).with_suffix("").parts)
+
+
 def part_of(module: str) -> str:
     """Return the part that a module is of: a file, or a folder in one of the two."""
     return ".".join(module.split(".")[:2])
@@ -44,9 +62,14 @@ def part_of(module: str) -> str:
 
 @pytest.mark.parametrize("file", PARTS, ids=lambda file: str(file.relative_to(HERE)))
 def test_arrows_go_one_way(file: Path) -> None:
-    own = part_of(str(file.relative_to(HERE).with_suffix("")).replace("/", "."))
+    own = part_of(module_of(file))
     others = {part_of(name) for name in imports_of(file) if name.startswith(FOLDERS) and "." in name}
     assert others - {own} <= ARROWS.get(own, set())
+
+
+def test_few_parts_write_to_tables() -> None:
+    writing = re.compile(r"\b(INSERT( OR \w+)? INTO|REPLACE INTO|UPDATE|DELETE FROM|TRUNCATE|COPY) [a-z{]")
+    assert {part_of(module_of(file)) for file in PARTS if writing.search(file.read_text("utf-8"))} == WRITERS
 
 
 def test_no_arrows_make_a_circle() -> None:
@@ -58,7 +81,7 @@ def test_the_module_imports_no_part() -> None:
 
 
 def test_importing_a_part_changes_nothing() -> None:
-    names = [str(file.relative_to(HERE).with_suffix("")).replace("/", ".") for file in PARTS]
+    names = [*map(module_of, PARTS)]
     program = (
         "import importlib, msgspec, findings_service as heart\n"
         "told = lambda: (repr(heart.REGISTRY), [*heart.main.commands])\n"
@@ -83,3 +106,116 @@ def test_a_part_that_needs_a_folder_which_is_absent_keeps_nothing_from_starting(
     line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
     told = subprocess.run(line, cwd=HERE, env=environment(), check=True, timeout=60, capture_output=True, text=True)
     assert told.stdout == "findings_features\n"
+
+
+# ---------------------------------------------------------------------------
+# The module alone
+# ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> tuple[str, ...]:
+    """The program, of a folder with nothing but the module and its schema."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    for name in ("findings_service.py", "schema.sql"):
+        shutil.copy(HERE / name, folder)
+    return (sys.executable, str(folder / "findings_service.py"))
+
+
+def run_alone(alone: tuple[str, ...], *line: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the module alone."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 30, "check": False}
+    return subprocess.run([*alone, *line], env=environment(**env), **options)
+
+
+@pytest.fixture
+def ask(tmp_path: Path, alone: tuple[str, ...]) -> Iterator[Callable[..., Answer]]:
+    """What asks a service of the module alone, with a key of level full."""
+    db = tmp_path / "alone.db"
+    line = [*alone, "keys", "create", "ci", "--new", "--level", "full", "--db", str(db)]
+    key = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=30, check=True).stdout.strip()
+    server = start_process([*alone, "serve", "--db", str(db), "--port", "0"], db, "Findings Task Service")
+    yield partial(server.request, key=key)
+    assert server.stop() == 0
+
+
+@pytest.mark.sqlite
+def test_the_module_alone_answers_a_life_of_a_task(ask: Callable[..., Answer]) -> None:
+    assert ask("POST", f"{API}/project-types", {"name": "web"}).status_code == 201
+    run = ask("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+    submitted = ask("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="1"), task()]})
+    found = submitted.json["tasks"][0]["id"]
+    assert ask("PATCH", f"{API}/tasks/{found}", {"status": "dismissed"}).json["status"] == "dismissed"
+    assert ask("PATCH", f"{API}/runs/{run}", {"status": "completed"}).json["summary"]["total"] == 2
+    paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
+    for path in (*(f"{API}/{path}" for path in paths), "/healthz"):
+        assert ask("GET", path).status_code == 200
+
+
+@pytest.mark.sqlite
+def test_an_absent_part_is_named_where_the_api_would_need_it(ask: Callable[..., Answer]) -> None:
+    for file, asked in heart.API_PARTS.items():
+        for method, path in map(str.split, asked):
+            refused = ask(method, path)
+            assert refused.status_code in (404, 405)
+            assert f"{file}, which answers this, is not there." in refused.json["detail"]
+    refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
+    assert "needs findings_features/search.py, which is not there" in refused["detail"]
+    sarif = {"Content-Type": "application/sarif+json"}
+    refused = assert_problem(ask("POST", f"{API}/runs/x/tasks", b"{}", **sarif), 415, "unsupported_media_type")
+    assert "SARIF needs findings_adapters/sarif, which is not there." in refused["detail"]
+    refused = assert_problem(ask("POST", f"{API}/runs", b"{}", **sarif), 415, "unsupported_media_type")
+    assert refused["detail"] == "Send the body as Content-Type: application/json."
+    for accept in ("application/sarif+json", "text/csv", "text/markdown"):
+        assert ask("GET", f"{API}/tasks", Accept=accept).content_type == "application/json"
+
+
+def test_what_parts_answer_is_told_by_their_names() -> None:
+    heart.load_parts()
+    own = {f"{each.method} {each.path}": each.handler.__module__ for each in heart.REGISTRY.operations.values()}
+    told = {line: file for file, lines in heart.API_PARTS.items() for line in lines if line != "GET /"}
+    adding = {line: f"{name.replace('.', '/')}.py" for line, name in own.items() if name != heart.__name__}
+    assert told == adding
+
+
+@pytest.mark.parametrize("command", sorted(heart.COMMAND_PARTS))
+def test_a_command_of_an_absent_part_is_refused_by_its_name(alone: tuple[str, ...], command: str) -> None:
+    refused = run_alone(alone, command)
+    absent = heart.COMMAND_PARTS[command].removesuffix("/__init__.py")
+    assert refused.returncode == 2
+    assert f"`{command}` needs {absent}, which is not there" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "absent"),
+    cases(
+        workers=(("--workers", "2"), {}, "--workers needs findings_adapters/serving"),
+        keep=((), {"FINDINGS_KEEP": "90d"}, "FINDINGS_KEEP needs findings_adapters/serving"),
+        engine=(("--db", "postgresql://h/d"), {}, "postgresql:// needs findings_adapters/postgres"),
+        metrics=((), {"FINDINGS_METRICS": "1"}, "FINDINGS_METRICS needs findings_adapters/metrics.py"),
+    ),
+)
+def test_a_setting_of_an_absent_part_is_refused_by_its_name(
+    alone: tuple[str, ...], tmp_path: Path, options: tuple[str, ...], env: dict[str, str], absent: str
+) -> None:
+    refused = run_alone(alone, "serve", "--port", "0", "--db", str(tmp_path / "x.db"), *options, **env)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
+    assert absent in refused.stderr
+
+
+def test_a_command_whose_part_needs_an_absent_one_names_that(alone: tuple[str, ...]) -> None:
+    folder = Path(alone[-1]).parent / "findings_adapters"
+    folder.mkdir()
+    for name in ("__init__", "ci"):
+        shutil.copy(HERE / "findings_adapters" / f"{name}.py", folder)
+    refused = run_alone(alone, "scan", "results.sarif")
+    assert refused.returncode == 2
+    assert "`scan` needs findings_adapters/client.py, which is not there" in refused.stderr
+
+
+def test_help_of_the_module_alone_lists_what_is_there(alone: tuple[str, ...]) -> None:
+    shown = run_alone(alone, "--help")
+    assert shown.returncode == 0
+    assert "\n  serve " in shown.stdout
+    assert "\n  scan " not in shown.stdout

@@ -21,6 +21,8 @@ import pytest
 
 import findings_service as heart
 from findings_adapters.postgres import dialect
+from findings_adapters.serving import commits
+from findings_features import audit
 from tests.postgres_server import USER, Databases, PostgresServer, name_in
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
@@ -249,7 +251,7 @@ def test_an_audit_needs_no_more_than_one_connection_of_the_pool(
     url: str, open_at: Callable[..., store.PostgresDatabase]
 ) -> None:
     with open_at(with_options(url, "pool_size=1")).snapshot() as connection:
-        assert list(heart.faults(connection)) == []
+        assert list(audit.faults(connection)) == []
 
 
 def test_many_processes_make_one_schema(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
@@ -770,7 +772,7 @@ def test_house_is_kept_for_all_clients_while_one_writes(database: store.Postgres
     with database.transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'")
     await_(database.keeps_house)
-    house, held = heart.house_steps(database), threading.Event()
+    house, held = commits.house_steps(database), threading.Event()
 
     def write() -> None:
         with database.transaction("one") as connection:

@@ -20,6 +20,7 @@ import pytest
 
 import findings_service as heart
 from findings_adapters.postgres import copying
+from findings_features import audit
 from test_findings_service import (
     API,
     HERE,
@@ -720,9 +721,9 @@ def test_an_audit_may_take_longer_than_a_request(
     copy(small, url)
     monkeypatch.setattr(store, "STATEMENT_TIME", 0.5)
     monkeypatch.setattr(store, "SILENCE", 0.1)
-    monkeypatch.setattr(heart, "AUDITS", {"it is {}": "SELECT id FROM runs WHERE pg_sleep(0.4) IS NULL"})  # of 3 runs
+    monkeypatch.setattr(audit, "AUDITS", {"it is {}": "SELECT id FROM runs WHERE pg_sleep(0.4) IS NULL"})  # of 3 runs
     check(url)
-    monkeypatch.setattr(heart, "AUDITS", {})
+    monkeypatch.setattr(audit, "AUDITS", {})
     copy(url, tmp_path / "new.db")
 
 

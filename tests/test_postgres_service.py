@@ -22,6 +22,7 @@ import pytest
 
 import bench
 import findings_service as heart
+from findings_features import audit
 from test_findings_service import API, IMPORTING, PROGRAM, Answer, Server
 from tests.postgres_server import PORT, USER, Databases, PostgresServer, name_in
 from tests.slow_network import SlowNetwork, slow_network
@@ -213,7 +214,7 @@ def faults_of(url: str) -> list[str]:
     database = heart.database_for(heart.Settings.read(db=url))
     try:
         with database.snapshot() as connection:
-            return list(heart.faults(connection))
+            return list(audit.faults(connection))
     finally:
         database.disconnect()
 

@@ -47,6 +47,7 @@ from findings_adapters.client import (
     quoted,
 )
 from findings_adapters.markdown import fence_for
+from findings_adapters.serving import processes
 
 Context = ServerRequestContext[Any, Any]
 Json = dict[str, Any]
@@ -831,8 +832,8 @@ def serve_http(host: str, port: int, url: str) -> None:
     )
     message = heart.exposure_warning(host)
     message += f"Findings Task Service {heart.__version__}: MCP on {heart.url_of(host, port)}{PATH}, before {url}"
-    with asyncio.Runner(loop_factory=heart.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=processes.new_event_loop) as runner:
         door = Door(app, limit, service_of)
         runner.run(
-            heart.serve_until_stopped(door, host, port, partial(heart.write_unlocked, message), interface="asgi")
+            processes.serve_until_stopped(door, host, port, partial(heart.write_unlocked, message), interface="asgi")
         )

@@ -12,6 +12,7 @@ import psycopg
 
 import findings_service as heart
 from findings_adapters.postgres import copying, dialect, store
+from findings_features import audit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +92,7 @@ class ServerTarget(ServerPlace, copying.Target):
 
     def faults(self) -> Iterator[str]:
         """Audit what is there."""
-        return heart.faults(Unfinished(self.database, self.connection, read_only=True))
+        return audit.faults(Unfinished(self.database, self.connection, read_only=True))
 
     def keep(self) -> None:
         """Commit."""

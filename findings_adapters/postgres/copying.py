@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 import findings_service as heart
+from findings_features import audit, backup
 
 Row = Sequence[Any]
 Shifts = Mapping[str, Mapping[str, int]]  # what is added to the seqs of a table, by client
@@ -121,7 +122,7 @@ class Target(Place):
 
     def faults(self) -> Iterator[str]:
         """Audit what is there."""
-        return heart.faults(self.connection)
+        return audit.faults(self.connection)
 
     def keep(self) -> None:
         """Make it durable, and let others see it."""
@@ -142,7 +143,7 @@ class FileTarget(Target):
     def _connect(self) -> heart.SQLiteConnection:
         """Open the file. There is no way back in it: what fails is dropped."""
         connection = sqlite3.connect(self.partial, isolation_level=None, factory=heart.SQLiteConnection)
-        heart.copy_beside(connection, self.path)
+        backup.copy_beside(connection, self.path)
         for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE}"):
             connection.execute(f"PRAGMA {setting}")
         return connection
@@ -162,12 +163,12 @@ class FileTarget(Target):
         """Let the file take its place."""
         self.close()
         require_new(self.path, self.tables)
-        heart.put_in_place(self.partial, self.path)
+        backup.put_in_place(self.partial, self.path)
 
 
 def require_new(path: str, tables: Sequence[Table]) -> None:
     """Refuse a file that has anything in it. :raises heart.DatabaseUnusable: then."""
-    heart.require_replaceable(path)
+    backup.require_replaceable(path)
     if not Path(path).exists():
         return
     with closing(heart.open_database(heart.Settings(db=path), read_only=True, create=False)) as connection:
@@ -196,7 +197,7 @@ def file_target(database: heart.SQLiteDatabase, tables: Sequence[Table]) -> Iter
     """Give a new file, of which nothing is left unless it is kept."""
     path = database.settings.db
     require_new(path, tables)
-    with heart.new_file(path) as partial, closing(FileTarget(database.name, path, partial, tables)) as target:
+    with backup.new_file(path) as partial, closing(FileTarget(database.name, path, partial, tables)) as target:
         yield target
 
 
@@ -308,7 +309,7 @@ def require_two(source: heart.Database, target: heart.Database) -> None:
     """Refuse a target that belongs to the source. :raises click.ClickException: then."""
     belongs = {source.place}
     if isinstance(source, heart.SQLiteDatabase):
-        belongs |= {f"{source.place}{suffix}" for suffix in (*heart.BESIDE, heart.CHECKPOINTER)}
+        belongs |= {f"{source.place}{suffix}" for suffix in (*backup.BESIDE, heart.CHECKPOINTER)}
     if target.place in belongs:
         raise click.ClickException(f"{target.name} belongs to what is copied; name another database")
 
@@ -343,7 +344,7 @@ def named(_context: click.Context, option: click.Parameter, value: str) -> str:
 def copy(source: str, target: str) -> None:
     """Copy a database to another, also to PostgreSQL and back. The copy is of one moment, and verified."""
     tables = read_tables()
-    with heart.interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
+    with backup.interruptible(), heart.opened(source) as old, heart.opened(target, new=True) as new:
         require_two(old, new)
         read, fill = ends_at(old)[0], ends_at(new)[1]
         with read(old) as place, fill(new, tables) as copied:

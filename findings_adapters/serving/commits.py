@@ -1,0 +1,191 @@
+"""The one thread that writes, and keeps house: writes that wait share a transaction, and so an fsync."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+
+import findings_service as heart
+from findings_features import deletion
+
+HOUSEKEEPING = 2.0  # seconds between two turns of it
+FORGETTING = 600.0  # seconds between two searches for runs that are too old
+SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
+GATHERING = 0.1  # of the time that a COMMIT takes
+GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
+
+
+LAST_WORDS = 0.5  # seconds that there are to say why a process ends
+
+
+def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Return a thread without which the process is of no use: where its work fails, that ends, and at once.
+
+    Half of a service would keep its clients waiting for ever. Nothing that was acknowledged is lost by it.
+    """
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException:
+            threading.Timer(LAST_WORDS, os._exit, (1,)).start()  # perhaps nobody reads them
+            heart.write_line(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
+            os._exit(1)
+
+    return threading.Thread(target=guarded, name=name, daemon=True)
+
+
+def refused(error: BaseException) -> heart.Answer:
+    """Return the answer to a request that failed outside of the application: in its transaction, or on its way."""
+    known = heart.known_error(error)
+    if known is None:
+        heart.log.error("a transaction failed", exc_info=error)
+        known = heart.InternalError("The service has a bug.")
+    return heart.problem_answer(known)
+
+
+class Write(Struct, eq=False):
+    """A request that waits for its transaction, until a time of the monotonic clock; `work` gives the answer."""
+
+    work: Callable[[], heart.Answer]
+    future: asyncio.Future[heart.Answer]
+    until: float
+    answer: Any = None
+
+
+def house_steps(database: heart.Database) -> Iterator[float]:
+    """Keep house for ever, one step at a time; each gives the seconds until the next.
+
+    The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
+    several, the runs that are older than the settings keep are forgotten. Where the thread has nothing else to do
+    it waits for locks: a client that always writes would keep it from all others.
+    """
+    settings, patience = database.settings, None if database.threads else 0
+    old: Iterator[object] | None = None  # the search for old runs that is under way
+    next_search = 0.0
+    while True:
+        again = time.monotonic() + HOUSEKEEPING
+        try:
+            database.write_uses(patience)
+            is_ours = database.keeps_house()
+            if is_ours or not database.threads:
+                for _ in heart.idle_slices(database, settings.run_timeout, patience):
+                    yield SLICE_PAUSE
+            database.keep_house()
+            if settings.keep and is_ours and time.monotonic() >= next_search:
+                old = old or deletion.prune_slices(database, heart.timestamp(ago=settings.keep), patience)
+            while old and time.monotonic() < again:
+                if next(old, None) is None:
+                    old, next_search = None, time.monotonic() + FORGETTING
+                yield SLICE_PAUSE
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
+            if heart.known_error(error) is None:
+                heart.log.error("keeping house failed", exc_info=error)
+            if not heart.is_busy(error):
+                next_search = time.monotonic() + FORGETTING
+            old = None
+        yield max(0.0, again - time.monotonic())
+
+
+class WriteQueue:
+    """The one thread that writes, and keeps house, where a database has one writer.
+
+    The writes that wait share a transaction, in the order in which they came, each in a savepoint. All share one fsync,
+    and are answered when the COMMIT is through; when it fails, all of them have failed. The next group gathers
+    meanwhile.
+    """
+
+    def __init__(self, database: heart.Database, listeners: heart.Listeners) -> None:
+        self.database, self._listeners = database, listeners
+        self._waiting: deque[Write] = deque()
+        self._house = house_steps(database)
+        self._next_step = time.monotonic() + HOUSEKEEPING
+        self._gathering = 0.0  # seconds until a group begins: those of the last one are about to write again
+        self._stopping = False
+        self._bell = threading.Event()
+        self._thread = needed_thread(self._work, "findings-writer")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what waits, and end the thread."""
+        self._stopping = True
+        self._bell.set()
+        self._thread.join()
+
+    async def run(self, work: Callable[[], heart.Answer]) -> heart.Answer:
+        """Return the answer to a write once it is durable, or refused."""
+        loop, until = asyncio.get_running_loop(), time.monotonic() + self.database.settings.busy_timeout
+        write = Write(work, loop.create_future(), until)
+        self._waiting.append(write)
+        loop.call_soon(self._bell.set)  # behind the requests that came together with this one
+        return await write.future
+
+    def _work(self) -> None:
+        while self._waiting or not self._stopping:
+            if not self._waiting:
+                self._bell.wait(max(0.0, self._next_step - time.monotonic()))
+                self._bell.clear()
+            if self._waiting:
+                time.sleep(self._gathering)
+                self._commit_group()
+            if time.monotonic() >= self._next_step:
+                self._next_step = time.monotonic() + next(self._house)
+
+    def _commit_group(self) -> None:
+        """Run writes until they are all done or their time is over, commit, and have them answered."""
+        group: list[Write] = []
+        try:
+            with self.database.transaction(patience=max(0.0, self._waiting[0].until - time.monotonic())) as connection:
+                end = time.monotonic() + GROUP_TIME
+                while self._waiting and connection.in_transaction and time.monotonic() < end:
+                    group.append(write := self._waiting.popleft())
+                    write.answer = write.work()
+                if not connection.in_transaction:
+                    raise heart.StorageFull(heart.TRANSACTION_ENDED)
+                committing = time.monotonic()
+            self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
+        except BaseException as error:
+            if not group:  # those whose time is over, or all where waiting longer is of no use
+                now = time.monotonic() if heart.is_busy(error) else math.inf
+                while self._waiting and self._waiting[0].until <= now:
+                    group.append(self._waiting.popleft())
+            for write in group:
+                write.answer = refused(error)
+        else:
+            self._tell(len(group))
+        if group:
+            self._settle(group)
+
+    def _tell(self, size: int) -> None:
+        """Tell who listens that a group is committed. What they do with that is no reason to leave anybody waiting."""
+        try:
+            for listener in self._listeners.committed:
+                listener(size)
+        except BaseException as error:
+            heart.log.error("counting a group failed", exc_info=error)
+
+    def _settle(self, writes: Sequence[Write]) -> None:
+        """Have the event loop give requests their answers, unless their clients have gone."""
+
+        def settle() -> None:
+            for write in writes:
+                if not write.future.done():
+                    write.future.set_result(write.answer)
+
+        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            writes[0].future.get_loop().call_soon_threadsafe(settle)

@@ -1,0 +1,251 @@
+"""A process that serves, or several on one port: signals, the access log, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import queue
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, NoReturn
+
+import findings_service as heart
+from findings_adapters.serving import commits, rsgi
+
+MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
+OWN_FILES = 60  # that the process itself has open, its documents and their pipes among them
+LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
+HEADER_TIMEOUT = 5  # seconds
+
+
+WAITING_LINES = 10_000  # of the access log
+LAST_LINES = 1.0  # seconds that there are to write them at the end
+
+
+class LineWriter(logging.Handler):
+    """Writes lines to standard error in a thread of its own: who puts them there waits for nobody who reads them.
+
+    Lines for which there is no room any more are dropped, and counted in one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None is the end
+        self._dropped = 0
+        self._thread = commits.needed_thread(self._work, "findings-log")
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have what the service says of itself written, too."""
+        self.put(self.format(record))
+
+    def put(self, line: str) -> None:
+        """Have a line written."""
+        if self._lines.qsize() < WAITING_LINES:
+            self._lines.put(line)
+        else:
+            self._dropped += 1
+
+    def finish(self) -> None:
+        """Wait until all is written, for a moment."""
+        self._lines.put(None)
+        self._thread.join(LAST_LINES)
+
+    def _work(self) -> None:
+        for line in iter(self._lines.get, None):
+            heart.write_unlocked(line)
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                heart.write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
+
+
+def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
+    """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
+    while not ended.wait(0.01):
+        with suppress(OSError, heart.DatabaseUnusable, *heart.ENGINE_ERRORS):
+            with socket.create_connection((host, port), 1.0) as asking:
+                asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                answer = asking.recv(64)
+            if answer.startswith(b"HTTP/1.1 200"):
+                greeting()
+                return
+
+
+def most_connections() -> int:
+    """Return how many connections to take at once; further ones wait with the system.
+
+    Accepting more than there may be open files for would fail at once, again and again, and take a whole core.
+    """
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # granian raises the soft limit to the hard one
+    return MOST_CONNECTIONS if allowed == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, allowed - OWN_FILES))
+
+
+def pipe_of_signals() -> int:
+    """Return a pipe that says something on the signals that end a service, however much the event loop has to do.
+
+    The loop's own is full when others have much to wake it for, and taking its handlers away leaves a signal to its
+    default for a moment, in which a second one would kill.
+    """
+    listened, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    for name in heart.STOPPING:
+        signal.signal(name, lambda *_: None)
+    return listened
+
+
+async def serve_until_stopped(
+    app: Any,
+    host: str,
+    port: int,
+    greeting: Callable[[], object] | None,
+    parent: int | None = None,
+    interface: str = "rsgi",
+) -> None:
+    """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
+
+    :param app: a `FrontDoor`, or what has its `close` and speaks another interface of granian's.
+    :param greeting: what says that the service answers, once it does.
+    :param parent: a pipe that ends when the process that began this one is told to stop, or has ended.
+    """
+    from granian.constants import HTTPModes, Interfaces
+    from granian.http import HTTP1Settings
+    from granian.log import LogLevels
+    from granian.server.embed import Server
+
+    server = Server(
+        app,
+        host,
+        port,
+        interface=Interfaces(interface),
+        http=HTTPModes.http1,  # an idle HTTP/2 connection would keep the server from stopping for ever
+        websockets=False,
+        backlog=MOST_CONNECTIONS,
+        backpressure=most_connections(),
+        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT * 1000),
+        log_level=LogLevels.error,
+    )
+
+    def stop() -> None:
+        for pipe in pipes:
+            loop.remove_reader(pipe)
+        server.stop()  # type: ignore[no-untyped-call]
+        loop.call_later(LEAVING, serving.cancel)
+
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(server.serve())
+    pipes = [pipe_of_signals()] if parent is None else [pipe_of_signals(), parent]
+    for pipe in pipes:
+        loop.add_reader(pipe, stop)
+    ended = threading.Event()
+    if greeting is not None:  # in a thread of its own: to write to a full pipe is to wait
+        saying = (heart.reachable(host), port, greeting, ended)
+        threading.Thread(target=announce, args=saying, name="findings-greeting", daemon=True).start()
+    with suppress(asyncio.CancelledError):
+        await serving
+    for name in heart.STOPPING:  # no further one is to end what is ending
+        signal.signal(name, signal.SIG_IGN)
+    app.close()
+    ended.set()
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return uvloop's event loop where it is installed, asyncio's elsewhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def run_worker(
+    service: heart.Service, host: str, port: int, greeting: Callable[[], object] | None, parent: int | None = None
+) -> None:
+    """Serve with this process."""
+    service.database.keep_house()  # with which what is there now is open, before something else may take its place
+    sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
+    gc.collect()
+    gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
+    gc.set_threshold(10_000, 10, 10)
+    lines = LineWriter()
+    service.listeners.write_line = lines.put
+    heart.log.addHandler(lines)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        door = rsgi.FrontDoor(service)
+        runner.run(serve_until_stopped(door, host, port, greeting, parent))
+    heart.log.removeHandler(lines)
+    lines.finish()
+
+
+def run_workers(service: heart.Service, host: str, port: int, greeting: Callable[[], object], count: int) -> None:
+    """Serve with several processes on one port, which this one begins and waits for.
+
+    :raises ChildProcessError: when one of them died by itself; then all stop.
+    """
+    listened, writing = os.pipe()  # nothing is ever written: it ends with this process, however that ends
+    held = os.fdopen(writing, "wb")
+    for name in heart.STOPPING:
+        signal.signal(name, lambda *_: held.close())
+
+    def work(number: int) -> NoReturn:
+        status = 1
+        try:
+            held.close()
+            with closing(service.database):
+                run_worker(service, host, port, None if number else greeting, listened)
+            status = 0
+        except Exception as error:
+            heart.log.error("a worker failed", exc_info=error)
+        finally:  # what the first process does in the end is not to be done twice
+            os._exit(status)
+
+    begun, statuses = 0, list[int]()
+    gc.freeze()  # or the first collection in each process would write to, and so copy, all that they share
+    try:
+        for number in range(count):
+            if os.fork() == 0:
+                work(number)
+            begun += 1
+    except OSError:
+        held.close()
+        raise
+    finally:
+        while len(statuses) < begun:
+            statuses.append(os.wait()[1])
+            held.close()
+        service.database.keep_house()  # two that close a file at the same instant both leave its log there
+    if any(statuses):
+        raise ChildProcessError("a worker died, and so all were stopped")
+
+
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus-client's, which looks for it when it is loaded
+
+
+@contextmanager
+def metrics_folder() -> Iterator[None]:
+    """Give several workers a folder to count in: a new one, because figures begin at zero with each start."""
+    with tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True) as folder:
+        os.environ[METRICS_FOLDER] = folder
+        yield
+
+
+def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
+    """Serve until one of the signals that end a service. :raises ChildProcessError: when a worker died by itself."""
+    os.environ.pop(METRICS_FOLDER, None)  # which another start had
+    with metrics_folder() if settings.metrics and workers > 1 else nullcontext():
+        service = heart.start_service(settings)
+        greeting = partial(heart.greet, service, heart.exposure_warning(host), heart.url_of(host, port))
+        with closing(service.database):  # after all others have: who closes last folds the WAL into the file
+            if workers == 1:
+                run_worker(service, host, port, greeting)
+            else:
+                run_workers(service, host, port, greeting, workers)

@@ -1,0 +1,298 @@
+"""Requests as granian gives them, answered on the event loop or in a thread.
+
+The interface is RSGI 1.6 (https://github.com/emmett-framework/granian/blob/master/docs/spec/RSGI.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import math
+import os
+import time
+import typing
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from functools import lru_cache, partial
+from typing import Any
+
+import findings_service as heart
+from findings_adapters.serving import commits
+
+SMALL_BODY = 16 * heart.KIB  # bytes of a body that is read before anything about its request is known
+BODIES_HELD = 2  # times the largest body there may be, of all large ones together
+UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
+UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
+
+
+SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
+# For what takes long elsewhere; a client has one of each at most.
+THREADS_OF_PLACES = {"read": 1, "export": 1, "check": 2, "probe": 1}
+OTHERS_WAIT = "The database has not answered others yet"
+
+
+class BodyBudget:
+    """Bounds the bytes of all large bodies that are here at once, and those of one client to half of it.
+
+    Without a bound, a few dozen connections would take all memory there is.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def holding(self, client_id: str) -> Iterator[Callable[[int], None]]:
+        """Give what counts more bytes of a body, for as long as it is here. It raises `Busy` when they are too many."""
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._held[client_id] += size
+            if self._held.total() > self._size or self._held[client_id] > self._size // 2:
+                raise heart.Busy("Other large bodies are on their way")
+
+        try:
+            yield hold
+        finally:
+            self._held[client_id] -= held
+            self._held += Counter()  # forgets clients that hold nothing
+
+
+@lru_cache(maxsize=256)
+def environ_name(header: str) -> str:
+    """Return what WSGI calls a header (PEP 3333)."""
+    name = header.upper().replace("-", "_")
+    return name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
+
+
+def environ_of(scope: Any) -> dict[str, Any]:
+    """Return what the service asks of the WSGI environment of a request, without its body.
+
+    The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse. So are
+    headers with an underscore, which would be taken for those with a hyphen.
+    """
+    environ = {
+        "REQUEST_METHOD": scope.method,
+        "PATH_INFO": scope.path.encode().decode("latin-1"),
+        "QUERY_STRING": scope.query_string.encode().decode("latin-1"),
+    }
+    for header, value in scope.headers.items():
+        if "_" not in header:
+            name = environ_name(header)
+            environ[name] = f"{environ[name]},{value}" if name in environ else value
+    for header in scope.headers.keys():  # noqa: SIM118 - items() leaves out what is no ASCII, and so would lose a key
+        if "_" not in header:
+            environ.setdefault(environ_name(header), "")
+    environ.pop("HTTP_HOST", None)
+    put_body(environ, b"")
+    return environ
+
+
+def put_body(environ: dict[str, Any], body: bytes) -> None:
+    """Put a body into a request's environment."""
+    environ.update({heart.BODY: body, "CONTENT_LENGTH": str(len(body)) if body else ""})
+
+
+def without_body(answer: heart.Answer) -> heart.Answer:
+    """Return an answer as HEAD gets it (RFC 9110, 9.3.2)."""
+    if answer.document:
+        answer.document.close()
+    length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
+    return heart.Answer(answer.status, {**length, **answer.headers})
+
+
+class Threads:
+    """Some threads for what takes long, of which a client has no more than a share at once.
+
+    :param patience: seconds that may go by until one is free; None for ever.
+    """
+
+    def __init__(self, name: str, count: int, share: int, patience: float | None = None) -> None:
+        self._threads = ThreadPoolExecutor(count, f"findings-{name}")
+        self._free = asyncio.Semaphore(count)
+        self._share, self._patience = share, patience
+        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+
+    async def run(
+        self, environ: Mapping[str, Any], work: Callable[[], heart.Answer | heart.Deferred]
+    ) -> heart.Answer | heart.Deferred:
+        """Return what `work` returns in a thread. :raises Busy: when none was free in time."""
+        noted = environ.get(heart.NOTED)
+        client = noted.principal.client_id if noted and noted.principal else environ.get("HTTP_AUTHORIZATION", "")
+        share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(self._patience):
+                    for each in (share, self._free):
+                        await held.enter_async_context(each)
+            except TimeoutError:
+                raise heart.Busy(OTHERS_WAIT) from None
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def stop(self) -> None:
+        """End the threads, once what they do is done."""
+        self._threads.shutdown()
+
+
+class FrontDoor:
+    """Takes requests from granian and answers them on the event loop's thread, one at a time.
+
+    Bodies are read asynchronously before that, so that a slow client costs nobody anything. What is left to do, the
+    write queue and some threads do. Where a database has many connections at once, each request has a thread.
+    """
+
+    def __init__(self, service: heart.Service) -> None:
+        self._service = service
+        settings, database = service.settings, service.database
+        self._writes = commits.WriteQueue(database, service.listeners)
+        self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
+        self._all: Threads | None = None
+        if count := database.threads:
+            share = math.ceil(SHARE_OF_CLIENT * count)
+            self._all = self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
+        limits = (settings.max_body, *(form.limit(settings) for form in heart.REGISTRY.submission_formats.values()))
+        self._budget = BodyBudget(BODIES_HELD * max(limits))
+        self._writes.start()
+
+    def close(self) -> None:
+        """Finish what is to be written, once no more requests come."""
+        self._writes.stop()
+        for threads in self._threads.values():
+            threads.stop()
+
+    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
+        """Answer one request."""
+        with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
+            await self._serve(scope, protocol)
+
+    async def _serve(self, scope: Any, protocol: Any) -> None:
+        began, environ = time.perf_counter(), environ_of(scope)
+        length = scope.headers.get("content-length")
+        try:
+            if length is None and "transfer-encoding" not in scope.headers:
+                answer = await self._answer(environ)
+            elif length is not None and int(length) <= SMALL_BODY:
+                await self._read_body(environ, int(length), protocol)
+                answer = await self._answer(environ)
+            else:
+                answer = await self._answer_large(environ, length, protocol)
+        except heart.Busy as busy:
+            answer = commits.refused(busy)
+        if scope.method == "HEAD":
+            answer = without_body(answer)
+        size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
+        for listener in self._service.listeners.answered:
+            listener(environ, answer.status, size, time.perf_counter() - began)
+        if scope.method == "HEAD":
+            protocol.response_empty(answer.status, [*answer.headers.items()])
+        elif answer.document is None:  # granian counts the body itself
+            headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
+            if environ.get(heart.AWAITED) or environ.get(heart.TOO_LARGE):  # the rest of the body is still on its way
+                headers.append(("Connection", "close"))
+            protocol.response_bytes(answer.status, headers, answer.body)
+
+    async def _send_document(self, answer: heart.Answer, protocol: Any) -> int:
+        """Send a document as its client takes it, and return how many bytes went out. Others come between.
+
+        granian reads a file no faster than the client takes it, and so a pipe. What its own streams are given, it
+        keeps in memory until then. A client that is cut off sees that the document is shorter than was said.
+        """
+        loop, size = asyncio.get_running_loop(), 0
+        listened, written = os.pipe()
+        if hasattr(fcntl, "F_SETPIPE_SZ"):  # where pages are large, a pipe holds more
+            with suppress(OSError):  # of a user with so many pipes that new ones are small
+                fcntl.fcntl(written, fcntl.F_SETPIPE_SZ, heart.DOCUMENT_PIECE)
+        transport, pipe = await loop.connect_write_pipe(
+            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(written, "wb", 0)
+        )
+        transport.set_write_buffer_limits(0)  # so that what is drained is in the pipe
+        writer = asyncio.StreamWriter(transport, pipe, None, loop)
+        protocol.response_file(answer.status, [*answer.headers.items()], f"/dev/fd/{listened}")
+        try:
+            with closing(typing.cast(heart.Document, answer.document)) as document:
+                for piece in document:
+                    writer.write(piece)
+                    await asyncio.wait_for(writer.drain(), UNTAKEN if listened < 0 else UNOPENED)
+                    if size and listened >= 0:  # granian has opened its end, and taken a piece
+                        os.close(listened)
+                        listened = -1
+                    size += len(piece)
+        except (OSError, TimeoutError, asyncio.CancelledError):  # the client has gone, or the service does
+            pass
+        finally:
+            transport.abort()
+            if listened >= 0:
+                os.close(listened)
+        return size
+
+    async def _answer(self, environ: dict[str, Any]) -> heart.Answer:
+        """Return the answer to a request whose body is here, or is not needed yet."""
+        path, whole = heart.decoded(environ["PATH_INFO"]), self._all is not None
+        answer = partial(heart.answer_to, self._service, environ, path, whole=whole)
+        if path == "/healthz":
+            return await self._probe(environ, answer)
+        threads = self._all or (self._threads["check"] if len(environ[heart.BODY]) > SMALL_BODY else None)
+        given = await threads.run(environ, answer) if threads else answer()
+        while isinstance(given, heart.Deferred):
+            if given.place == "write":
+                return await self._writes.run(partial(heart.finished, given))
+            given = await self._threads[given.place].run(environ, given.work)
+        return given
+
+    async def _probe(
+        self, environ: dict[str, Any], answer: Callable[[], heart.Answer | heart.Deferred]
+    ) -> heart.Answer:
+        """Return the answer to who asks how the database is, which may have to be waited for."""
+        try:
+            return heart.finished(
+                await asyncio.wait_for(self._threads["probe"].run(environ, answer), heart.HEALTH_TIME)
+            )
+        except TimeoutError:
+            return commits.refused(heart.Busy(OTHERS_WAIT))
+
+    async def _answer_large(self, environ: dict[str, Any], length: str | None, protocol: Any) -> heart.Answer:
+        """Return the answer to a request with a large body, or one of unknown length.
+
+        The body is read once path, key, level and headers were found good without it.
+        """
+        environ.update({heart.AWAITED: True, "CONTENT_LENGTH": length or ""})
+        answer = await self._answer(environ)
+        if not environ.pop(heart.WANTED, False):
+            return answer
+        with self._budget.holding(environ[heart.NOTED].principal.client_id) as hold:
+            await self._read_body(environ, int(length or 0), protocol, hold)
+            del environ[heart.AWAITED]
+            return await self._answer(environ)
+
+    async def _read_body(
+        self, environ: dict[str, Any], length: int, protocol: Any, hold: Callable[[int], object] = bool
+    ) -> None:
+        """Read a request's body into its environment, and note there what was wrong with it.
+
+        :param hold: is told of more bytes. :raises Busy: when it does so.
+        """
+        limit, body = environ.get(heart.LIMIT, SMALL_BODY), bytearray()
+        try:
+            async with asyncio.timeout(self._service.settings.body_timeout):
+                async for chunk in protocol:
+                    body += chunk
+                    if len(body) > limit:
+                        break
+                    hold(len(chunk))
+                    if len(body) == length:  # asking for the end costs a turn
+                        break
+        except heart.Busy:
+            raise
+        except Exception:  # the time was over, the client broke off, or the chunks made no sense
+            environ[heart.CUT_SHORT] = True
+        if len(body) > limit:
+            environ[heart.TOO_LARGE] = True
+            body.clear()
+        elif len(body) < length:
+            environ[heart.CUT_SHORT] = True
+        put_body(environ, bytes(body))

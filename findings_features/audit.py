@@ -1,0 +1,179 @@
+"""What is wrong with a database: the command `check`.
+
+The rules that the schema cannot hold, counters against what they count, and what the engine finds itself. Nothing is
+written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import click
+
+import findings_service as heart
+
+
+def word_faults(connection: heart.Connection) -> Iterator[str]:
+    """Tell the tasks that are searched by other words than they have. Some at a time, because evidence is large."""
+    decode = heart.decoder(list[heart.Labelled]).decode
+    for client_id in heart.select_clients(connection):
+        last = -1
+        while rows := connection.execute(
+            """SELECT tasks.seq, id, title, external_id, COALESCE(evidence, '[]'), task_words.words
+               FROM tasks LEFT JOIN task_details
+                   ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
+               LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
+               WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
+            (client_id, last, heart.LOOKUP_SIZE),
+        ).fetchall():
+            for last, task_id, title, external_id, evidence, words in rows:  # noqa: B007
+                if words != heart.words_of(title, external_id, heart.labels_of(decode(evidence))):
+                    yield f"task {task_id} is searched by other words than it has"
+
+
+def recounted(connection: heart.Connection) -> Counter[heart.CounterKey]:
+    """Count everything that the counters count, one by one, but for changes."""
+    counts: Counter[heart.CounterKey] = Counter()
+    place, kind = "client_id, project_type, target_url, branch", "status, severity"
+    for client, *at, status, severity, n in connection.execute(
+        f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
+    ):
+        for name in heart.scopes("tasks", *at):
+            counts[client, name, status, severity] += n
+    for client, *at, status, n in connection.execute(
+        f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
+    ):
+        for name in heart.scopes("runs", *at):
+            counts[client, name, status, 0] += n
+    return counts
+
+
+# Each names the ids of what breaks a rule that the schema cannot hold.
+AUDITS = {
+    "task {} is reported by a run of another project type or target": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        WHERE tasks.project_type <> runs.project_type OR tasks.target_url <> runs.target_url""",
+    "task {} is reported by no run": """
+        SELECT tasks.id FROM tasks WHERE NOT EXISTS (
+            SELECT 1 FROM sightings WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq)""",
+    "task {} was seen by more runs than it says": """
+        SELECT tasks.id FROM tasks WHERE times_seen < (
+            SELECT COUNT(*) FROM sightings JOIN sightings AS same ON same.client_id = sightings.client_id
+                AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
+            WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1)""",
+    "run {} says that it reports another number of tasks": """
+        SELECT runs.id FROM runs WHERE reported <> (
+            SELECT COUNT(*) FROM sightings WHERE sightings.client_id = runs.client_id AND run_seq = runs.seq)""",
+    "run {} is of a branch that is not there": """
+        SELECT runs.id FROM runs WHERE branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branches WHERE branches.client_id = runs.client_id AND name = branch
+                AND branches.project_type = runs.project_type AND branches.target_url = runs.target_url)""",
+    "branch {} says that it knows another number of tasks": """
+        SELECT name FROM branches WHERE reported <> (
+            SELECT COUNT(*) FROM branch_sightings
+            WHERE branch_sightings.client_id = branches.client_id AND branch_seq = branches.seq)""",
+    "branch {} has no run and knows no task": """
+        SELECT name FROM branches WHERE reported = 0 AND NOT EXISTS (
+            SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = name AND runs.branch <> ''
+                AND runs.project_type = branches.project_type AND runs.target_url = branches.target_url)""",
+    "task {} is known to a branch of another project type or target": """
+        SELECT DISTINCT tasks.id FROM branch_sightings
+        JOIN tasks ON tasks.client_id = branch_sightings.client_id AND tasks.seq = branch_sightings.task_seq
+        JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_sightings.branch_seq
+        WHERE tasks.project_type <> branches.project_type OR tasks.target_url <> branches.target_url""",
+    "task {} is reported by a run of a branch that does not know it": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
+        WHERE runs.branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branch_sightings
+            JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
+            WHERE branch_sightings.client_id = tasks.client_id AND branch_sightings.task_seq = tasks.seq
+                AND name = runs.branch)""",
+    "task {} is of a branch that does not know it": """
+        SELECT tasks.id FROM tasks WHERE branch <> '' AND NOT EXISTS (
+            SELECT 1 FROM branch_sightings
+            JOIN branches ON branches.client_id = branch_sightings.client_id AND branches.seq = branch_seq
+            WHERE branch_sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND name = branch)""",
+    "task {} is of a branch, though the main line knows it": """
+        SELECT DISTINCT tasks.id FROM tasks
+        JOIN sightings ON sightings.client_id = tasks.client_id AND task_seq = tasks.seq
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        WHERE tasks.branch <> '' AND runs.branch = ''""",
+    "task {} has a report of the main line that does not count": """
+        SELECT DISTINCT tasks.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
+        WHERE counted = 0 AND runs.branch = ''""",
+    "task {} was reported first by a run whose report does not count": """
+        SELECT tasks.id FROM tasks JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+        JOIN sightings ON sightings.client_id = tasks.client_id AND run_seq = runs.seq AND task_seq = tasks.seq
+        WHERE counted = 0""",
+    "counter: {} is below nothing": "SELECT scope FROM counters WHERE n < 0",
+    "task {} has no details": """
+        SELECT tasks.id FROM tasks WHERE NOT EXISTS (
+            SELECT 1 FROM task_details WHERE task_details.client_id = tasks.client_id AND task_seq = tasks.seq)""",
+    "task {} was created before one that came earlier": """
+        SELECT id FROM (
+            SELECT id, created_at < LAG(created_at) OVER (PARTITION BY client_id ORDER BY seq) AS fell FROM tasks
+        ) AS pairs WHERE fell""",
+    "task {} has another status than its history": """
+        SELECT tasks.id FROM tasks WHERE status <> COALESCE((
+            SELECT to_status FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
+            ORDER BY history.seq DESC LIMIT 1), '')""",
+    "task {} has another reason than its history": """
+        SELECT tasks.id FROM tasks WHERE COALESCE(reason, '') <> COALESCE((
+            SELECT history.reason FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND to_status IS NOT NULL
+            ORDER BY history.seq DESC LIMIT 1), '')""",
+    "task {} has another assignee than its history": """
+        SELECT tasks.id FROM tasks WHERE COALESCE(assignee, '') <> COALESCE((
+            SELECT history.assignee FROM history
+            WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq AND event = 'assigned'
+            ORDER BY history.seq DESC LIMIT 1), '')""",
+}
+
+
+def faults(connection: heart.Connection) -> Iterator[str]:
+    """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
+    yield from connection.faults()
+    expected = recounted(connection)
+    for client, name, status, severity, n in connection.execute(
+        "SELECT client_id, scope, status, severity, n FROM counters WHERE scope <> 'changes'"
+    ):
+        right = expected.pop((client, name, status, severity), 0)
+        if n != right:
+            yield f"counter: {client}, {name}, {status}, severity {severity} says {n}, but there are {right}"
+    for (client, name, status, severity), n in expected.items():
+        yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
+    yield from word_faults(connection)
+    for complaint, statement in AUDITS.items():
+        yield from (complaint.format(row[0]) for row in connection.execute(statement))
+
+
+def audit(connection: heart.Connection, db: str) -> None:
+    """Print what is wrong with a database. :raises click.ClickException: when anything is."""
+    found = list(faults(connection))
+    for fault in found:
+        click.echo(fault)
+    if found:
+        raise click.ClickException(f"{len(found)} fault{'s' if len(found) > 1 else ''} in {db}")
+
+
+@click.command()
+@heart.database_option
+def check(db: str) -> None:
+    """Audit a database, also one in use. Exit code 1 and one line for each fault."""
+    with heart.opened(db) as database, database.snapshot() as connection:
+        audit(connection, database.name)
+    engine = " ".join(database.engine)
+    click.echo(f"{database.name} is sound: schema version {heart.SCHEMA_VERSION}, {engine}.", err=True)
+
+
+def register() -> None:
+    """Add the command."""
+    heart.main.add_command(check)

@@ -1,0 +1,357 @@
+"""What goes for good: DELETE of runs, tasks and project types, and runs that finished long ago.
+
+What is deleted is in no answer any more at once, and soon in no file either (SQLite's secure_delete,
+https://www.sqlite.org/pragma.html#pragma_secure_delete, and a log that is truncated). With a run go the tasks that only
+it reported; the others tell nothing of it any more. Beside the module and what copies, this alone writes tasks, runs,
+sightings, history and counters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import click
+import msgspec
+
+import findings_service as heart
+
+
+def drop_answers_of_run(connection: heart.Connection, client_id: str, run_id: str) -> None:
+    """Drop the answer that told of a run's start, and with its path those of what was submitted to it."""
+    heart.drop_answers(connection, client_id, "location LIKE ?", f"%/runs/{run_id}")
+    connection.execute(
+        "DELETE FROM idempotent_answers WHERE client_id = ? AND path LIKE ?", (client_id, f"%/runs/{run_id}/tasks")
+    )
+
+
+def drop_answers_of_task(connection: heart.Connection, client_id: str, task: heart.State) -> None:
+    """Drop the answers to submissions that name a task, of the runs that report it."""
+    reporters = """SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        WHERE sightings.client_id = ? AND sightings.task_seq = ?"""
+    run_of_path = f"substr(path, length(path) - {len('/tasks') + 35}, 36)"  # a path ends with runs/:id/tasks
+    condition = f"path LIKE '%/tasks' AND {run_of_path} IN ({reporters}) AND body LIKE ?"
+    heart.drop_answers(connection, client_id, condition, client_id, task.seq, f"%{task.id}%")
+
+
+ABOUT_TASKS = f"method = 'PATCH' AND substr(path, length(path) - 35) {heart.LISTED}"  # one of them each
+
+
+def drop_answers_about_tasks(connection: heart.Connection, client_id: str, task_ids: Sequence[str]) -> None:
+    """Drop the answers to decisions about tasks: with their paths those about one, and those about several."""
+    connection.execute(
+        f"DELETE FROM idempotent_answers WHERE client_id = ? AND {ABOUT_TASKS}", (client_id, json.dumps(task_ids))
+    )
+    gone, several = set(task_ids), "method = 'PATCH' AND path LIKE '%/tasks'"
+    heart.drop_answers_that(
+        connection, client_id, several, heart.Triage, lambda told: any(each.id in gone for each in told.tasks)
+    )
+
+
+PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
+
+
+# The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
+ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
+    JOIN runs ON runs.client_id = other.client_id AND runs.seq = other.run_seq
+    WHERE other.client_id = ? AND other.task_seq = sightings.task_seq AND {})"""
+
+
+def count_old_runs(connection: heart.Connection, before: str) -> int:
+    """Return how many runs finished before a time."""
+    statement = "SELECT COUNT(*) FROM runs WHERE client_id = ? AND finished_at < ?"
+    return sum(connection.execute(statement, (each, before)).fetchone()[0] for each in heart.select_clients(connection))
+
+
+def count_orphans(connection: heart.Connection, before: str) -> int:
+    """Return how many tasks only runs report that finished before a time."""
+    kept = ONLY_SIGHTING.format("(runs.finished_at IS NULL OR runs.finished_at >= ?)")
+    statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
+        JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
+        WHERE old.client_id = ? AND old.finished_at < ? AND {kept}"""
+    rows = (connection.execute(statement, (each, before, each, before)) for each in heart.select_clients(connection))
+    return sum(row.fetchone()[0] for row in rows)
+
+
+def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[heart.State]) -> None:
+    """Delete tasks with all that is theirs, and count them away wherever they are counted."""
+    connection.deletes = True
+    drop_answers_about_tasks(connection, client_id, [task.id for task in tasks])
+    for task in tasks:
+        heart.count_state(connection, client_id, task, -1)
+    seqs = [task.seq for task in tasks]
+    uncount_reported(connection, client_id, heart.RunKey, seqs)
+    branches = uncount_reported(connection, client_id, heart.BranchKey, seqs)
+    connection.executemany("DELETE FROM tasks WHERE client_id = ? AND seq = ?", [(client_id, seq) for seq in seqs])
+    delete_empty_branches(connection, client_id, sorted(branches))
+
+
+def uncount_reported(
+    connection: heart.Connection, client_id: str, kind: type[heart.Reporter], task_seqs: Sequence[int]
+) -> set[int]:
+    """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
+    statement = f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
+    reporters = Counter(seq for (seq,) in connection.execute(statement, (client_id, json.dumps(task_seqs))))
+    connection.executemany(
+        f"UPDATE {kind.table} SET reported = reported - ? WHERE client_id = ? AND seq = ?",
+        [(n, client_id, seq) for seq, n in reporters.items()],
+    )
+    return set(reporters)
+
+
+def remove_empty_run(connection: heart.Connection, client_id: str, run: heart.RunKey) -> None:
+    """Delete a run that reports nothing any more, with what else there is of it alone."""
+    connection.deletes = True
+    branch = heart.find_branch_of_run(connection, client_id, run)
+    heart.count(connection, client_id, heart.scopes("runs", *run.surface, run.branch), run.status, 0, -1)
+    drop_answers_of_run(connection, client_id, run.id)
+    connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
+    delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
+
+
+def delete_empty_branches(connection: heart.Connection, client_id: str, seqs: Iterable[int]) -> None:
+    """Remove those of some branches that have no run any more and know no task."""
+    connection.executemany(
+        """DELETE FROM branches WHERE client_id = ? AND seq = ? AND reported = 0 AND NOT EXISTS (
+               SELECT 1 FROM runs WHERE runs.client_id = branches.client_id AND runs.branch = branches.name
+                   AND runs.branch <> '' AND runs.project_type = branches.project_type
+                   AND runs.target_url = branches.target_url)""",
+        [(client_id, seq) for seq in seqs],
+    )
+
+
+def prune_slice(
+    connection: heart.Connection, client_id: str, run: heart.RunKey, size: int = PRUNE_SLICE, *, deleted: bool = False
+) -> tuple[int, bool]:
+    """Remove up to `size` sightings of a run with the tasks that no other run reports, and with the last the run.
+
+    Whatever stands between two slices is sound: the run has fewer tasks then. Return how many tasks went, and
+    whether the run is gone, maybe because somebody else was faster.
+
+    :param deleted: whether the tasks that stay are to tell nothing of the run any more.
+    """
+    if not heart.find_runs(connection, client_id, "id = ?", run.id):
+        return 0, True
+    heart.count_change(connection, client_id)
+    rows = connection.execute(
+        f"""SELECT {heart.STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
+            FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
+            WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
+        (client_id, run.seq, client_id, run.seq, size),
+    ).fetchall()
+    gone = [heart.State(*fields) for *fields, _, only in rows if only]
+    left = [(heart.State(*fields), bool(counted)) for *fields, counted, only in rows if not only]
+    remove_tasks(connection, client_id, gone)
+    connection.executemany(
+        "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
+        [(client_id, run.seq, state.seq) for state, _ in left],
+    )
+    connection.execute(
+        "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
+    )
+    if deleted:
+        work_out_again(connection, client_id, run, left)
+        heart.drop_answers(connection, client_id, ABOUT_TASKS, json.dumps([state.id for state, _ in left]))
+    whole = len(rows) < size
+    if whole:
+        remove_empty_run(connection, client_id, run)
+    return len(gone), whole
+
+
+def prune_slices(database: heart.Database, before: str, patience: float | None = None) -> Iterator[tuple[int, int]]:
+    """Remove the runs that finished before a time, and the tasks that only they report, a little with each step.
+
+    Each step is a short transaction at most, so that others come between, and gives how many runs and tasks it removed.
+
+    :param patience: seconds to wait for another process's lock; None for the settings'.
+    """
+    with database.reading() as connection:
+        clients = heart.select_clients(connection)
+    for client_id in clients:
+        last = 0
+        while True:
+            with database.reading() as connection:
+                few = heart.find_runs(connection, client_id, "seq > ? ORDER BY seq LIMIT ?", last, heart.RUNS_AT_ONCE)
+                if not few:
+                    break
+                first, last = last, few[-1].seq
+                ended = "seq > ? AND seq <= ? AND finished_at < ? ORDER BY seq"
+                old = heart.find_runs(connection, client_id, ended, first, last, before)
+            for run in old:
+                gone = False
+                while not gone:
+                    with database.transaction(client_id, patience) as connection:
+                        tasks, gone = prune_slice(connection, client_id, run)
+                    yield int(gone), tasks
+            yield 0, 0
+
+
+# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
+# `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
+REPORTED_BY = """COALESCE(
+    (SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        JOIN sightings AS same ON same.client_id = sightings.client_id
+            AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1
+        ORDER BY sightings.run_seq {order} LIMIT 1),
+    (SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq
+        ORDER BY sightings.run_seq {order} LIMIT 1))"""
+
+
+def remove_task(connection: heart.Connection, client_id: str, task_id: str) -> None:
+    """Delete a task with its history, and what else tells of it. :raises Missing: when the client has no such task."""
+    task = heart.select_state(connection, client_id, task_id)
+    drop_answers_of_task(connection, client_id, task)
+    remove_tasks(connection, client_id, [task])
+
+
+def remove_run(connection: heart.Connection, client_id: str, run_id: str) -> None:
+    """Delete a run, and the tasks that only it reports; of the others, what it said of them.
+
+    :raises Missing: when the client has no such run.
+    """
+    run = heart.select_run_key(connection, client_id, run_id)
+    connection.execute(
+        "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
+    )
+    while not prune_slice(connection, client_id, run, heart.LOOKUP_SIZE, deleted=True)[1]:
+        pass
+
+
+def remove_project_type(connection: heart.Connection, client_id: str, name: str) -> None:
+    """Delete a project type.
+
+    :raises Missing: when the client has none of the name. :raises ProjectTypeInUse: when it has runs of it.
+    """
+    heart.select_project_type(connection, client_id, name)
+    runs = sum(heart.select_cells(connection, client_id, "runs", heart.Filter(types=frozenset({name}))).values())
+    if runs:
+        there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
+        raise heart.ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
+    heart.drop_answers_of_project_type(connection, client_id, name)
+    connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
+    connection.deletes = True
+
+
+def work_out_again(
+    connection: heart.Connection, client_id: str, run: heart.RunKey, left: Sequence[tuple[heart.State, bool]]
+) -> None:
+    """Bring tasks up to date that a run, which goes, does not report any more, but others do.
+
+    :param left: each with whether the run's report counted.
+    """
+    connection.executemany(
+        "UPDATE tasks SET times_seen = times_seen - 1 WHERE client_id = ? AND seq = ? AND times_seen > 1",
+        [(client_id, state.seq) for state, counted in left if counted],
+    )
+    tasks = (client_id, json.dumps([state.seq for state, _ in left]))
+    connection.execute(
+        f"UPDATE history SET run_id = NULL WHERE run_id = ? AND client_id = ? AND task_seq {heart.LISTED_SEQS}",
+        (run.id, *tasks),
+    )
+    for column, order in (("run_id", "ASC"), ("last_run_id", "DESC")):  # or a run's that was pruned
+        connection.execute(
+            f"""UPDATE tasks SET {column} = {REPORTED_BY.format(order=order)}
+                WHERE {heart.BY_SEQ} AND ({column} = ? OR NOT EXISTS (
+                    SELECT 1 FROM runs WHERE runs.client_id = ? AND runs.id = tasks.{column}))""",
+            (*tasks, run.id, client_id),
+        )
+    connection.execute(  # the first reporter's counts from now on, and no other one that did not
+        f"""UPDATE sightings SET counted = 1 WHERE client_id = ? AND counted = 0 AND (run_seq, task_seq) IN (
+                SELECT runs.seq, tasks.seq FROM tasks
+                JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+                WHERE {heart.BY_SEQ})""",
+        (client_id, *tasks),
+    )
+    if branch := heart.find_branch_of_run(connection, client_id, run):  # which knows what another run of it reports
+        forgotten = connection.execute(
+            f"""DELETE FROM branch_sightings WHERE branch_seq = ? AND client_id = ? AND task_seq {heart.LISTED_SEQS}
+                AND NOT EXISTS (SELECT 1 FROM sightings
+                    JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+                    WHERE sightings.client_id = branch_sightings.client_id
+                        AND sightings.task_seq = branch_sightings.task_seq AND runs.branch = ?)""",
+            (branch.seq, *tasks, branch.name),
+        ).rowcount
+        connection.execute(
+            "UPDATE branches SET reported = reported - ? WHERE client_id = ? AND seq = ?",
+            (forgotten, client_id, branch.seq),
+        )
+    leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
+
+
+def leave_line(connection: heart.Connection, client_id: str, states: Mapping[int, heart.State]) -> None:
+    """Let tasks be of the branch of who is their first reporter now, where that is another, and not the main line's.
+
+    :param states: tasks of a run's line that does not report them any more, by their seqs.
+    """
+    rows = connection.execute(
+        f"""SELECT tasks.seq, runs.branch FROM tasks
+            JOIN runs ON runs.client_id = tasks.client_id AND runs.id = tasks.run_id
+            WHERE {heart.BY_SEQ} AND runs.branch <> tasks.branch
+                AND NOT EXISTS (SELECT 1 FROM sightings
+                    JOIN runs AS others ON others.client_id = sightings.client_id AND others.seq = run_seq
+                    WHERE sightings.client_id = tasks.client_id AND task_seq = tasks.seq AND others.branch = '')""",
+        (client_id, json.dumps([*states])),
+    ).fetchall()
+    connection.executemany(
+        "UPDATE tasks SET branch = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
+        [(name, heart.timestamp(), client_id, seq) for seq, name in rows],
+    )
+    moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
+    heart.count_moves(connection, client_id, moved)
+
+
+@heart.operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
+def delete_run(call: heart.Call, run_id: str) -> heart.Deferred:
+    """Delete a run, also a running one, and the tasks that only it reports."""
+    return call.write(lambda connection: remove_run(connection, call.client_id, run_id))
+
+
+@heart.operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
+def delete_task(call: heart.Call, task_id: str) -> heart.Deferred:
+    """Delete a task with its history."""
+    return call.write(lambda connection: remove_task(connection, call.client_id, task_id))
+
+
+@heart.operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(heart.ProjectTypeInUse,))
+def delete_project_type(call: heart.Call, name: str) -> heart.Deferred:
+    """Delete a project type that there is no run of."""
+    return call.write(lambda connection: remove_project_type(connection, call.client_id, name))
+
+
+@click.command()
+@click.option("--finished-before", callback=heart.seconds, required=True, metavar="DURATION", help="Such as 90d.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@heart.database_option
+def prune(finished_before: float, dry_run: bool, db: str) -> None:
+    """Remove runs that finished long ago. The tasks that no other run reports go with them."""
+    before = heart.timestamp(ago=finished_before)
+    with heart.opened(db) as database:
+        with database.snapshot() as connection:
+            expected = count_old_runs(connection, before)
+            orphans = count_orphans(connection, before) if dry_run else 0
+        runs = tasks = 0
+        database.keep_house()  # so that this process folds the WAL, unless a service does
+        with heart.progress_bar("Removing", expected) as bar:
+            for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
+                runs, tasks = runs + more_runs, tasks + more_tasks
+                bar.update(more_runs)
+    if dry_run:
+        click.echo(f"Would remove {expected} runs and {orphans} tasks.")
+    else:
+        click.echo(f"Removed {runs} runs and {tasks} tasks.")
+    if runs:
+        click.echo(
+            "New findings use their space again; `findings-service compact` gives it back to the disk.", err=True
+        )
+
+
+def register() -> None:
+    """Have deletions answered, and add the command."""
+    heart.REGISTRY.add_operations(delete_run, delete_task, delete_project_type)
+    heart.main.add_command(prune)
