@@ -67,7 +67,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 from uuid import UUID
 
@@ -1190,7 +1190,7 @@ class Registry(Struct):
     submission_formats: dict[str, SubmissionFormat] = {}
     list_exports: dict[str, Export] = {}
     engines: dict[str, Callable[[Settings], Database]] = {}
-    page_files: dict[str, Callable[[dict[str, Any]], Answer]] = {}
+    page_files: dict[str, Callable[[Call], Answer]] = {}
     search: Callable[[str], Search] | None = None
     quick_judge: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
     serve: Callable[[Settings, str, int, int], None] | None = None
@@ -1238,11 +1238,11 @@ def write_line(line: str) -> None:
 class Listeners(Struct):
     """Who is told of what an application does, before a caller can know of it: the log is, and a part that counts.
 
-    Of each request that is answered: its WSGI environment, the status, the bytes of the body, and the seconds that it
-    took. Of each group of writes that is committed: how many requests it has. `write_line` is what writes the log.
+    Of each request that is answered: its call, the status, the bytes of the body, and the seconds that it took. Of each
+    group of writes that is committed: how many requests it has. `write_line` is what writes the log.
     """
 
-    answered: list[Callable[[Mapping[str, Any], int, int, float], object]] = []
+    answered: list[Callable[[Call, int, int, float], object]] = []
     committed: list[Callable[[int], object]] = []
     write_line: Callable[[str], object] = write_line
 
@@ -1384,6 +1384,26 @@ class Connection(ABC):
     def faults(self) -> Iterator[str]:
         """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
 
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Let a part of the transaction be done wholly, or not at all.
+
+        :raises StorageFull: when there is no transaction any more.
+        """
+        if not self.in_transaction:  # or this would be one of its own
+            raise StorageFull(TRANSACTION_ENDED)
+        self.execute("SAVEPOINT request")
+        before = self.counted.copy()
+        try:
+            yield
+            self.execute("RELEASE request")
+        except BaseException:
+            self.counted = before
+            if self.in_transaction:
+                self.execute("ROLLBACK TO request")
+                self.execute("RELEASE request")
+            raise
+
     def write_counts(self) -> None:
         """Write what the transaction counted."""
         self.executemany(
@@ -1466,7 +1486,7 @@ class Database(ABC):
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[Connection]:
-        """Give a connection to a reader: within a transaction of its own thread the one that sees its changes."""
+        """Give a connection to a reader."""
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager[Connection]:
@@ -1485,8 +1505,6 @@ class Database(ABC):
         self, client_id: str | None = None, patience: float | None = None
     ) -> AbstractContextManager[Connection]:
         """Give a connection that writes: all of its statements are durable when this ends, or none is stored.
-
-        Where there is one writer, it is a savepoint within a transaction of the same thread.
 
         :param client_id: whose rows are written; other writers of the client wait. None for what is no client's.
         :param patience: seconds to wait for others who keep the database, or the client, locked; None for what is set.
@@ -1528,7 +1546,7 @@ class Database(ABC):
 # SQLite. Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which
 # keeps SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write,
 # and sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its
-# fsync, or for another process's lock. Under `serve` the event loop's thread reads; the front door's other thread
+# fsync, or for another process's lock. Under `serve` the event loop's thread reads; the server's other thread
 # writes and keeps house, and reads for that; a request with a long check has a thread of its own, which takes its turn
 # at both. Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
 
@@ -1825,7 +1843,6 @@ class SQLiteDatabase(Database):
         self._apart, self._long = threading.Lock(), threading.Lock()  # of who has a connection of his own
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
-        self._transacting: int | None = None  # the thread that has a transaction
         self._process = 0  # the one that has opened the connections
         self._file: tuple[int, int] | None = None
         self._away = False  # whether the file at the path was found to be another one
@@ -1859,22 +1876,14 @@ class SQLiteDatabase(Database):
         with closing(open_database(self.settings, read_only=True, create=False)) as connection:
             return unready(self.name, user_version(connection))
 
-    @property
-    def transacting(self) -> bool:
-        """Whether this thread has the transaction."""
-        return self._transacting == threading.get_ident()
-
     # Reading
 
     @contextmanager
     def reading(self) -> Iterator[SQLiteConnection]:
-        """Give a connection to a reader: within a transaction of its own thread the one that sees its changes.
+        """Give a connection to a reader.
 
         :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
-        if self._writer and self.transacting:
-            yield self._writer
-            return
         self._require_own()
         with self._reading:
             reader = self._reader or self._open_reader()
@@ -1924,27 +1933,22 @@ class SQLiteDatabase(Database):
     ) -> Iterator[SQLiteConnection]:
         """Give the connection that writes: all of its statements are stored, or none.
 
-        Within a transaction of the same thread, it is a savepoint in that. BEGIN IMMEDIATE, because a deferred
-        transaction that turns from reading to writing fails at once when another process has written in between
-        (https://www.sqlite.org/isolation.html).
+        BEGIN IMMEDIATE, because a deferred transaction that turns from reading to writing fails at once when another
+        process has written in between (https://www.sqlite.org/isolation.html).
 
         :param patience: seconds to wait while another process keeps the database locked; None for the settings'.
         :raises sqlite3.OperationalError: when it does so for longer.
         :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
-        if self.transacting:
-            with self._savepoint() as connection:
-                yield connection
-            return
         end = time.monotonic() + (self.settings.busy_timeout if patience is None else patience)
         uses: dict[UseKey, str] = {}
         with self.maintaining() as connection:
             try:
                 patiently(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
-                self._transacting = threading.get_ident()
                 with self._noting:
                     uses, self.last_uses = self.last_uses, {}
-                write_last_uses(connection, uses)
+                if uses:
+                    write_last_uses(connection, uses)
                 yield connection
                 if connection.deletes:
                     self._folded = None
@@ -1959,24 +1963,6 @@ class SQLiteDatabase(Database):
                 raise
             finally:
                 connection.forget()
-                self._transacting = None
-
-    @contextmanager
-    def _savepoint(self) -> Iterator[SQLiteConnection]:
-        connection = typing.cast(SQLiteConnection, self._writer)
-        if not connection.in_transaction:  # or this would be one of its own
-            raise StorageFull(TRANSACTION_ENDED)
-        connection.execute("SAVEPOINT request")
-        before = connection.counted.copy()
-        try:
-            yield connection
-            connection.execute("RELEASE request")
-        except BaseException:
-            connection.counted = before
-            if connection.in_transaction:
-                connection.execute("ROLLBACK TO request")
-                connection.execute("RELEASE request")
-            raise
 
     def probe(self) -> None:
         """Take the right to write, and give it back."""
@@ -2745,6 +2731,9 @@ class Principal(Struct, frozen=True, gc=False):
         return LEVELS.index(self.level) >= LEVELS.index(level)
 
 
+NOBODY = Principal("", "", "", "")
+
+
 def hashed(key: str) -> str:
     """Return what is stored of a key. It is random, so that a slow hash would protect nothing more."""
     return hashlib.sha256(key.encode()).hexdigest()
@@ -2864,7 +2853,7 @@ def count_change(connection: Connection, client_id: str) -> None:
     How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
     what came after it.
     """
-    count(connection, client_id, [CHANGES], "", 0, 1 + secrets.randbelow(1 << 30))
+    connection.counted[client_id, CHANGES, "", 0] += 1 + secrets.randbelow(1 << 30)
 
 
 def select_stamp(connection: Connection, client_id: str) -> int:
@@ -4314,17 +4303,6 @@ def drop_answers_that(
 # Reading a request: from bytes and parameters to checked values
 # ---------------------------------------------------------------------------
 
-# What the front door and the routes tell each other in the WSGI environment: of the body ...
-BODY = "findings_service.body"
-AWAITED = "findings_service.awaited"  # it has not been read yet, because it is large
-WANTED = "findings_service.wanted"  # all that could be judged without it is good
-LIMIT = "findings_service.limit"  # bytes that it may have
-TOO_LARGE = "findings_service.too_large"
-CUT_SHORT = "findings_service.cut_short"
-# ... and of the request.
-NOTED = "findings_service.noted"
-PRINCIPAL = "findings_service.principal"  # who sends it, from a command in this process: no header comes by that name
-
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
 LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
 MOST_VALUES = 500_000  # in a body
@@ -4494,11 +4472,11 @@ class Parsed(Struct):
                 task.title,
                 RANKS[task.severity],
                 task.description,
-                stored(task.evidence),
-                stored(stored_steps(task.remediation or ())),
-                stored(stored_criteria(task.success_criteria or ())),
+                stored(task.evidence) if task.evidence else None,
+                stored(stored_steps(task.remediation)) if task.remediation else None,
+                stored(stored_criteria(task.success_criteria)) if task.success_criteria else None,
                 extensions,
-                labels_of(task.evidence or ()),
+                labels_of(task.evidence) if task.evidence else "",
             )
         )
 
@@ -4544,9 +4522,9 @@ def readable_items(items: Any, model: type[Checked]) -> list[Checked | None]:
     return readable
 
 
-def stored(items: Sequence[Any] | None) -> str | None:
-    """Return the JSON text of a task's array, None for an empty one."""
-    return msgspec.json.encode(items).decode() if items else None
+def stored(items: Sequence[Any]) -> str:
+    """Return the JSON text of a task's array."""
+    return msgspec.json.encode(items).decode()
 
 
 def stored_steps(steps: Iterable[RemediationStep]) -> list[StoredStep]:
@@ -4781,6 +4759,8 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
         if isinstance(raw, Raw) and bytes(raw):
             with suppress(msgspec.ValidationError):
                 require_json(bytes(raw), NESTING - 1)
+    if value is not None and not NUL_ESCAPE.search(text):
+        return value
     problems: list[Problem] = []
     complete = True
     try:
@@ -4918,12 +4898,12 @@ def entity_tag(body: bytes) -> str:
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
-def read_if_match(text: str | None) -> ETags | None:
+def read_if_match(text: str) -> ETags | None:
     """Return the tags one of which an answer must have (RFC 9110, 13.1.1), None where any would do.
 
     :raises InvalidParameter: where no tag can be read.
     """
-    if text is None or text.strip() == "*":
+    if text.strip() == "*":
         return None
     tags = parse_etags(text)
     if not tags:
@@ -4985,51 +4965,6 @@ def path_of(environ: Mapping[str, Any]) -> str:
 def prefix_of(environ: Mapping[str, Any]) -> str:
     """Return the prefix that the service is mounted under."""
     return decoded(environ.get("SCRIPT_NAME", "")).rstrip("/")
-
-
-class BodyAwaited(Exception):
-    """Everything about a request is good that can be judged before its body; now the front door may read that."""
-
-
-def read_body(
-    settings: Settings, environ: dict[str, Any], formats: Mapping[str, BodyFormat]
-) -> tuple[bytes, BodyFormat]:
-    """Return the body of a request, and its form.
-
-    :raises BodyTooLarge: over the limit, before any of it is parsed. :raises BodyAwaited: when it is still to be read.
-    """
-    form = formats.get(environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower())
-    limit = environ[LIMIT] = form.limit(settings) if form else settings.max_body
-    length = get_content_length(environ) or 0
-    text = None if environ.get(TOO_LARGE) or length > limit else arrived_body(environ, limit)
-    if text is None or len(text) > limit:
-        raise BodyTooLarge(f"The body is over {limit:,} bytes; send it in parts.")
-    if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
-        raise UnsupportedMediaType("Send the body without a Content-Encoding.")
-    if (text or length) and form is None:
-        absent = formats is REGISTRY.submission_formats and load_part("findings_adapters/sarif/__init__.py")
-        more = f" SARIF needs {absent}, which is not there." if absent else ""
-        raise UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{more}")
-    if environ.get(AWAITED):
-        raise BodyAwaited
-    if len(text) < length or environ.get(CUT_SHORT):
-        raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
-    if not text or form is None:
-        raise MalformedJSON("The body is empty; send a JSON object.")
-    return text, form
-
-
-def arrived_body(environ: dict[str, Any], limit: int) -> bytes:
-    """Return what has come of a body, a byte over the limit at most: from the front door, or another WSGI server.
-
-    What a stream gave is kept: a request that the database undid is read once more.
-    """
-    try:  # what is not in the stream any more, something of the application may have read and kept before
-        if BODY not in environ:
-            environ[BODY] = flask.request.stream.read(limit + 1) or flask.request.get_data()
-        return typing.cast(bytes, environ[BODY])
-    except ClientDisconnected:
-        return b""
 
 
 # ---------------------------------------------------------------------------
@@ -5119,7 +5054,7 @@ class Service:
 class Export(Struct, frozen=True, kw_only=True):
     """A form besides JSON in which an operation is answered: what does that, and its query, where that is another."""
 
-    answer: Callable[[Call], Answer | Deferred]
+    answer: Callable[[Call], Outcome]
     query: Any = None
 
 
@@ -5136,7 +5071,7 @@ class Operation(Struct, frozen=True, eq=False):
     path: str
     level: str | None
     answers: Mapping[int, Any]
-    handler: Callable[..., Answer | Deferred]
+    handler: Callable[..., Outcome]
     body: Any = None
     formats: Mapping[str, BodyFormat] = types.MappingProxyType({})
     query: Any = NoQuery
@@ -5145,14 +5080,6 @@ class Operation(Struct, frozen=True, eq=False):
     tagged: bool = False
     stamped: bool = False
     keyed: bool = False
-
-
-class Noted(Struct):
-    """What the log and the front door are to know of a request: its route, who sent it, and the run that it names."""
-
-    route: str
-    run_id: str | None = None
-    principal: Principal | None = None
 
 
 API = "/api/v1"
@@ -5166,7 +5093,7 @@ def operation(
     *,
     free: FreeForm | None = None,
     **more: Any,
-) -> Callable[[Callable[..., Answer | Deferred]], Operation]:
+) -> Callable[[Callable[..., Outcome]], Operation]:
     """Make an operation of its handler, which is given a `Call` and the parts of the path; `more` is as it has them.
 
     :param free: the member of the body that may be any object.
@@ -5205,20 +5132,12 @@ class Router:
         self.operations.append(operation)
         self._methods.setdefault(tuple(operation.path.split("/")), {})[operation.method] = operation
 
-    def find(self, environ: dict[str, Any], path: str) -> tuple[Operation, dict[str, str]]:
-        """Return the operation that a request is of, with the parts of its path, which is without any prefix.
-
-        :raises Missing: for a path that none has. :raises WrongMethod: when another method would do.
-        """
-        steps, method = path.split("/"), environ["REQUEST_METHOD"].replace("HEAD", "GET")
+    def find(self, steps: Sequence[str]) -> tuple[str, dict[str, Operation], dict[str, str]] | None:
+        """Return the path of operations that a request's steps are of, those by their methods, and what it names."""
         for pattern, methods in self._methods.items():
             if (parts := path_parts(pattern, steps)) is not None:
-                if found := methods.get(method):
-                    return found, parts
-                environ[NOTED] = Noted("/".join(pattern))
-                raise WrongMethod(listed_methods(methods.values()), absent_answer(method, steps))
-        absent = absent_answer(method, steps)
-        raise Missing(absent or "There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+                return "/".join(pattern), methods, parts
+        return None
 
 
 def path_parts(pattern: Sequence[str], steps: Sequence[str]) -> dict[str, str] | None:
@@ -5323,33 +5242,21 @@ def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> Servic
     return InternalError("The service has a bug here; it is in its log. Nothing was stored.")
 
 
-def refuse(error: BaseException, environ: dict[str, Any]) -> Answer:
-    """Answer any exception of a route. One of them only the front door gets to see: it goes on from there."""
-    if isinstance(error, BodyAwaited):
-        environ[WANTED] = True
-        return problem_answer(Busy())
-    return problem_answer(as_service_error(error, environ))
-
-
-def log_request(
-    form: str, listeners: Listeners, environ: Mapping[str, Any], status: int, size: int, seconds: float
-) -> None:
+def log_request(form: str, listeners: Listeners, call: Call, status: int, size: int, seconds: float) -> None:
     """Write one line of the access log to standard error, as JSON or as text; nothing in it is a key or a body.
 
     :param size: bytes of the answer's body.
     """
-    noted: Noted = environ.get(NOTED) or Noted("-")
-    who = noted.principal
     fields = {
         "time": timestamp(),
-        "method": environ["REQUEST_METHOD"],
-        "route": noted.route,
+        "method": call.method,
+        "route": call.route,
         "status": status,
         "ms": round(seconds * 1000, 2),
         "bytes": size,
-        "client": who and who.client_id,
-        "key": who and who.name,
-        "runId": noted.run_id if regex.fullmatch(PLACE, noted.run_id or "") else None,  # it may be anything
+        "client": call.principal.client_id or None,
+        "key": call.principal.name or None,
+        "runId": call.run_id if regex.fullmatch(PLACE, call.run_id or "") else None,  # it may be anything
     }
     line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
     listeners.write_line(line)
@@ -5372,50 +5279,248 @@ def preferred_export(exports: Mapping[str, Export], accept: str) -> Export | Non
     return exports.get(accepted.best_match([JSON_TYPE, *exports]) or JSON_TYPE)
 
 
-class Call:
-    """One request on its way through a route: who, with which parameters and which body."""
+class Body(Struct, frozen=True):
+    """What has come of the body of a request, and whether that is all of it."""
 
-    def __init__(
-        self, service: Service, operation: Operation, environ: dict[str, Any], run_id: str | None = None
-    ) -> None:
-        """Check all that does not depend on what is stored, in the contract's order."""
-        self.service, self.operation, self.environ = service, operation, environ
-        self.noted = environ[NOTED] = Noted(operation.path, run_id)
-        self._body: Any = None
-        self._problems: Sequence[Problem] = ()
+    text: bytes = b""
+    whole: bool = True
+
+
+class Deferred(Struct, eq=False, frozen=True):
+    """What is left to do for an answer, and takes so long that a server of ours has threads for it."""
+
+    place: Literal["read", "export", "check"]
+    work: Callable[[], Outcome]
+
+
+class PendingWrite(Struct, eq=False, frozen=True):
+    """What a request asks to have stored: all is judged but what depends on the state that it finds.
+
+    `store` does it, and answers, if there is anything to.
+    """
+
+    call: Call
+    store: Callable[[Connection], Answer | None]
+
+    def apply(self, connection: Connection) -> Answer:
+        """Store it, in a transaction, with the answer for the request's key; what that was given before is given again.
+
+        :raises ServiceError: when the state does not allow it.
+        """
+        call = self.call
+        if call.request_key is not None and (given := call.answered_before(connection, call.request_key)):
+            return given
+        count_change(connection, call.client_id)
+        given = self.store(connection) or Answer(204, {})
+        if call.request_key is not None:
+            kept = KeptAnswer(call.body_hash, given.status, given.headers.get("Location"), given.body.decode())
+            insert_answer(connection, call.request_key, kept)
+        return given
+
+    def commit(self) -> Answer:
+        """Store it in a transaction of its own."""
+        with self.call.database.transaction(self.call.client_id) as connection:
+            return self.apply(connection)
+
+
+Outcome: TypeAlias = Answer | Deferred | PendingWrite  # of what can be judged about a request without a lock
+Given = TypeVar("Given")
+
+
+class Call:
+    """One request on its way: `open`, `read`, `check`, and what that leaves to be committed, each of them once.
+
+    Whoever serves decides where each of these runs, and has what they raise answered by `attempt`.
+    """
+
+    def __init__(self, service: Service, environ: Mapping[str, Any], path: str, principal: Principal = NOBODY) -> None:
+        """Nothing is judged yet.
+
+        :param environ: of WSGI (PEP 3333). :param path: without any prefix.
+        :param principal: who sends the request, where that is known without a key.
+        """
+        self.service, self.database = service, service.database
+        self.environ, self.method, self._path = environ, str(environ["REQUEST_METHOD"]), path
+        self.principal = principal
+        self.route = "-"
+        self.run_id: str | None = None
+        self.operation: Operation
+        self.form: Any = None
+        self.limit = 0
+        self.export: Export | None = None
+        self.expected: ETags | None = None
         self.request_key: RequestKey | None = None
-        if operation.level is not None:
-            self.principal = environ.get(PRINCIPAL) or service.authenticate(environ.get("HTTP_AUTHORIZATION", ""))
-            self.noted.principal = self.principal
-            if not self.principal.may(operation.level):
-                raise Forbidden(
-                    f"This needs a key of level {operation.level}; yours is of level {self.principal.level}."
-                )
+        self._problems: Sequence[Problem] = ()
+        self._complete = True
+
+    def open(self) -> Answer | None:
+        """Judge all that is known without the body: path, method, key, level, and how large and of which type that is.
+
+        A file of the page is answered at once.
+
+        :raises ServiceError: for the first of these, in the contract's order, that is not good.
+        """
+        if self._path in REGISTRY.page_files:
+            self.route = self._path
+            return REGISTRY.page_files[self._path](self)
+        steps, method = self._path.split("/"), self.method.replace("HEAD", "GET")
+        if not (found := self.service.router.find(steps)):
+            absent = absent_answer(method, steps)
+            raise Missing(absent or "There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+        self.route, methods, self._parts = found
+        if method not in methods:
+            raise WrongMethod(listed_methods(methods.values()), absent_answer(method, steps))
+        self.run_id = self._parts.get("run_id")
+        self.operation = methods[method]
+        if (level := self.operation.level) is not None:
+            if self.principal is NOBODY:
+                self.principal = self.service.authenticate(self.environ.get("HTTP_AUTHORIZATION", ""))
+            if not self.principal.may(level):
+                raise Forbidden(f"This needs a key of level {level}; yours is of level {self.principal.level}.")
+        if self.operation.formats:
+            self._choose_form(self.operation.formats)
+        return None
+
+    def _choose_form(self, formats: Mapping[str, BodyFormat]) -> None:
+        """Choose what reads the body, and how large it may be. :raises ServiceError: for a header that is not good."""
+        settings, environ = self.service.settings, self.environ
+        self.form = formats.get(environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower())
+        self.limit = self.form.limit(settings) if self.form else settings.max_body
+        self._length = get_content_length(dict(environ)) or 0
+        if self._length > self.limit:
+            raise self._too_large()
+        if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
+            raise UnsupportedMediaType("Send the body without a Content-Encoding.")
+        if self._length and self.form is None:
+            raise self._unsupported()
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is over {self.limit:,} bytes; send it in parts.")
+
+    def _unsupported(self) -> UnsupportedMediaType:
+        formats = self.operation.formats
+        absent = formats is REGISTRY.submission_formats and load_part("findings_adapters/sarif/__init__.py")
+        more = f" SARIF needs {absent}, which is not there." if absent else ""
+        return UnsupportedMediaType(f"Send the body as Content-Type: {' or '.join(formats)}.{more}")
+
+    def read(self, body: Body) -> None:
+        """Read the body, and the parameters. Which rules the body breaks is told by `check`: an unknown id comes first.
+
+        :raises ServiceError: for a body that is no JSON, and a bad parameter.
+        """
+        operation, environ = self.operation, self.environ
         if operation.formats:
-            self.form: Any
-            text, self.form = read_body(service.settings, environ, operation.formats)
-            try:
-                self._body = self.form.parse(text, service.settings)
-            except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
-                self._problems, self._complete = error.problems, error.complete
+            self._read_body(body)
         accept = environ.get("HTTP_ACCEPT") if operation.exports else None
         self.export = preferred_export(operation.exports, accept) if accept else None
         query = (self.export and self.export.query) or operation.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
-        self.expected = read_if_match(environ.get("HTTP_IF_MATCH")) if operation.tagged and operation.body else None
-        if "HTTP_IF_MATCH" in environ and operation.method in ("PATCH", "DELETE") and not operation.tagged:
-            raise InvalidParameter("If-Match", "goes with the update of one task; nothing else has an ETag to match")
+        if operation.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
+            if not operation.tagged:
+                raise InvalidParameter(
+                    "If-Match", "goes with the update of one task; nothing else has an ETag to match"
+                )
+            self.expected = read_if_match(tags)
         if operation.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
             self.request_key = RequestKey(self.client_id, self.principal.key_id, operation.method, self.path, key)
-            self.body_hash = hashlib.sha256(text).hexdigest()
+            self.body_hash = hashlib.sha256(body.text).hexdigest()
+
+    def _read_body(self, body: Body) -> None:
+        if len(body.text) > self.limit:  # a body may have come without a length
+            raise self._too_large()
+        if body.text and self.form is None:
+            raise self._unsupported()
+        if len(body.text) < self._length or not body.whole:
+            raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
+        if not body.text:
+            raise MalformedJSON("The body is empty; send a JSON object.")
+        try:
+            self._body = self.form.parse(body.text, self.service.settings)
+        except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
+            self._problems, self._complete = error.problems, error.complete
+
+    def check(self) -> Outcome:
+        """Answer, or judge all that needs no lock; what is left to do is returned.
+
+        :raises ServiceError: for what is not good.
+        """
+        if self.request_key is not None:
+            with self.database.reading() as connection:
+                if given := self.answered_before(connection, self.request_key):
+                    return given
+        return self.export.answer(self) if self.export else self.operation.handler(self, **self._parts)
+
+    def attempt(self, step: Callable[..., Given], *arguments: Any) -> Given | Answer:
+        """Return what a step returns, or the answer to whatever it raises: not only `Exception`s, of libraries in Rust.
+
+        What a database undoes is done again, until that was in vain a few times. Nothing else catches: what an
+        embedding application raises on our routes goes to its own error handlers.
+        """
+        pauses = iter(PAUSES)
+        while True:
+            try:
+                return step(*arguments)
+            except ENDS_THE_PROCESS:
+                raise
+            except BaseException as error:
+                pause = next(pauses, None) if isinstance(error, TryAgain) else None
+                if pause is None:
+                    return problem_answer(as_service_error(error, self.environ))
+            time.sleep(random.uniform(0, pause))  # noqa: S311 - who was in another's way is there at another time
+
+    def begin(self, body: Body | None) -> Outcome | None:
+        """Open the request, and go on with its body; None where it takes one that is not here yet."""
+        given = self.attempt(self.open)
+        if given is None and (body is not None or not self.operation.formats):
+            return self.judge(body or Body())
+        return given
+
+    def judge(self, body: Body) -> Outcome:
+        """Read and check what was opened."""
+        if refusal := self.attempt(self.read, body):
+            return refusal
+        return self.attempt(self.check)
+
+    def finish(self, given: Outcome) -> Answer:
+        """Do what is left to do, here and at once."""
+        while not isinstance(given, Answer):
+            given = self.attempt(given.work if isinstance(given, Deferred) else given.commit)
+        return given
+
+    def respond(self, receive: Callable[[int], Body]) -> Answer:
+        """Answer in one go. :param receive: gives the body, of which it reads no more than so many bytes."""
+        given = self.begin(None)
+        if given is None:
+            body = self.attempt(receive, self.limit + 1)
+            given = body if isinstance(body, Answer) else self.judge(body)
+        return self.finish(given)
+
+    # For the routes
 
     @property
-    def body(self) -> Any:
-        """The checked body. :raises ValidationFailed: only now, because an unknown id comes first."""
-        if self._problems:
-            raise ValidationFailed(self._problems, complete=self._complete)
+    def client_id(self) -> str:
+        """Whose data this is about."""
+        return self.principal.client_id
+
+    def checked_body(
+        self,
+        find: Callable[[Connection], object] | None = None,
+        rules: Callable[[Any], Sequence[Problem]] | None = None,
+    ) -> Any:
+        """Return the body.
+
+        :param find: what raises `Missing` for an unknown id, which comes first where the body breaks rules.
+        :param rules: those that its model cannot express.
+        :raises ValidationFailed: with all that is wrong.
+        """
+        problems = self._problems or (rules(self._body) if rules else ())
+        if problems:
+            if find:
+                with self.database.reading() as connection:
+                    find(connection)
+            raise ValidationFailed(problems, complete=self._complete)
         return self._body
 
     def require_match(self, current: Any) -> None:
@@ -5427,51 +5532,14 @@ class Call:
         if self.expected is not None and not self.expected.contains_raw(entity_tag(msgspec.json.encode(current))):
             raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
 
-    @property
-    def client_id(self) -> str:
-        """Whose data this is about."""
-        return self.principal.client_id
-
-    @property
-    def database(self) -> Database:
-        """Where the data is."""
-        return self.service.database
-
-    def perform(self, parts: Mapping[str, str]) -> Answer | Deferred:
-        """Return the answer to the request, or what is left to do for it."""
-        if self.request_key is not None:
-            with self.database.reading() as connection:
-                if given := self.answered_before(connection):
-                    return given
-        return self.export.answer(self) if self.export else self.operation.handler(self, **parts)
-
-    def answered_before(self, connection: Connection) -> Answer | None:
-        """Return the answer that the request got before under its key, None when it has none or got none."""
-        kept = self.request_key and find_answer(connection, self.request_key, self.body_hash)
+    def answered_before(self, connection: Connection, key: RequestKey) -> Answer | None:
+        """Return the answer that the request got before under its key, None when it got none."""
+        kept = find_answer(connection, key, self.body_hash)
         if not kept:
             return None
         body = kept.body.encode()
         tag = entity_tag(body) if self.operation.tagged else None
         return whole_answer(kept.status, body, Location=kept.location, ETag=tag)
-
-    def write(self, write: Callable[[Connection], Answer | None]) -> Deferred:
-        """Return what is left to do where `write` stores what is asked for, and answers, if there is anything to.
-
-        It is one transaction with keeping the answer for the request's key.
-        """
-
-        def work() -> Answer:
-            with self.database.transaction(self.client_id) as connection:
-                if given := self.answered_before(connection):
-                    return given
-                count_change(connection, self.client_id)
-                given = write(connection) or Answer(204, {})
-                if self.request_key is not None:
-                    kept = KeptAnswer(self.body_hash, given.status, given.headers.get("Location"), given.body.decode())
-                    insert_answer(connection, self.request_key, kept)
-                return given
-
-        return Deferred("write", work)
 
     def read_slowly(self, read: Callable[[Connection], Answer]) -> Deferred:
         """Return what is left to do where `read` takes longer than others should wait."""
@@ -5495,58 +5563,6 @@ class Call:
             return self.path
         own = path_of(self.environ).split("/")[-self.operation.path.count("/") :]
         return "/".join([urlsplit(base_url).path, *own])
-
-
-class Deferred(Struct, eq=False, frozen=True):
-    """What is left to do for a request, and where a server of ours does it: elsewhere it is done at once.
-
-    A `write` shares a transaction with others; a `read`, an `export` and a `check` take long, and have threads.
-    """
-
-    place: Literal["write", "read", "export", "check"]
-    work: Callable[[], Answer | Deferred]
-
-
-def finished(given: Answer | Deferred) -> Answer:
-    """Return the answer to a request, once nothing is left to do for it."""
-    while isinstance(given, Deferred):
-        given = given.work()
-    return given
-
-
-Given = TypeVar("Given")
-
-
-def done_again(work: Callable[[], Given]) -> Given:
-    """Return what `work` answers; what the database undoes is done again.
-
-    :raises TryAgain: when that was in vain, too.
-    """
-    for pause in PAUSES:
-        try:
-            return work()
-        except TryAgain:
-            pass
-        time.sleep(random.uniform(0, pause))  # noqa: S311 - so that who was in another's way is there at another time
-    return work()
-
-
-def respond(environ: dict[str, Any], work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
-    """Return what `work` answers, or the answer to whatever it raises: libraries in Rust raise no `Exception`s, too.
-
-    What it leaves to do is done in the same way.
-
-    Nothing else catches: what an embedding application raises on our routes goes to its own error handlers.
-    """
-    try:
-        given = done_again(work)
-    except ENDS_THE_PROCESS:
-        raise
-    except BaseException as error:
-        return refuse(error, environ)
-    if isinstance(given, Deferred):
-        return Deferred(given.place, partial(respond, environ, given.work))
-    return given
 
 
 # Behind Flask
@@ -5671,19 +5687,19 @@ def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     free=METADATA,
     refusals=(UnknownProjectType,),
 )
-def post_runs(call: Call) -> Deferred:
+def post_runs(call: Call) -> PendingWrite:
     """Start a run."""
-    body: RunStart = call.body
+    body: RunStart = call.checked_body()
     metadata = read_metadata(body.metadata, call.service.settings)
 
     def start(connection: Connection) -> Answer:
         call.service.fail_idle_runs(connection, call.client_id)
         place = (body.project_type, body.target_url or NO_TARGET)
         run = insert_run(connection, call.client_id, *place, metadata, body.branch or MAIN_LINE)
-        call.noted.run_id = run.id
+        call.run_id = run.id
         return answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
 
-    return call.write(start)
+    return PendingWrite(call, start)
 
 
 def page_of_runs(call: Call, connection: Connection) -> bytes:
@@ -5722,19 +5738,27 @@ def select_used_run(call: Call, connection: Connection, run_id: str) -> RunKey:
     return run
 
 
+def run_update_problems(update: RunUpdate) -> list[Problem]:
+    """Tell which rule the end of a run breaks that its model cannot express."""
+    if update.resolve_missing and update.status != "completed":
+        return [Problem(COMPLETED_ALONE, "/resolveMissing", value=True)]
+    return []
+
+
 @operation("PATCH", "/api/v1/runs/{run_id}", "agent", {200: RunWithSummary}, body=RunUpdate, refusals=(RunFinished,))
-def patch_run(call: Call, run_id: str) -> Deferred:
+def patch_run(call: Call, run_id: str) -> PendingWrite:
     """Finish a run, and resolve what it did not report any more if asked to."""
 
+    def find(connection: Connection) -> RunKey:
+        return select_run_key(connection, call.client_id, run_id)
+
     def finish(connection: Connection) -> Answer:
-        run = select_run_key(connection, call.client_id, run_id)
-        body: RunUpdate = call.body
-        if body.resolve_missing and body.status != "completed":
-            raise ValidationFailed([Problem(COMPLETED_ALONE, "/resolveMissing", value=True)])
+        run = find(connection)
         finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
         return answer(200, select_run_with_summary(connection, call.client_id, run))
 
-    return call.write(finish)
+    body: RunUpdate = call.checked_body(find, run_update_problems)
+    return PendingWrite(call, finish)
 
 
 @operation(
@@ -5746,28 +5770,26 @@ def patch_run(call: Call, run_id: str) -> Deferred:
     formats=REGISTRY.submission_formats,
     refusals=(RunFinished, ExtensionCheckTimeout),
 )
-def post_tasks(call: Call, run_id: str) -> Deferred:
+def post_tasks(call: Call, run_id: str) -> Outcome:
     """Submit one task, or a batch of which all are stored or none."""
     with call.database.reading() as connection:
         run, schema = select_run_and_schema(connection, call.client_id, run_id)
-    parsed: Parsed = call.body
+    parsed: Parsed = call.checked_body()
 
     def store(connection: Connection) -> Answer:
         submission = submit_reports(connection, call.principal, run, parsed.reports)
         return answer(201 if submission.created else 200, submission)
 
-    def checked() -> Deferred:
+    def check() -> PendingWrite:
+        if schema is not None:
+            call.form.judge(schema, parsed, call.service.settings)
         if parsed.problems:
             raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
-        return call.write(store)
+        return PendingWrite(call, store)
 
-    def check(schema: str) -> Deferred:
-        call.form.judge(schema, parsed, call.service.settings)
-        return checked()
-
-    if schema is None or accepted_quickly(schema, parsed.extensions):
-        return checked()
-    return Deferred("check", partial(check, schema))
+    if not parsed.problems and (schema is None or accepted_quickly(schema, parsed.extensions)):
+        return PendingWrite(call, store)
+    return Deferred("check", check)
 
 
 def page_of_tasks(call: Call, connection: Connection) -> bytes:
@@ -5805,20 +5827,21 @@ def get_tasks(call: Call) -> Answer | Deferred:
 
 
 @operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, keyed=True)
-def patch_tasks(call: Call) -> Deferred:
+def patch_tasks(call: Call) -> PendingWrite:
     """Triage several tasks alike: all of them or none."""
-    update: TasksUpdate = call.body
+    update: TasksUpdate = call.checked_body()
+    unfit = decision_problems(update)
 
     def triage(connection: Connection) -> Answer:
         states = {state.id: state for state in select_states(connection, call.client_id, BY_ID, json.dumps(update.ids))}
-        if problems := [*decision_problems(update), *id_problems(update, states)]:
+        if problems := [*unfit, *id_problems(update, states)]:
             raise ValidationFailed(problems)
         ordered = [states[task_id] for task_id in update.ids]
         updated = triage_tasks(connection, call.principal, ordered, update)
         tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
         return answer(200, Triage(updated, len(tasks) - updated, tasks))
 
-    return call.write(triage)
+    return PendingWrite(call, triage)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
@@ -5838,22 +5861,23 @@ def get_task(call: Call, task_id: str) -> Answer:
     tagged=True,
     keyed=True,
 )
-def patch_task(call: Call, task_id: str) -> Deferred:
+def patch_task(call: Call, task_id: str) -> PendingWrite:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
 
+    def find(connection: Connection) -> State:
+        return select_state(connection, call.client_id, task_id)
+
     def triage(connection: Connection) -> Answer:
-        task = select_task(connection, call.client_id, task_id)
-        state = select_state(connection, call.client_id, task_id)
-        update: TaskUpdate = call.body
-        if problems := decision_problems(update):
-            raise ValidationFailed(problems)
-        call.require_match(task)
+        state = find(connection)
+        if call.expected is not None:
+            call.require_match(select_task(connection, call.client_id, task_id))
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
         triage_tasks(connection, call.principal, [state], update)
         return tagged_answer(select_task(connection, call.client_id, task_id))
 
-    return call.write(triage)
+    update: TaskUpdate = call.checked_body(find, decision_problems)
+    return PendingWrite(call, triage)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
@@ -5867,17 +5891,18 @@ def get_task_history(call: Call, task_id: str) -> Answer:
     return answer(200, History(taken.items, link))
 
 
-def define(call: Call, name: str, store: Callable[[Connection, str, str, str | None], Answer]) -> Deferred:
-    """Return what is left to do where `store` is given label, description and schema of a request, once it is checked.
+def define(
+    call: Call, name: str, body: ProjectTypeUpdate, store: Callable[[Connection, str, str, str | None], Answer]
+) -> Deferred:
+    """Return what is left to do where `store` is given label, description and schema of a body, once that is checked.
 
     The schema is stored as it was sent.
     """
-    body: ProjectTypeUpdate = call.body
 
-    def check() -> Deferred:
+    def check() -> PendingWrite:
         schema = read_schema(body.extension_schema, call.service.settings)
         label = name if body.label is None else body.label
-        return call.write(lambda connection: store(connection, label, body.description or "", schema))
+        return PendingWrite(call, lambda connection: store(connection, label, body.description or "", schema))
 
     return Deferred("check", check)
 
@@ -5900,14 +5925,15 @@ def get_project_types(call: Call) -> Answer:
 )
 def post_project_types(call: Call) -> Deferred:
     """Register a project type; the same definition again changes nothing."""
-    name = call.body.name
+    body: ProjectTypeDefinition = call.checked_body()
+    name = body.name
 
     def register(connection: Connection, *definition: Any) -> Answer:
         created = insert_project_type(connection, call.client_id, name, *definition)
         registered = select_project_type(connection, call.client_id, name)
         return answer(201 if created else 200, registered, f"{call.address}/{name}" if created else None)
 
-    return define(call, name, register)
+    return define(call, name, body, register)
 
 
 @operation("GET", "/api/v1/project-types/{name}", "read", {200: ProjectTypeWithSchema})
@@ -5930,7 +5956,7 @@ def put_project_type(call: Call, name: str) -> Deferred:
     """Replace a project type's label, description and schema; stored tasks are not judged again."""
     with call.database.reading() as connection:
         select_project_type(connection, call.client_id, name)
-    body: ProjectTypeUpdate = call.body
+    body: ProjectTypeUpdate = call.checked_body()
     if body.name not in (None, name):
         raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
 
@@ -5938,7 +5964,7 @@ def put_project_type(call: Call, name: str) -> Deferred:
         replace_project_type(connection, call.client_id, name, *definition)
         return answer(200, select_project_type(connection, call.client_id, name))
 
-    return define(call, name, replace)
+    return define(call, name, body, replace)
 
 
 @operation("GET", "/healthz", None, {200: Health})
@@ -6040,32 +6066,22 @@ def create_blueprint(
     return blueprint_of(start_service(settings or Settings.read()), name, page=page)
 
 
-def answer_to(service: Service, environ: dict[str, Any], path: str, *, whole: bool) -> Answer | Deferred:
-    """Return the answer to any request of the service, its page included, or what is left to do for it.
-
-    :param path: the path of the request without any prefix. :param whole: whether nothing is to be left to do.
-    """
-
-    def work() -> Answer | Deferred:
-        if path in REGISTRY.page_files:
-            environ[NOTED] = Noted(path)
-            return REGISTRY.page_files[path](environ)
-        operation, parts = service.router.find(environ, path)
-        given = Call(service, operation, environ, parts.get("run_id")).perform(parts)
-        return finished(given) if whole else given
-
-    return respond(environ, work)
+def received(most: int) -> Body:
+    """Return the body of Flask's request, a byte over its limit at most."""
+    try:  # what is not in the stream any more, something of the application may have read and kept before
+        return Body(flask.request.stream.read(most) or flask.request.get_data())
+    except ClientDisconnected:
+        return Body(whole=False)
 
 
-def responded(service: Service, path: str) -> flask.Response:
-    """Return the answer to Flask's request. Where the front door is not, keep house, and tell who listens."""
-    began, environ = time.perf_counter(), flask.request.environ
-    given = finished(answer_to(service, environ, path, whole=True))
-    response = response_of(given)
-    service.keep_house_now_and_then(deleted=environ["REQUEST_METHOD"] in ("DELETE", "PUT"))
-    for listener in service.listeners.answered:
-        listener(environ, given.status, given.size, time.perf_counter() - began)
-    return response
+def answer_alone(call: Call, receive: Callable[[int], Body]) -> Answer:
+    """Answer a request where no server of ours does: keep house behind it, and tell who listens."""
+    began = time.perf_counter()
+    given = call.respond(receive)
+    call.service.keep_house_now_and_then(deleted=call.method in ("DELETE", "PUT"))
+    for listener in call.service.listeners.answered:
+        listener(call, given.status, given.size, time.perf_counter() - began)
+    return given
 
 
 def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprint:
@@ -6075,7 +6091,8 @@ def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprin
 
     def add_rule(start: str, rest: str = "") -> None:
         def view(rest: str = "") -> flask.Response:
-            return responded(service, f"{start}{rest}")
+            call = Call(service, flask.request.environ, f"{start}{rest}")
+            return response_of(answer_alone(call, received))
 
         blueprint.add_url_rule(
             f"{start}{rest}",
@@ -6107,9 +6124,10 @@ def create_app(settings: Settings | None = None, **given: Any) -> flask.Flask:
     service = start_service(settings or Settings.read(**given))
 
     def refuse_unrouted(error: Exception) -> flask.Response:
+        environ = flask.request.environ
         if isinstance(error, (NotFound, MethodNotAllowed)):
-            return responded(service, decoded(flask.request.environ.get("PATH_INFO", "")))
-        return response_of(refuse(error, flask.request.environ))
+            return response_of(answer_alone(Call(service, environ, decoded(environ.get("PATH_INFO", ""))), received))
+        return response_of(problem_answer(as_service_error(error, environ)))
 
     app = flask.Flask(__name__, static_folder=None)
     app.url_map.merge_slashes = False

@@ -2734,16 +2734,19 @@ def test_resolve_missing_leaves_other_types_targets_and_clients_alone(app: flask
     assert {owner.read(f"tasks/{task_id}")["status"] for owner, task_id in others} == {"open"}
 
 
+@pytest.mark.sqlite
 def test_a_run_may_end_in_one_group_with_the_triage_of_what_it_did_not_report(
-    app: flask.Flask, client: Client, run: str
+    client: Client, run: str, group: Group
 ) -> None:
     client.add(run, externalId="gone", status="open")
     task_id = client.add(run, externalId="kept", status="in_progress")
     second = client.start(targetUrl="https://example.com/")
     client.add(second, externalId="kept", status="in_progress")
-    with database_of(app).transaction():
-        client.triage(task_id, "dismissed")
-        assert client.finish(second, resolveMissing=True)["submitted"]["resolved"] == 1
+    (status, _), (_, ended) = group.ask(
+        group.environ("PATCH", f"{API}/tasks/{task_id}", {"status": "dismissed"}),
+        group.environ("PATCH", f"{API}/runs/{second}", {"status": "completed", "resolveMissing": True}),
+    )
+    assert (status, ended["submitted"]["resolved"]) == (200, 1)
     assert client.read("tasks", missingFrom=second)["total"] == 0
 
 
@@ -2822,7 +2825,7 @@ def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
         reader.execute("SELECT COUNT(*) FROM runs").fetchone()
         with database.transaction() as connection:
             connection.deletes = True
-        writes = commits.WriteQueue(database, findings_service.Listeners())
+        writes = commits.CommitScheduler(database, findings_service.Listeners())
         for _ in range(9):
             time.sleep(0.03)
             next(writes._house)
@@ -2854,7 +2857,7 @@ def program_that_fails(*functions: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("thread", "function"),
     cases(
-        writer=("findings-writer", "commits.WriteQueue._commit_group"),
+        writer=("findings-writer", "commits.CommitScheduler._commit_group"),
         log=("findings-log", "processes.LineWriter._work"),
     ),
 )
@@ -5596,16 +5599,17 @@ def test_another_form_has_its_own_limit_and_only_where_it_is_read(make_app: Call
 
 
 def test_a_command_in_the_same_process_says_who_it_is(app: flask.Flask, client: Client, run: str) -> None:
-    who = {findings_service.PRINCIPAL: findings_service.Principal("local", "default", "scan", "agent")}
-    path = f"{API}/runs/{run}/tasks"
-    answer = app.test_client().post(path, json=task(), environ_overrides=who)
-    assert answer.status_code == 201
-    assert client.history(answer.json["tasks"][0]["id"])[0]["by"] == "scan"
-    refused = app.test_client().put(f"{API}/project-types/web", json={}, environ_overrides=who)
-    assert_problem(refused, 403, "forbidden")
-    named = {findings_service.PRINCIPAL: "x", findings_service.PRINCIPAL.replace(".", "-"): "x"}
-    assert_problem(app.test_client().get(path, headers=named), 405, "method_not_allowed")
-    assert_problem(app.test_client().get(f"{API}/tasks", headers=named), 401, "unauthorized")
+    who = findings_service.Principal("local", "default", "scan", "agent")
+
+    def ask(method: str, path: str, **fields: Any) -> findings_service.Answer:
+        environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "CONTENT_TYPE": "application/json"}
+        call = findings_service.Call(app.extensions["findings"], environ, path, who)
+        return call.respond(lambda _: findings_service.Body(json.dumps(fields).encode()))
+
+    answer = ask("POST", f"{API}/runs/{run}/tasks", **task())
+    assert answer.status == 201
+    assert client.history(json.loads(answer.body)["tasks"][0]["id"])[0]["by"] == "scan"
+    assert ask("PUT", f"{API}/project-types/web").status == 403
 
 
 # ---------------------------------------------------------------------------
@@ -8046,12 +8050,15 @@ def elsewhere(work: Callable[[], Any]) -> Any:
 
 @pytest.mark.sqlite
 def test_a_read_waits_for_no_transaction_and_sees_the_last_commit(app: flask.Flask, client: Client, run: str) -> None:
-    client.add(run)
-    with database_of(app).transaction():
-        client.add(run)
-        assert client.read("tasks")["total"] == 2
-        assert elsewhere(lambda: client.read("tasks")["total"]) == 1
-    assert elsewhere(lambda: client.read("tasks")["total"]) == client.read("tasks")["total"] == 2
+    task_id = client.add(run, title="before")
+
+    def title() -> str:
+        return client.read(f"tasks/{task_id}")["title"]
+
+    with database_of(app).transaction() as connection:
+        connection.execute("UPDATE tasks SET title = 'behind' WHERE client_id = 'default'")
+        assert elsewhere(title) == title() == "before"
+    assert elsewhere(title) == title() == "behind"
 
 
 @pytest.mark.parametrize("absent", ["click", "flask", "jsonschema", "msgspec", "werkzeug"])
@@ -8176,12 +8183,8 @@ def test_what_the_disk_did_not_take_is_not_acknowledged(on_a_disk: Server, tmp_p
     assert faults_of(on_a_disk.db) == []
 
 
-def crash() -> NoReturn:
+def crash(_: object) -> NoReturn:
     raise ValueError("no route of ours does that")
-
-
-def nothing() -> findings_service.Answer:
-    return findings_service.Answer(204, {})
 
 
 def test_whatever_goes_wrong_in_or_beside_a_group_it_is_answered_and_others_come(
@@ -8189,13 +8192,15 @@ def test_whatever_goes_wrong_in_or_beside_a_group_it_is_answered_and_others_come
 ) -> None:
     listeners = findings_service.Listeners()
     listeners.committed.append(lambda _: 1 // 0)
+    environ = {"REQUEST_METHOD": "POST"}
+    call = findings_service.Call(app.extensions["findings"], environ, "/", TESTER)
 
     async def write() -> list[int]:
-        writes = commits.WriteQueue(database_of(app), listeners)
+        writes = commits.CommitScheduler(database_of(app), listeners)
         writes.start()
         try:
-            works = (crash, nothing, crash, nothing)
-            return [(await asyncio.wait_for(writes.run(work), 5)).status for work in works]
+            stores = [findings_service.PendingWrite(call, store) for store in (crash, lambda _: None) * 2]
+            return [(await asyncio.wait_for(writes.commit(each), 5)).status for each in stores]
         finally:
             writes.stop()
 
@@ -8209,7 +8214,7 @@ class Group:
 
     def __init__(self, app: flask.Flask, key: str) -> None:
         self.service = app.extensions["findings"]
-        self.writes = commits.WriteQueue(self.service.database, self.service.listeners)
+        self.writes = commits.CommitScheduler(self.service.database, self.service.listeners)
         self._key = key
 
     def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
@@ -8223,25 +8228,27 @@ class Group:
             "HTTP_AUTHORIZATION": f"Bearer {self._key}",
             **given,
         }
-        rsgi.put_body(environ, b"" if body is None else json.dumps(body).encode())
-        return environ
+        return environ | {"body": b"" if body is None else json.dumps(body).encode()}
 
     def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
         """Return status and JSON of each answer."""
-        answer = findings_service.answer_to
-        given = [answer(self.service, environ, environ["PATH_INFO"], whole=False) for environ in requests]
-        writes = [waiting(partial(findings_service.finished, each)) for each in given]
+        calls = [findings_service.Call(self.service, environ, environ["PATH_INFO"]) for environ in requests]
+        given = [call.begin(findings_service.Body(call.environ["body"])) for call in calls]
+        pairs = zip(calls, given, strict=True)
+        given = [call.finish(each) if isinstance(each, findings_service.Deferred) else each for call, each in pairs]
+        writes = [waiting(each) for each in given if isinstance(each, findings_service.PendingWrite)]
         self.writes._waiting.extend(writes)
         self.writes._settle = lambda _: None
         while self.writes._waiting:
             self.writes._commit_group()
-        answers = [write.answer for write in writes]
+        stored = (write.answer for write in writes)
+        answers = [each if isinstance(each, findings_service.Answer) else next(stored) for each in given]
         return [(each.status, json.loads(each.body) if each.body else None) for each in answers]
 
 
-def waiting(work: Callable[[], Any], seconds: float = 60.0) -> commits.Write:
+def waiting(pending: findings_service.PendingWrite, seconds: float = 60.0) -> commits.Write:
     """Return a write that waits to be committed."""
-    return commits.Write(work, None, time.monotonic() + seconds)
+    return commits.Write(pending, None, time.monotonic() + seconds)
 
 
 @pytest.fixture
@@ -9528,7 +9535,7 @@ def test_a_service_names_a_file_whose_name_is_no_utf8(serve: Callable[..., Serve
 @pytest.mark.sqlite
 @pytest.mark.parametrize("fails", [False, True], ids=["moved", "failed"])
 def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, fails: bool) -> None:
-    program = program_that_fails("commits.WriteQueue._commit_group") if fails else PROGRAM
+    program = program_that_fails("commits.CommitScheduler._commit_group") if fails else PROGRAM
     line = [*program, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
     reader, writer = os.pipe()
     with (

@@ -39,6 +39,7 @@ from msgspec import Struct
 from urllib3 import HTTPHeaderDict, PoolManager, ProxyManager, Retry, make_headers
 from urllib3.exceptions import HTTPError
 from urllib3.util import parse_url
+from werkzeug.test import create_environ
 
 import findings_service as heart
 from findings_features.brief import Brief
@@ -247,12 +248,12 @@ class Local:
             database = heart.database_for(heart.Settings.read(db=db))
             if absence := database.absence():
                 raise heart.DatabaseUnusable(absence)
-        self._app = heart.create_app(db=db, base_url="", api_key="", log="", metrics=False)
-        self._database: heart.Database = self._app.extensions["findings"].database
+        settings = heart.Settings.read(db=db, base_url="", api_key="", log="", metrics=False)
+        self._service = heart.start_service(settings)
         # A signal that ends a command interrupts who waits for an answer, never a transaction with its locks.
         self._worker = ThreadPoolExecutor(1)
-        self._given = {heart.PRINCIPAL: heart.Principal("local", "default", by, "full")}
-        self.where = self._database.name
+        self._principal = heart.Principal("local", "default", by, "full")
+        self.where = self._service.database.name
 
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         """Return the answer to a request."""
@@ -261,12 +262,14 @@ class Local:
     def close(self) -> None:
         """Let go of the file, when what is under way has ended."""
         self._worker.shutdown()
-        self._database.close()
+        self._service.database.close()
 
     def _perform(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        asked = self._app.test_client(use_cookies=False).open
-        answer = asked(path, method=method, data=body, headers=headers, environ_overrides=self._given)
-        return Answer(answer.status_code, HTTPHeaderDict(answer.headers.items()), answer.data)
+        environ = create_environ(path, method=method, data=body, headers=headers)
+        call = heart.Call(self._service, environ, heart.path_of(environ), self._principal)
+        answer = heart.answer_alone(call, lambda _: heart.Body(body or b""))
+        content = b"".join(answer.document) if answer.document else answer.body
+        return Answer(answer.status, HTTPHeaderDict(answer.headers.items()), content)
 
 
 class Service:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from itertools import product
@@ -49,7 +49,6 @@ HELP = {
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the official client's: where several processes count
-NO_ROUTE = "-"  # as in the access log
 OTHER_METHOD = "other"
 # A version in an Accept header by which the client would fail to choose.
 UNREADABLE = regex.compile(r"version=(?![0-9]{1,4}(\.[0-9]{1,4})*\s*([;,]|$))")
@@ -78,10 +77,9 @@ class Metrics:
         service.listeners.answered.append(self.count_request)
         service.listeners.committed.append(self._groups.observe)
 
-    def count_request(self, environ: Mapping[str, Any], status: int, _size: int, seconds: float) -> None:
+    def count_request(self, call: heart.Call, status: int, _size: int, seconds: float) -> None:
         """Count a request that is answered."""
-        noted, method = environ.get(heart.NOTED), environ["REQUEST_METHOD"]
-        labels = (noted.route if noted else NO_ROUTE, method if method in heart.ANY_METHOD else OTHER_METHOD)
+        labels = (call.route, call.method if call.method in heart.ANY_METHOD else OTHER_METHOD)
         self._requests.labels(*labels, status).inc()
         self._durations.labels(*labels).observe(seconds)
 

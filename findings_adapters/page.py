@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import flask
 
@@ -49,17 +48,18 @@ HEADERS = {
 }
 
 
-def answer(body: bytes, tag: str, media_type: str, environ: dict[str, Any]) -> heart.Answer:
+def answer(body: bytes, tag: str, media_type: str, call: heart.Call) -> heart.Answer:
     """Answer a request for a file. Browsers ask again each time whether they have the present one.
 
     Whoever leaves out the last slash of the prefix is sent on: what the page refers to is relative to that.
 
     :raises heart.WrongMethod: for another method than GET and HEAD.
     """
-    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+    if call.method not in ("GET", "HEAD"):
         raise heart.WrongMethod("GET, HEAD")
+    environ = dict(call.environ)
     asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
-    if environ[heart.NOTED].route == "/" and not asked.endswith("/"):
+    if call.route == "/" and not asked.endswith("/"):
         return heart.Answer(308, {"Location": f"{asked.rpartition('/')[2]}/"})
     response = flask.Response(body, mimetype=media_type, headers={"Cache-Control": "no-cache", **HEADERS})
     response.set_etag(tag)

@@ -307,21 +307,21 @@ def leave_line(connection: heart.Connection, client_id: str, states: Mapping[int
 
 
 @heart.operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
-def delete_run(call: heart.Call, run_id: str) -> heart.Deferred:
+def delete_run(call: heart.Call, run_id: str) -> heart.PendingWrite:
     """Delete a run, also a running one, and the tasks that only it reports."""
-    return call.write(lambda connection: remove_run(connection, call.client_id, run_id))
+    return heart.PendingWrite(call, lambda connection: remove_run(connection, call.client_id, run_id))
 
 
 @heart.operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
-def delete_task(call: heart.Call, task_id: str) -> heart.Deferred:
+def delete_task(call: heart.Call, task_id: str) -> heart.PendingWrite:
     """Delete a task with its history."""
-    return call.write(lambda connection: remove_task(connection, call.client_id, task_id))
+    return heart.PendingWrite(call, lambda connection: remove_task(connection, call.client_id, task_id))
 
 
 @heart.operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(heart.ProjectTypeInUse,))
-def delete_project_type(call: heart.Call, name: str) -> heart.Deferred:
+def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
     """Delete a project type that there is no run of."""
-    return call.write(lambda connection: remove_project_type(connection, call.client_id, name))
+    return heart.PendingWrite(call, lambda connection: remove_project_type(connection, call.client_id, name))
 
 
 @click.command()

@@ -794,7 +794,7 @@ class RunReading:
             title,
             severity_of(result, rule),
             description,
-            heart.stored(evidence),
+            heart.stored(evidence) if evidence else None,
             rule.remediation,
             None,
             self._extensions(result, rule, first),

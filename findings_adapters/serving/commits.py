@@ -55,9 +55,9 @@ def refused(error: BaseException) -> heart.Answer:
 
 
 class Write(Struct, eq=False):
-    """A request that waits for its transaction, until a time of the monotonic clock; `work` gives the answer."""
+    """A write that waits for its transaction, until a time of the monotonic clock."""
 
-    work: Callable[[], heart.Answer]
+    pending: heart.PendingWrite
     future: asyncio.Future[heart.Answer]
     until: float
     answer: Any = None
@@ -99,7 +99,13 @@ def house_steps(database: heart.Database) -> Iterator[float]:
         yield max(0.0, again - time.monotonic())
 
 
-class WriteQueue:
+def apply(pending: heart.PendingWrite, connection: heart.Connection) -> heart.Answer:
+    """Store a write wholly, or not at all, in the transaction of its group."""
+    with connection.savepoint():
+        return pending.apply(connection)
+
+
+class CommitScheduler:
     """The one thread that writes, and keeps house, where a database has one writer.
 
     The writes that wait share a transaction, in the order in which they came, each in a savepoint. All share one fsync,
@@ -127,10 +133,10 @@ class WriteQueue:
         self._bell.set()
         self._thread.join()
 
-    async def run(self, work: Callable[[], heart.Answer]) -> heart.Answer:
+    async def commit(self, pending: heart.PendingWrite) -> heart.Answer:
         """Return the answer to a write once it is durable, or refused."""
         loop, until = asyncio.get_running_loop(), time.monotonic() + self.database.settings.busy_timeout
-        write = Write(work, loop.create_future(), until)
+        write = Write(pending, loop.create_future(), until)
         self._waiting.append(write)
         loop.call_soon(self._bell.set)  # behind the requests that came together with this one
         return await write.future
@@ -154,7 +160,7 @@ class WriteQueue:
                 end = time.monotonic() + GROUP_TIME
                 while self._waiting and connection.in_transaction and time.monotonic() < end:
                     group.append(write := self._waiting.popleft())
-                    write.answer = write.work()
+                    write.answer = write.pending.call.attempt(apply, write.pending, connection)
                 if not connection.in_transaction:
                     raise heart.StorageFull(heart.TRANSACTION_ENDED)
                 committing = time.monotonic()

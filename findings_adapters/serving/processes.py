@@ -113,7 +113,7 @@ async def serve_until_stopped(
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
-    :param app: a `FrontDoor`, or what has its `close` and speaks another interface of granian's.
+    :param app: a `RSGIApp`, or what has its `close` and speaks another interface of granian's.
     :param greeting: what says that the service answers, once it does.
     :param parent: a pipe that ends when the process that began this one is told to stop, or has ended.
     """
@@ -180,7 +180,7 @@ def run_worker(
     service.listeners.write_line = lines.put
     heart.log.addHandler(lines)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = rsgi.FrontDoor(service)
+        door = rsgi.RSGIApp(service)
         runner.run(serve_until_stopped(door, host, port, greeting, parent))
     heart.log.removeHandler(lines)
     lines.finish()

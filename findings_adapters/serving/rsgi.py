@@ -13,11 +13,11 @@ import time
 import typing
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import findings_service as heart
 from findings_adapters.serving import commits
@@ -89,13 +89,7 @@ def environ_of(scope: Any) -> dict[str, Any]:
         if "_" not in header:
             environ.setdefault(environ_name(header), "")
     environ.pop("HTTP_HOST", None)
-    put_body(environ, b"")
     return environ
-
-
-def put_body(environ: dict[str, Any], body: bytes) -> None:
-    """Put a body into a request's environment."""
-    environ.update({heart.BODY: body, "CONTENT_LENGTH": str(len(body)) if body else ""})
 
 
 def without_body(answer: heart.Answer) -> heart.Answer:
@@ -104,6 +98,47 @@ def without_body(answer: heart.Answer) -> heart.Answer:
         answer.document.close()
     length = {"Content-Length": str(answer.size)} if answer.size else {}  # of a 304 there is none
     return heart.Answer(answer.status, {**length, **answer.headers})
+
+
+class IncomingBody:
+    """The body of a request, on its way from the client.
+
+    :param patience: seconds that it may take to arrive.
+    """
+
+    def __init__(self, scope: Any, protocol: Any, patience: float) -> None:
+        length = scope.headers.get("content-length")
+        self._length = None if length is None else int(length)
+        self._protocol, self._patience = protocol, patience
+        self.is_read = length is None and "transfer-encoding" not in scope.headers
+        self.is_small = self.is_read or (length is not None and int(length) <= SMALL_BODY)
+
+    async def receive(self, limit: int = SMALL_BODY, hold: Callable[[int], object] = bool) -> heart.Body:
+        """Read the body, and stop where it has more bytes than it may.
+
+        :param hold: is told of more bytes. :raises Busy: when it does so.
+        """
+        if self.is_read:
+            return heart.Body()
+        body, whole = bytearray(), True
+        try:
+            async with asyncio.timeout(self._patience):
+                async for chunk in self._protocol:
+                    body += chunk
+                    if len(body) > limit:
+                        return heart.Body(bytes(body))
+                    hold(len(chunk))
+                    if len(body) == self._length:  # asking for the end costs a turn
+                        break
+        except heart.Busy:
+            raise
+        except Exception:  # the time was over, the client broke off, or the chunks made no sense
+            whole = False
+        self.is_read = True
+        return heart.Body(bytes(body), whole)
+
+
+Result = TypeVar("Result")
 
 
 class Threads:
@@ -118,12 +153,9 @@ class Threads:
         self._share, self._patience = share, patience
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    async def run(
-        self, environ: Mapping[str, Any], work: Callable[[], heart.Answer | heart.Deferred]
-    ) -> heart.Answer | heart.Deferred:
+    async def run(self, call: heart.Call, work: Callable[..., Result], *arguments: Any) -> Result:
         """Return what `work` returns in a thread. :raises Busy: when none was free in time."""
-        noted = environ.get(heart.NOTED)
-        client = noted.principal.client_id if noted and noted.principal else environ.get("HTTP_AUTHORIZATION", "")
+        client = call.principal.client_id or call.environ.get("HTTP_AUTHORIZATION", "")
         share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
         async with AsyncExitStack() as held:
             try:
@@ -132,14 +164,14 @@ class Threads:
                         await held.enter_async_context(each)
             except TimeoutError:
                 raise heart.Busy(OTHERS_WAIT) from None
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
 
     def stop(self) -> None:
         """End the threads, once what they do is done."""
         self._threads.shutdown()
 
 
-class FrontDoor:
+class RSGIApp:
     """Takes requests from granian and answers them on the event loop's thread, one at a time.
 
     Bodies are read asynchronously before that, so that a slow client costs nobody anything. What is left to do, the
@@ -149,7 +181,7 @@ class FrontDoor:
     def __init__(self, service: heart.Service) -> None:
         self._service = service
         settings, database = service.settings, service.database
-        self._writes = commits.WriteQueue(database, service.listeners)
+        self._scheduler = commits.CommitScheduler(database, service.listeners)
         self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
         self._all: Threads | None = None
         if count := database.threads:
@@ -157,42 +189,35 @@ class FrontDoor:
             self._all = self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
         limits = (settings.max_body, *(form.limit(settings) for form in heart.REGISTRY.submission_formats.values()))
         self._budget = BodyBudget(BODIES_HELD * max(limits))
-        self._writes.start()
+        self._scheduler.start()
 
     def close(self) -> None:
         """Finish what is to be written, once no more requests come."""
-        self._writes.stop()
+        self._scheduler.stop()
         for threads in self._threads.values():
             threads.stop()
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
-        with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
-            await self._serve(scope, protocol)
-
-    async def _serve(self, scope: Any, protocol: Any) -> None:
-        began, environ = time.perf_counter(), environ_of(scope)
-        length = scope.headers.get("content-length")
+        began = time.perf_counter()
+        call = heart.Call(self._service, environ_of(scope), scope.path)
+        body = IncomingBody(scope, protocol, self._service.settings.body_timeout)
         try:
-            if length is None and "transfer-encoding" not in scope.headers:
-                answer = await self._answer(environ)
-            elif length is not None and int(length) <= SMALL_BODY:
-                await self._read_body(environ, int(length), protocol)
-                answer = await self._answer(environ)
-            else:
-                answer = await self._answer_large(environ, length, protocol)
+            answer = await self._answer(call, body)
         except heart.Busy as busy:
-            answer = commits.refused(busy)
+            answer = heart.problem_answer(busy)
+        except asyncio.CancelledError:  # at the end of the service, where the client had gone before
+            return
         if scope.method == "HEAD":
             answer = without_body(answer)
         size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
         for listener in self._service.listeners.answered:
-            listener(environ, answer.status, size, time.perf_counter() - began)
+            listener(call, answer.status, size, time.perf_counter() - began)
         if scope.method == "HEAD":
             protocol.response_empty(answer.status, [*answer.headers.items()])
         elif answer.document is None:  # granian counts the body itself
             headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
-            if environ.get(heart.AWAITED) or environ.get(heart.TOO_LARGE):  # the rest of the body is still on its way
+            if not body.is_read:  # its rest is still on its way
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
 
@@ -230,69 +255,33 @@ class FrontDoor:
                 os.close(listened)
         return size
 
-    async def _answer(self, environ: dict[str, Any]) -> heart.Answer:
-        """Return the answer to a request whose body is here, or is not needed yet."""
-        path, whole = heart.decoded(environ["PATH_INFO"]), self._all is not None
-        answer = partial(heart.answer_to, self._service, environ, path, whole=whole)
-        if path == "/healthz":
-            return await self._probe(environ, answer)
-        threads = self._all or (self._threads["check"] if len(environ[heart.BODY]) > SMALL_BODY else None)
-        given = await threads.run(environ, answer) if threads else answer()
+    async def _answer(self, call: heart.Call, body: IncomingBody) -> heart.Answer:
+        """Take a request through its steps. What is not soon done goes to a thread, and what writes to who commits."""
+        if call.environ["PATH_INFO"] == "/healthz":
+            return await self._probe(call)
+        begin = partial(call.begin, await body.receive() if body.is_small else None)
+        if (given := await self._take(call, begin)) is None:  # the body is large, and all else is good
+            with self._budget.holding(call.client_id) as hold:
+                judge = partial(call.judge, await body.receive(call.limit, hold))
+                given = await self._take(call, judge, self._threads["check"])
         while isinstance(given, heart.Deferred):
-            if given.place == "write":
-                return await self._writes.run(partial(heart.finished, given))
-            given = await self._threads[given.place].run(environ, given.work)
-        return given
+            given = await self._threads[given.place].run(call, call.attempt, given.work)
+        if isinstance(given, heart.PendingWrite):
+            return await self._scheduler.commit(given)
+        return typing.cast(heart.Answer, given)
 
-    async def _probe(
-        self, environ: dict[str, Any], answer: Callable[[], heart.Answer | heart.Deferred]
-    ) -> heart.Answer:
+    async def _take(
+        self, call: heart.Call, step: Callable[[], heart.Outcome | None], threads: Threads | None = None
+    ) -> heart.Outcome | None:
+        """Take a request a step on: here or in a thread, or where each request has a thread, to its end there."""
+        if self._all:
+            return await self._all.run(call, lambda: (given := step()) and call.finish(given))
+        return await threads.run(call, step) if threads else step()
+
+    async def _probe(self, call: heart.Call) -> heart.Answer:
         """Return the answer to who asks how the database is, which may have to be waited for."""
         try:
-            return heart.finished(
-                await asyncio.wait_for(self._threads["probe"].run(environ, answer), heart.HEALTH_TIME)
-            )
+            answering = self._threads["probe"].run(call, call.respond, lambda _: heart.Body())
+            return await asyncio.wait_for(answering, heart.HEALTH_TIME)
         except TimeoutError:
-            return commits.refused(heart.Busy(OTHERS_WAIT))
-
-    async def _answer_large(self, environ: dict[str, Any], length: str | None, protocol: Any) -> heart.Answer:
-        """Return the answer to a request with a large body, or one of unknown length.
-
-        The body is read once path, key, level and headers were found good without it.
-        """
-        environ.update({heart.AWAITED: True, "CONTENT_LENGTH": length or ""})
-        answer = await self._answer(environ)
-        if not environ.pop(heart.WANTED, False):
-            return answer
-        with self._budget.holding(environ[heart.NOTED].principal.client_id) as hold:
-            await self._read_body(environ, int(length or 0), protocol, hold)
-            del environ[heart.AWAITED]
-            return await self._answer(environ)
-
-    async def _read_body(
-        self, environ: dict[str, Any], length: int, protocol: Any, hold: Callable[[int], object] = bool
-    ) -> None:
-        """Read a request's body into its environment, and note there what was wrong with it.
-
-        :param hold: is told of more bytes. :raises Busy: when it does so.
-        """
-        limit, body = environ.get(heart.LIMIT, SMALL_BODY), bytearray()
-        try:
-            async with asyncio.timeout(self._service.settings.body_timeout):
-                async for chunk in protocol:
-                    body += chunk
-                    if len(body) > limit:
-                        break
-                    hold(len(chunk))
-                    if len(body) == length:  # asking for the end costs a turn
-                        break
-        except heart.Busy:
-            raise
-        except Exception:  # the time was over, the client broke off, or the chunks made no sense
-            environ[heart.CUT_SHORT] = True
-        if len(body) > limit:
-            environ[heart.TOO_LARGE] = True
-            body.clear()
-        elif len(body) < length:
-            environ[heart.CUT_SHORT] = True
-        put_body(environ, bytes(body))
+            return heart.problem_answer(heart.Busy(OTHERS_WAIT))

@@ -1,0 +1,76 @@
+"""The way of a request through the running service: each step once, one behind the other, and what is entered."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from test_findings_service import API, Server, task
+
+STEPS = ["Call.open", "Call.read", "Call.check", "PendingWrite.apply"]
+MOST = {"batch": 84, "update": 68}  # functions of ours
+# Runs the service, and writes of each function of ours that is entered its name and those of its callers.
+TRACED = """
+import atexit, json, os, sys, threading
+import findings_service
+
+FOLDER, entered = os.path.dirname(findings_service.__file__) + os.sep, []
+
+def callers(frame):
+    while frame:
+        code, frame = frame.f_code, frame.f_back
+        if code.co_filename.startswith(FOLDER) and "<" not in code.co_name:
+            yield code.co_qualname
+
+def note(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(FOLDER) and "<" not in code.co_name:
+        entered.append([*callers(frame)])
+
+@atexit.register
+def write():
+    sys.setprofile(None)
+    with open(os.environ["TRACED"], "w") as file:
+        json.dump(entered, file)
+
+threading.setprofile(note)
+sys.setprofile(note)
+findings_service.main()
+"""
+
+
+def ways(traced: Path) -> list[list[list[str]]]:
+    """Return what was entered for each write that was answered: from its environment on until it is settled."""
+    entered = json.loads(traced.read_text())
+    requests: list[list[list[str]]] = []
+    for stack in entered:
+        if stack[0] == "environ_of":
+            requests.append([])
+        if requests:
+            requests[-1].append(stack)
+    settled = [[stack[0].endswith("settle") for stack in request] for request in requests]
+    return [request[: places.index(True)] for request, places in zip(requests, settled, strict=True) if True in places]
+
+
+@pytest.mark.sqlite
+def test_a_request_takes_its_steps_once_and_one_behind_the_other(serve: Callable[..., Server], tmp_path: Path) -> None:
+    traced = tmp_path / "traced.json"
+    program = (sys.executable, "-c", TRACED)
+    server = serve(program=program, TRACED=str(traced))
+    run = server.start_run({"type": "object", "properties": {"n": {"type": "integer"}}})
+    for lot in "ab":  # with the first, caches are filled
+        tasks = [task(externalId=f"{lot}{number}", extensions={"n": number}) for number in range(20)]
+        submitted = server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks}).json["tasks"]
+    decided = server.request("PATCH", f"{API}/tasks/{submitted[0]['id']}", {"status": "dismissed", "comment": "x"})
+    assert decided.status_code == 200
+    assert server.stop() == 0
+    for name, stacks in zip(MOST, ways(traced)[-2:], strict=True):
+        assert [stack[0] for stack in stacks if stack[0] in STEPS] == STEPS
+        assert all(len(set(stack) & set(STEPS)) <= 1 for stack in stacks)  # each returns before the next is called
+        ours = dict.fromkeys(stack[0] for stack in stacks)
+        print(f"{name}: {len(ours)} functions, {max(map(len, stacks))} deep: {', '.join(ours)}")
+        assert len(ours) <= MOST[name]
