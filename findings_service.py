@@ -315,15 +315,15 @@ LISTED_PROBLEMS = 100
 TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
 
 
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     """Shorten the caller's text to what an error may repeat."""
     return text if len(text) <= REPEATED_TEXT else text[: REPEATED_TEXT - 1] + "…"
 
 
-def short(value: Any) -> Any:
+def scalar_preview(value: Any) -> Any:
     """Return a value as an error may show it: text cut, what is long or no scalar left out."""
     if isinstance(value, str):
-        return cut(value)
+        return truncate(value)
     scalar = isinstance(value, (bool, int, float)) and len(str(value)) <= REPEATED_TEXT
     return value if scalar else msgspec.UNSET
 
@@ -366,7 +366,7 @@ class InvalidParameter(ServiceError):
     status, code = 400, "invalid_parameter"
 
     def __init__(self, parameter: str, detail: str) -> None:
-        super().__init__(f"{cut(parameter)}: {detail}", [Problem(detail, parameter=cut(parameter))])
+        super().__init__(f"{truncate(parameter)}: {detail}", [Problem(detail, parameter=truncate(parameter))])
 
 
 class Unauthorized(ServiceError):
@@ -576,9 +576,9 @@ HTTP_URL = (
 )
 # A place in a list: behind an item, in a list by severity behind one that had that severity; in a history, which
 # only grows, behind so many entries.
-PLACE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
-ENTRY_PLACE = r"^[0-9]{1,15}\Z"
-SEVERE_PLACE = r"^((critical|high|medium|low|info)\.)?" + PLACE.removeprefix("^")
+ITEM_CURSOR = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
+ENTRY_CURSOR = r"^[0-9]{1,15}\Z"
+SEVERITY_CURSOR = r"^((critical|high|medium|low|info)\.)?" + ITEM_CURSOR.removeprefix("^")
 
 BRANCH_NAME = r"^[^\x00-\x1f\x7f-\x9f]*\Z"  # nothing of Unicode's category Cc
 ASSIGNEE = r"^([^\x00]*[^\s\x00][^\x00]*)?\Z"
@@ -590,9 +590,9 @@ PATTERNS = {
     HTTP_URL: "must be an absolute http or https URL, without spaces",
     BRANCH_NAME: "must not contain control characters",
     ASSIGNEE: "must not be blank; leave it empty for nobody",
-    PLACE: "is no place in this list; follow the next link as it is",
-    ENTRY_PLACE: "is no place in this history; follow the next link as it is",
-    SEVERE_PLACE: "is no place in this list; follow the next link as it is",
+    ITEM_CURSOR: "is no place in this list; follow the next link as it is",
+    ENTRY_CURSOR: "is no place in this history; follow the next link as it is",
+    SEVERITY_CURSOR: "is no place in this list; follow the next link as it is",
     NOT_BLANK: "must not be blank",
 }
 
@@ -947,17 +947,17 @@ class NoQuery(Request):
     """A request without query parameters."""
 
 
-Listed = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
-Sought = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
+NoComma = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
+NonEmpty = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
 Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
 Time = Annotated[Moment, Meta(extra_json_schema={"format": "date-time"})]
 AFTER = "The place behind which the page begins; follow `next` rather than making one up."
 Value = TypeVar("Value")
 SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
-Several = Annotated[list[Value], Meta(max_length=1000)]
+CommaList = Annotated[list[Value], Meta(max_length=1000)]
 DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
-Repeated = Annotated[tuple[Value, ...], Meta(max_length=100)]
+RepeatedParam = Annotated[tuple[Value, ...], Meta(max_length=100)]
 
 
 PageNumber = Annotated[
@@ -977,44 +977,49 @@ class HistoryQuery(Request):
     """Which part of a task's history."""
 
     limit: Annotated[int, Meta(ge=1, le=1000, description="Entries on a page.")] = 1000
-    after: Annotated[str, Meta(pattern=ENTRY_PLACE, description=AFTER)] | None = None
+    after: Annotated[str, Meta(pattern=ENTRY_CURSOR, description=AFTER)] | None = None
 
 
 class RunQuery(PageQuery):
     """Which runs."""
 
-    after: Annotated[str, Meta(pattern=PLACE, description=AFTER)] | None = None
-    project_type: Annotated[Several[Listed], Meta(description=f"Runs of these project types. {SEVERAL}")] | None = None
-    status: Annotated[Several[RunStatus], Meta(description=f"Runs with these statuses. {SEVERAL}")] | None = None
-    target_url: Annotated[Sought, Meta(description="Runs of this target, exactly as stored.")] | None = None
+    after: Annotated[str, Meta(pattern=ITEM_CURSOR, description=AFTER)] | None = None
+    project_type: Annotated[CommaList[NoComma], Meta(description=f"Runs of these project types. {SEVERAL}")] | None = (
+        None
+    )
+    status: Annotated[CommaList[RunStatus], Meta(description=f"Runs with these statuses. {SEVERAL}")] | None = None
+    target_url: Annotated[NonEmpty, Meta(description="Runs of this target, exactly as stored.")] | None = None
     main_line: (
         Annotated[bool, Meta(description="`true` for runs of the main line, `false` for those of branches.")] | None
     ) = None
-    branch: Annotated[Repeated[Sought], Meta(description=f"Runs of these branches. {EXACTLY}")] | None = None
+    branch: Annotated[RepeatedParam[NonEmpty], Meta(description=f"Runs of these branches. {EXACTLY}")] | None = None
 
 
 class TaskFilters(Request):
     """Which tasks, in which order."""
 
-    after: Annotated[str, Meta(pattern=SEVERE_PLACE, description=AFTER)] | None = None
-    status: Annotated[Several[TaskStatus], Meta(description=f"Tasks with these statuses. {SEVERAL}")] | None = None
-    severity: Annotated[Several[Severity], Meta(description=f"Tasks of these severities. {SEVERAL}")] | None = None
-    run_id: Annotated[Several[Listed], Meta(description=f"Tasks that these runs reported. {SEVERAL}")] | None = None
-    project_type: Annotated[Several[Listed], Meta(description=f"Tasks of these project types. {SEVERAL}")] | None = None
-    target_url: Annotated[Sought, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    after: Annotated[str, Meta(pattern=SEVERITY_CURSOR, description=AFTER)] | None = None
+    status: Annotated[CommaList[TaskStatus], Meta(description=f"Tasks with these statuses. {SEVERAL}")] | None = None
+    severity: Annotated[CommaList[Severity], Meta(description=f"Tasks of these severities. {SEVERAL}")] | None = None
+    run_id: Annotated[CommaList[NoComma], Meta(description=f"Tasks that these runs reported. {SEVERAL}")] | None = None
+    project_type: Annotated[CommaList[NoComma], Meta(description=f"Tasks of these project types. {SEVERAL}")] | None = (
+        None
+    )
+    target_url: Annotated[NonEmpty, Meta(description="Tasks of this target, exactly as stored.")] | None = None
     main_line: (
         Annotated[bool, Meta(description="`true` for what the main line knows, `false` for what only branches know.")]
         | None
     ) = None
     branch: (
-        Annotated[Repeated[Sought], Meta(description=f"Tasks that runs of these branches reported. {EXACTLY}")] | None
+        Annotated[RepeatedParam[NonEmpty], Meta(description=f"Tasks that runs of these branches reported. {EXACTLY}")]
+        | None
     ) = None
-    external_id: Annotated[Sought, Meta(description="Tasks with this id of the agent's, exactly as stored.")] | None = (
-        None
-    )
+    external_id: (
+        Annotated[NonEmpty, Meta(description="Tasks with this id of the agent's, exactly as stored.")] | None
+    ) = None
     missing_from: (
         Annotated[
-            Sought,
+            NonEmpty,
             Meta(
                 description="A run: the open and in-progress tasks with an externalId, of its project type and target,"
                 " that its line knows and it did not report."
@@ -1022,9 +1027,9 @@ class TaskFilters(Request):
         ]
         | None
     ) = None
-    assignee: Annotated[Sought, Meta(description="Tasks that are assigned to this one, exactly as stored.")] | None = (
-        None
-    )
+    assignee: (
+        Annotated[NonEmpty, Meta(description="Tasks that are assigned to this one, exactly as stored.")] | None
+    ) = None
     assigned: (
         Annotated[bool, Meta(description="`true` for tasks that are assigned to somebody, `false` for all others.")]
         | None
@@ -1192,7 +1197,7 @@ class Registry(Struct):
     engines: dict[str, Callable[[Settings], Database]] = {}
     page_files: dict[str, Callable[[Call], Answer]] = {}
     search: Callable[[str], Search] | None = None
-    quick_judge: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
+    fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
     serve: Callable[[Settings, str, int, int], None] | None = None
     start_metrics: Callable[[Service], object] | None = None
 
@@ -1381,7 +1386,7 @@ class Connection(ABC):
         return " UNION ".join(ranges)
 
     @abstractmethod
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
 
     @contextmanager
@@ -1463,7 +1468,7 @@ class Database(ABC):
         """What messages call the database: its path as it was given, or its URL without a password."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the data is, from wherever one looks."""
         return self.name
 
@@ -1520,10 +1525,10 @@ class Database(ABC):
         """Write what `use_later` remembers, unless there is nothing."""
 
     @abstractmethod
-    def keeps_house(self) -> bool:
+    def owns_maintenance(self) -> bool:
         """Tell whether it is this process's turn to keep house, of those that have the database open."""
 
-    def keep_house(self) -> None:  # noqa: B027 - an engine may do it by itself
+    def run_maintenance(self) -> None:  # noqa: B027 - an engine may do it by itself
         """Do what the engine wants done now and then."""
 
     @abstractmethod
@@ -1586,7 +1591,7 @@ class SQLiteConnection(sqlite3.Connection, Connection):
             self.set_progress_handler(None, 0)
             self.is_late = bool
 
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """Tell what SQLite itself finds wrong with the file, and what of the schema is missing."""
         for (fault,) in self.execute("PRAGMA integrity_check"):
             if fault != "ok":
@@ -1747,7 +1752,7 @@ def claim_file(path: str) -> None:
 
     :raises DatabaseUnusable: where the log of a file that was moved lies there: SQLite would drop it, or take it.
     """
-    logs = [log for log in (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")) if is_filled(log)]
+    logs = [*filter(is_filled, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
     if logs and not os.path.lexists(path):  # looked for behind that, since whoever makes a file makes its log later
         raise DatabaseUnusable(
             f"there is no {path}, but {logs[0]} of one that was there: put both together, or remove it"
@@ -1855,7 +1860,7 @@ class SQLiteDatabase(Database):
         return self._given
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The path of the file, from the root."""
         return str(Path(self.settings.db).resolve())
 
@@ -1992,11 +1997,11 @@ class SQLiteDatabase(Database):
         finally:
             self._writing.release()
 
-    def keeps_house(self) -> bool:
+    def owns_maintenance(self) -> bool:
         """Tell whether this process is the one that checkpoints."""
         return self.checkpointer.held
 
-    def keep_house(self) -> None:
+    def run_maintenance(self) -> None:
         """Fold the WAL in where it is large or may have what was deleted, if it is this process that checkpoints.
 
         With secure_delete SQLite writes zeros over what is deleted, in the file; the WAL has it until it is truncated.
@@ -2013,14 +2018,14 @@ class SQLiteDatabase(Database):
 
     def wal_size(self) -> int:
         """Return the bytes of the WAL, which lies beside the file itself where the path is a link to that."""
-        return Path(f"{self.place}-wal").stat().st_size
+        return Path(f"{self.location}-wal").stat().st_size
 
     def figures(self) -> Mapping[str, Callable[[], float]]:
         """Return what gives the bytes of the file, of the WAL, and what is free on their disk."""
         return {
-            "findings_database_bytes": lambda: Path(self.place).stat().st_size,
+            "findings_database_bytes": lambda: Path(self.location).stat().st_size,
             "findings_wal_bytes": self.wal_size,
-            "findings_disk_free_bytes": lambda: shutil.disk_usage(Path(self.place).parent).free,
+            "findings_disk_free_bytes": lambda: shutil.disk_usage(Path(self.location).parent).free,
         }
 
     # Opening and closing
@@ -2115,7 +2120,7 @@ def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
 SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
 PROBLEMS_OF_ONE = 100  # that one task can bring
-KEPT_SCHEMA = 8 * KIB  # characters of a schema whose judges are kept; they take up to 160 bytes for each, mostly 20
+CACHED_SCHEMA = 8 * KIB  # characters of a schema whose judges are kept; they take up to 160 bytes for each, mostly 20
 KEPT_PATTERNS = 30_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
 PATTERN_BASE = 80  # parts; what a pattern takes besides, with the 64 KiB that it keeps of short searches
 GROUPS_BASE = 800  # parts; that of one that notes groups
@@ -2357,7 +2362,7 @@ def judge_others(keyword: str, validator: Any, rule: Any, instance: Any, schema:
             continue
         if rule is False:
             kind = keyword.replace("Items", " items").replace("Prop", " prop").capitalize()
-            words = f"{kind} are not allowed ({cut(str(member))!r} was unexpected)"
+            words = f"{kind} are not allowed ({truncate(str(member))!r} was unexpected)"
             names = ", ".join(itertools.chain(*known.values()))
             yield ValidationError(words + (names and f"; known: {names}"), path=[member])
         else:
@@ -2456,10 +2461,10 @@ def validator_of(schema: Mapping[str, Any]) -> Any:
 
 def escaped(token: object) -> str:
     """Write one step of a JSON pointer (RFC 6901, section 3), cut like all text of the caller's."""
-    return cut(str(token)).replace("~", "~0").replace("/", "~1")
+    return truncate(str(token)).replace("~", "~0").replace("/", "~1")
 
 
-def joined(path: Iterable[object], prefix: str = "") -> str:
+def json_pointer(path: Iterable[object], prefix: str = "") -> str:
     """Write a JSON pointer."""
     return prefix + "".join(f"/{escaped(token)}" for token in path)
 
@@ -2467,9 +2472,9 @@ def joined(path: Iterable[object], prefix: str = "") -> str:
 def subschemas(schema: Mapping[str, Any], pointer: str, draft: Any) -> Iterator[tuple[Any, str]]:
     """Give what stands directly below where a schema holds others, schemas or not, with the pointers."""
     for keyword, held in schema.items():
-        place = joined([keyword], pointer)
+        place = json_pointer([keyword], pointer)
         if keyword in MAPS_OF_SCHEMAS and isinstance(held, dict):
-            yield from ((value, joined([name], place)) for name, value in held.items())
+            yield from ((value, json_pointer([name], place)) for name, value in held.items())
         elif keyword in ("then", "else") or (keyword in draft.VALIDATORS and keyword not in ("enum", "const")):
             yield held, place
             if isinstance(held, list):
@@ -2479,16 +2484,15 @@ def subschemas(schema: Mapping[str, Any], pointer: str, draft: Any) -> Iterator[
 def pattern_faults(schema: Mapping[str, Any], pointer: str) -> Iterator[Problem]:
     """Tell what is wrong with the patterns of a schema."""
     named = schema.get("patternProperties")
-    patterns = (
-        [(name, joined(["patternProperties", name], pointer)) for name in named] if isinstance(named, dict) else []
-    )
+    named = named if isinstance(named, dict) else {}
+    patterns = [(name, json_pointer(["patternProperties", name], pointer)) for name in named]
     for pattern, place in [(schema.get("pattern"), f"{pointer}/pattern"), *patterns]:
         tick()
         try:
             if isinstance(pattern, str):
                 compile_pattern(pattern)
         except ValueError as error:
-            yield Problem(cut(str(error)), place, value=cut(pattern))
+            yield Problem(truncate(str(error)), place, value=truncate(pattern))
 
 
 def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Problem]:
@@ -2521,7 +2525,7 @@ def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Pro
                     waiting.append((found.contents, place, found.resolver))  # where nothing above has led to, too
                 except (referencing.exceptions.Unresolvable, LookupError, AttributeError, TypeError, ValueError):
                     detail = "is not found inside this schema, and nothing is fetched from elsewhere"
-                    yield Problem(detail, place, value=cut(target))
+                    yield Problem(detail, place, value=truncate(target))
 
 
 def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
@@ -2530,7 +2534,9 @@ def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
         yield from (problem_of(error, pointer) for error in validator_of(draft.META_SCHEMA).iter_errors(schema))
         yield from inner_faults(schema, pointer, draft)
     else:
-        yield Problem(f"must be one of: {', '.join(drafts())}", f"{pointer}/$schema", value=short(schema["$schema"]))
+        yield Problem(
+            f"must be one of: {', '.join(drafts())}", f"{pointer}/$schema", value=scalar_preview(schema["$schema"])
+        )
 
 
 def failure_in_words(error: BaseException, schema: str) -> str:
@@ -2542,7 +2548,7 @@ def failure_in_words(error: BaseException, schema: str) -> str:
     if isinstance(error, RecursionError):
         return f"{schema} is nested too deeply, or refers to itself without an end"
     log.info("a client's schema failed: %r", error)
-    return f"{schema} cannot be judged by: {cut(str(error))}"
+    return f"{schema} cannot be judged by: {truncate(str(error))}"
 
 
 def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
@@ -2563,18 +2569,18 @@ def check_schema(schema: dict[str, Any], pointer: str, seconds: float) -> None:
         raise ValidationFailed(problems)
 
 
-def make_judges(text: str) -> tuple[Any, Callable[[Any, int], bool]]:
+def make_validators(text: str) -> tuple[Any, Callable[[Any, int], bool]]:
     """Return what judges extensions by a stored schema, and what accepts most good ones more quickly, if it is here."""
     schema = msgspec.json.decode(text)
-    quick = REGISTRY.quick_judge(schema, len(text)) if REGISTRY.quick_judge else lambda *_: False
+    quick = REGISTRY.fast_validator(schema, len(text)) if REGISTRY.fast_validator else lambda *_: False
     return validator_of(schema), quick
 
 
-kept_judges = lru_cache(maxsize=16)(make_judges)
+cached_validators = lru_cache(maxsize=16)(make_validators)
 
 
 # Rules of our own models that jsonschema only says are broken: what they ask for, and of which member.
-SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+RULE_MESSAGES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (RULES["Evidence"]["not"], SHOWS_NOTHING, ()),
     (RULES["RunUpdate"]["not"], COMPLETED_ALONE, ("resolveMissing",)),
     (DECISION_RULES["not"], DECIDES_NOTHING, ()),
@@ -2582,34 +2588,34 @@ SAYINGS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 )
 
 
-def in_short(error: ValidationError) -> str:
+def shorten(error: ValidationError) -> str:
     """Return jsonschema's message, so that what is asked for is there, however long the value is at its beginning."""
     message, keyword = error.message, str(error.validator)
     if len(message) > REPEATED_TEXT and message.startswith(value := repr(error.instance)):
         message = value[: REPEATED_TEXT // 2] + "…" + message.removeprefix(value)
     if keyword.startswith(("max", "min")) and not keyword.endswith("imum"):  # whose messages leave the number out
         message += f" ({keyword} is {error.validator_value})"
-    return cut(message)
+    return truncate(message)
 
 
 def problem_of(error: ValidationError, pointer: str) -> Problem:
     """Return what jsonschema found, as the service tells it."""
     rule: Any = error.validator_value
-    place, value = joined(error.path, pointer), short(error.instance)
+    place, value = json_pointer(error.path, pointer), scalar_preview(error.instance)
     if value == math.inf:  # which stands for it
         return Problem("has a number with too many digits", place)
-    for theirs, words, about in SAYINGS:
+    for theirs, words, about in RULE_MESSAGES:
         if rule == theirs:
-            return Problem(words, joined(about, place))
+            return Problem(words, json_pointer(about, place))
     if error.validator in ("enum", "const"):
         allowed = rule[:REPEATED_TEXT] if error.validator == "enum" else [rule]
-        return Problem(cut(f"must be one of: {', '.join(map(as_text, allowed))}"), place, value=value)
+        return Problem(truncate(f"must be one of: {', '.join(map(as_text, allowed))}"), place, value=value)
     if error.validator == "pattern" and rule in PATTERNS:
         return Problem(PATTERNS[rule], place, value=value)
-    return Problem(in_short(error), place)
+    return Problem(shorten(error), place)
 
 
-def told(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
+def iter_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
     """Tell everything that jsonschema finds wrong with a value. :raises OutOfTime: past the deadline."""
     last = None
     for error in validator.iter_errors(value):
@@ -2633,7 +2639,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
     :raises ExtensionCheckTimeout: when one task, or all together, took too long.
     """
     end = time.monotonic() + seconds
-    validator, accepts = (kept_judges if len(schema) <= KEPT_SCHEMA else make_judges)(schema)
+    validator, accepts = (cached_validators if len(schema) <= CACHED_SCHEMA else make_validators)(schema)
     problems: list[Problem] = []
     for text, pointer in extensions:
         value = msgspec.json.decode(text) if text else {}
@@ -2642,7 +2648,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
                 continue  # most are, in a fraction of what a time limit costs
             with TimeLimit(min(seconds * TASK_SHARE, end - time.monotonic())):
                 tick()
-                problems += itertools.islice(told(validator, value, pointer), PROBLEMS_OF_ONE)
+                problems += itertools.islice(iter_problems(validator, value, pointer), PROBLEMS_OF_ONE)
         except OutOfTime:
             detail = "took too long to check; simplify the extensions, or the project type's schema"
             message = (
@@ -2810,13 +2816,15 @@ def delete_key(connection: Connection, key: str) -> None:
 # Counters
 
 
-def count(connection: Connection, client_id: str, scopes: Iterable[str], status: str, severity: int, n: int) -> None:
-    """Count `n` more (or less) of one kind in every scope. It is written with the transaction."""
-    for each in scopes:
+def add_to_counters(
+    connection: Connection, client_id: str, names: Iterable[str], status: str, severity: int, n: int
+) -> None:
+    """Count `n` more (or less) of one kind in every counter. It is written with the transaction."""
+    for each in names:
         connection.counted[client_id, each, status, severity] += n
 
 
-def scope(kind: str, project_type: str | None, target_url: str | None, branch: str | None) -> str:
+def counter_name(kind: str, project_type: str | None, target_url: str | None, branch: str | None) -> str:
     """Name what a counter counts: all tasks or runs of a client, or those of a type, a target or both.
 
     They are of the main line, of one branch, or of all for None. A branch comes last, because its name may have spaces.
@@ -2828,11 +2836,11 @@ def scope(kind: str, project_type: str | None, target_url: str | None, branch: s
 
 
 @lru_cache(maxsize=64)
-def scopes(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
+def counter_names(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
     """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
     lines: list[str | None] = [branch] if branch == MAIN_LINE else [None, branch] if kind == "runs" else [None]
     places = list(itertools.product((None, project_type), (None, target_url)))
-    return tuple(scope(kind, *place, line) for line in lines for place in places)
+    return tuple(counter_name(kind, *place, line) for line in lines for place in places)
 
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int]]:
@@ -2847,7 +2855,7 @@ def select_counts(connection: Connection, client_id: str, names: Sequence[str]) 
 CHANGES = "changes"
 
 
-def count_change(connection: Connection, client_id: str) -> None:
+def raise_stamp(connection: Connection, client_id: str) -> None:
     """Raise the client's stamp, as each transaction does that changes what is the client's.
 
     How far is up to chance, so that what a backup goes on with, once it is restored, is never met under the stamps of
@@ -2894,7 +2902,7 @@ class Filter(Struct, frozen=True, kw_only=True):
             and (self.ranks is None or severity in self.ranks)
         )
 
-    def accepts_surface(self, project_type: str, target_url: str) -> bool:
+    def is_about(self, project_type: str, target_url: str) -> bool:
         """Tell whether the filter lets a project type and target through."""
         return (self.types is None or project_type in self.types) and self.target_url in (None, target_url)
 
@@ -2913,7 +2921,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         return asked
 
 
-def chosen(values: Iterable[Item] | None) -> frozenset[Item] | None:
+def frozenset_or_none(values: Iterable[Item] | None) -> frozenset[Item] | None:
     """Return the values of a filter, None where it filters nothing."""
     return None if values is None else frozenset(values)
 
@@ -2926,7 +2934,7 @@ Cell = tuple[str | None, str | None, str, int]
 def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
     named = {
-        scope(table, project_type, wanted.target_url, line): (project_type, line)
+        counter_name(table, project_type, wanted.target_url, line): (project_type, line)
         for project_type in ((None,) if wanted.types is None else wanted.types)
         for line in ((MAIN_LINE, None) if wanted.names is None else wanted.names)
     }
@@ -3136,7 +3144,7 @@ def select_project_type(connection: Connection, client_id: str, name: str) -> Pr
         (client_id, name),
     ).fetchone()
     if row is None:
-        raise Missing(f"There is no project type {cut(name)!r}.")
+        raise Missing(f"There is no project type {truncate(name)!r}.")
     return ProjectTypeWithSchema(*(*row[:-1], Raw(row[-1] or "null")))
 
 
@@ -3223,7 +3231,7 @@ KEY_COLUMNS = """runs.seq, runs.project_type, runs.target_url, runs.reported, ru
 BRANCH_COLUMNS = "branches.seq, branches.project_type, branches.target_url, branches.reported, branches.name"
 
 
-class Reporter(Struct, frozen=True, gc=False):
+class Source(Struct, frozen=True, gc=False):
     """What the lists need to know of who reported tasks: a run, or a branch with all of its runs.
 
     `table` is where it is, `sightings` the table of what it reported, where `column` has its seq.
@@ -3239,12 +3247,12 @@ class Reporter(Struct, frozen=True, gc=False):
     column: ClassVar[str]
 
     @property
-    def surface(self) -> tuple[str, str]:
+    def type_and_target(self) -> tuple[str, str]:
         """The project type and target of everything that it reported."""
         return self.project_type, self.target_url
 
 
-class RunKey(Reporter, frozen=True, gc=False):
+class RunKey(Source, frozen=True, gc=False):
     """What the store needs to know of a run."""
 
     id: str
@@ -3256,7 +3264,7 @@ class RunKey(Reporter, frozen=True, gc=False):
     column = "run_seq"
 
 
-class BranchKey(Reporter, frozen=True, gc=False):
+class BranchKey(Source, frozen=True, gc=False):
     """What the store needs to know of a branch."""
 
     name: str
@@ -3286,14 +3294,14 @@ def find_branches(connection: Connection, client_id: str, condition: str, *value
 def find_branch_of_run(connection: Connection, client_id: str, run: RunKey) -> BranchKey | None:
     """Return the branch that a run is of, None where it is of the main line."""
     same = "name = ? AND project_type = ? AND target_url = ?"
-    return next(iter(find_branches(connection, client_id, same, run.branch, *run.surface)), None)
+    return next(iter(find_branches(connection, client_id, same, run.branch, *run.type_and_target)), None)
 
 
 def select_run_key(connection: Connection, client_id: str, run_id: str) -> RunKey:
     """Return a run's key. :raises Missing: when the client has no such run."""
     for run in find_runs(connection, client_id, "id = ?", run_id):
         return run
-    raise Missing(f"There is no run {cut(run_id)!r}.")
+    raise Missing(f"There is no run {truncate(run_id)!r}.")
 
 
 def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -> tuple[RunKey, str | None]:
@@ -3306,7 +3314,7 @@ def select_run_and_schema(connection: Connection, client_id: str, run_id: str) -
         (client_id, run_id),
     ).fetchone()
     if row is None:
-        raise Missing(f"There is no run {cut(run_id)!r}.")
+        raise Missing(f"There is no run {truncate(run_id)!r}.")
     return RunKey(*row[:-1]), row[-1]
 
 
@@ -3352,9 +3360,9 @@ def require_registered(connection: Connection, client_id: str, project_type: str
         return
     known = ", ".join(name for (name,) in connection.execute(f"{statement} ORDER BY name LIMIT 100", (client_id,)))
     raise UnknownProjectType(
-        f"Project type {cut(project_type)!r} is not registered. Registered: {cut(known) or 'none yet'}."
+        f"Project type {truncate(project_type)!r} is not registered. Registered: {truncate(known) or 'none yet'}."
         " Register it first: POST /api/v1/project-types with its name.",
-        [Problem("is not registered", **place, value=cut(project_type))],
+        [Problem("is not registered", **place, value=truncate(project_type))],
     )
 
 
@@ -3382,7 +3390,7 @@ def insert_run(
                ON CONFLICT DO NOTHING""",
             (client_id, branch, project_type, target_url),
         )
-    count(connection, client_id, scopes("runs", project_type, target_url, branch), "running", 0, 1)
+    add_to_counters(connection, client_id, counter_names("runs", project_type, target_url, branch), "running", 0, 1)
     return RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
 
 
@@ -3394,9 +3402,9 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
            WHERE client_id = ? AND seq = ?""",
         (status, reason, now, now, client_id, run.seq),
     )
-    names = scopes("runs", *run.surface, run.branch)
-    count(connection, client_id, names, "running", 0, -1)
-    count(connection, client_id, names, status, 0, 1)
+    names = counter_names("runs", *run.type_and_target, run.branch)
+    add_to_counters(connection, client_id, names, "running", 0, -1)
+    add_to_counters(connection, client_id, names, status, 0, 1)
 
 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
@@ -3407,7 +3415,7 @@ def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
     """Fail runs of a client that nobody has used for so long."""
-    count_change(connection, client_id)
+    raise_stamp(connection, client_id)
     for run in select_idle_runs(connection, client_id, idle_seconds):
         close_run(connection, client_id, run, "failed", "timeout")
 
@@ -3455,7 +3463,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     branch = find_branch_of_run(connection, who.client_id, run)
     wanted = TaskFilter(main_line=branch is None, missing_from=run, branches=[branch] if branch else None)
     places = plan_tasks(connection, who.client_id, wanted, "createdAt").places(connection, sys.maxsize, 0)
-    states = select_states(connection, who.client_id, BY_SEQ, json.dumps([seq for (seq,) in places]))
+    states = select_task_rows(connection, who.client_id, BY_SEQ, json.dumps([seq for (seq,) in places]))
     tasks = [state for state in states if state.branch == run.branch]
     triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run.id)
     connection.execute(
@@ -3469,11 +3477,11 @@ def select_runs(
 ) -> tuple[Iterator[Run], int]:
     """Return one page of runs, newest first, and one more if there is a further page; and how many there are in all."""
     wanted = Filter(
-        types=chosen(query.project_type),
+        types=frozenset_or_none(query.project_type),
         target_url=query.target_url,
         main_line=query.main_line,
-        names=chosen(query.branch),
-        statuses=chosen(query.status),
+        names=frozenset_or_none(query.branch),
+        statuses=frozenset_or_none(query.status),
     )
     plan = plan_cells(connection, client_id, "runs", wanted)
     rows = plan.behind(position).page(connection, RUN_COLUMNS, "", query)
@@ -3537,7 +3545,7 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
         (client_id, task_id),
     ).fetchone()
     if row is None:
-        raise Missing(f"There is no task {cut(task_id)!r}.")
+        raise Missing(f"There is no task {truncate(task_id)!r}.")
     return task_model(row)
 
 
@@ -3575,21 +3583,21 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     search: Search | None = None
 
     @property
-    def reporters(self) -> dict[str, Sequence[Reporter]]:
+    def reporters(self) -> dict[str, Sequence[Source]]:
         """The runs, and the branches, of which one each must have reported a task: those of its type and target."""
         given = {"runs": self.runs, "branches": self.branches}
         return {
-            field: [each for each in reporters if self.accepts_surface(*each.surface)]
+            field: [each for each in reporters if self.is_about(*each.type_and_target)]
             for field, reporters in given.items()
             if reporters is not None
         }
 
     def missing(self, run: RunKey) -> TaskFilter:
         """Return the filter with what must hold for a task to be missing from a run, but for what its line knows."""
-        types = {run.project_type} if self.accepts_surface(*run.surface) else set()
+        accepted = {run.project_type} if self.is_about(*run.type_and_target) else set()
         unfinished = [status for status in UNFINISHED if self.statuses is None or status in self.statuses]
         return msgspec.structs.replace(
-            self, types=frozenset(types), target_url=run.target_url, statuses=frozenset(unfinished)
+            self, types=frozenset(accepted), target_url=run.target_url, statuses=frozenset(unfinished)
         )
 
 
@@ -3602,11 +3610,11 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     search = None if query.q is None else search_for(query.q)  # an unsound parameter is told before an unknown run
     ids, names = query.run_id, query.branch
     wanted = TaskFilter(
-        types=chosen(query.project_type),
+        types=frozenset_or_none(query.project_type),
         target_url=query.target_url,
         main_line=query.main_line,
-        statuses=chosen(query.status),
-        ranks=chosen(map(RANKS.__getitem__, query.severity) if query.severity else None),
+        statuses=frozenset_or_none(query.status),
+        ranks=frozenset_or_none(map(RANKS.__getitem__, query.severity) if query.severity else None),
         external_id=query.external_id,
         runs=find_runs(connection, client_id, f"id {LISTED}", json.dumps(ids)) if ids else None,
         branches=find_branches(connection, client_id, f"name {LISTED}", json.dumps(names)) if names else None,
@@ -3635,8 +3643,8 @@ def select_span(
     return (first, end) if first or end < above else None
 
 
-def select_first_seq(connection: Connection, client_id: str, time: str, above: int) -> int:
-    """Return the seq from which on a client's tasks were created at a time or later, at most `above`.
+def select_first_seq(connection: Connection, client_id: str, at: str, above: int) -> int:
+    """Return the seq from which on a client's tasks were created at some time or later, at most `above`.
 
     It is looked for by halves, because `created_at` never falls (see `submit_reports`).
     """
@@ -3648,14 +3656,14 @@ def select_first_seq(connection: Connection, client_id: str, time: str, above: i
                ORDER BY seq LIMIT 1""",
             (client_id, middle, high),
         ).fetchone()
-        if row and row[1] < time:
+        if row and row[1] < at:
             low = row[0] + 1
         else:
             high = middle
     return low
 
 
-def reported_by(client_id: str, reporters: Sequence[Reporter]) -> Condition:
+def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
     """Return the condition that one of some runs (or branches) reported a task.
 
     Of few each is looked up; of many, a task's own are mostly fewer. For EXISTS, PostgreSQL would make a list of all
@@ -3703,13 +3711,13 @@ def task_conditions(connection: Connection, client_id: str, wanted: TaskFilter) 
     return asked
 
 
-def plan_reported(client_id: str, field: str, reporters: Sequence[Reporter]) -> ListPlan:
+def plan_reported(client_id: str, field: str, reporters: Sequence[Source]) -> ListPlan:
     """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
     table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
     start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
     one, seqs = among(f"{table}.{column}", [each.seq for each in reporters])
     size = sum(each.reported for each in reporters)
-    alone = len({each.surface for each in reporters}) == len(reporters)  # no two can have reported the same
+    alone = len({each.type_and_target for each in reporters}) == len(reporters)  # no two can have reported the same
     return ListPlan(
         client_id=client_id,
         table="tasks",
@@ -3783,7 +3791,7 @@ def select_history(
 REPORTS_AT_ONCE = 1000  # of a submission
 
 
-class Report(Struct, gc=False):
+class NewTask(Struct, gc=False):
     """One submitted task, checked, in the form in which it is stored; `labels` are those of its evidence."""
 
     external_id: str | None
@@ -3808,7 +3816,7 @@ class Report(Struct, gc=False):
         return (self.description, self.evidence, self.remediation, self.success_criteria, self.extensions)
 
 
-class State(Struct, frozen=True, gc=False):
+class TaskRow(Struct, frozen=True, gc=False):
     """What the counters and the history need to know of a stored task."""
 
     seq: int
@@ -3826,7 +3834,7 @@ class State(Struct, frozen=True, gc=False):
         """What can change of what the task is counted by."""
         return self.status, self.severity, self.branch
 
-    def after(self, update: TaskUpdate) -> State:
+    def after(self, update: TaskUpdate) -> TaskRow:
         """Return what the task is after a decision; a move leaves behind why it was what it was."""
         status = update.status or self.status
         reason = update.reason or (self.reason if status == self.status else None)
@@ -3843,13 +3851,13 @@ CONTENT = ("title", "severity", "description", *JSON_CONTENT, "branch")
 class StoredFinding(Struct, frozen=True, gc=False):
     """A stored finding that is reported again."""
 
-    state: State
+    state: TaskRow
     external_id: str
     title: str
     details: tuple[str | None, ...]
     seen_by_run: bool
 
-    def changed(self, report: Report, branch: str) -> list[str]:
+    def changed(self, report: NewTask, branch: str) -> list[str]:
         """Name the fields that the report, and the branch behind it, change, as the API calls them."""
         before: tuple[Any, ...] = (self.title, self.state.severity, *self.details, self.state.branch)
         after: tuple[Any, ...] = (report.title, report.severity, *report.details, branch)
@@ -3860,7 +3868,7 @@ class StoredFinding(Struct, frozen=True, gc=False):
             if one != other and not (name in JSON_CONTENT and same_json(one or "{}", other or "{}"))
         ]
 
-    def next_state(self, report: Report, branch: str) -> State:
+    def next_state(self, report: NewTask, branch: str) -> TaskRow:
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
         state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
@@ -3869,21 +3877,21 @@ class StoredFinding(Struct, frozen=True, gc=False):
         return msgspec.structs.replace(state, severity=report.severity, branch=branch)
 
 
-STATE_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity, tasks.project_type,
-    tasks.target_url, tasks.branch"""
+TASK_ROW_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity,
+    tasks.project_type, tasks.target_url, tasks.branch"""
 
 
-def select_states(connection: Connection, client_id: str, condition: str, value: str) -> list[State]:
+def select_task_rows(connection: Connection, client_id: str, condition: str, value: str) -> list[TaskRow]:
     """Return the states of those of a client's tasks that are as a condition says."""
-    statement = f"SELECT {STATE_COLUMNS} FROM tasks WHERE {condition}"
-    return [State(*row) for row in connection.execute(statement, (client_id, value))]
+    statement = f"SELECT {TASK_ROW_COLUMNS} FROM tasks WHERE {condition}"
+    return [TaskRow(*row) for row in connection.execute(statement, (client_id, value))]
 
 
-def select_state(connection: Connection, client_id: str, task_id: str) -> State:
+def select_task_row(connection: Connection, client_id: str, task_id: str) -> TaskRow:
     """Return a task's state. :raises Missing: when the client has no such task."""
-    for state in select_states(connection, client_id, "client_id = ? AND id = ?", task_id):
+    for state in select_task_rows(connection, client_id, "client_id = ? AND id = ?", task_id):
         return state
-    raise Missing(f"There is no task {cut(task_id)!r}.")
+    raise Missing(f"There is no task {truncate(task_id)!r}.")
 
 
 def select_findings(connection: Connection, by: Submitting, external_ids: Sequence[str]) -> dict[str, StoredFinding]:
@@ -3892,7 +3900,7 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
     What the same transaction has stored has other ids. PostgreSQL counts none of it yet, and would go through all.
     """
     rows = connection.execute(
-        f"""SELECT {STATE_COLUMNS}, tasks.external_id, tasks.title,
+        f"""SELECT {TASK_ROW_COLUMNS}, tasks.external_id, tasks.title,
                 task_details.description, task_details.evidence, task_details.remediation,
                 task_details.success_criteria, task_details.extensions,
                 (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
@@ -3902,23 +3910,31 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
                 SELECT seq FROM tasks WHERE client_id = ? AND project_type = ? AND target_url = ?
                     AND external_id = value AND seq <= ?
             ) FROM json_each(?))""",
-        (by.run.seq, by.client_id, by.newest, by.client_id, *by.run.surface, by.newest, json.dumps(external_ids)),
+        (
+            by.run.seq,
+            by.client_id,
+            by.newest,
+            by.client_id,
+            *by.run.type_and_target,
+            by.newest,
+            json.dumps(external_ids),
+        ),
     )
-    return {row[9]: StoredFinding(State(*row[:9]), row[9], row[10], row[11:16], bool(row[16])) for row in rows}
+    return {row[9]: StoredFinding(TaskRow(*row[:9]), row[9], row[10], row[11:16], bool(row[16])) for row in rows}
 
 
-def count_state(connection: Connection, client_id: str, state: State, n: int) -> None:
+def add_task_to_counters(connection: Connection, client_id: str, state: TaskRow, n: int) -> None:
     """Count a task in, or out."""
-    names = scopes("tasks", state.project_type, state.target_url, state.branch)
-    count(connection, client_id, names, state.status, state.severity, n)
+    names = counter_names("tasks", state.project_type, state.target_url, state.branch)
+    add_to_counters(connection, client_id, names, state.status, state.severity, n)
 
 
-def count_moves(connection: Connection, client_id: str, changes: Iterable[tuple[State, State]]) -> None:
+def move_in_counters(connection: Connection, client_id: str, changes: Iterable[tuple[TaskRow, TaskRow]]) -> None:
     """Count tasks that have moved to another status, severity or line, each as it was and as it is."""
     for old, new in changes:
         if old.cell != new.cell:
-            count_state(connection, client_id, old, -1)
-            count_state(connection, client_id, new, 1)
+            add_task_to_counters(connection, client_id, old, -1)
+            add_task_to_counters(connection, client_id, new, 1)
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -3931,7 +3947,7 @@ def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> 
 
 
 def triage_tasks(
-    connection: Connection, who: Principal, states: Sequence[State], update: TaskUpdate, run_id: str | None = None
+    connection: Connection, who: Principal, states: Sequence[TaskRow], update: TaskUpdate, run_id: str | None = None
 ) -> int:
     """Store a decision about tasks, and return how many of them got an entry in their history.
 
@@ -3944,7 +3960,7 @@ def triage_tasks(
         "UPDATE tasks SET status = ?, reason = ?, assignee = ?, updated_at = ? WHERE client_id = ? AND seq = ?",
         [(new.status, new.reason, new.assignee, now, who.client_id, new.seq) for _, new in changes],
     )
-    count_moves(connection, who.client_id, changes)
+    move_in_counters(connection, who.client_id, changes)
     entries = {old.seq: triage_entries(old, new, update.comment) for old, new in decided}
     insert_history(
         connection,
@@ -3957,7 +3973,7 @@ def triage_tasks(
     return sum(map(bool, entries.values()))
 
 
-def triage_entries(old: State, new: State, comment: str | None) -> list[tuple[str | None, ...]]:
+def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[tuple[str | None, ...]]:
     """Return what the history says of a decision: event, from, to, reason, assignee, comment.
 
     A comment stands beside the status that it explains, or else by itself.
@@ -4008,15 +4024,15 @@ def insert_sightings(connection: Connection, by: Submitting, task_seqs: Sequence
     )
 
 
-def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Report]) -> list[TaskResult]:
+def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTask]) -> list[TaskResult]:
     """Store new findings, and return what became of each report."""
     who, run, now = by.who, by.run, by.now
     seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
-    added: list[tuple[int, str, TaskStatus, Report]] = [
+    added: list[tuple[int, str, TaskStatus, NewTask]] = [
         (seq, task_id, report.status or "open", report)
         for seq, task_id, report in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
     ]
-    place = (*run.surface, run.branch)
+    place = (*run.type_and_target, run.branch)
     connection.executemany(
         """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
                title, severity, status, created_at, updated_at, last_seen_at)
@@ -4046,7 +4062,7 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[Repor
     )
     kinds = Counter((status, report.severity) for _, _, status, report in added)
     for kind, n in kinds.items():
-        count(connection, who.client_id, scopes("tasks", *place), *kind, n)
+        add_to_counters(connection, who.client_id, counter_names("tasks", *place), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -4054,12 +4070,12 @@ class RepeatedReport(Struct, frozen=True, gc=False):
     """A stored finding with its newer report, and what that comes to."""
 
     finding: StoredFinding
-    report: Report
+    report: NewTask
     changed: list[str]
-    state: State
+    state: TaskRow
 
     @classmethod
-    def of(cls, finding: StoredFinding, report: Report, branch: str) -> RepeatedReport:
+    def of(cls, finding: StoredFinding, report: NewTask, branch: str) -> RepeatedReport:
         """Return what a report comes to, behind which the finding is of a branch."""
         return cls(finding, report, finding.changed(report, branch), finding.next_state(report, branch))
 
@@ -4098,7 +4114,7 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
             if {"title", "evidence"} & {*item.changed}
         ],
     )
-    count_moves(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
+    move_in_counters(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
     insert_history(connection, [reported_entry(by, item) for item in rewritten])
     see_again(connection, by, [item.state for item in repeated if not item.finding.seen_by_run])
     return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
@@ -4111,7 +4127,7 @@ def reported_entry(by: Submitting, item: RepeatedReport) -> tuple[Any, ...]:
     return (*entry, None, None, None, json.dumps(item.changed))
 
 
-def see_again(connection: Connection, by: Submitting, states: Sequence[State]) -> None:
+def see_again(connection: Connection, by: Submitting, states: Sequence[TaskRow]) -> None:
     """Store that a run reported tasks that it had not reported before."""
     if seqs := [state.seq for state in states]:
         connection.execute(
@@ -4133,7 +4149,7 @@ def see_on_branch(connection: Connection, by: Submitting, findings: Collection[S
 def store_reports(
     connection: Connection,
     by: Submitting,
-    reports: Mapping[str | int, Report],
+    reports: Mapping[str | int, NewTask],
     findings: Mapping[str, StoredFinding],
 ) -> tuple[dict[str | int, TaskResult], int]:
     """Store reports by their external ids, or something else where they have none.
@@ -4181,7 +4197,7 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     return Submitting(who, run, branch, newest, newest_id, max(timestamp(), created_at))
 
 
-def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[Report]) -> Submission:
+def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask]) -> Submission:
     """Store a submission to a run: new findings are created, known ones brought up to date.
 
     The last of one external id wins. What a large one takes in memory is bounded by storing it in lots.
@@ -4189,9 +4205,9 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     :param run: as it was when it was read last.
     :raises Missing: when it is not there any more. :raises RunFinished: when it is not running any more.
     """
-    # Keyed by external id, or by its place for a report without one; a dict keeps the place of the first.
-    keys = [report.external_id or place for place, report in enumerate(reports)]
-    unique = iter(dict(zip(keys, reports, strict=True)).items())
+    # Keyed by external id, or by its index for a report without one; a dict keeps the position of the first.
+    identities = [report.external_id or index for index, report in enumerate(reports)]
+    unique = iter(dict(zip(identities, reports, strict=True)).items())
     by = select_submitting(connection, who, run)
     results: dict[str | int, TaskResult] = {}
     sightings = 0
@@ -4209,7 +4225,7 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
            WHERE client_id = ? AND seq = ?""",
         (*counts, sightings, by.now, by.now, who.client_id, by.run.seq),
     )
-    return Submission(*counts, [results[key] for key in keys])
+    return Submission(*counts, [results[key] for key in identities])
 
 
 # Answers kept for requests that come again
@@ -4412,12 +4428,12 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
         task = place[:2] if place[:1] == ("tasks",) else ()
         in_task[task] += 1
         if in_task[task] <= PROBLEMS_OF_ONE:
-            problems.append(Problem("must not contain U+0000", joined(place)))
+            problems.append(Problem("must not contain U+0000", json_pointer(place)))
     return problems
 
 
 @cache
-def judge_of(model: Any) -> Any:
+def model_validator(model: Any) -> Any:
     """Return what finds everything that is wrong with a value: the schema that OpenAPI publishes of its model."""
     references, components = schemas_of([model])
     schema = {**references[model], "components": {"schemas": components}}
@@ -4432,11 +4448,11 @@ def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, 
     :raises OutOfTime: past the deadline.
     """
     nothing = True
-    for problem in itertools.islice(told(judge_of(model), document, pointer), PROBLEMS_OF_ONE):
+    for problem in itertools.islice(iter_problems(model_validator(model), document, pointer), PROBLEMS_OF_ONE):
         nothing = False
         yield problem
     if nothing and next(nul_places(document), None) is None:
-        yield Problem(cut(str(refusal)), pointer)
+        yield Problem(truncate(str(refusal)), pointer)
 
 
 def read_model(model: type[Checked], text: bytes) -> Checked:
@@ -4455,7 +4471,7 @@ class Parsed(Struct):
     `complete` is false when there was no time to look for every problem.
     """
 
-    reports: list[Report] = msgspec.field(default_factory=list)
+    reports: list[NewTask] = msgspec.field(default_factory=list)
     extensions: list[tuple[str | None, str]] = msgspec.field(default_factory=list)
     problems: list[Problem] = msgspec.field(default_factory=list)
     complete: bool = True
@@ -4466,15 +4482,15 @@ class Parsed(Struct):
         self.problems += [problem.below(pointer) for problem in problems]
         extensions = self.add_extensions(task.extensions, pointer, levels)
         self.reports.append(
-            Report(
+            NewTask(
                 task.external_id,
                 task.status,
                 task.title,
                 RANKS[task.severity],
                 task.description,
-                stored(task.evidence) if task.evidence else None,
-                stored(stored_steps(task.remediation)) if task.remediation else None,
-                stored(stored_criteria(task.success_criteria)) if task.success_criteria else None,
+                to_json_text(task.evidence) if task.evidence else None,
+                to_json_text(stored_steps(task.remediation)) if task.remediation else None,
+                to_json_text(stored_criteria(task.success_criteria)) if task.success_criteria else None,
                 extensions,
                 labels_of(task.evidence) if task.evidence else "",
             )
@@ -4522,7 +4538,7 @@ def readable_items(items: Any, model: type[Checked]) -> list[Checked | None]:
     return readable
 
 
-def stored(items: Sequence[Any]) -> str:
+def to_json_text(items: Sequence[Any]) -> str:
     """Return the JSON text of a task's array."""
     return msgspec.json.encode(items).decode()
 
@@ -4540,7 +4556,7 @@ def stored_criteria(criteria: Sequence[SuccessCriterion]) -> Sequence[SuccessCri
     return criteria
 
 
-def over(text: str | None, limit: int) -> bool:
+def exceeds_bytes(text: str | None, limit: int) -> bool:
     """Tell whether a text has more bytes in UTF-8 than a limit."""
     return text is not None and len(text) * 4 > limit and len(text.encode()) > limit
 
@@ -4549,7 +4565,7 @@ def rule_problems(
     description: str | None, evidence: Sequence[Evidence | None], remediation: Sequence[RemediationStep | None]
 ) -> Iterator[Problem]:
     """Tell which rules a task breaks that its model cannot express. An item that is None has been refused already."""
-    if over(description, 64 * KIB):
+    if exceeds_bytes(description, 64 * KIB):
         yield Problem("must be at most 64 KiB of UTF-8", "/description")
     for place, item in enumerate(evidence):
         for problem in () if item is None else evidence_problems(item):
@@ -4569,10 +4585,10 @@ def evidence_problems(item: Evidence) -> list[Problem]:
     problems = []
     if item.url is None and item.content is None and item.label is None:
         problems.append(Problem(SHOWS_NOTHING, ""))
-    if over(item.content, 256 * KIB):
+    if exceeds_bytes(item.content, 256 * KIB):
         problems.append(Problem("must be at most 256 KiB of UTF-8", "/content"))
     if item.url is not None and (complaint := evidence_url_complaint(item.url)):
-        problems.append(Problem(complaint, "/url", value=cut(item.url)))
+        problems.append(Problem(complaint, "/url", value=truncate(item.url)))
     return problems
 
 
@@ -4584,7 +4600,7 @@ def evidence_url_complaint(url: str) -> str | None:
     if scheme == "data":
         if not url[5:].lower().startswith("image/"):
             return "must hold an image, as a data: URL"
-        return "must be at most 256 KiB, as a data: URL" if over(url, 256 * KIB) else None
+        return "must be at most 256 KiB, as a data: URL" if exceeds_bytes(url, 256 * KIB) else None
     return "must be at most 2,048 characters long" if len(url) > 2048 else None
 
 
@@ -4786,22 +4802,22 @@ def decision_problems(update: TaskUpdate) -> list[Problem]:
     return [] if decides else [Problem(DECIDES_NOTHING, "")]
 
 
-def reason_problem(update: TaskUpdate, state: State, pointer: str) -> Problem | None:
+def reason_problem(update: TaskUpdate, state: TaskRow, pointer: str) -> Problem | None:
     """Tell at a place in the body that a reason, given alone, does not go with what a task is, where it does not."""
     if not update.reason or update.status or state.status not in UNFINISHED:
         return None
     return Problem(f"{FINISHED_ALONE}, and the task is {state.status}", pointer)
 
 
-def id_problems(update: TasksUpdate, states: Mapping[str, State]) -> Iterator[Problem]:
+def id_problems(update: TasksUpdate, states: Mapping[str, TaskRow]) -> Iterator[Problem]:
     """Tell about which tasks a decision cannot be taken; those that the client has are in these states."""
     met = set()
     for place, task_id in enumerate(update.ids):
         pointer = f"/ids/{place}"
         if task_id in met:
-            yield Problem("is there already; ids must differ", pointer, value=cut(task_id))
+            yield Problem("is there already; ids must differ", pointer, value=truncate(task_id))
         elif task_id not in states:
-            yield Problem(f"there is no task {cut(task_id)!r}", pointer, value=cut(task_id))
+            yield Problem(f"there is no task {truncate(task_id)!r}", pointer, value=truncate(task_id))
         elif problem := reason_problem(update, states[task_id], pointer):
             yield problem
         met.add(task_id)
@@ -4916,11 +4932,11 @@ def judge_extensions(schema: str, parsed: Parsed, settings: Settings) -> None:
     parsed.problems += check_extensions(schema, parsed.extensions, settings.schema_timeout)
 
 
-def accepted_quickly(schema: str, extensions: Iterable[tuple[str | None, str]]) -> bool:
+def accepted_fast(schema: str, extensions: Iterable[tuple[str | None, str]]) -> bool:
     """Tell whether the extensions of several tasks, each given as text, are good, as far as that is quickly told."""
-    if len(schema) > KEPT_SCHEMA:  # to read a large one takes its time, too
+    if len(schema) > CACHED_SCHEMA:  # to read a large one takes its time, too
         return False
-    _, accepts = kept_judges(schema)
+    _, accepts = cached_validators(schema)
     texts = (text or "{}" for text, _ in extensions)
     try:
         return all(accepts(msgspec.json.decode(text), len(text)) for text in texts)
@@ -5010,11 +5026,11 @@ class Service:
         if self._trouble is not None:
             raise self._trouble.with_traceback(None)
 
-    def keep_house_now_and_then(self, *, deleted: bool) -> None:
+    def maintain_now_and_then(self, *, deleted: bool) -> None:
         """Do what the engine wants done, also about what was deleted, where requests are all that ever happens."""
         if deleted or time.monotonic() >= self._house_kept_until:
             self._house_kept_until = time.monotonic() + LOOK_EVERY
-            self.database.keep_house()
+            self.database.run_maintenance()
 
     def fail_idle_runs(self, connection: Connection, client_id: str) -> None:
         """Fail the runs of a client that nobody uses any more, unless that was done within the last second."""
@@ -5127,10 +5143,10 @@ class Router:
         for each in operations:
             self.add(each)
 
-    def add(self, operation: Operation) -> None:
+    def add(self, another: Operation) -> None:
         """Find one more operation."""
-        self.operations.append(operation)
-        self._methods.setdefault(tuple(operation.path.split("/")), {})[operation.method] = operation
+        self.operations.append(another)
+        self._methods.setdefault(tuple(another.path.split("/")), {})[another.method] = another
 
     def find(self, steps: Sequence[str]) -> tuple[str, dict[str, Operation], dict[str, str]] | None:
         """Return the path of operations that a request's steps are of, those by their methods, and what it names."""
@@ -5205,7 +5221,7 @@ def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **head
     return Answer(status, {"Content-Type": content_type, **given}, body)
 
 
-def answer(status: int, model: Any, location: str | None = None) -> Answer:
+def json_answer(status: int, model: Any, location: str | None = None) -> Answer:
     """Return a JSON answer."""
     return whole_answer(status, msgspec.json.encode(model), Location=location)
 
@@ -5256,7 +5272,7 @@ def log_request(form: str, listeners: Listeners, call: Call, status: int, size: 
         "bytes": size,
         "client": call.principal.client_id or None,
         "key": call.principal.name or None,
-        "runId": call.run_id if regex.fullmatch(PLACE, call.run_id or "") else None,  # it may be anything
+        "runId": call.run_id if regex.fullmatch(ITEM_CURSOR, call.run_id or "") else None,  # it may be anything
     }
     line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
     listeners.write_line(line)
@@ -5289,7 +5305,7 @@ class Body(Struct, frozen=True):
 class Deferred(Struct, eq=False, frozen=True):
     """What is left to do for an answer, and takes so long that a server of ours has threads for it."""
 
-    place: Literal["read", "export", "check"]
+    pool: Literal["read", "export", "check"]
     work: Callable[[], Outcome]
 
 
@@ -5310,7 +5326,7 @@ class PendingWrite(Struct, eq=False, frozen=True):
         call = self.call
         if call.request_key is not None and (given := call.answered_before(connection, call.request_key)):
             return given
-        count_change(connection, call.client_id)
+        raise_stamp(connection, call.client_id)
         given = self.store(connection) or Answer(204, {})
         if call.request_key is not None:
             kept = KeptAnswer(call.body_hash, given.status, given.headers.get("Location"), given.body.decode())
@@ -5408,23 +5424,23 @@ class Call:
 
         :raises ServiceError: for a body that is no JSON, and a bad parameter.
         """
-        operation, environ = self.operation, self.environ
-        if operation.formats:
+        asked, environ = self.operation, self.environ
+        if asked.formats:
             self._read_body(body)
-        accept = environ.get("HTTP_ACCEPT") if operation.exports else None
-        self.export = preferred_export(operation.exports, accept) if accept else None
-        query = (self.export and self.export.query) or operation.query
+        accept = environ.get("HTTP_ACCEPT") if asked.exports else None
+        self.export = preferred_export(asked.exports, accept) if accept else None
+        query = (self.export and self.export.query) or asked.query
         self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
-        if operation.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
-            if not operation.tagged:
+        if asked.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
+            if not asked.tagged:
                 raise InvalidParameter(
                     "If-Match", "goes with the update of one task; nothing else has an ETag to match"
                 )
             self.expected = read_if_match(tags)
-        if operation.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
+        if asked.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
-            self.request_key = RequestKey(self.client_id, self.principal.key_id, operation.method, self.path, key)
+            self.request_key = RequestKey(self.client_id, self.principal.key_id, asked.method, self.path, key)
             self.body_hash = hashlib.sha256(body.text).hexdigest()
 
     def _read_body(self, body: Body) -> None:
@@ -5598,7 +5614,7 @@ def page_position(call: Call, connection: Connection, table: str, after: str | N
     if sort != "severity":
         return Position(seq)
     if not severity:
-        raise InvalidParameter("after", PATTERNS[PLACE])
+        raise InvalidParameter("after", PATTERNS[ITEM_CURSOR])
     return Position(seq, RANKS[severity])
 
 
@@ -5666,14 +5682,14 @@ def take(items: Iterable[Any], limit: int) -> Taken:
     return taken
 
 
-def place_of(query: Any, item: Any) -> str:
+def cursor_of(query: Any, item: Any) -> str:
     """Return the place of an item in the list that a query asks for, as `after` has it."""
     return f"{item.severity}.{item.id}" if getattr(query, "sort", "") == "severity" else str(item.id)
 
 
 def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     """Return the fields of a page."""
-    link = next_link(call, place_of(call.query, taken.last)) if taken.more else None
+    link = next_link(call, cursor_of(call.query, taken.last)) if taken.more else None
     page = None if call.query.after is not None else call.query.page or 1
     return page, call.query.limit, total, link, taken.items
 
@@ -5697,7 +5713,7 @@ def post_runs(call: Call) -> PendingWrite:
         place = (body.project_type, body.target_url or NO_TARGET)
         run = insert_run(connection, call.client_id, *place, metadata, body.branch or MAIN_LINE)
         call.run_id = run.id
-        return answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
+        return json_answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
 
     return PendingWrite(call, start)
 
@@ -5722,7 +5738,7 @@ def get_run(call: Call, run_id: str) -> Answer | Deferred:
 
     def read(connection: Connection) -> Answer:
         run = select_used_run(call, connection, run_id)
-        return answer(200, select_run_with_summary(connection, call.client_id, run))
+        return json_answer(200, select_run_with_summary(connection, call.client_id, run))
 
     with call.database.snapshot() as connection:
         if select_run_key(connection, call.client_id, run_id).reported <= LARGE_RUN:
@@ -5755,7 +5771,7 @@ def patch_run(call: Call, run_id: str) -> PendingWrite:
     def finish(connection: Connection) -> Answer:
         run = find(connection)
         finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
-        return answer(200, select_run_with_summary(connection, call.client_id, run))
+        return json_answer(200, select_run_with_summary(connection, call.client_id, run))
 
     body: RunUpdate = call.checked_body(find, run_update_problems)
     return PendingWrite(call, finish)
@@ -5778,7 +5794,7 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
 
     def store(connection: Connection) -> Answer:
         submission = submit_reports(connection, call.principal, run, parsed.reports)
-        return answer(201 if submission.created else 200, submission)
+        return json_answer(201 if submission.created else 200, submission)
 
     def check() -> PendingWrite:
         if schema is not None:
@@ -5787,7 +5803,7 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
             raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
         return PendingWrite(call, store)
 
-    if not parsed.problems and (schema is None or accepted_quickly(schema, parsed.extensions)):
+    if not parsed.problems and (schema is None or accepted_fast(schema, parsed.extensions)):
         return PendingWrite(call, store)
     return Deferred("check", check)
 
@@ -5833,13 +5849,15 @@ def patch_tasks(call: Call) -> PendingWrite:
     unfit = decision_problems(update)
 
     def triage(connection: Connection) -> Answer:
-        states = {state.id: state for state in select_states(connection, call.client_id, BY_ID, json.dumps(update.ids))}
+        states = {
+            state.id: state for state in select_task_rows(connection, call.client_id, BY_ID, json.dumps(update.ids))
+        }
         if problems := [*unfit, *id_problems(update, states)]:
             raise ValidationFailed(problems)
         ordered = [states[task_id] for task_id in update.ids]
         updated = triage_tasks(connection, call.principal, ordered, update)
         tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
-        return answer(200, Triage(updated, len(tasks) - updated, tasks))
+        return json_answer(200, Triage(updated, len(tasks) - updated, tasks))
 
     return PendingWrite(call, triage)
 
@@ -5864,8 +5882,8 @@ def get_task(call: Call, task_id: str) -> Answer:
 def patch_task(call: Call, task_id: str) -> PendingWrite:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
 
-    def find(connection: Connection) -> State:
-        return select_state(connection, call.client_id, task_id)
+    def find(connection: Connection) -> TaskRow:
+        return select_task_row(connection, call.client_id, task_id)
 
     def triage(connection: Connection) -> Answer:
         state = find(connection)
@@ -5885,10 +5903,10 @@ def get_task_history(call: Call, task_id: str) -> Answer:
     """Get what happened to a task, oldest first."""
     before, limit = int(call.query.after or 0), call.query.limit
     with listing(call) as connection:
-        state = select_state(connection, call.client_id, task_id)
+        state = select_task_row(connection, call.client_id, task_id)
         taken = take(select_history(connection, call.client_id, state.seq, limit, before), limit)
     link = next_link(call, str(before + len(taken.items))) if taken.more else None
-    return answer(200, History(taken.items, link))
+    return json_answer(200, History(taken.items, link))
 
 
 def define(
@@ -5911,7 +5929,7 @@ def define(
 def get_project_types(call: Call) -> Answer:
     """List all project types, by name and without their schemas."""
     with call.database.reading() as connection:
-        return answer(200, ProjectTypes(select_project_types(connection, call.client_id)))
+        return json_answer(200, ProjectTypes(select_project_types(connection, call.client_id)))
 
 
 @operation(
@@ -5931,7 +5949,7 @@ def post_project_types(call: Call) -> Deferred:
     def register(connection: Connection, *definition: Any) -> Answer:
         created = insert_project_type(connection, call.client_id, name, *definition)
         registered = select_project_type(connection, call.client_id, name)
-        return answer(201 if created else 200, registered, f"{call.address}/{name}" if created else None)
+        return json_answer(201 if created else 200, registered, f"{call.address}/{name}" if created else None)
 
     return define(call, name, body, register)
 
@@ -5940,7 +5958,7 @@ def post_project_types(call: Call) -> Deferred:
 def get_project_type(call: Call, name: str) -> Answer:
     """Get a project type with its schema."""
     with call.database.reading() as connection:
-        return answer(200, select_project_type(connection, call.client_id, name))
+        return json_answer(200, select_project_type(connection, call.client_id, name))
 
 
 @operation(
@@ -5962,7 +5980,7 @@ def put_project_type(call: Call, name: str) -> Deferred:
 
     def replace(connection: Connection, *definition: Any) -> Answer:
         replace_project_type(connection, call.client_id, name, *definition)
-        return answer(200, select_project_type(connection, call.client_id, name))
+        return json_answer(200, select_project_type(connection, call.client_id, name))
 
     return define(call, name, body, replace)
 
@@ -5972,7 +5990,7 @@ def get_health(call: Call) -> Answer:
     """Tell whether the database can be read and written."""
     call.service.check_health()
     name, version = call.database.engine
-    return answer(200, Health("ok", __version__, **{name.lower(): version}))
+    return json_answer(200, Health("ok", __version__, **{name.lower(): version}))
 
 
 REGISTRY.add_operations(
@@ -6017,7 +6035,7 @@ def open_once(service: Service) -> None:
             insert_client(connection, "default")  # a file that may not be written is told of now
         for _ in idle_slices(service.database, service.settings.run_timeout):
             pass
-        service.database.keep_house()
+        service.database.run_maintenance()
     except ENGINE_ERRORS as error:
         raise unusable(service.database.name, error) from error
     finally:  # a server may fork now, and no connection survives that (https://www.sqlite.org/howtocorrupt.html, 2.6)
@@ -6078,7 +6096,7 @@ def answer_alone(call: Call, receive: Callable[[int], Body]) -> Answer:
     """Answer a request where no server of ours does: keep house behind it, and tell who listens."""
     began = time.perf_counter()
     given = call.respond(receive)
-    call.service.keep_house_now_and_then(deleted=call.method in ("DELETE", "PUT"))
+    call.service.maintain_now_and_then(deleted=call.method in ("DELETE", "PUT"))
     for listener in call.service.listeners.answered:
         listener(call, given.status, given.size, time.perf_counter() - began)
     return given
@@ -6275,7 +6293,7 @@ class ServeCommand(click.Command):
             formatter.write_dl([row for row in rows if row[0] not in options])
 
 
-def seconds(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+def duration_of(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
     """Return the seconds of a duration on the command line."""
     try:
         return None if text is None else parse_duration(text)
@@ -6430,7 +6448,7 @@ def greet(service: Service, warning: str, url: str) -> None:
     select.select([], [STDERR], [])
     is_heard = getattr(sys.stderr, "stream", sys.stderr) is not None
     key = first_key(service) if is_heard else None
-    words = f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.place}"
+    words = f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}"
     if not write_unlocked(words + (FIRST_KEY.format(key=key, url=url) if key else "")) and key:
         with service.database.transaction("default") as connection:
             delete_key(connection, key)
@@ -6467,7 +6485,7 @@ client_option = click.option("--client", default="default", callback=printable, 
 @click.argument("name", callback=printable)
 @client_option
 @click.option("--level", type=click.Choice(LEVELS), default="agent", help="What the key may do.")
-@click.option("--expires", callback=seconds, metavar="DURATION", help="How long the key is good, such as 90d.")
+@click.option("--expires", callback=duration_of, metavar="DURATION", help="How long the key is good, such as 90d.")
 @click.option("--new", is_flag=True, help="Make the database if it is not there.")
 @database_option
 def create_key(name: str, client: str, level: str, expires: float | None, new: bool, db: str) -> None:
@@ -6486,7 +6504,7 @@ def create_key(name: str, client: str, level: str, expires: float | None, new: b
         if is_new:
             click.echo(f"Client {client!r} is new.", err=True)
         until = f" until {expires_at}" if expires_at else ""
-        click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {database.place}.", err=True)
+        click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {database.location}.", err=True)
         click.echo("It is shown this once:", err=True)
         click.echo(key)  # a key that cannot be shown is not made
 

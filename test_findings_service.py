@@ -1767,7 +1767,7 @@ def resolve_both(connection: Any) -> None:
 
 def dismiss_both(connection: Any) -> None:
     update = findings_service.TaskUpdate(status="dismissed")
-    states = findings_service.select_states(connection, "default", findings_service.BY_SEQ, "[1, 2]")
+    states = findings_service.select_task_rows(connection, "default", findings_service.BY_SEQ, "[1, 2]")
     findings_service.triage_tasks(connection, TESTER, states, update)
 
 
@@ -1945,7 +1945,7 @@ def test_what_follows_a_restored_backup_has_other_etags_than_what_followed_it_be
     stamps = set()
     for _ in range(2):
         with suppress(ZeroDivisionError), database_of(app).transaction("default") as connection:
-            findings_service.count_change(connection, "default")
+            findings_service.raise_stamp(connection, "default")
             stamps.add(findings_service.select_stamp(connection, "default"))
             1 / 0  # noqa: B018
     assert len(stamps) == 2
@@ -2322,7 +2322,7 @@ def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: 
         walked = [item["id"] for page in client.walk("tasks", q=text, limit=30) for item in page["tasks"]]
         assert walked == [item["id"] for item in tasks if holds(item, text)], text
     with database_of(app).reading() as connection:
-        assert list(audit.faults(connection)) == []
+        assert list(audit.integrity_errors(connection)) == []
 
 
 @pytest.mark.parametrize(
@@ -2384,7 +2384,7 @@ def test_a_task_without_any_words_is_found_by_none(app: flask.Flask, client: Cli
     client.submit(run, task(title="\u0301", externalId="\u0308"), task(title="Old"))
     assert (searched(client, "old"), searched(client, "old", externalId="\u0308")) == (["Old"], [])
     with database_of(app).reading() as connection:
-        assert list(audit.faults(connection)) == []
+        assert list(audit.integrity_errors(connection)) == []
 
 
 def test_a_search_may_have_as_many_words_as_a_title(client: Client, run: str) -> None:
@@ -2828,11 +2828,11 @@ def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
         writes = commits.CommitScheduler(database, findings_service.Listeners())
         for _ in range(9):
             time.sleep(0.03)
-            next(writes._house)
+            next(writes._maintenance)
         assert database.wal_size() > 0
         assert rows_of(app, "SELECT status FROM runs") == [("failed",)]
     for _ in range(3):
-        next(writes._house)
+        next(writes._maintenance)
     assert database.wal_size() == 0
 
 
@@ -2889,11 +2889,11 @@ def test_a_server_goes_on_behind_what_no_exception_is(serve: Callable[..., Serve
 
 
 def test_house_is_kept_on_behind_what_no_exception_is(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
-    house, kept = commits.house_steps(database_of(app)), []
+    house, kept = commits.maintenance_steps(database_of(app)), []
     with monkeypatch.context() as patched:
-        patched.setattr(database_of(app), "keep_house", fail)
+        patched.setattr(database_of(app), "run_maintenance", fail)
         next(house)
-    monkeypatch.setattr(database_of(app), "keep_house", lambda: kept.append(1))
+    monkeypatch.setattr(database_of(app), "run_maintenance", lambda: kept.append(1))
     next(house)
     assert kept == [1]
 
@@ -4743,7 +4743,7 @@ def test_extensions_are_judged_as_jsonschema_judges_them(draft: int) -> None:
     named = {"$schema": stock.ID_OF(stock.META_SCHEMA)}
     for _ in range(500):
         schema = named | any_schema(random_source, draft)
-        ours, quick = findings_service.make_judges(json.dumps(schema))
+        ours, quick = findings_service.make_validators(json.dumps(schema))
         for value in ANY_VALUES:
             verdict = ours.is_valid(value)
             assert verdict == stock(schema).is_valid(value), (schema, value)
@@ -4786,7 +4786,7 @@ def test_the_time_of_a_request_is_shared_by_its_tasks(make_app: Callable[..., fl
 def quick_size(schema: Any, value: Any) -> int:
     """Return of how many characters extensions may be that are accepted quickly, 0 where none are."""
     pytest.importorskip("jsonschema_rs")
-    _, accepts = findings_service.make_judges(json.dumps(schema, separators=(",", ":")))
+    _, accepts = findings_service.make_validators(json.dumps(schema, separators=(",", ":")))
     return next((size for size in range(20_000, 0, -1) if accepts(value, size)), 0)
 
 
@@ -4830,7 +4830,7 @@ QUICK_WORK = cases(
 
 @pytest.mark.parametrize(("schema", "item"), QUICK_WORK)
 def test_the_quick_judge_is_never_given_more_than_takes_milliseconds(schema: Any, item: Any) -> None:
-    _, accepts = findings_service.make_judges(json.dumps(schema, separators=(",", ":")))
+    _, accepts = findings_service.make_validators(json.dumps(schema, separators=(",", ":")))
     size = len(json.dumps(item, ensure_ascii=False, separators=(",", ":"))) + 1
     value, took = [item] * (quick_size(schema, [item]) // size), []
     for _ in range(3):
@@ -5559,7 +5559,7 @@ def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
     """Read a submission of lines, each a title, the way a room reads one."""
     parsed = findings_service.Parsed()
     for title in text.decode().split("\n"):
-        parsed.reports.append(findings_service.Report(None, None, title.strip(), 3, None, None, None, None, None))
+        parsed.reports.append(findings_service.NewTask(None, None, title.strip(), 3, None, None, None, None, None))
     return parsed
 
 
@@ -7401,7 +7401,7 @@ def test_check_tells_each_fault_and_fails(aged: Path, fault: Any, told: str) -> 
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("statement", audit.AUDITS.values())
+@pytest.mark.parametrize("statement", audit.INTEGRITY_CHECKS.values())
 def test_an_audit_looks_up_each_row_without_reading_all_that_a_client_has(app: flask.Flask, statement: str) -> None:
     steps = [row[3] for row in reader_of(app).execute(f"EXPLAIN QUERY PLAN {statement}")]
     assert [step for step in steps if step.endswith("(client_id=?)")] == []
@@ -8427,7 +8427,7 @@ database = SQLiteDatabase(Settings(db=sys.argv[1]))
 for _ in sys.stdin:
     with database.transaction() as connection:
         connection.execute("INSERT OR REPLACE INTO clients VALUES ('x', '')")
-    database.keep_house()
+    database.run_maintenance()
     with database.reading() as reader, database.maintaining() as writer, database.apart() as apart:
         print([each.execute("PRAGMA wal_autocheckpoint").fetchone()[0] for each in (writer, reader, apart)], flush=True)
 """
@@ -9745,7 +9745,9 @@ def test_a_backup_takes_no_place_beside_what_a_crash_left(aged: Path, tmp_path: 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path, name: str) -> None:
     # Not one long sleep: a signal that arrives just before it would be looked at when it ends.
-    slow = "findings_service.SQLiteConnection.faults = lambda _: [time.sleep(0.05) for _ in range(1200)] and ()"
+    slow = (
+        "findings_service.SQLiteConnection.integrity_errors = lambda _: [time.sleep(0.05) for _ in range(1200)] and ()"
+    )
     program = [sys.executable, "-c", f"import time, findings_service; {slow}; findings_service.main()"]
     line = [*program, "backup", str(tmp_path / "copy.db"), "--db", str(aged)]
     with subprocess.Popen(line, cwd=HERE, env=environment(), preexec_fn=heed_signals) as process:

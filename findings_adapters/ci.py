@@ -45,7 +45,7 @@ from findings_adapters.client import (
     stoppable,
 )
 from findings_features.exports import ExportQuery
-from findings_features.gate import Gate, standing
+from findings_features.gate import Gate, blocking_statuses
 
 SARIF = "application/sarif+json"
 CSV = "text/csv"
@@ -373,20 +373,20 @@ def report_of(service: Service, run_id: str, bar: Bar) -> Report:
     """Return what is to be told of a run."""
     path = f"runs/{quoted(run_id)}"
 
-    def judged(fail_on: str, only: str) -> Gate:
+    def ask(fail_on: str, only: str) -> Gate:
         query = query_of(fail_on=fail_on, only=only, baseline=bar.baseline or None)
         return service.request("GET", f"{path}/gate?{query}").read(Gate)
 
-    gate, unbarred = judged(bar.fail_on, bar.only), judged("info", "new")
+    verdict, unbarred = ask(bar.fail_on, bar.only), ask("info", "new")
     run = service.request("GET", path).read(heart.Run)
-    waived = bar.without_baseline == "pass" and gate.baseline is None and run.status == "completed"
-    if waived and not gate.pass_:
-        gate.pass_ = True
-        gate.reason = (
-            f"{gate.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
+    waived = bar.without_baseline == "pass" and verdict.baseline is None and run.status == "completed"
+    if waived and not verdict.pass_:
+        verdict.pass_ = True
+        verdict.reason = (
+            f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
         )
     new = {each.id for each in unbarred.offenders}
-    return Report(run, gate, unbarred, *findings_of(service, run, new, new_first=bar.only == "new"))
+    return Report(run, verdict, unbarred, *findings_of(service, run, new, new_first=bar.only == "new"))
 
 
 def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: bool) -> tuple[list[Finding], int]:
@@ -394,7 +394,7 @@ def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: b
 
     :param new: the worst ones that are new. Other ones make room for these with `new_first`.
     """
-    statuses = ",".join(standing(run.branch))
+    statuses = ",".join(blocking_statuses(run.branch))
     query = query_of(run_id=run.id, status=statuses, sort="severity", view="full", limit=SHOWN)
     listed = service.request("GET", f"tasks?{query}").read(heart.FullTaskPage)
     absent = new - {each.id for each in listed.tasks} if new_first else set()
@@ -862,7 +862,7 @@ def filter_options(command: Any) -> Any:
     return several(*(filter_option(name, fields[name], components) for name in names))(command)
 
 
-def judged(service: Service, run_ids: Iterable[str], bar: Bar, form: str) -> int:
+def report_gates(service: Service, run_ids: Iterable[str], bar: Bar, form: str) -> int:
     """Tell of runs, and return the exit code that the gate's verdicts come to."""
     reports = [report_of(service, run_id, bar) for run_id in run_ids]
     tell(service, reports, form, bar.only)
@@ -915,7 +915,7 @@ def scan(
             run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)
             for run_id, (name, _, _) in zip(run_ids, parts, strict=True):
                 note(f"Run {run_id} of {name}, {place.target or 'no target'}, {place.branch or 'main line'}.")
-            code = judged(service, run_ids, Bar(fail_on, only, without_baseline), form)
+            code = report_gates(service, run_ids, Bar(fail_on, only, without_baseline), form)
     sys.exit(code)
 
 
@@ -930,7 +930,7 @@ def gate(
 ) -> None:
     """Judge a run again, or by another bar. Exit code 0: passed, 1: not, 2: bad input, 3: anything else."""
     with exit_codes(), service_at(url, db) as service:
-        code = judged(service, [run], Bar(fail_on, only, without_baseline, baseline), form)
+        code = report_gates(service, [run], Bar(fail_on, only, without_baseline, baseline), form)
     sys.exit(code)
 
 

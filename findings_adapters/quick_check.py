@@ -16,52 +16,52 @@ import findings_service as heart
 # What a schema may hold for jsonschema-rs to accept extensions before jsonschema sees them: no references, nothing
 # that a larger set of accepted strings could make refuse (not, if, oneOf), nothing that takes long over a little:
 # it takes a microsecond to tell two numbers apart, so that none stands in an enum or const.
-TAME_KEYWORD = regex.compile(
+SAFE_KEYWORD = regex.compile(
     r"\$(?:comment|id|schema)|title|description|default|deprecated|examples|type|enum|pattern|required|properties"
     r"|(?:max|min)(?:imum|Items|Length|Properties)|exclusiveM(?:ax|in)imum|additionalProperties|a(?:ll|ny)Of"
     r"|items|prefixItems"
 )
-TAME_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
-TAME_WEIGHT = 8 * heart.KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
+SAFE_HOLDERS = ("additionalProperties", "allOf", "anyOf", "items", "prefixItems")
+SAFE_WEIGHT = 8 * heart.KIB  # of a schema: its characters, and PART_WEIGHT for each part of its patterns
 PART_WEIGHT = 8  # characters that cost what a part does: a dot is ten states for Rust
 # The weight of a schema times the characters of extensions that jsonschema-rs may judge in one call, which nothing can
 # interrupt. The worst found: 10 ns each for `maximum` over floats, 6 ns for `(.?){1000}` over characters of four bytes.
-QUICK_WORK = 400_000
+FAST_WORK = 400_000
 # Patterns that Rust reads as Python does, or more narrowly; a++ it reads as (a+)+.
-TAME_PATTERN = regex.compile(
+SAFE_PATTERN = regex.compile(
     r"(?!.*[*+?}]\+)(?:[\w /:,@#%&=~;'\"<>!-]|\\[-.+*?()\[\]{}^$|\\/]|\\d|[.|^$?*+)]|\((?:\?:|(?!\?))|\{\d+(?:,\d*)?\}"
     r"|\[\^?(?:[\w /:,@#%&=~;'\"<>!+*?().-]|\\[-.\\\[\]^/])+\])*",
     regex.ASCII,
 )
 
 
-def tame_weight(schema: Any) -> float:
+def safe_weight(schema: Any) -> float:
     """Return what the patterns of a schema weigh for Rust, or infinity where two validators might disagree on it."""
     if isinstance(schema, list):
-        return sum(map(tame_weight, schema))
+        return sum(map(safe_weight, schema))
     if isinstance(schema, bool):
         return 0
     pattern = schema.get("pattern", "")
     values = all(isinstance(value, str | bool | None) for value in schema.get("enum", ()))
-    if not values or not all(map(TAME_KEYWORD.fullmatch, schema)) or not TAME_PATTERN.fullmatch(pattern):
+    if not values or not all(map(SAFE_KEYWORD.fullmatch, schema)) or not SAFE_PATTERN.fullmatch(pattern):
         return math.inf
-    below = [*schema.get("properties", {}).values(), *(schema[each] for each in TAME_HOLDERS if each in schema)]
-    return PART_WEIGHT * heart.pattern_cost(pattern, "most") + sum(map(tame_weight, below))
+    below = [*schema.get("properties", {}).values(), *(schema[each] for each in SAFE_HOLDERS if each in schema)]
+    return PART_WEIGHT * heart.pattern_cost(pattern, "most") + sum(map(safe_weight, below))
 
 
-def quick_judge(schema: Any, length: int) -> Callable[[Any, int], bool]:
+def fast_validator(schema: Any, length: int) -> Callable[[Any, int], bool]:
     """Return what accepts most good extensions of so many characters at once: jsonschema-rs, if it is here.
 
     It only ever accepts: jsonschema stays the judge of what is refused, and finds the words for it. It is given nothing
-    that could take its stack, memory or time: neither a schema that is large or not tame, nor large extensions.
+    that could take its stack, memory or time: neither a schema that is large or out of that, nor large extensions.
     """
-    weight = length + tame_weight(schema)
-    if weight <= TAME_WEIGHT and "const" in heart.draft_of(schema).VALIDATORS:  # which drafts 3 and 4 do not have
+    weight = length + safe_weight(schema)
+    if weight <= SAFE_WEIGHT and "const" in heart.draft_of(schema).VALIDATORS:  # which drafts 3 and 4 do not have
         try:
             import jsonschema_rs
 
             judge = jsonschema_rs.validator_for(schema, validate_formats=False)
-            return lambda value, size: size * weight <= QUICK_WORK and judge.is_valid(value)
+            return lambda value, size: size * weight <= FAST_WORK and judge.is_valid(value)
         except heart.ENDS_THE_PROCESS:
             raise
         except BaseException as error:  # mostly a pattern that is good in Python alone; a panic at worst
@@ -71,4 +71,4 @@ def quick_judge(schema: Any, length: int) -> Callable[[Any, int], bool]:
 
 def register() -> None:
     """Have extensions accepted quickly."""
-    heart.REGISTRY.quick_judge = quick_judge
+    heart.REGISTRY.fast_validator = fast_validator

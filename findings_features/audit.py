@@ -39,18 +39,18 @@ def recounted(connection: heart.Connection) -> Counter[heart.CounterKey]:
     for client, *at, status, severity, n in connection.execute(
         f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
     ):
-        for name in heart.scopes("tasks", *at):
+        for name in heart.counter_names("tasks", *at):
             counts[client, name, status, severity] += n
     for client, *at, status, n in connection.execute(
         f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
     ):
-        for name in heart.scopes("runs", *at):
+        for name in heart.counter_names("runs", *at):
             counts[client, name, status, 0] += n
     return counts
 
 
 # Each names the ids of what breaks a rule that the schema cannot hold.
-AUDITS = {
+INTEGRITY_CHECKS = {
     "task {} is reported by a run of another project type or target": """
         SELECT DISTINCT tasks.id FROM sightings
         JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
@@ -138,9 +138,9 @@ AUDITS = {
 }
 
 
-def faults(connection: heart.Connection) -> Iterator[str]:
+def integrity_errors(connection: heart.Connection) -> Iterator[str]:
     """Tell everything that is wrong with a database: the file, the counters, the search, the sightings, the history."""
-    yield from connection.faults()
+    yield from connection.integrity_errors()
     expected = recounted(connection)
     for client, name, status, severity, n in connection.execute(
         "SELECT client_id, scope, status, severity, n FROM counters WHERE scope <> 'changes'"
@@ -151,13 +151,13 @@ def faults(connection: heart.Connection) -> Iterator[str]:
     for (client, name, status, severity), n in expected.items():
         yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
     yield from word_faults(connection)
-    for complaint, statement in AUDITS.items():
+    for complaint, statement in INTEGRITY_CHECKS.items():
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 
 
 def audit(connection: heart.Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
-    found = list(faults(connection))
+    found = list(integrity_errors(connection))
     for fault in found:
         click.echo(fault)
     if found:

@@ -38,7 +38,7 @@ def copy_database(source: heart.SQLiteConnection, path: str, progress: Callable[
         source.execute("BEGIN")
         source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         source.backup(copy, pages=1000, progress=progress)
-        return list(copy.faults())
+        return list(copy.integrity_errors())
 
 
 BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file, and would take for that of the next one there
@@ -194,7 +194,7 @@ def compact(db: str) -> None:
         before = Path(db).stat().st_size
         copy_beside(connection, db)
         heart.patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)
-        database.keep_house()  # or, where that is a running service's, it does so in its next turn
+        database.run_maintenance()  # or, where that is a running service's, it does so in its next turn
         with database.snapshot() as moment:
             audit.audit(moment, db)
             (least,) = moment.execute(

@@ -47,14 +47,17 @@ class Brief(heart.Model):
 class BriefQuery(heart.Request):
     """What an agent is about to examine."""
 
-    project_type: Annotated[heart.Sought, Meta(description="A registered project type.")]
+    project_type: Annotated[heart.NonEmpty, Meta(description="A registered project type.")]
     target_url: (
-        Annotated[heart.Sought, Meta(description="The target, exactly as stored. Without it, findings that have none.")]
+        Annotated[
+            heart.NonEmpty, Meta(description="The target, exactly as stored. Without it, findings that have none.")
+        ]
         | None
     ) = None
     branch: (
         Annotated[
-            heart.Sought, Meta(description="Also what runs of this branch reported. Without it, the main line's alone.")
+            heart.NonEmpty,
+            Meta(description="Also what runs of this branch reported. Without it, the main line's alone."),
         ]
         | None
     ) = None
@@ -126,7 +129,7 @@ def read_brief(call: heart.Call, connection: heart.Connection) -> tuple[Brief, h
 )
 def get_brief(call: heart.Call) -> heart.Deferred:
     """Get what an agent should know before it scans: what is known already, and what extensions must be like."""
-    return call.read_slowly(lambda connection: heart.answer(200, read_brief(call, connection)[0]))
+    return call.read_slowly(lambda connection: heart.json_answer(200, read_brief(call, connection)[0]))
 
 
 def add(media_type: str, write: Callable[[Brief, heart.ProjectType], bytes]) -> None:

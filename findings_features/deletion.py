@@ -26,7 +26,7 @@ def drop_answers_of_run(connection: heart.Connection, client_id: str, run_id: st
     )
 
 
-def drop_answers_of_task(connection: heart.Connection, client_id: str, task: heart.State) -> None:
+def drop_answers_of_task(connection: heart.Connection, client_id: str, task: heart.TaskRow) -> None:
     """Drop the answers to submissions that name a task, of the runs that report it."""
     reporters = """SELECT runs.id FROM sightings
         JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
@@ -75,12 +75,12 @@ def count_orphans(connection: heart.Connection, before: str) -> int:
     return sum(row.fetchone()[0] for row in rows)
 
 
-def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[heart.State]) -> None:
+def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[heart.TaskRow]) -> None:
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
     connection.deletes = True
     drop_answers_about_tasks(connection, client_id, [task.id for task in tasks])
     for task in tasks:
-        heart.count_state(connection, client_id, task, -1)
+        heart.add_task_to_counters(connection, client_id, task, -1)
     seqs = [task.seq for task in tasks]
     uncount_reported(connection, client_id, heart.RunKey, seqs)
     branches = uncount_reported(connection, client_id, heart.BranchKey, seqs)
@@ -89,7 +89,7 @@ def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[h
 
 
 def uncount_reported(
-    connection: heart.Connection, client_id: str, kind: type[heart.Reporter], task_seqs: Sequence[int]
+    connection: heart.Connection, client_id: str, kind: type[heart.Source], task_seqs: Sequence[int]
 ) -> set[int]:
     """Count tasks away, which go, that runs (or branches) have reported. Return the seqs of those."""
     statement = f"SELECT {kind.column} FROM {kind.sightings} WHERE client_id = ? AND task_seq {heart.LISTED_SEQS}"
@@ -105,7 +105,9 @@ def remove_empty_run(connection: heart.Connection, client_id: str, run: heart.Ru
     """Delete a run that reports nothing any more, with what else there is of it alone."""
     connection.deletes = True
     branch = heart.find_branch_of_run(connection, client_id, run)
-    heart.count(connection, client_id, heart.scopes("runs", *run.surface, run.branch), run.status, 0, -1)
+    heart.add_to_counters(
+        connection, client_id, heart.counter_names("runs", *run.type_and_target, run.branch), run.status, 0, -1
+    )
     drop_answers_of_run(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
@@ -134,15 +136,15 @@ def prune_slice(
     """
     if not heart.find_runs(connection, client_id, "id = ?", run.id):
         return 0, True
-    heart.count_change(connection, client_id)
+    heart.raise_stamp(connection, client_id)
     rows = connection.execute(
-        f"""SELECT {heart.STATE_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
+        f"""SELECT {heart.TASK_ROW_COLUMNS}, counted, {ONLY_SIGHTING.format("runs.seq <> ?")}
             FROM sightings JOIN tasks ON tasks.client_id = sightings.client_id AND tasks.seq = sightings.task_seq
             WHERE sightings.client_id = ? AND sightings.run_seq = ? ORDER BY sightings.task_seq LIMIT ?""",
         (client_id, run.seq, client_id, run.seq, size),
     ).fetchall()
-    gone = [heart.State(*fields) for *fields, _, only in rows if only]
-    left = [(heart.State(*fields), bool(counted)) for *fields, counted, only in rows if not only]
+    gone = [heart.TaskRow(*fields) for *fields, _, only in rows if only]
+    left = [(heart.TaskRow(*fields), bool(counted)) for *fields, counted, only in rows if not only]
     remove_tasks(connection, client_id, gone)
     connection.executemany(
         "DELETE FROM sightings WHERE client_id = ? AND run_seq = ? AND task_seq = ?",
@@ -152,7 +154,7 @@ def prune_slice(
         "UPDATE runs SET reported = reported - ? WHERE client_id = ? AND seq = ?", (len(left), client_id, run.seq)
     )
     if deleted:
-        work_out_again(connection, client_id, run, left)
+        recompute_after_unlink(connection, client_id, run, left)
         heart.drop_answers(connection, client_id, ABOUT_TASKS, json.dumps([state.id for state, _ in left]))
     whole = len(rows) < size
     if whole:
@@ -205,7 +207,7 @@ REPORTED_BY = """COALESCE(
 
 def remove_task(connection: heart.Connection, client_id: str, task_id: str) -> None:
     """Delete a task with its history, and what else tells of it. :raises Missing: when the client has no such task."""
-    task = heart.select_state(connection, client_id, task_id)
+    task = heart.select_task_row(connection, client_id, task_id)
     drop_answers_of_task(connection, client_id, task)
     remove_tasks(connection, client_id, [task])
 
@@ -238,8 +240,8 @@ def remove_project_type(connection: heart.Connection, client_id: str, name: str)
     connection.deletes = True
 
 
-def work_out_again(
-    connection: heart.Connection, client_id: str, run: heart.RunKey, left: Sequence[tuple[heart.State, bool]]
+def recompute_after_unlink(
+    connection: heart.Connection, client_id: str, run: heart.RunKey, left: Sequence[tuple[heart.TaskRow, bool]]
 ) -> None:
     """Bring tasks up to date that a run, which goes, does not report any more, but others do.
 
@@ -281,10 +283,10 @@ def work_out_again(
             "UPDATE branches SET reported = reported - ? WHERE client_id = ? AND seq = ?",
             (forgotten, client_id, branch.seq),
         )
-    leave_line(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
+    move_to_branch(connection, client_id, {state.seq: state for state, _ in left if state.branch == run.branch})
 
 
-def leave_line(connection: heart.Connection, client_id: str, states: Mapping[int, heart.State]) -> None:
+def move_to_branch(connection: heart.Connection, client_id: str, states: Mapping[int, heart.TaskRow]) -> None:
     """Let tasks be of the branch of who is their first reporter now, where that is another, and not the main line's.
 
     :param states: tasks of a run's line that does not report them any more, by their seqs.
@@ -303,7 +305,7 @@ def leave_line(connection: heart.Connection, client_id: str, states: Mapping[int
         [(name, heart.timestamp(), client_id, seq) for seq, name in rows],
     )
     moved = [(states[seq], msgspec.structs.replace(states[seq], branch=name)) for seq, name in rows]
-    heart.count_moves(connection, client_id, moved)
+    heart.move_in_counters(connection, client_id, moved)
 
 
 @heart.operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
@@ -325,7 +327,7 @@ def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
 
 
 @click.command()
-@click.option("--finished-before", callback=heart.seconds, required=True, metavar="DURATION", help="Such as 90d.")
+@click.option("--finished-before", callback=heart.duration_of, required=True, metavar="DURATION", help="Such as 90d.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @heart.database_option
 def prune(finished_before: float, dry_run: bool, db: str) -> None:
@@ -336,7 +338,7 @@ def prune(finished_before: float, dry_run: bool, db: str) -> None:
             expected = count_old_runs(connection, before)
             orphans = count_orphans(connection, before) if dry_run else 0
         runs = tasks = 0
-        database.keep_house()  # so that this process folds the WAL, unless a service does
+        database.run_maintenance()  # so that this process folds the WAL, unless a service does
         with heart.progress_bar("Removing", expected) as bar:
             for more_runs, more_tasks in () if dry_run else prune_slices(database, before):
                 runs, tasks = runs + more_runs, tasks + more_tasks

@@ -194,7 +194,7 @@ def walk_tasks(
         left -= len(listed)
         if not more:
             return
-        after = heart.place_of(query, taken[-1])
+        after = heart.cursor_of(query, taken[-1])
         lot = msgspec.structs.replace(lot, after=after)
         if not left:
             headers["Link"] = f'<{heart.next_link(call, after)}>; rel="next"'

@@ -58,7 +58,7 @@ class GateQuery(heart.Request):
     ] = "new"
     baseline: (
         Annotated[
-            heart.Sought,
+            heart.NonEmpty,
             Meta(
                 description="Another completed run of the same project type and target. Without it, the latest"
                 " completed run of the main line before this one."
@@ -75,7 +75,7 @@ def find_latest_on_main_line(connection: heart.Connection, client_id: str, run: 
     """Return the main line's last completed run of a run's type and target that was created before it."""
     before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
         ORDER BY seq DESC LIMIT 1"""
-    return next(iter(heart.find_runs(connection, client_id, before, *run.surface, run.seq)), None)
+    return next(iter(heart.find_runs(connection, client_id, before, *run.type_and_target, run.seq)), None)
 
 
 def select_baseline(
@@ -88,7 +88,7 @@ def select_baseline(
     if named is None:
         return find_latest_on_main_line(connection, client_id, run)
     baseline = heart.select_run_key(connection, client_id, named)
-    if baseline.seq == run.seq or baseline.surface != run.surface or baseline.status != "completed":
+    if baseline.seq == run.seq or baseline.type_and_target != run.type_and_target or baseline.status != "completed":
         raise heart.InvalidParameter("baseline", "must be another completed run of the same project type and target")
     return baseline
 
@@ -118,7 +118,7 @@ def count_missing(connection: heart.Connection, client_id: str, run: heart.RunKe
     return int(missing)
 
 
-def standing(branch: str | None) -> frozenset[str]:
+def blocking_statuses(branch: str | None) -> frozenset[str]:
     """Return the statuses of what can stop a run of a branch, or of the main line.
 
     What the main line has resolved, a branch can have brought back, and cannot reopen.
@@ -135,7 +135,7 @@ def sort_out(run: heart.RunKey, counted: Iterable[tuple[str, int, bool, int]], f
     for status, rank, known, n in counted:
         if status == "dismissed":
             ignored.dismissed += n
-        elif status not in standing(run.branch):
+        elif status not in blocking_statuses(run.branch):
             ignored.resolved += n
         elif fail_on == "none" or rank < heart.RANKS[fail_on]:
             ignored.below_bar += n
@@ -158,7 +158,7 @@ def select_offenders(
         (
             client_id,
             run.seq,
-            json.dumps([*standing(run.branch)]),
+            json.dumps([*blocking_statuses(run.branch)]),
             heart.RANKS[fail_on],
             client_id,
             baseline_seq,
@@ -212,7 +212,7 @@ def get_run_gate(call: heart.Call, run_id: str) -> heart.Deferred:
 
     def judge(connection: heart.Connection) -> heart.Answer:
         run = heart.select_used_run(call, connection, run_id)
-        return heart.answer(200, select_gate(connection, call.client_id, run, call.query))
+        return heart.json_answer(200, select_gate(connection, call.client_id, run, call.query))
 
     return call.read_slowly(judge)
 

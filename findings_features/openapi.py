@@ -219,7 +219,7 @@ def get_openapi(call: heart.Call) -> heart.Answer:
     if service not in DOCUMENTS:
         DOCUMENTS[service] = document_of(*service.router.operations)
     server = {"url": service.settings.base_url or heart.prefix_of(call.environ) or "/"}
-    return heart.answer(200, DOCUMENTS[service] | {"servers": [server]})
+    return heart.json_answer(200, DOCUMENTS[service] | {"servers": [server]})
 
 
 def register() -> None:

@@ -66,11 +66,11 @@ class Overview(heart.Model):
 class OverviewQuery(heart.Request):
     """Which tasks an overview is of, and of how many days."""
 
-    project_type: Annotated[heart.Sought, Meta(description="Tasks of this project type.")] | None = None
-    target_url: Annotated[heart.Sought, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    project_type: Annotated[heart.NonEmpty, Meta(description="Tasks of this project type.")] | None = None
+    target_url: Annotated[heart.NonEmpty, Meta(description="Tasks of this target, exactly as stored.")] | None = None
     branch: (
         Annotated[
-            heart.Sought, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")
+            heart.NonEmpty, Meta(description="Tasks that runs of this branch reported. Without it, the main line's.")
         ]
         | None
     ) = None

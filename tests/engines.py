@@ -217,9 +217,9 @@ def faults_of(db: str | Path) -> list[str]:
     if not ON_POSTGRES:
         kind = findings_service.SQLiteConnection
         with closing(sqlite3.connect(db, isolation_level=None, factory=kind)) as connection:
-            return list(audit.faults(connection))
+            return list(audit.integrity_errors(connection))
     with in_service(db) as database, database.snapshot() as connection:
-        return list(audit.faults(connection))
+        return list(audit.integrity_errors(connection))
 
 
 def held_in(db: str | Path) -> bytes:

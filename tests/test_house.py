@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import subprocess
+import symtable
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -70,6 +71,20 @@ def test_arrows_go_one_way(file: Path) -> None:
 def test_few_parts_write_to_tables() -> None:
     writing = re.compile(r"\b(INSERT( OR \w+)? INTO|REPLACE INTO|UPDATE|DELETE FROM|TRUNCATE|COPY) [a-z{]")
     assert {part_of(module_of(file)) for file in PARTS if writing.search(file.read_text("utf-8"))} == WRITERS
+
+
+def names_within(table: symtable.SymbolTable) -> Iterator[str]:
+    """Give the names that functions have of their own: parameters, and what they assign or define."""
+    for child in table.get_children():
+        if child.get_type() == "function":
+            yield from (each.get_name() for each in child.get_symbols() if each.is_local() and not each.is_imported())
+        yield from names_within(child)
+
+
+@pytest.mark.parametrize("file", [HERE / "findings_service.py", *PARTS], ids=lambda file: str(file.relative_to(HERE)))
+def test_no_name_of_a_module_is_shadowed_by_a_local_one(file: Path) -> None:
+    table = symtable.symtable(file.read_text("utf-8"), str(file), "exec")
+    assert {each.get_name() for each in table.get_symbols() if each.is_local()}.isdisjoint(names_within(table))
 
 
 def test_no_arrows_make_a_circle() -> None:

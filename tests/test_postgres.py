@@ -234,7 +234,7 @@ def test_texts_are_ordered_by_code_point(database: store.PostgresDatabase) -> No
 
 def test_a_new_schema_is_sound_and_what_is_amiss_is_told(database: store.PostgresDatabase) -> None:
     with database.snapshot() as connection:
-        assert list(connection.faults()) == []
+        assert list(connection.integrity_errors()) == []
     with database.transaction() as connection:
         connection.execute("DROP INDEX tasks_by_status")
         connection.execute("ALTER TABLE runs DROP COLUMN reported")
@@ -242,7 +242,7 @@ def test_a_new_schema_is_sound_and_what_is_amiss_is_told(database: store.Postgre
         connection.execute("ALTER TABLE tasks ALTER COLUMN title DROP NOT NULL")
         connection.execute("ALTER TABLE history DROP CONSTRAINT history_client_id_task_seq_fkey")
     with database.snapshot() as connection:
-        told = "\n".join(connection.faults())
+        told = "\n".join(connection.integrity_errors())
     for word in ("tasks_by_status", "runs.reported", "severity >= 1", "tasks.title", "history FOREIGN KEY"):
         assert word in told
 
@@ -251,7 +251,7 @@ def test_an_audit_needs_no_more_than_one_connection_of_the_pool(
     url: str, open_at: Callable[..., store.PostgresDatabase]
 ) -> None:
     with open_at(with_options(url, "pool_size=1")).snapshot() as connection:
-        assert list(audit.faults(connection)) == []
+        assert list(audit.integrity_errors(connection)) == []
 
 
 def test_many_processes_make_one_schema(url: str, open_at: Callable[..., store.PostgresDatabase]) -> None:
@@ -754,14 +754,14 @@ def test_one_process_keeps_house_until_it_is_gone(
     postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase]
 ) -> None:
     first, second = open_at(url), open_at(url)
-    assert first.keeps_house()
-    assert not second.keeps_house()
+    assert first.owns_maintenance()
+    assert not second.owns_maintenance()
     first.close()
-    await_(second.keeps_house)
-    assert not first.keeps_house()
+    await_(second.owns_maintenance)
+    assert not first.owns_maintenance()
     end_backends(postgres, url)
-    await_(lambda: first.keeps_house() or second.keeps_house())
-    assert first.keeps_house() != second.keeps_house()
+    await_(lambda: first.owns_maintenance() or second.owns_maintenance())
+    assert first.owns_maintenance() != second.owns_maintenance()
 
 
 def test_house_is_kept_for_all_clients_while_one_writes(database: store.PostgresDatabase) -> None:
@@ -771,8 +771,8 @@ def test_house_is_kept_for_all_clients_while_one_writes(database: store.Postgres
             heart.insert_run(connection, client_id, "web", "", "{}", heart.MAIN_LINE)
     with database.transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'")
-    await_(database.keeps_house)
-    house, held = commits.house_steps(database), threading.Event()
+    await_(database.owns_maintenance)
+    house, held = commits.maintenance_steps(database), threading.Event()
 
     def write() -> None:
         with database.transaction("one") as connection:

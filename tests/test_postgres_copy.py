@@ -721,9 +721,11 @@ def test_an_audit_may_take_longer_than_a_request(
     copy(small, url)
     monkeypatch.setattr(store, "STATEMENT_TIME", 0.5)
     monkeypatch.setattr(store, "SILENCE", 0.1)
-    monkeypatch.setattr(audit, "AUDITS", {"it is {}": "SELECT id FROM runs WHERE pg_sleep(0.4) IS NULL"})  # of 3 runs
+    monkeypatch.setattr(
+        audit, "INTEGRITY_CHECKS", {"it is {}": "SELECT id FROM runs WHERE pg_sleep(0.4) IS NULL"}
+    )  # of 3 runs
     check(url)
-    monkeypatch.setattr(audit, "AUDITS", {})
+    monkeypatch.setattr(audit, "INTEGRITY_CHECKS", {})
     copy(url, tmp_path / "new.db")
 
 

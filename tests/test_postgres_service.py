@@ -214,7 +214,7 @@ def faults_of(url: str) -> list[str]:
     database = heart.database_for(heart.Settings.read(db=url))
     try:
         with database.snapshot() as connection:
-            return list(audit.faults(connection))
+            return list(audit.integrity_errors(connection))
     finally:
         database.disconnect()
 

@@ -582,7 +582,7 @@ def read_resource(service: Service, uri: str) -> types.ReadResourceResult:
 
 def no_resource(uri: str) -> NoReturn:
     """Say that there is no such resource. :raises MCPError: always."""
-    raise MCPError(types.INVALID_PARAMS, f"Unknown resource: {heart.cut(uri)}", {"uri": heart.cut(uri)})
+    raise MCPError(types.INVALID_PARAMS, f"Unknown resource: {heart.truncate(uri)}", {"uri": heart.truncate(uri)})
 
 
 # ---------------------------------------------------------------------------
@@ -608,7 +608,7 @@ class Desk:
         """Call a tool."""
         tool = TOOLS.get(params.name)
         if tool is None:
-            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.cut(params.name)}")
+            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {heart.truncate(params.name)}")
         return await self._ask(ctx, partial(perform, tool=tool, arguments=params.arguments or {}))
 
     async def list_resources(self, ctx: Context, _: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
@@ -737,7 +737,7 @@ class Door:
                 async with self._body_of(request, receive) as replay:
                     await self._app(scope, replay, partial(send_marked, scope, send))
             except heart.ServiceError as error:
-                answer = told(error.status, str(error), error.headers)
+                answer = plain_response(error.status, str(error), error.headers)
         if answer is not None:
             await answer(scope, receive, send)
 
@@ -746,11 +746,11 @@ class Door:
         if request.url.path == "/healthz":
             return JSONResponse({"status": "ok", "version": heart.__version__})
         if request.url.path != PATH:
-            return told(404, f"There is nothing here; MCP is at {PATH}.")
+            return plain_response(404, f"There is nothing here; MCP is at {PATH}.")
         if not key_of(request):
-            return told(401, "Send your API key: Authorization: Bearer fts_…", {"WWW-Authenticate": "Bearer"})
+            return plain_response(401, "Send your API key: Authorization: Bearer fts_…", {"WWW-Authenticate": "Bearer"})
         if request.method != "POST":  # a server without sessions has no stream to listen to, and none to end
-            return told(405, "Send POST.", {"Allow": "POST"})
+            return plain_response(405, "Send POST.", {"Allow": "POST"})
         return None
 
     @asynccontextmanager
@@ -797,7 +797,7 @@ class Door:
         raise heart.BodyTooLarge(f"The body is over {self._limit} bytes")
 
 
-def told(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def plain_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer of this process's own, as an error of the protocol."""
     error = {"jsonrpc": "2.0", "id": None, "error": {"code": types.INVALID_REQUEST, "message": message}}
     return JSONResponse(error, status, headers)

@@ -90,9 +90,9 @@ class ServerTarget(ServerPlace, copying.Target):
         for statement in dialect.numbering(self.statements):
             self.connection.run(statement)
 
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """Audit what is there."""
-        return audit.faults(Unfinished(self.database, self.connection, read_only=True))
+        return audit.integrity_errors(Unfinished(self.database, self.connection, read_only=True))
 
     def keep(self) -> None:
         """Commit."""
@@ -102,7 +102,7 @@ class ServerTarget(ServerPlace, copying.Target):
 class Unfinished(store.PostgresConnection):
     """A connection within the transaction of a copy, whose schema no other connection sees yet."""
 
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """Leave the schema to whoever made it."""
         yield from ()
 

@@ -47,7 +47,7 @@ class Table(Struct, frozen=True):
         """Return which row this is, for messages."""
         cells = dict(zip(self.columns, row, strict=True))
         names = dict.fromkeys([self.columns[self.client], *(["id"] if "id" in cells else self.key)])
-        return ", ".join(f"{name} {heart.cut(str(cells[name]))!r}" for name in names)
+        return ", ".join(f"{name} {heart.truncate(str(cells[name]))!r}" for name in names)
 
 
 def read_tables() -> list[Table]:
@@ -120,9 +120,9 @@ class Target(Place):
         """Make what is wanted once all rows are there."""
         self.make(indexes=True)
 
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """Audit what is there."""
-        return audit.faults(self.connection)
+        return audit.integrity_errors(self.connection)
 
     def keep(self) -> None:
         """Make it durable, and let others see it."""
@@ -289,7 +289,7 @@ def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: 
             wrong += difference(table.name, read[table.name], stored)
             bar.update(1)
         refuse_for(wrong, f"what stands in {target.name} is not what was read")
-        refuse_for(target.faults(), "every row was copied as it is, so that what is copied has these faults, too")
+        refuse_for(target.integrity_errors(), "every row was copied as it is, so that the copy has these faults, too")
     return {name: tally.count for name, tally in read.items()}
 
 
@@ -307,10 +307,10 @@ def refuse_for(wrong: Iterable[str], cause: str) -> None:
 
 def require_two(source: heart.Database, target: heart.Database) -> None:
     """Refuse a target that belongs to the source. :raises click.ClickException: then."""
-    belongs = {source.place}
+    belongs = {source.location}
     if isinstance(source, heart.SQLiteDatabase):
-        belongs |= {f"{source.place}{suffix}" for suffix in (*backup.BESIDE, heart.CHECKPOINTER)}
-    if target.place in belongs:
+        belongs |= {f"{source.location}{suffix}" for suffix in (*backup.BESIDE, heart.CHECKPOINTER)}
+    if target.location in belongs:
         raise click.ClickException(f"{target.name} belongs to what is copied; name another database")
 
 

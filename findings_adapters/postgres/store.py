@@ -390,7 +390,7 @@ class PostgresConnection(heart.Connection):
         finally:
             self.is_late = bool
 
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """Tell what of the schema is not there. What follows has all its time."""
         yield from self.database.schema_faults()
         if self.in_transaction:
@@ -423,7 +423,7 @@ class PostgresDatabase(heart.Database):
         self._at_work = threading.local()  # `connection`: the one that this thread has
         self._commits = itertools.count(1)
         self._server = ""
-        self._house: Link | None = None  # the connection that has the lock of who keeps house, if any has
+        self._maintenance: Link | None = None  # the connection that has the lock of who keeps house, if any has
         super().__init__(settings)
 
     @property
@@ -619,22 +619,22 @@ class PostgresDatabase(heart.Database):
 
     # Keeping house
 
-    def keeps_house(self) -> bool:
+    def owns_maintenance(self) -> bool:
         """Tell whether it is this process's turn to keep house: it has a lock for as long as a connection lasts.
 
         That connection is beside the pool. When the process ends, or the server has not heard of it for half a minute,
         another one gets the lock.
         """
         try:
-            self._house = self._house or self._connect()
+            self._maintenance = self._maintenance or self._connect()
             asked = "SELECT pg_try_advisory_lock($1::int, hashtext('housekeeping ' || current_schema()))"
-            return bool(self._house.run(asked, LOCKS).fetchall()[0][0])
+            return bool(self._maintenance.run(asked, LOCKS).fetchall()[0][0])
         except (psycopg.Error, heart.DatabaseUnusable):
             self._leave_house()
             return False
 
     def _leave_house(self) -> None:
-        house, self._house = self._house, None
+        house, self._maintenance = self._maintenance, None
         if house is not None:
             house.close()
 

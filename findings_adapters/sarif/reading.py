@@ -270,7 +270,7 @@ def cut(text: str, length: int) -> str:
 
 def cut_bytes(text: str, size: int) -> str:
     """Shorten a text to so many bytes of UTF-8."""
-    if not heart.over(text, size):
+    if not heart.exceeds_bytes(text, size):
         return text
     return text[:size].encode()[: size - 3].decode(errors="ignore") + "…"
 
@@ -351,10 +351,10 @@ def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Probl
     """Tell the first thing that is wrong with a value, in msgspec's words."""
     match = REFUSAL.fullmatch(str(refusal))
     if not match:
-        return heart.Problem(heart.cut(str(refusal)), pointer)
+        return heart.Problem(heart.truncate(str(refusal)), pointer)
     known = match["path"].partition("[...]")[0]
     steps = [name or number for name, number in STEP.findall(known)]
-    return heart.Problem(heart.cut(match["detail"]), heart.joined(steps, pointer))
+    return heart.Problem(heart.truncate(match["detail"]), heart.json_pointer(steps, pointer))
 
 
 class Reading:
@@ -408,7 +408,7 @@ class Reading:
             return [quick_problem(refusal, pointer)]
         return list(heart.model_problems(model, heart.document_of(text), refusal, pointer))
 
-    def take(self, report: heart.Report, pointer: str) -> None:
+    def take(self, report: heart.NewTask, pointer: str) -> None:
         """Take a finding."""
         self.parsed.reports.append(report)
         self.parsed.extensions.append((report.extensions, pointer))
@@ -621,7 +621,7 @@ class Rules:
             rules.number,
             text_of(rule.short_description, rule.full_description) or (rule.name or "").strip(),
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
-            heart.stored([heart.StoredStep(1, help_text)]) if help_text else None,
+            heart.to_json_text([heart.StoredStep(1, help_text)]) if help_text else None,
             scored(rule.properties),
             self.overrides.get((rules.number, place)) or (rule.default_configuration or Configuration()).level,
             (*tags_of(rule.properties), *self.taxa(each.target for each in rule.relationships or () if each)),
@@ -788,13 +788,13 @@ class RunReading:
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
         evidence = [item for place in places if (item := place.evidence)]
-        report = heart.Report(
+        report = heart.NewTask(
             known_as or self.reading.numbered(identity_of(result, self.tool_name, rule.id, first)),
             "dismissed" if result.is_suppressed else None,
             title,
             severity_of(result, rule),
             description,
-            heart.stored(evidence) if evidence else None,
+            heart.to_json_text(evidence) if evidence else None,
             rule.remediation,
             None,
             self._extensions(result, rule, first),
@@ -924,7 +924,7 @@ def judge_one(schema: str, parsed: heart.Parsed, place: int, end: float) -> list
             parsed.reports[place].extensions = left
             parsed.extensions[place] = (left, pointer)
             return []
-    details = (heart.cut(f"the project type's schema asks for more: {each.detail}") for each in problems)
+    details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
     return [heart.Problem(detail, pointer) for detail in details]
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 import findings_service as heart
 from findings_features import deletion
 
-HOUSEKEEPING = 2.0  # seconds between two turns of it
+MAINTENANCE_PAUSE = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 GATHERING = 0.1  # of the time that a COMMIT takes
@@ -63,7 +63,7 @@ class Write(Struct, eq=False):
     answer: Any = None
 
 
-def house_steps(database: heart.Database) -> Iterator[float]:
+def maintenance_steps(database: heart.Database) -> Iterator[float]:
     """Keep house for ever, one step at a time; each gives the seconds until the next.
 
     The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
@@ -74,14 +74,14 @@ def house_steps(database: heart.Database) -> Iterator[float]:
     old: Iterator[object] | None = None  # the search for old runs that is under way
     next_search = 0.0
     while True:
-        again = time.monotonic() + HOUSEKEEPING
+        again = time.monotonic() + MAINTENANCE_PAUSE
         try:
             database.write_uses(patience)
-            is_ours = database.keeps_house()
+            is_ours = database.owns_maintenance()
             if is_ours or not database.threads:
                 for _ in heart.idle_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
-            database.keep_house()
+            database.run_maintenance()
             if settings.keep and is_ours and time.monotonic() >= next_search:
                 old = old or deletion.prune_slices(database, heart.timestamp(ago=settings.keep), patience)
             while old and time.monotonic() < again:
@@ -116,8 +116,8 @@ class CommitScheduler:
     def __init__(self, database: heart.Database, listeners: heart.Listeners) -> None:
         self.database, self._listeners = database, listeners
         self._waiting: deque[Write] = deque()
-        self._house = house_steps(database)
-        self._next_step = time.monotonic() + HOUSEKEEPING
+        self._maintenance = maintenance_steps(database)
+        self._next_step = time.monotonic() + MAINTENANCE_PAUSE
         self._gathering = 0.0  # seconds until a group begins: those of the last one are about to write again
         self._stopping = False
         self._bell = threading.Event()
@@ -150,7 +150,7 @@ class CommitScheduler:
                 time.sleep(self._gathering)
                 self._commit_group()
             if time.monotonic() >= self._next_step:
-                self._next_step = time.monotonic() + next(self._house)
+                self._next_step = time.monotonic() + next(self._maintenance)
 
     def _commit_group(self) -> None:
         """Run writes until they are all done or their time is over, commit, and have them answered."""

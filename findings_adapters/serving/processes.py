@@ -171,7 +171,7 @@ def run_worker(
     service: heart.Service, host: str, port: int, greeting: Callable[[], object] | None, parent: int | None = None
 ) -> None:
     """Serve with this process."""
-    service.database.keep_house()  # with which what is there now is open, before something else may take its place
+    service.database.run_maintenance()  # with which what is there now is open, before something else may take its place
     sys.setswitchinterval(0.001)  # so that what writes or checks holds up what reads for less
     gc.collect()
     gc.freeze()  # what the modules made stays; a batch makes objects by the ten thousand, and none in circles
@@ -222,7 +222,7 @@ def run_workers(service: heart.Service, host: str, port: int, greeting: Callable
         while len(statuses) < begun:
             statuses.append(os.wait()[1])
             held.close()
-        service.database.keep_house()  # two that close a file at the same instant both leave its log there
+        service.database.run_maintenance()  # two that close a file at the same instant both leave its log there
     if any(statuses):
         raise ChildProcessError("a worker died, and so all were stopped")
 

@@ -30,7 +30,7 @@ UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which 
 
 SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
 # For what takes long elsewhere; a client has one of each at most.
-THREADS_OF_PLACES = {"read": 1, "export": 1, "check": 2, "probe": 1}
+POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1}
 OTHERS_WAIT = "The database has not answered others yet"
 
 
@@ -182,7 +182,7 @@ class RSGIApp:
         self._service = service
         settings, database = service.settings, service.database
         self._scheduler = commits.CommitScheduler(database, service.listeners)
-        self._threads = {name: Threads(name, count, 1) for name, count in THREADS_OF_PLACES.items()}
+        self._threads = {name: Threads(name, count, 1) for name, count in POOLS.items()}
         self._all: Threads | None = None
         if count := database.threads:
             share = math.ceil(SHARE_OF_CLIENT * count)
@@ -265,7 +265,7 @@ class RSGIApp:
                 judge = partial(call.judge, await body.receive(call.limit, hold))
                 given = await self._take(call, judge, self._threads["check"])
         while isinstance(given, heart.Deferred):
-            given = await self._threads[given.place].run(call, call.attempt, given.work)
+            given = await self._threads[given.pool].run(call, call.attempt, given.work)
         if isinstance(given, heart.PendingWrite):
             return await self._scheduler.commit(given)
         return typing.cast(heart.Answer, given)
