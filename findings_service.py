@@ -121,8 +121,6 @@ log = logging.getLogger("findings_service")
 
 SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-SHORTEST_KEY = 16  # characters
-SHORTEST_KEEP = 3600.0  # seconds
 
 
 def installing(extra: str) -> str:
@@ -179,6 +177,9 @@ def parse_path(text: str) -> str:
     return text
 
 
+SHORTEST_KEY = 16  # characters
+
+
 def parse_key(text: str) -> str:
     """Return an API key, or "" for none.
 
@@ -197,6 +198,9 @@ def parse_base_url(text: str) -> str:
     if text and not regex.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text):
         raise ValueError(f"{text!r} is no URL such as https://tools.example/findings")
     return text.rstrip("/")
+
+
+SHORTEST_KEEP = 3600.0  # seconds
 
 
 def parse_keep(text: str) -> float:
@@ -312,7 +316,6 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 REPEATED_TEXT = 200  # characters of the caller's text that an error repeats
 LISTED_PROBLEMS = 100
-TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
 
 
 def truncate(text: str) -> str:
@@ -526,6 +529,9 @@ class ProblemDetails(Struct, kw_only=True):
     errors: list[Problem] | msgspec.UnsetType = msgspec.UNSET
 
 
+TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
+
+
 def problem_details(error: ServiceError) -> ProblemDetails:
     """Return the body that tells a caller of `error`."""
     return ProblemDetails(
@@ -562,7 +568,6 @@ def converted(value: Any, model: type[Checked]) -> Checked:
 
 KIB = 1024
 JSON_TYPE = "application/json"
-PROBLEM_TYPE = "application/problem+json"
 NESTING = 100  # levels of arrays and objects in a body
 NO_NUL = {"pattern": "^[^\\u0000]*$"}
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z"
@@ -602,10 +607,7 @@ Reason = Literal["fixed", "false_positive", "accepted_risk", "wont_fix", "used_i
 RunStatus = Literal["running", "completed", "failed"]
 Level = Literal["read", "agent", "full"]
 SEVERITIES: tuple[str, ...] = typing.get_args(Severity)
-TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
 UNFINISHED = ("open", "in_progress")
-REASONS: tuple[str, ...] = typing.get_args(Reason)
-RUN_STATUSES: tuple[str, ...] = typing.get_args(RunStatus)
 LEVELS: tuple[str, ...] = typing.get_args(Level)
 RANKS = {name: rank for rank, name in enumerate(reversed(SEVERITIES), start=1)}
 
@@ -955,7 +957,6 @@ AFTER = "The place behind which the page begins; follow `next` rather than makin
 Value = TypeVar("Value")
 SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
 CommaList = Annotated[list[Value], Meta(max_length=1000)]
-DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
 RepeatedParam = Annotated[tuple[Value, ...], Meta(max_length=100)]
 
@@ -993,6 +994,9 @@ class RunQuery(PageQuery):
         Annotated[bool, Meta(description="`true` for runs of the main line, `false` for those of branches.")] | None
     ) = None
     branch: Annotated[RepeatedParam[NonEmpty], Meta(description=f"Runs of these branches. {EXACTLY}")] | None = None
+
+
+DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 
 
 class TaskFilters(Request):
@@ -1091,6 +1095,9 @@ Paged = PageQuery | TaskQuery
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
 
 COMPONENTS = "#/components/schemas/"
+TASK_STATUSES: tuple[str, ...] = typing.get_args(TaskStatus)
+REASONS: tuple[str, ...] = typing.get_args(Reason)
+RUN_STATUSES: tuple[str, ...] = typing.get_args(RunStatus)
 ENUMERATIONS = {"Reason": REASONS, "RunStatus": RUN_STATUSES, "Severity": SEVERITIES, "TaskStatus": TASK_STATUSES}
 SHOWS_NOTHING = "must have a label, a url or a content"
 COMPLETED_ALONE = "goes with the status completed only"
@@ -1172,15 +1179,6 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_features/overview.py": ("GET /api/v1/overview",),
     "findings_features/search.py": (),
 }
-# The parts that have commands, of which each loads its own.
-COMMAND_PARTS = {
-    **dict.fromkeys(("scan", "export", "gate"), "findings_adapters/ci.py"),
-    "mcp": "findings_adapters/mcp/__init__.py",
-    "copy": "findings_adapters/postgres/__init__.py",
-    "check": "findings_features/audit.py",
-    **dict.fromkeys(("backup", "compact"), "findings_features/backup.py"),
-    "prune": "findings_features/deletion.py",
-}
 ENGINE_PARTS = dict.fromkeys(("postgresql", "postgres"), "findings_adapters/postgres/__init__.py")  # by a URL's scheme
 
 
@@ -1207,7 +1205,6 @@ class Registry(Struct):
 
 
 REGISTRY = Registry()
-PAGE_FOLDER = "/page/"
 
 
 @cache
@@ -1253,33 +1250,18 @@ class Listeners(Struct):
 
 
 # ---------------------------------------------------------------------------
-# Database: what the service asks of an engine, and SQLite, its own
+# Database: what the service asks of an engine
 # ---------------------------------------------------------------------------
 #
 # An engine gives connections to readers and writers. What stands behind this section knows no more of it than
 # `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
 # part's, and may have many connections at once.
 
-APPLICATION_ID = 0x46545356
 SCHEMA_VERSION = 8
-OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-# The steps from version 8 on: a script each, by the version that it leads to, which schema.sql is run behind.
-MIGRATIONS: dict[int, str] = {}
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
-# Pages of the WAL after which a commit folds it into the file, which takes three more fsyncs. What the WAL has several
-# times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
-CHECKPOINT_PAGES = 12_000
-READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
-LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be done for the file
-CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
-CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
-WAITING = 10  # seconds that what is at work may take for each that it may have the processor
-MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 TRANSACTION_ENDED = "writing failed, or the disk is full"
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
-HEALTH_TIME = 2.0  # seconds
-BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits in Python
 
 
 def schema_path() -> Path:
@@ -1548,12 +1530,20 @@ class Database(ABC):
         """Close the connections, if there are any; the next use opens others."""
 
 
-# SQLite. Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which
-# keeps SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write,
-# and sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its
-# fsync, or for another process's lock. Under `serve` the event loop's thread reads; the server's other thread
-# writes and keeps house, and reads for that; a request with a long check has a thread of its own, which takes its turn
-# at both. Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
+# ---------------------------------------------------------------------------
+# SQLite, the engine of its own
+# ---------------------------------------------------------------------------
+#
+# Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which keeps
+# SQLite's WAL-reset bug out of reach; one thread at a time has it, for a transaction. The *reader* cannot write, and
+# sees what was committed last; one thread at a time has it, for a read. So no read waits for a write, for its fsync, or
+# for another process's lock. Under `serve` the event loop's thread reads; the server's other thread writes and does
+# the maintenance, and reads for that; a request with a long check has a thread of its own, which takes its turn at
+# both. Under other WSGI servers every thread does. Only to open, to leave and to close does anybody take both.
+
+
+CLOCK_STEPS = 4_000  # of SQLite's machine, between two looks at the clock: more than a page of fifty takes
+WAITING = 10  # seconds that what is at work may take for each that it may have the processor
 
 
 class SQLiteConnection(sqlite3.Connection, Connection):
@@ -1612,6 +1602,9 @@ def user_version(connection: SQLiteConnection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
+APPLICATION_ID = 0x46545356
+
+
 def require_ours(connection: SQLiteConnection, path: str) -> None:
     """Refuse a file that is not ours. :raises DatabaseUnusable: then."""
     # In this order: another process may be making the schema, which comes together with the mark that it is ours.
@@ -1619,6 +1612,10 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
     ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
     if filled and not ours:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
+
+
+# The steps from version 8 on: a script each, by the version that it leads to, which schema.sql is run behind.
+MIGRATIONS: dict[int, str] = {}
 
 
 def require_version(name: str, version: int) -> None:
@@ -1665,6 +1662,11 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
     for statement in statements_of("\n".join(scripts)):
         connection.execute(statement)
     connection.execute("COMMIT")
+
+
+READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
+CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
+BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits in Python
 
 
 def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
@@ -1768,6 +1770,9 @@ def is_filled(path: str) -> bool:
     return False
 
 
+OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
+
+
 def open_database(settings: Settings, *, read_only: bool = False, create: bool = True) -> SQLiteConnection:
     """Return a connection to the settings' database.
 
@@ -1833,6 +1838,12 @@ class Checkpointer:
         if self._file is not None:
             os.close(self._file)
         self._file, self.held = None, False
+
+
+# Pages of the WAL after which a commit folds it into the file, which takes three more fsyncs. What the WAL has several
+# times is written once. A larger one would be read for longer after a crash, and grow at the price of each fsync.
+CHECKPOINT_PAGES = 12_000
+HEALTH_TIME = 2.0  # seconds
 
 
 class SQLiteDatabase(Database):
@@ -2117,25 +2128,9 @@ def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> 
 # Extension validation: schemas that clients write, under a deadline
 # ---------------------------------------------------------------------------
 
-TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
-SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
 PROBLEMS_OF_ONE = 100  # that one task can bring
 CACHED_SCHEMA = 8 * KIB  # characters of a schema whose judges are kept; they take up to 160 bytes for each, mostly 20
-KEPT_PATTERNS = 30_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
-PATTERN_BASE = 80  # parts; what a pattern takes besides, with the 64 KiB that it keeps of short searches
-GROUPS_BASE = 800  # parts; that of one that notes groups
-PATTERN_LENGTH = 2000  # characters
-SHORT_SEARCH = 0.001  # seconds that a search may keep other threads waiting
-PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
-PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.", regex.DOTALL)
-SET_PART = 80  # characters of a set that take what another part does
-RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>)")  # takes a hundred megabytes over a long text
-PATTERN_GROUP = regex.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<group>\((?![?*])|\(\?P?<\w+>)", regex.DOTALL)
-PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
-FRAMES_KEPT = 300  # of the interpreter's thousand; what C calls in between counts there, and near it Rust panics
-NEWEST_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
 class OutOfTime(Exception):
@@ -2173,6 +2168,11 @@ class TimeLimit:  # not by contextlib: since Python 3.12 that ties what passes t
         CLOCK.deadline = self.outer
 
 
+PATTERN_TOKEN = regex.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?:,(?P<most>\d*))?\}|.", regex.DOTALL)
+SET_PART = 80  # characters of a set that take what another part does
+PATTERN_COMMENT = regex.compile(r"\(\?(?:#|[A-Za-z0-9-]*x)")
+
+
 def pattern_cost(pattern: str, bound: str = "least") -> int:
     """Return how many parts a pattern has when its repetitions are written out, which is what compiling it costs.
 
@@ -2197,6 +2197,12 @@ def pattern_cost(pattern: str, bound: str = "least") -> int:
             last = 1 + len(token[0]) // SET_PART
             totals[-1] += last
     return sum(totals)
+
+
+PATTERN_LENGTH = 2000  # characters
+PATTERN_COST = 10_000  # parts, with all repetitions written out; compiling cannot be interrupted
+RECURSION = regex.compile(r"\(\?(?:R|\d|&|P>)")  # takes a hundred megabytes over a long text
+PATTERN_GROUP = regex.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<group>\((?![?*])|\(\?P?<\w+>)", regex.DOTALL)
 
 
 def compile_pattern(pattern: str) -> regex.Pattern[str]:
@@ -2230,6 +2236,11 @@ def compile_pattern(pattern: str) -> regex.Pattern[str]:
 PATTERNS_KEPT: dict[str, tuple[regex.Pattern[str], int]] = {}  # compiled, with what each costs
 
 
+KEPT_PATTERNS = 30_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
+PATTERN_BASE = 80  # parts; what a pattern takes besides, with the 64 KiB that it keeps of short searches
+GROUPS_BASE = 800  # parts; that of one that notes groups
+
+
 def kept_pattern(pattern: str) -> regex.Pattern[str]:
     """Return a client's pattern, compiled; when those that are kept cost too much, all of them are forgotten."""
     if found := PATTERNS_KEPT.get(pattern):
@@ -2240,6 +2251,9 @@ def kept_pattern(pattern: str) -> regex.Pattern[str]:
         PATTERNS_KEPT.clear()
     PATTERNS_KEPT[pattern] = compiled, cost
     return compiled
+
+
+SHORT_SEARCH = 0.001  # seconds that a search may keep other threads waiting
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -2408,6 +2422,9 @@ OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
 }
 
 
+FRAMES_KEPT = 300  # of the interpreter's thousand; what C calls in between counts there, and near it Rust panics
+
+
 def bounded(keyword: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Return a keyword, ours or jsonschema's, that first looks at the clock and at how deep the stack is."""
     function = partial(OUR_KEYWORDS[keyword], keyword) if keyword in OUR_KEYWORDS else theirs
@@ -2449,6 +2466,9 @@ def drafts() -> dict[str, Any]:
     return {draft.ID_OF(draft.META_SCHEMA).rstrip("#"): bounded_draft(draft) for draft in known}
 
 
+NEWEST_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
 def draft_of(schema: Mapping[str, Any]) -> Any:
     """Return the validator class that `$schema` names, by default 2020-12, or None when none is known."""
     return drafts().get(str(schema.get("$schema", NEWEST_DRAFT)).rstrip("#"))
@@ -2467,6 +2487,9 @@ def escaped(token: object) -> str:
 def json_pointer(path: Iterable[object], prefix: str = "") -> str:
     """Write a JSON pointer."""
     return prefix + "".join(f"/{escaped(token)}" for token in path)
+
+
+MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
 def subschemas(schema: Mapping[str, Any], pointer: str, draft: Any) -> Iterator[tuple[Any, str]]:
@@ -2633,6 +2656,9 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
+
+
 def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], seconds: float) -> list[Problem]:
     """Return what is wrong with the extensions of several tasks, each given as text (None: {}) with its pointer.
 
@@ -2663,20 +2689,14 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 
 
 # ---------------------------------------------------------------------------
-# Store: SQL that SQLite and PostgreSQL share; the connection comes first
+# Store: clients, keys and counters. SQL is what SQLite and PostgreSQL share; the connection comes first
 # ---------------------------------------------------------------------------
 
 Item = TypeVar("Item")
-KEY_PREFIX = "fts_"
-NO_TARGET = ""
 MAIN_LINE = ""  # where the name of a branch would stand
-MOST_RANGES = 40  # of one statement: each status and severity, of the main line and of branches
 LOOKUP_SIZE = 512  # tasks that are read, or removed, at once
 LISTED = "IN (SELECT value FROM json_each(?))"  # any number of texts, as JSON
 LISTED_SEQS = "IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
-# Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
-# takes half as long again, and what it gives has to be sorted.
-BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
 
 
@@ -2721,9 +2741,6 @@ def same_json(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and canonical(one) == canonical(other)
 
 
-# Keys and clients
-
-
 class Principal(Struct, frozen=True, gc=False):
     """Who makes a request: a key, its client and what it may do."""
 
@@ -2735,9 +2752,6 @@ class Principal(Struct, frozen=True, gc=False):
     def may(self, level: str) -> bool:
         """Tell whether the key's level reaches `level`."""
         return LEVELS.index(self.level) >= LEVELS.index(level)
-
-
-NOBODY = Principal("", "", "", "")
 
 
 def hashed(key: str) -> str:
@@ -2757,6 +2771,9 @@ def insert_client(connection: Connection, client_id: str) -> bool:
 def select_clients(connection: Connection) -> list[str]:
     """Return the ids of all clients: where something is done for each of them, it is done for one after the other."""
     return [client_id for (client_id,) in connection.execute("SELECT id FROM clients ORDER BY id").fetchall()]
+
+
+KEY_PREFIX = "fts_"
 
 
 def insert_key(connection: Connection, name: str, client_id: str, level: str, expires_at: str | None = None) -> str:
@@ -2813,9 +2830,6 @@ def delete_key(connection: Connection, key: str) -> None:
     connection.execute("DELETE FROM api_keys WHERE hash = ?", (hashed(key),))
 
 
-# Counters
-
-
 def add_to_counters(
     connection: Connection, client_id: str, names: Iterable[str], status: str, severity: int, n: int
 ) -> None:
@@ -2869,7 +2883,9 @@ def select_stamp(connection: Connection, client_id: str) -> int:
     return sum(n for *_, n in select_counts(connection, client_id, [CHANGES]))
 
 
-# Lists: one page of a merge of index ranges
+# ---------------------------------------------------------------------------
+# Store: lists, one page of a merge of index ranges
+# ---------------------------------------------------------------------------
 
 
 Condition = tuple[str, tuple[Any, ...]]  # in SQL, and the values of its marks
@@ -2985,6 +3001,9 @@ class Position(Struct, frozen=True, gc=False):
 
     seq: int
     severity: int = 0
+
+
+MOST_RANGES = 40  # of one statement: each status and severity, of the main line and of branches
 
 
 class ListPlan(Struct, frozen=True, kw_only=True):
@@ -3130,7 +3149,9 @@ def select_position(connection: Connection, table: str, client_id: str, id: str,
     return int(row[0]) + (newest_first and row[1] != id)
 
 
-# Project types
+# ---------------------------------------------------------------------------
+# Store: project types
+# ---------------------------------------------------------------------------
 
 MOST_PROJECT_TYPES = 10_000  # of a client, because they are listed all at once
 PROJECT_TYPES_TEXT = 16 * 1024 * KIB  # bytes of their labels and descriptions
@@ -3221,14 +3242,13 @@ def replace_project_type(
     connection.deletes = True
 
 
-# Runs
+# ---------------------------------------------------------------------------
+# Store: runs
+# ---------------------------------------------------------------------------
 
-RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
 RUN_COLUMNS = """runs.id, runs.project_type, NULLIF(runs.target_url, ''), NULLIF(runs.branch, ''), runs.metadata,
     runs.status, runs.status_reason, runs.created_at, runs.updated_at, runs.finished_at,
     runs.created, runs.updated, runs.reopened, runs.unchanged, runs.resolved"""
-KEY_COLUMNS = """runs.seq, runs.project_type, runs.target_url, runs.reported, runs.id, runs.status, runs.branch"""
-BRANCH_COLUMNS = "branches.seq, branches.project_type, branches.target_url, branches.reported, branches.name"
 
 
 class Source(Struct, frozen=True, gc=False):
@@ -3279,10 +3299,16 @@ def run_model(row: Sequence[Any]) -> Run:
     return Run(*(*row[:4], Raw(row[4]), *row[5:10], Submitted(*row[10:])))
 
 
+KEY_COLUMNS = """runs.seq, runs.project_type, runs.target_url, runs.reported, runs.id, runs.status, runs.branch"""
+
+
 def find_runs(connection: Connection, client_id: str, condition: str, *values: Any) -> list[RunKey]:
     """Return the keys of a client's runs that are as a condition says; it ends the statement."""
     statement = f"SELECT {KEY_COLUMNS} FROM runs WHERE client_id = ? AND {condition}"
     return [RunKey(*row) for row in connection.execute(statement, (client_id, *values))]
+
+
+BRANCH_COLUMNS = "branches.seq, branches.project_type, branches.target_url, branches.reported, branches.name"
 
 
 def find_branches(connection: Connection, client_id: str, condition: str, *values: str) -> list[BranchKey]:
@@ -3407,6 +3433,9 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
     add_to_counters(connection, client_id, names, status, 0, 1)
 
 
+RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
+
+
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
     """Return some of a client's running runs that nobody has used for so long."""
     idle, since = "status = 'running' AND last_used_at < ? LIMIT ?", timestamp(ago=idle_seconds)
@@ -3488,7 +3517,9 @@ def select_runs(
     return map(run_model, rows), plan.count(connection)
 
 
-# Words that tasks are found by
+# ---------------------------------------------------------------------------
+# Store: tasks, as they are read
+# ---------------------------------------------------------------------------
 
 
 def folded(text: str) -> str:
@@ -3518,8 +3549,6 @@ def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
     """Return the labels of a task's evidence, with a space between them."""
     return " ".join([item.label for item in evidence if item.label])
 
-
-# Tasks: reading
 
 SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
@@ -3567,9 +3596,6 @@ def search_for(text: str) -> Search:
     return REGISTRY.search(text)
 
 
-FEW_REPORTERS = 20
-
-
 class TaskFilter(Filter, frozen=True, kw_only=True):
     """What a query of tasks asks for, with its run ids and times looked up."""
 
@@ -3599,6 +3625,9 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self, types=frozenset(accepted), target_url=run.target_url, statuses=frozenset(unfinished)
         )
+
+
+MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 
 
 def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
@@ -3661,6 +3690,9 @@ def select_first_seq(connection: Connection, client_id: str, at: str, above: int
         else:
             high = middle
     return low
+
+
+FEW_REPORTERS = 20
 
 
 def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
@@ -3786,9 +3818,9 @@ def select_history(
     return (HistoryEntry(*(*row[:-1], Raw(row[-1]))) for row in rows)
 
 
-# Tasks: writing
-
-REPORTS_AT_ONCE = 1000  # of a submission
+# ---------------------------------------------------------------------------
+# Store: tasks, as they are written
+# ---------------------------------------------------------------------------
 
 
 class NewTask(Struct, gc=False):
@@ -4197,6 +4229,9 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     return Submitting(who, run, branch, newest, newest_id, max(timestamp(), created_at))
 
 
+REPORTS_AT_ONCE = 1000  # of a submission
+
+
 def submit_reports(connection: Connection, who: Principal, run: RunKey, reports: Sequence[NewTask]) -> Submission:
     """Store a submission to a run: new findings are created, known ones brought up to date.
 
@@ -4228,7 +4263,9 @@ def submit_reports(connection: Connection, who: Principal, run: RunKey, reports:
     return Submission(*counts, [results[key] for key in identities])
 
 
-# Answers kept for requests that come again
+# ---------------------------------------------------------------------------
+# Store: answers kept for requests that come again
+# ---------------------------------------------------------------------------
 
 ANSWER_KEPT = 24 * 3600.0  # seconds
 DELETED = ""  # where the hash of a body would stand, when the answer is dropped and its key is good for nothing
@@ -4316,13 +4353,10 @@ def drop_answers_that(
 
 
 # ---------------------------------------------------------------------------
-# Reading a request: from bytes and parameters to checked values
+# Reading a request: its body, and every problem of that
 # ---------------------------------------------------------------------------
 
 READABLE_DIGITS = 4300  # of a whole number; msgspec and Python take their time beyond
-LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
-MOST_VALUES = 500_000  # in a body
-LARGEST_SCHEMA = 1024 * KIB  # bytes, as compact JSON
 NUL_ESCAPE = regex.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # One that never ends reaches to the end: else the next quote in it would be tried, and all would take quadratic time.
 JSON_STRING = regex.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', regex.DOTALL)
@@ -4362,6 +4396,9 @@ def not_json(error: Exception) -> MalformedJSON:
     return MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.")
 
 
+MOST_VALUES = 500_000  # in a body
+
+
 def require_few_values(text: bytes) -> None:
     """Refuse a body of so many values that reading them would take hundreds of megabytes.
 
@@ -4382,6 +4419,9 @@ def require_few_values(text: bytes) -> None:
 def readable_number(digits: str) -> int | float:
     """Return a whole number, infinity where Python would take too long over its digits."""
     return int(digits) if len(digits) <= READABLE_DIGITS else math.inf
+
+
+LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
 
 
 def document_of(text: bytes) -> Any:
@@ -4745,6 +4785,10 @@ def read_metadata(raw: Raw, _: Settings) -> str:
     return read_object(raw, "/metadata", 64 * KIB, NESTING - 1)[0] or "{}"
 
 
+SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
+LARGEST_SCHEMA = 1024 * KIB  # bytes, as compact JSON
+
+
 def read_schema(raw: Raw, settings: Settings) -> str | None:
     """Return the schema of a project type as it was sent, checked.
 
@@ -4754,10 +4798,6 @@ def read_schema(raw: Raw, settings: Settings) -> str | None:
     if text is not None:
         check_schema(schema, "/extensionSchema", settings.schema_timeout * SCHEMA_SHARE)
     return text
-
-
-METADATA = FreeForm("metadata", read_metadata)
-EXTENSION_SCHEMA = FreeForm("extensionSchema", read_schema, nul=True)
 
 
 def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settings: Settings) -> Checked:
@@ -4821,6 +4861,11 @@ def id_problems(update: TasksUpdate, states: Mapping[str, TaskRow]) -> Iterator[
         elif problem := reason_problem(update, states[task_id], pointer):
             yield problem
         met.add(task_id)
+
+
+# ---------------------------------------------------------------------------
+# Reading a request: its parameters and headers
+# ---------------------------------------------------------------------------
 
 
 @cache
@@ -4992,6 +5037,9 @@ HEALTH_KEPT = 1.0  # seconds
 IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
 
 
+LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be done for the file
+
+
 class Service:
     """What the routes of one blueprint share: the settings, the database, and who is told of what happens."""
 
@@ -5098,9 +5146,6 @@ class Operation(Struct, frozen=True, eq=False):
     keyed: bool = False
 
 
-API = "/api/v1"
-
-
 def operation(
     method: str,
     path: str,
@@ -5183,9 +5228,6 @@ def absent_answer(method: str, steps: Sequence[str]) -> str:
 # ---------------------------------------------------------------------------
 
 
-PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
-
-
 DOCUMENT_PIECE = 64 * KIB  # bytes that go out at once, as many as a pipe holds
 
 
@@ -5230,6 +5272,9 @@ def tagged_answer(model: Any) -> Answer:
     """Return a JSON answer with its ETag."""
     body = msgspec.json.encode(model)
     return whole_answer(200, body, ETag=entity_tag(body))
+
+
+PROBLEM_TYPE = "application/problem+json"
 
 
 def problem_answer(error: ServiceError) -> Answer:
@@ -5341,6 +5386,10 @@ class PendingWrite(Struct, eq=False, frozen=True):
 
 Outcome: TypeAlias = Answer | Deferred | PendingWrite  # of what can be judged about a request without a lock
 Given = TypeVar("Given")
+
+
+NOBODY = Principal("", "", "", "")
+PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
 
 class Call:
@@ -5581,9 +5630,6 @@ class Call:
         return "/".join([urlsplit(base_url).path, *own])
 
 
-# Behind Flask
-
-
 def response_of(given: Answer) -> flask.Response:
     """Return an answer as Flask has it."""
     response = flask.Response(given.document or given.body, given.status, [*given.headers.items()])
@@ -5599,9 +5645,7 @@ def response_of(given: Answer) -> flask.Response:
 
 # What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
 PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
-LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
-PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
 
 
 def page_position(call: Call, connection: Connection, table: str, after: str | None = None) -> Position | None:
@@ -5665,6 +5709,9 @@ class Taken(Struct):
     more: bool = False
 
 
+PAGE_SIZE = 16 * 1024 * KIB - 64 * KIB  # bytes of the JSON of a page's items, with room for what stands around them
+
+
 def take(items: Iterable[Any], limit: int) -> Taken:
     """Take the items of a page, each encoded as soon as it is read; the page ends early where it would be too large.
 
@@ -5692,6 +5739,10 @@ def page_of(call: Call, taken: Taken, total: int) -> tuple[Any, ...]:
     link = next_link(call, cursor_of(call.query, taken.last)) if taken.more else None
     page = None if call.query.after is not None else call.query.page or 1
     return page, call.query.limit, total, link, taken.items
+
+
+NO_TARGET = ""
+METADATA = FreeForm("metadata", read_metadata)
 
 
 @operation(
@@ -5730,6 +5781,9 @@ def get_runs(call: Call) -> Answer:
     """List runs, newest first."""
     with listing(call) as connection:
         return answer_unless_known(call, connection, lambda _: page_of_runs(call, connection))
+
+
+LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
@@ -5842,6 +5896,11 @@ def get_tasks(call: Call) -> Answer | Deferred:
         return read(connection)
 
 
+# Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
+# takes half as long again, and what it gives has to be sorted.
+BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
+
+
 @operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, keyed=True)
 def patch_tasks(call: Call) -> PendingWrite:
     """Triage several tasks alike: all of them or none."""
@@ -5932,6 +5991,9 @@ def get_project_types(call: Call) -> Answer:
         return json_answer(200, ProjectTypes(select_project_types(connection, call.client_id)))
 
 
+EXTENSION_SCHEMA = FreeForm("extensionSchema", read_schema, nul=True)
+
+
 @operation(
     "POST",
     "/api/v1/project-types",
@@ -6016,8 +6078,6 @@ REGISTRY.add_operations(
 # Application
 # ---------------------------------------------------------------------------
 
-ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
-
 
 class FindingsBlueprint(flask.Blueprint):
     """The service as a part of a Flask application; `service` is what its routes share."""
@@ -6100,6 +6160,11 @@ def answer_alone(call: Call, receive: Callable[[int], Body]) -> Answer:
     for listener in call.service.listeners.answered:
         listener(call, given.status, given.size, time.perf_counter() - began)
     return given
+
+
+PAGE_FOLDER = "/page/"
+API = "/api/v1"
+ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
 def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprint:
@@ -6236,6 +6301,17 @@ class Unheard:
         """Write what is held back, if that can be."""
         with suppress(OSError):
             self._out.flush()
+
+
+# The parts that have commands, of which each loads its own.
+COMMAND_PARTS = {
+    **dict.fromkeys(("scan", "export", "gate"), "findings_adapters/ci.py"),
+    "mcp": "findings_adapters/mcp/__init__.py",
+    "copy": "findings_adapters/postgres/__init__.py",
+    "check": "findings_features/audit.py",
+    **dict.fromkeys(("backup", "compact"), "findings_features/backup.py"),
+    "prune": "findings_features/deletion.py",
+}
 
 
 class MainGroup(click.Group):

@@ -2815,7 +2815,7 @@ def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(se
 def test_the_log_is_truncated_behind_a_deletion_once_nobody_reads_what_is_in_it(
     make_app: Callable[..., flask.Flask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("findings_adapters.serving.commits.HOUSEKEEPING", 0.1)
+    monkeypatch.setattr("findings_adapters.serving.commits.MAINTENANCE_PAUSE", 0.1)
     app = make_app(run_timeout="0.1")
     client, database = client_of(app), database_of(app)
     client.register("web")

@@ -48,12 +48,6 @@ from findings_features.exports import ExportQuery
 from findings_features.gate import Gate, blocking_statuses
 
 SARIF = "application/sarif+json"
-CSV = "text/csv"
-SHOWN = 50  # findings in a report
-TOLD_PROBLEMS = 3  # of a document
-LONGEST_TYPE = 100  # characters of a project type's name, and of its label
-LONGEST_LABEL = 200
-ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
 SEVERITIES = heart.SEVERITIES
 
 # ---------------------------------------------------------------------------
@@ -134,7 +128,6 @@ def note(text: str) -> None:
 # ---------------------------------------------------------------------------
 
 LONGEST_BRANCH = 255
-SAY_BRANCH = "; say --branch NAME, or --branch '' for the main line"
 
 
 class Place(Struct):
@@ -276,6 +269,9 @@ def place_of(env: Mapping[str, str]) -> Place:
     return place
 
 
+SAY_BRANCH = "; say --branch NAME, or --branch '' for the main line"
+
+
 def place_given(env: Mapping[str, str], branch: str | None, target: str | None) -> Place:
     """Return where a scan takes place, by its options first; "" there says the main line, or no target.
 
@@ -389,6 +385,9 @@ def report_of(service: Service, run_id: str, bar: Bar) -> Report:
     return Report(run, verdict, unbarred, *findings_of(service, run, new, new_first=bar.only == "new"))
 
 
+SHOWN = 50  # findings in a report
+
+
 def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: bool) -> tuple[list[Finding], int]:
     """Return the findings of a run to show, the worst ones first, and how many it has that could be.
 
@@ -410,12 +409,10 @@ def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: b
 # ---------------------------------------------------------------------------
 
 COLOURS = {"critical": "magenta", "high": "red", "medium": "yellow", "low": "cyan", "info": "blue"}
-WIDTH = 160  # of a line that goes to a file or a log
 WIDEST_PLACE = 0.4  # of a line
 CELL = 200  # characters of a cell in markdown: a comment may have 65,536
 IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNORECASE)  # that makes a link by itself
 MENTION = regex.compile(r"[@#!$%~&](?=\w)")
-ANNOTATIONS = {"critical": "error", "high": "error", "medium": "warning"}  # and notice
 
 
 def fitted(text: str, width: int, *, from_end: bool = False) -> str:
@@ -472,6 +469,9 @@ def markdown(report: Report) -> Iterator[str]:
 def command_text(text: str) -> str:
     """Return a text as the message of a workflow command, which cannot begin another one."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+ANNOTATIONS = {"critical": "error", "high": "error", "medium": "warning"}  # and notice
 
 
 def annotation(finding: Finding) -> str:
@@ -531,6 +531,9 @@ def as_json(reports: Sequence[Report]) -> bytes:
     return msgspec.json.encode({"pass": passed(reports), "runs": [report.gate for report in reports]})
 
 
+WIDTH = 160  # of a line that goes to a file or a log
+
+
 def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> None:
     """Write reports in a form. With those for machines, the gate's sentences go to standard error."""
     width = shutil.get_terminal_size((WIDTH, 0)).columns if on_terminal() else WIDTH
@@ -556,7 +559,6 @@ def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> N
 # ---------------------------------------------------------------------------
 
 EXPORTED = 10_000  # tasks in a page that is a document of its own
-LISTED = 200  # in one of JSON
 NEXT = regex.compile(r'<([^<>]*)>;\s*rel="next"')
 
 
@@ -612,10 +614,16 @@ def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterat
     yield b"]}\n"
 
 
+CSV = "text/csv"
+
+
 def csv_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one table, with its titles once."""
     for number, page in enumerate(pages(service, filters, CSV, limit)):
         yield page.body.partition(b"\r\n")[2] if number else page.body
+
+
+LISTED = 200  # in one of JSON
 
 
 def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
@@ -626,13 +634,6 @@ def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterato
     for number, task in enumerate(itertools.islice(tasks, limit)):
         yield (b",\n" if number else b"\n") + bytes(task)
     yield b"\n]\n"
-
-
-EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]] = {
-    "sarif": sarif_pages,
-    "csv": csv_pages,
-    "json": json_pages,
-}
 
 
 # ---------------------------------------------------------------------------
@@ -662,6 +663,9 @@ def require_size(name: str, text: bytes, most: int) -> None:
     if len(text) > most:
         advice = "split it, or raise FINDINGS_MAX_SARIF, here and where the service runs"
         raise BadInput(f"{name} is over {most:,} bytes: {advice}")
+
+
+TOLD_PROBLEMS = 3  # of a document
 
 
 def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, bytes]]:
@@ -699,6 +703,9 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     return documents
 
 
+ABSOLUTE_PATH = regex.compile(r"/|[A-Za-z]:/")
+
+
 def absolute_paths(extensions: Iterable[str | None]) -> Iterator[str]:
     """Give the files of results that have absolute paths."""
     for each in extensions:
@@ -731,6 +738,9 @@ def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
     return parts
 
 
+LONGEST_TYPE = 100  # characters of a project type's name, and of its label
+
+
 def type_of(tool: str) -> str:
     """Return the name of the project type of a tool's findings, "" where nothing of its own name is left."""
     return regex.sub(r"[^a-z0-9]+", "-", tool.lower()).strip("-")[:LONGEST_TYPE].rstrip("-")
@@ -748,6 +758,9 @@ def types_of(tools: Iterable[str]) -> dict[str, str]:
             raise BadInput(f"{other} and {tool} come to the same project type, {name}; say --type NAME")
         types[tool] = name
     return types
+
+
+LONGEST_LABEL = 200
 
 
 def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, str | None, Documents]]:
@@ -799,7 +812,6 @@ def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
 # ---------------------------------------------------------------------------
 
 BARS = (*SEVERITIES, "none")
-OPPOSITES = {"main-line": "branches-only"}
 
 
 def several(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -839,6 +851,9 @@ def format_option(*forms: str) -> Callable[[Any], Any]:
     return click.option(
         "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What to write."
     )
+
+
+OPPOSITES = {"main-line": "branches-only"}
 
 
 def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -932,6 +947,13 @@ def gate(
     with exit_codes(), service_at(url, db) as service:
         code = report_gates(service, [run], Bar(fail_on, only, without_baseline, baseline), form)
     sys.exit(code)
+
+
+EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]] = {
+    "sarif": sarif_pages,
+    "csv": csv_pages,
+    "json": json_pages,
+}
 
 
 @click.command()

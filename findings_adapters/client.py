@@ -67,18 +67,8 @@ __all__ = [
     "typed_options",
 ]
 
-PATIENCE = 60.0  # seconds in which a request is tried again
-FIRST_TRIES = 3  # for an agent, before anything has answered: it is more often a wrong URL than a restart
-LAST_TRIES = 5.0  # seconds, to say that a run has failed
-FIRST_WAIT = 0.5  # seconds; the second try comes at once, and each wait after that is twice as long
-LONGEST_WAIT = 10.0
-LONGEST_ASKED = 30.0  # by a Retry-After
 PASSING = (429, 502, 503, 504)
-TIMEOUT = 60.0  # seconds without a sign of the service
-SLOWEST_UPLOAD = 100 * heart.KIB  # bytes a second, for a body to arrive and to be worked on
 LISTED_PROBLEMS = 3
-HURRY: ContextVar[float] = ContextVar("hurry", default=math.inf)  # seconds that what is under way has
-JSON = heart.JSON_TYPE
 
 Model = TypeVar("Model")
 
@@ -152,6 +142,15 @@ class Tries(Retry):
     def is_exhausted(self) -> bool:
         """Tell whether the next one would come too late."""
         return super().is_exhausted() or time.monotonic() + self.get_backoff_time() > self.until
+
+
+PATIENCE = 60.0  # seconds in which a request is tried again
+FIRST_WAIT = 0.5  # seconds; the second try comes at once, and each wait after that is twice as long
+LONGEST_WAIT = 10.0
+LONGEST_ASKED = 30.0  # by a Retry-After
+TIMEOUT = 60.0  # seconds without a sign of the service
+SLOWEST_UPLOAD = 100 * heart.KIB  # bytes a second, for a body to arrive and to be worked on
+HURRY: ContextVar[float] = ContextVar("hurry", default=math.inf)  # seconds that what is under way has
 
 
 class Remote:
@@ -270,6 +269,9 @@ class Local:
         answer = heart.answer_alone(call, lambda _: heart.Body(body or b""))
         content = b"".join(answer.document) if answer.document else answer.body
         return Answer(answer.status, HTTPHeaderDict(answer.headers.items()), content)
+
+
+JSON = heart.JSON_TYPE
 
 
 class Service:
@@ -483,10 +485,6 @@ def numbered(identity: str, occurrence: int) -> str:
 
 BATCH = 200  # findings that go out together
 BATCH_BYTES = 1024 * heart.KIB
-BATCH_AGE = 10.0  # seconds since findings last went out, so that those of a slow agent show before its end
-REASON = 1000  # characters of a run's statusReason
-IN_A_BATCH = re.compile(r"/tasks/([0-9]+)(/.*)?", re.DOTALL)
-TOGETHER = heart.ExtensionCheckTimeout.code  # names the finding at which the time of all was over
 LISTED_FINDINGS = 3
 LISTED_TITLE = 60
 
@@ -538,6 +536,10 @@ class Batch(Struct):
 def is_about_findings(refusal: Refused) -> bool:
     """Whether it is some findings of a batch that a service refused, and not all that would ever come."""
     return refusal.status == 413 or (refusal.status in (400, 422) and bool(refusal.code))
+
+
+IN_A_BATCH = re.compile(r"/tasks/([0-9]+)(/.*)?", re.DOTALL)
+TOGETHER = heart.ExtensionCheckTimeout.code  # names the finding at which the time of all was over
 
 
 def parted(batch: Batch, refusal: Refused) -> tuple[list[RefusedFinding], list[Batch]]:
@@ -592,6 +594,9 @@ def items_of(given: Parts[Part], text: str) -> list[Any] | None:
     return [{text: each} if isinstance(each, str) else each for each in several] or None
 
 
+REASON = 1000  # characters of a run's statusReason
+
+
 def status_reason(error: BaseException) -> str:
     """Return what a failed run tells of the exception that ended it, as the service takes it."""
     try:
@@ -602,6 +607,10 @@ def status_reason(error: BaseException) -> str:
     if not told or not isinstance(error, (Refused, Unavailable, SystemExit)):
         told = f"{name}: {told}" if told else name
     return told.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:REASON]
+
+
+LAST_TRIES = 5.0  # seconds, to say that a run has failed
+BATCH_AGE = 10.0  # seconds since findings last went out, so that those of a slow agent show before its end
 
 
 class RunSession:
@@ -801,7 +810,6 @@ class RunSession:
 # All that an agent needs
 # ---------------------------------------------------------------------------
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 LISTED = 200  # items on a page
 MARKDOWN = "text/markdown"
 
@@ -917,6 +925,10 @@ class Findings(Service):
         """
         body = as_sent(status=status, reason=reason, comment=comment, assignee=assignee)
         return self.request("PATCH", f"tasks/{quoted(id)}", body).read(heart.Task)
+
+
+FIRST_TRIES = 3  # for an agent, before anything has answered: it is more often a wrong URL than a restart
+DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def remote_of(url: str, key: str) -> Remote:

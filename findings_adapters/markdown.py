@@ -21,10 +21,6 @@ from findings_features import brief as briefs
 
 __all__ = ["MARKDOWN", "fence_for", "write_brief"]
 
-MARKDOWN = "text/markdown"
-# White space but for the space itself, controls, and what is not shown or turns the direction of writing: other
-# programs end lines at some of them, and people would not see what a model reads.
-UNSEEN = regex.compile(r"[\p{Z}\p{C}\p{Default_Ignorable_Code_Point}--\x20]", regex.VERSION1)
 INTRODUCTION = """# What is known before this scan
 
 A findings service remembers what earlier scans reported. This is what {scope} of the target.
@@ -69,6 +65,11 @@ def lines_of(brief: briefs.Brief, project_type: heart.ProjectType) -> Iterator[s
     yield from map(as_line, brief.tasks)
 
 
+# White space but for the space itself, controls, and what is not shown or turns the direction of writing: other
+# programs end lines at some of them, and people would not see what a model reads.
+UNSEEN = regex.compile(r"[\p{Z}\p{C}\p{Default_Ignorable_Code_Point}--\x20]", regex.VERSION1)
+
+
 def as_line(value: object) -> str:
     """Return a value as JSON on one line, in which nothing is hidden."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=-1).decode()
@@ -100,6 +101,9 @@ def left_out(brief: briefs.Brief) -> str:
     if not brief.omitted:
         return "Left out: none."
     return f"Left out: {brief.omitted:,} more, none of them more severe than what is listed."
+
+
+MARKDOWN = "text/markdown"
 
 
 def register() -> None:

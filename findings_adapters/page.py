@@ -19,15 +19,6 @@ import findings_service as heart
 
 __all__ = ["FOLDER", "HEADERS", "answer"]
 
-FOLDER = Path(__file__).resolve().with_suffix("")
-MEDIA_TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
 POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -65,6 +56,17 @@ def answer(body: bytes, tag: str, media_type: str, call: heart.Call) -> heart.An
     response.set_etag(tag)
     response.make_conditional(environ)
     return heart.Answer(response.status_code, dict(response.get_wsgi_headers(environ)), response.get_data())
+
+
+FOLDER = Path(__file__).resolve().with_suffix("")
+MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
 
 
 def register() -> None:

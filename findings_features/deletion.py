@@ -50,9 +50,6 @@ def drop_answers_about_tasks(connection: heart.Connection, client_id: str, task_
     )
 
 
-PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
-
-
 # The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
 ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
     JOIN runs ON runs.client_id = other.client_id AND runs.seq = other.run_seq
@@ -124,6 +121,9 @@ def delete_empty_branches(connection: heart.Connection, client_id: str, seqs: It
     )
 
 
+PRUNE_SLICE = 200  # sightings in one transaction: ten milliseconds, a hundred where nothing is in the cache
+
+
 def prune_slice(
     connection: heart.Connection, client_id: str, run: heart.RunKey, size: int = PRUNE_SLICE, *, deleted: bool = False
 ) -> tuple[int, bool]:
@@ -190,21 +190,6 @@ def prune_slices(database: heart.Database, before: str, patience: float | None =
             yield 0, 0
 
 
-# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
-# `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
-REPORTED_BY = """COALESCE(
-    (SELECT runs.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        JOIN sightings AS same ON same.client_id = sightings.client_id
-            AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
-        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1
-        ORDER BY sightings.run_seq {order} LIMIT 1),
-    (SELECT runs.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq
-        ORDER BY sightings.run_seq {order} LIMIT 1))"""
-
-
 def remove_task(connection: heart.Connection, client_id: str, task_id: str) -> None:
     """Delete a task with its history, and what else tells of it. :raises Missing: when the client has no such task."""
     task = heart.select_task_row(connection, client_id, task_id)
@@ -238,6 +223,21 @@ def remove_project_type(connection: heart.Connection, client_id: str, name: str)
     heart.drop_answers_of_project_type(connection, client_id, name)
     connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
     connection.deletes = True
+
+
+# Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
+# `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
+REPORTED_BY = """COALESCE(
+    (SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        JOIN sightings AS same ON same.client_id = sightings.client_id
+            AND same.run_seq = sightings.run_seq AND same.task_seq = sightings.task_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq AND same.counted = 1
+        ORDER BY sightings.run_seq {order} LIMIT 1),
+    (SELECT runs.id FROM sightings
+        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
+        WHERE sightings.client_id = tasks.client_id AND sightings.task_seq = tasks.seq
+        ORDER BY sightings.run_seq {order} LIMIT 1))"""
 
 
 def recompute_after_unlink(

@@ -25,17 +25,6 @@ from msgspec import Meta, Struct
 import findings_service as heart
 from findings_features import gate
 
-CSV = "text/csv"
-
-
-TASK_COLUMNS = (
-    *("id", "external_id", "title", "severity", "status", "reason", "assignee", "project_type", "target_url", "branch"),
-    *("run_id", "last_run_id", "created_at", "updated_at", "last_seen_at", "times_seen"),
-)
-# What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
-# the way there: white space, quotes, and signs that show nothing.
-FORMULA = regex.compile(r"[\s\p{QMark}\p{C}\p{DI}\u2800]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
-
 
 class ExportQuery(heart.TaskFilters):
     """Which part of a list of tasks that goes out in another form than JSON."""
@@ -235,6 +224,12 @@ class Lines:
         return text.encode()
 
 
+TASK_COLUMNS = (
+    *("id", "external_id", "title", "severity", "status", "reason", "assignee", "project_type", "target_url", "branch"),
+    *("run_id", "last_run_id", "created_at", "updated_at", "last_seen_at", "times_seen"),
+)
+
+
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
     writer = csv.writer(Lines(), lineterminator="\r\n")
@@ -244,9 +239,17 @@ def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     yield from map(writer.writerow, itertools.chain([header], rows))
 
 
+# What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
+# the way there: white space, quotes, and signs that show nothing.
+FORMULA = regex.compile(r"[\s\p{QMark}\p{C}\p{DI}\u2800]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
+
+
 def cell(value: str | int | None) -> str | int | None:
     """Return a value as a cell that no spreadsheet runs."""
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+CSV = "text/csv"
 
 
 def register() -> None:

@@ -68,9 +68,6 @@ class GateQuery(heart.Request):
     ) = None
 
 
-OFFENDERS_LISTED = 50
-
-
 def find_latest_on_main_line(connection: heart.Connection, client_id: str, run: heart.RunKey) -> heart.RunKey | None:
     """Return the main line's last completed run of a run's type and target that was created before it."""
     before = """project_type = ? AND target_url = ? AND status = 'completed' AND branch = '' AND seq < ?
@@ -144,6 +141,9 @@ def sort_out(run: heart.RunKey, counted: Iterable[tuple[str, int, bool, int]], f
         else:
             offenders += n
     return offenders, ignored
+
+
+OFFENDERS_LISTED = 50
 
 
 def select_offenders(

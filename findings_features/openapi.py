@@ -17,22 +17,15 @@ import findings_service as heart
 
 ERRORS_OF_ALL = (heart.InternalError, heart.StorageFull, heart.Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
-# In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
-ORDER = (*TAGS, "overview", "brief", "healthz", "metrics", "openapi.json")
 TAG = "What the answer is: another one as soon as anything in it is."
-EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
 WEAK_TAG = "Another one once anything of the client has changed."
-HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
-REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
 TEXT = {"type": "string"}
 ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
-ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
     "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
     "431": {"description": "There are a hundred headers or more, or they are too large. There is no body."},
 }
-PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
 
 
 def reference_to(models: Any, references: Mapping[Any, Any]) -> dict[str, Any]:
@@ -106,6 +99,13 @@ def described_refusal(
     return described
 
 
+EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has one of them."
+HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
+REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
+ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
+PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
+
+
 def described_parameters(each: heart.Operation) -> list[dict[str, Any]]:
     """Return the `parameters` of an operation."""
     parameters: list[dict[str, Any]] = [
@@ -174,6 +174,10 @@ def described_operation(each: heart.Operation, references: Mapping[Any, Any]) ->
         content |= {other: {"schema": {"type": "object"}} for other in each.formats if other != heart.JSON_TYPE}
         described["requestBody"] = {"required": True, "content": content}
     return described
+
+
+# In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
+ORDER = (*TAGS, "overview", "brief", "healthz", "metrics", "openapi.json")
 
 
 def place_of(each: heart.Operation) -> tuple[int, str]:

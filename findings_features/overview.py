@@ -77,14 +77,6 @@ class OverviewQuery(heart.Request):
     days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
 
 
-DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
-EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
-    WHEN from_status = to_status THEN NULL
-    WHEN to_status IN ('resolved', 'dismissed') THEN to_status
-    WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
-HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
-
-
 class Known(Struct, frozen=True, kw_only=True):
     """The tasks that the main line knows, or a branch, of all project types and targets or of one."""
 
@@ -131,6 +123,14 @@ def select_overview(connection: heart.Connection, client_id: str, query: Overvie
         by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
         days=select_days(connection, known, query.days),
     )
+
+
+DAY_EVENTS = ("created", "reopened", "resolved", "dismissed")
+EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
+    WHEN from_status = to_status THEN NULL
+    WHEN to_status IN ('resolved', 'dismissed') THEN to_status
+    WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
+HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
 
 
 def select_days(connection: heart.Connection, known: Known, days: int) -> list[Day]:

@@ -28,8 +28,6 @@ from findings_features import audit, backup
 Row = Sequence[Any]
 Shifts = Mapping[str, Mapping[str, int]]  # what is added to the seqs of a table, by client
 
-CACHE = 128 * 1024  # KiB for a file that is filled
-
 
 class Table(Struct, frozen=True):
     """A table of the schema. Columns are told by their places.
@@ -126,6 +124,9 @@ class Target(Place):
 
     def keep(self) -> None:
         """Make it durable, and let others see it."""
+
+
+CACHE = 128 * 1024  # KiB for a file that is filled
 
 
 class FileTarget(Target):

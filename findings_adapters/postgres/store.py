@@ -34,32 +34,9 @@ from findings_adapters.postgres import dialect
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
-OLDEST = 150000  # PostgreSQL 15
-POOL_SIZE = 16  # connections of a process: six processes fit below the 100 that a server takes by default
-CONNECT_TIME = 5  # seconds, for each host of the URL
-RECONNECTING = 5.0  # seconds for which the pool tries to connect again, before it waits for the next request
 STATEMENT_TIME = 30.0  # seconds that one statement may take
-IDLE_IN_TRANSACTION = 300.0  # seconds until the server ends one that nobody goes on with; 64 MiB take long to read
-SILENCE = 15.0  # seconds beyond those of a statement after which a server that says nothing is given up
-LOOK_AFTER = 10.0  # seconds that a connection was idle, after which the server is asked whether it is there
-LOOKING = 3.0  # seconds that it has to answer
-IDLE = 300.0  # seconds after which a connection that nobody needed is closed
-LIFETIME = 3600.0  # seconds; a new connection finds a server that was added behind a name, and gives memory back
-LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
-MANY_ROWS = 100  # that are stored at once, before which the server plans anew
 COUNTED_FIRST, COUNTED_AGAIN = 20_000, 8  # rows of a transaction, and times as many, behind which they are counted
-COUNTING = (  # but by one transaction of several, for as long as that takes; others are not warned
-    "SET LOCAL client_min_messages TO error",
-    "ANALYZE (SKIP_LOCKED) tasks, task_details, sightings",
-    "SET LOCAL client_min_messages TO notice",
-)
-BULKY_ROWS = 5  # rows of what is large that are read at once
-SHOWN = ("host", "port", "user", "dbname", "options")  # parameters of a URL that messages may show
-LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
-NO_TEXT = "\1"  # stands for U+0000, which no text of PostgreSQL's has: only ids and names of a path may
 NO_SCHEMA, NO_RIGHT, READ_ONLY, TIMED_OUT, TOO_LONG = "3F000", "42501", "25006", "57014", "54000"
-# An index has rows of up to 2,704 bytes, after compression (https://www.postgresql.org/docs/15/btree-implementation.html).
-TOO_LONG_TOGETHER = "targetUrl, branch and externalId may have some 2,500 bytes of UTF-8 together in this database"
 LOST = ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "40003")  # the server ends the connection
 IN_USE = "55P03"
 BUSY = {
@@ -76,7 +53,6 @@ FULL = {
     "XX001": "it is damaged",
     "XX002": "it is damaged",
 }
-UNREACHED = "The database cannot be reached, or all connections to it are in use"
 UNDONE = ("40001", "40P01")  # by the server, because of what others wrote
 
 Told = TypeVar("Told")
@@ -101,6 +77,10 @@ class NobodyKnows(heart.Busy):
 def is_lost(error: psycopg.Error) -> bool:
     """Tell whether an error says that a connection is gone."""
     return error.sqlstate in LOST or (error.sqlstate is None and isinstance(error, psycopg.OperationalError))
+
+
+# An index has rows of up to 2,704 bytes, after compression (https://www.postgresql.org/docs/15/btree-implementation.html).
+TOO_LONG_TOGETHER = "targetUrl, branch and externalId may have some 2,500 bytes of UTF-8 together in this database"
 
 
 def known_failure(error: psycopg.Error) -> Exception:
@@ -138,11 +118,19 @@ def complaint(error: psycopg.Error) -> str:
 # Where the database is
 
 
+POOL_SIZE = 16  # connections of a process: six processes fit below the 100 that a server takes by default
+
+
 class Ours(Struct):
     """The parameters of a URL that are for us alone."""
 
     pool_size: Annotated[int, Meta(ge=1, le=1000)] = POOL_SIZE
     prepare: Literal["on", "off"] = "on"
+
+
+CONNECT_TIME = 5  # seconds, for each host of the URL
+IDLE_IN_TRANSACTION = 300.0  # seconds until the server ends one that nobody goes on with; 64 MiB take long to read
+SHOWN = ("host", "port", "user", "dbname", "options")  # parameters of a URL that messages may show
 
 
 class Address(NamedTuple):
@@ -209,6 +197,11 @@ class PostgresCursor(psycopg.RawCursor[tuple[Any, ...]]):
         if pipe := typing.cast(Link, self.connection).pipe:
             pipe.sync()
         return super().rowcount
+
+
+SILENCE = 15.0  # seconds beyond those of a statement after which a server that says nothing is given up
+LOOK_AFTER = 10.0  # seconds that a connection was idle, after which the server is asked whether it is there
+LOOKING = 3.0  # seconds that it has to answer
 
 
 class Link(psycopg.Connection[tuple[Any, ...]]):
@@ -281,7 +274,15 @@ class Link(psycopg.Connection[tuple[Any, ...]]):
         return not self.closed
 
 
-ABANDONED: list[object] = []  # what a parent has open, which is never closed here
+LIST_SHARE = 4  # times that what is at work for a list may take on the server; others are served there, too
+MANY_ROWS = 100  # that are stored at once, before which the server plans anew
+COUNTING = (  # but by one transaction of several, for as long as that takes; others are not warned
+    "SET LOCAL client_min_messages TO error",
+    "ANALYZE (SKIP_LOCKED) tasks, task_details, sightings",
+    "SET LOCAL client_min_messages TO notice",
+)
+BULKY_ROWS = 5  # rows of what is large that are read at once
+NO_TEXT = "\1"  # stands for U+0000, which no text of PostgreSQL's has: only ids and names of a path may
 
 
 class PostgresConnection(heart.Connection):
@@ -396,6 +397,15 @@ class PostgresConnection(heart.Connection):
         if self.in_transaction:
             self.send("SET LOCAL statement_timeout TO 0")
             self.link.patience = float("inf")
+
+
+OLDEST = 150000  # PostgreSQL 15
+RECONNECTING = 5.0  # seconds for which the pool tries to connect again, before it waits for the next request
+IDLE = 300.0  # seconds after which a connection that nobody needed is closed
+LIFETIME = 3600.0  # seconds; a new connection finds a server that was added behind a name, and gives memory back
+LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
+UNREACHED = "The database cannot be reached, or all connections to it are in use"
+ABANDONED: list[object] = []  # what a parent has open, which is never closed here
 
 
 class PostgresDatabase(heart.Database):

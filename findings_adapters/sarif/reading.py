@@ -24,7 +24,6 @@ from msgspec import Meta, Raw, Struct
 import findings_service as heart
 
 SARIF = "application/sarif+json"
-VERSION = "2.1.0"
 OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
 
 # ---------------------------------------------------------------------------
@@ -245,21 +244,11 @@ class Result(Part, frozen=True):
 # Texts
 # ---------------------------------------------------------------------------
 
-TITLE_LENGTH = 500  # characters, like the next
-LABEL_LENGTH = 500
-NAME_LENGTH = 500  # of a rule or tool in the extensions
 PATH_LENGTH = 4096
-URI_LENGTH = 4 * PATH_LENGTH  # a path with all signs escaped
-TAGS = 40
-TAG_LENGTH = 200
-RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
 DESCRIPTION = 64 * heart.KIB
-SNIPPET = 256 * heart.KIB
 MESSAGE_LENGTH = 2 * DESCRIPTION  # characters that are looked at
-MOST_LOCATIONS = 100
 MOST_PLACEHOLDERS = 100  # of a message, that are filled
 ARGUMENT_LENGTH = 4096  # characters, like the path of a file
-LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
 
 
@@ -304,21 +293,9 @@ def whole(number: float | None, least: int = 0) -> int | None:
 # ---------------------------------------------------------------------------
 
 MOST_OBJECTS = 4_000_000  # in a document, so that what is only counted stays within 100 MB
-RESULT_SIZE = 128  # bytes of the body limit for each result that may come
-LARGE_PIECE = heart.KIB * heart.KIB  # one may have too many values to be read at once
 SMALL_PIECE = 64 * heart.KIB  # one is looked through for all that is wrong with it
-MOST_PROBLEMS = 10_000
-# What all findings of a document may weigh, as a multiple of the body limit: rules are said once in it, and stored
-# with each finding. What each finding has of its own weighs more, for it is held in memory.
-WEIGHT = 16
-OWN_WEIGHT = 4
 REFUSAL = re.compile(r"(?P<detail>.*) - at `\$(?P<path>.*)`", re.DOTALL)
-NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # bandit writes one for '\x00'
 STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # dict entries are `[...]`: which one, msgspec does not say
-NO_RESULTS = "must be an array, empty for a clean scan; a run without results is a scanner that failed"
-NO_RUNS = "must hold a run at least; a document without is a scanner that failed"
-NO_TOOL = "is required: the tool's name, tool.driver.name, is a part of what a finding is known by"
-NO_WORDS = "is required, as a text, markdown or an id that stands for one, where a result has no rule"
 NO_ROOM = "from here on the findings are too large, each with what its rule says; send them in parts"
 
 Read = TypeVar("Read")
@@ -355,6 +332,15 @@ def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Probl
     known = match["path"].partition("[...]")[0]
     steps = [name or number for name, number in STEP.findall(known)]
     return heart.Problem(heart.truncate(match["detail"]), heart.json_pointer(steps, pointer))
+
+
+RESULT_SIZE = 128  # bytes of the body limit for each result that may come
+LARGE_PIECE = heart.KIB * heart.KIB  # one may have too many values to be read at once
+MOST_PROBLEMS = 10_000
+# What all findings of a document may weigh, as a multiple of the body limit: rules are said once in it, and stored
+# with each finding. What each finding has of its own weighs more, for it is held in memory.
+WEIGHT = 16
+OWN_WEIGHT = 4
 
 
 class Reading:
@@ -466,12 +452,14 @@ class Items(typing.Generic[Read]):
 # Paths
 # ---------------------------------------------------------------------------
 
-KEPT = 4096  # paths or rules that are looked up once
 CHAIN = 32  # bases that stand on each other
 ROOT = "%SRCROOT%"  # the base that is taken before others where a path is below several
 DRIVE = re.compile(r"/?([A-Za-z]:(?:/.*)?)", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one is a drive
 ABSOLUTE = re.compile(r"/|[A-Za-z]:(?:/|\Z)|[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+URI_LENGTH = 4 * PATH_LENGTH  # a path with all signs escaped
 
 
 def path_of_uri(uri: str | None) -> str:
@@ -533,9 +521,7 @@ class Paths:
 # Rules
 # ---------------------------------------------------------------------------
 
-PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
 SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.0, "low"))  # security-severity, from or over which
-SEVERITY_OF_LEVEL = {"error": "high", "warning": "medium", "note": "low", "none": "info"}
 
 
 def scored(properties: Properties | None) -> int | None:
@@ -586,6 +572,10 @@ class RuleList(Items[Rule]):
                 for key in filter(None, (rule.id, rule.guid)):
                     self.places.setdefault(key, place)
         return self.places.get(name)
+
+
+RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
+PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
 
 
 class Rules:
@@ -675,7 +665,10 @@ class Rules:
 
 # What Semgrep says in place of a fingerprint to those who are not logged in: the same of every result.
 NO_FINGERPRINTS = ("requires login",)
-EXTERNAL_ID_LENGTH = 256
+
+
+LABEL_LENGTH = 500
+SNIPPET = 256 * heart.KIB
 
 
 class Place(Struct, gc=False):
@@ -721,16 +714,34 @@ def identity_of(result: Result, tool: str, rule_id: str, place: Place) -> str:
     return hashlib.sha256(msgspec.json.encode((tool, rule_id or None, *known_by))).hexdigest()[:40]
 
 
+EXTERNAL_ID_LENGTH = 256
+
+
 def our_id(result: Result) -> str | None:
     """Return the external id that a result had when this service wrote it."""
     value = (result.fingerprints or {}).get(OURS)
     return value if value and len(value) <= EXTERNAL_ID_LENGTH else None
 
 
+SEVERITY_OF_LEVEL = {"error": "high", "warning": "medium", "note": "low", "none": "info"}
+
+
 def severity_of(result: Result, rule: KnownRule) -> int:
     """Return the severity of a result, as the rank that is stored (3.27.10, and GitHub's security-severity)."""
     level = result.level or ("none" if result.kind not in (None, "fail") else rule.level or "warning")
     return scored(result.properties) or rule.rank or heart.RANKS[SEVERITY_OF_LEVEL[level]]
+
+
+TITLE_LENGTH = 500  # characters, like the next
+NAME_LENGTH = 500  # of a rule or tool in the extensions
+TAGS = 40
+TAG_LENGTH = 200
+MOST_LOCATIONS = 100
+LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
+NO_RESULTS = "must be an array, empty for a clean scan; a run without results is a scanner that failed"
+NO_TOOL = "is required: the tool's name, tool.driver.name, is a part of what a finding is known by"
+NO_WORDS = "is required, as a text, markdown or an id that stands for one, where a result has no rule"
+KEPT = 4096  # paths or rules that are looked up once
 
 
 class RunReading:
@@ -851,6 +862,9 @@ class RunReading:
         return msgspec.json.encode({name: value for name, value in known.items() if value}).decode()
 
 
+NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # bandit writes one for '\x00'
+
+
 def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     """Read a SARIF document as the findings that it tells of, and note what is wrong with it.
 
@@ -865,6 +879,10 @@ def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     read_log(reading, text)
     reading.parsed.complete = not reading.is_over
     return reading.parsed
+
+
+VERSION = "2.1.0"
+NO_RUNS = "must hold a run at least; a document without is a scanner that failed"
 
 
 def read_log(reading: Reading, text: bytes) -> None:

@@ -15,14 +15,8 @@ import findings_service as heart
 from findings_adapters.sarif.reading import DRIVE, OURS, RULE_TEXT, SCHEME, VERSION, Read, cut, cut_bytes, whole
 from findings_features import exports
 
-LEVELS = {"critical": "error", "high": "error", "medium": "warning", "low": "note", "info": "none"}
-SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "2.0"}
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 DRIVER = "Findings Task Service"
-LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
-PATH_SIGNS = "/!$&'()*+,;=@~"  # that a path may hold as they are; a colon might end a scheme
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
-RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
 
 
 class Written(Struct):
@@ -87,6 +81,9 @@ def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
     return whole(value, 1) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
+
+
 def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     """Return a rule as the first of its tasks tells of it, with all that code scanning asks for."""
     full = cut_bytes(task.description or task.title, RULE_TEXT)
@@ -102,6 +99,10 @@ def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
     return [{**rule.descriptor, **severity_marks(heart.SEVERITIES[-rule.severity])} for rule in rules.values()]
 
 
+LEVELS = {"critical": "error", "high": "error", "medium": "warning", "low": "note", "info": "none"}
+SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "2.0"}
+
+
 def severity_marks(severity: str) -> dict[str, Any]:
     """Return what tells code scanning how severe the results of a rule are."""
     marks: dict[str, Any] = {"defaultConfiguration": {"level": LEVELS[severity]}}
@@ -113,6 +114,9 @@ def severity_marks(severity: str) -> dict[str, Any]:
 Where = tuple[str, int | None, int | None]  # a path or URI, and its lines as far as they are known
 
 
+LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
+
+
 def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable[heart.Evidence]) -> Where:
     """Return where a task is: code scanning wants to know of each."""
     if file := word_in(extensions, "file"):
@@ -121,6 +125,9 @@ def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable
         if match := LABELLED.fullmatch(item.label or ""):
             return match["path"], int(match["line"]), None
     return task.target_url or task.project_type, None, None
+
+
+PATH_SIGNS = "/!$&'()*+,;=@~"  # that a path may hold as they are; a colon might end a scheme
 
 
 def uri_of(path: str) -> str:
@@ -191,6 +198,9 @@ def bag_of(task: heart.Task) -> dict[str, Any]:
         "extensions": task.extensions,
     }
     return {**marks, OURS: ours}
+
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
 def write_sarif(listed: Iterator[exports.ListedTask]) -> Iterator[bytes]:

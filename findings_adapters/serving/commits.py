@@ -18,13 +18,6 @@ from msgspec import Struct
 import findings_service as heart
 from findings_features import deletion
 
-MAINTENANCE_PAUSE = 2.0  # seconds between two turns of it
-FORGETTING = 600.0  # seconds between two searches for runs that are too old
-SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
-GATHERING = 0.1  # of the time that a COMMIT takes
-GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
-
-
 LAST_WORDS = 0.5  # seconds that there are to say why a process ends
 
 
@@ -61,6 +54,11 @@ class Write(Struct, eq=False):
     future: asyncio.Future[heart.Answer]
     until: float
     answer: Any = None
+
+
+MAINTENANCE_PAUSE = 2.0  # seconds between two turns of it
+FORGETTING = 600.0  # seconds between two searches for runs that are too old
+SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 
 
 def maintenance_steps(database: heart.Database) -> Iterator[float]:
@@ -103,6 +101,10 @@ def apply(pending: heart.PendingWrite, connection: heart.Connection) -> heart.An
     """Store a write wholly, or not at all, in the transaction of its group."""
     with connection.savepoint():
         return pending.apply(connection)
+
+
+GATHERING = 0.1  # of the time that a COMMIT takes
+GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
 
 
 class CommitScheduler:

@@ -21,12 +21,6 @@ from typing import Any, NoReturn
 import findings_service as heart
 from findings_adapters.serving import commits, rsgi
 
-MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
-OWN_FILES = 60  # that the process itself has open, its documents and their pipes among them
-LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
-HEADER_TIMEOUT = 5  # seconds
-
-
 WAITING_LINES = 10_000  # of the access log
 LAST_LINES = 1.0  # seconds that there are to write them at the end
 
@@ -80,6 +74,10 @@ def announce(host: str, port: int, greeting: Callable[[], object], ended: thread
                 return
 
 
+MOST_CONNECTIONS = 2048  # at granian's defaults, 300 half-open connections stall it
+OWN_FILES = 60  # that the process itself has open, its documents and their pipes among them
+
+
 def most_connections() -> int:
     """Return how many connections to take at once; further ones wait with the system.
 
@@ -101,6 +99,10 @@ def pipe_of_signals() -> int:
     for name in heart.STOPPING:
         signal.signal(name, lambda *_: None)
     return listened
+
+
+LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
+HEADER_TIMEOUT = 5  # seconds
 
 
 async def serve_until_stopped(

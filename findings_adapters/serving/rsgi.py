@@ -22,17 +22,6 @@ from typing import Any, TypeVar
 import findings_service as heart
 from findings_adapters.serving import commits
 
-SMALL_BODY = 16 * heart.KIB  # bytes of a body that is read before anything about its request is known
-BODIES_HELD = 2  # times the largest body there may be, of all large ones together
-UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
-UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
-
-
-SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
-# For what takes long elsewhere; a client has one of each at most.
-POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1}
-OTHERS_WAIT = "The database has not answered others yet"
-
 
 class BodyBudget:
     """Bounds the bytes of all large bodies that are here at once, and those of one client to half of it.
@@ -100,6 +89,9 @@ def without_body(answer: heart.Answer) -> heart.Answer:
     return heart.Answer(answer.status, {**length, **answer.headers})
 
 
+SMALL_BODY = 16 * heart.KIB  # bytes of a body that is read before anything about its request is known
+
+
 class IncomingBody:
     """The body of a request, on its way from the client.
 
@@ -141,6 +133,9 @@ class IncomingBody:
 Result = TypeVar("Result")
 
 
+OTHERS_WAIT = "The database has not answered others yet"
+
+
 class Threads:
     """Some threads for what takes long, of which a client has no more than a share at once.
 
@@ -169,6 +164,14 @@ class Threads:
     def stop(self) -> None:
         """End the threads, once what they do is done."""
         self._threads.shutdown()
+
+
+BODIES_HELD = 2  # times the largest body there may be, of all large ones together
+UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
+UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
+SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
+# For what takes long elsewhere; a client has one of each at most.
+POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1}
 
 
 class RSGIApp:
