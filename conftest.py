@@ -1,19 +1,80 @@
-"""Which engine the tests run on, and what is to be done for that before them and behind them."""
+"""The fixtures of all tests, which engine these run on, and what that needs before them and behind them."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("tests.engines", "tests.postgres_server", "tests.statements")
+ALONE = os.environ.get("FINDINGS_TEST_HOUSE") == "alone"
+if ALONE:  # the module and its schema, with nothing beside them
+    house = tempfile.TemporaryDirectory(prefix="findings-alone-")
+    for name in ("findings_service.py", "schema.sql"):
+        shutil.copy(Path(__file__).parent / name, house.name)
+    sys.path.insert(0, house.name)
+
+pytest.register_assert_rewrite("tests.engines", "tests.postgres_server", "tests.statements", "tests.support")
 
 from tests import engines  # noqa: E402
 from tests.engines import _databases  # noqa: E402
+from tests.postgres_server import own_server, postgres  # noqa: E402
 from tests.statements import Collector  # noqa: E402
+from tests.support import (  # noqa: E402
+    _no_settings,
+    _url_builders,
+    aged,
+    agent,
+    app,
+    besieged,
+    client,
+    document,
+    group,
+    guest,
+    host,
+    hostile_key,
+    hurried,
+    lines,
+    make_app,
+    new_database,
+    run,
+    serve,
+    server,
+    survey,
+    unhurried,
+)
 
-__all__ = ["_databases"]
+__all__ = [
+    "_databases",
+    "_no_settings",
+    "_url_builders",
+    "aged",
+    "agent",
+    "app",
+    "besieged",
+    "client",
+    "document",
+    "group",
+    "guest",
+    "host",
+    "hostile_key",
+    "hurried",
+    "lines",
+    "make_app",
+    "new_database",
+    "own_server",
+    "postgres",
+    "run",
+    "serve",
+    "server",
+    "survey",
+    "unhurried",
+]
 
 STOP = pytest.StashKey[Callable[[], object]]()
 COLLECTOR = pytest.StashKey[Collector]()
@@ -33,11 +94,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is about SQLite itself, where another engine keeps the data."""
-    if engines.ON_POSTGRES:
-        for item in items:
-            if item.get_closest_marker("sqlite"):
-                item.add_marker(pytest.mark.skip(reason="about SQLite itself"))
+    """Leave out what is about SQLite itself where another engine keeps the data, and what needs absent parts."""
+    for item in items:
+        if engines.ON_POSTGRES and item.get_closest_marker("sqlite"):
+            item.add_marker(pytest.mark.skip(reason="about SQLite itself"))
+        if ALONE and item.get_closest_marker("parts"):
+            item.add_marker(pytest.mark.skip(reason="needs parts beside the module"))
 
 
 @pytest.hookimpl(tryfirst=True)

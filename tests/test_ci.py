@@ -31,8 +31,8 @@ from findings_adapters import client as client_module
 from findings_adapters.ci import Place, place_of
 from findings_adapters.client import Local, Service
 from findings_features.exports import ExportQuery
-from test_findings_service import API, HERE, PROGRAM, Server, cases, environment, heed_signals
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
+from tests.support import API, HERE, PROGRAM, Server, cases, environment, heed_signals
 
 __all__ = ["fake"]
 

@@ -38,8 +38,8 @@ from findings_adapters.client import (
     fingerprint,
     stoppable,
 )
-from test_findings_service import LISTENING, PROGRAM, Server, cases, start_process, task
 from tests.engines import absence_of, busy_error, db_at, name_of
+from tests.support import LISTENING, PROGRAM, Server, cases, start_process, task
 
 Reply = tuple[int, dict[str, str], bytes]
 GAVE_UP = 504  # what a gateway answers though the work may be done

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from findings_adapters.client import Remote, Service
-from test_findings_service import HERE, Server
+from tests.support import HERE, Server
 
 SCRIPT = HERE / "examples" / "failover.py"
 

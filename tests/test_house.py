@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import findings_service as heart
-from test_findings_service import API, HERE, Answer, assert_problem, cases, environment, start_process, task
+from tests.support import API, HERE, Answer, assert_problem, cases, environment, start_process, task
 
 FOLDERS = ("findings_features", "findings_adapters")
 PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.py"))

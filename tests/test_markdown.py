@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 
 import findings_service as heart
 from findings_features.brief import Brief, KnownFinding
-from test_findings_service import API, Server, task
+from tests.support import API, Server, task
 
 heart.load_parts()
 

@@ -38,7 +38,8 @@ import findings_service as heart
 from findings_adapters.client import Remote, Service, hurried, in_camel_case
 from findings_adapters.mcp import server as mcp_server
 from findings_features import openapi
-from test_findings_service import (
+from tests.engines import absence_of, db_at, locked, name_of, placed
+from tests.support import (
     API,
     HERE,
     KEY,
@@ -52,7 +53,6 @@ from test_findings_service import (
     start_process,
     task,
 )
-from tests.engines import absence_of, db_at, locked, name_of, placed
 
 TARGET = "https://shop.example/"
 READING = {"read_brief", "check_gate", "list_findings", "read_finding", "read_history"}

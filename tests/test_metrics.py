@@ -28,7 +28,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import findings_service
 from findings_adapters import metrics
 from findings_service import ConfigurationError, Settings, create_app, create_blueprint
-from test_findings_service import (
+from tests.engines import ON_POSTGRES, db_at, locked
+from tests.support import (
     API,
     HERE,
     LISTENING,
@@ -45,7 +46,6 @@ from test_findings_service import (
     table_rows,
     task,
 )
-from tests.engines import ON_POSTGRES, db_at, locked
 
 Figures = dict[tuple[Any, ...], float]
 TASKS = f"{API}/tasks"

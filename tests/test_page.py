@@ -26,7 +26,7 @@ except ImportError:
 
 import findings_service as heart
 from findings_adapters import page as room
-from test_findings_service import (
+from tests.support import (
     API,
     HERE,
     KEY,

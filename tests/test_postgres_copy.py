@@ -21,7 +21,8 @@ import pytest
 import findings_service as heart
 from findings_adapters.postgres import copying
 from findings_features import audit
-from test_findings_service import (
+from tests.postgres_server import Databases, name_in
+from tests.support import (
     API,
     HERE,
     Client,
@@ -34,7 +35,6 @@ from test_findings_service import (
     heed_signals,
     task,
 )
-from tests.postgres_server import Databases, name_in
 
 pytestmark = pytest.mark.sqlite  # both engines are in each of these tests, and a file at one end
 TABLES = copying.read_tables()

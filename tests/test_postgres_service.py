@@ -23,9 +23,9 @@ import pytest
 import bench
 import findings_service as heart
 from findings_features import audit
-from test_findings_service import API, IMPORTING, PROGRAM, Answer, Server
 from tests.postgres_server import PORT, USER, Databases, PostgresServer, name_in
 from tests.slow_network import SlowNetwork, slow_network
+from tests.support import API, IMPORTING, PROGRAM, Answer, Server
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 

@@ -35,7 +35,7 @@ import pytest
 from hypothesis import strategies as st
 
 import findings_service as heart
-from test_findings_service import API, HERE, Client, Server, assert_problem, cases, client_of, memory_of, task
+from tests.support import API, HERE, Client, Server, assert_problem, cases, client_of, memory_of, task
 
 heart.load_parts()
 

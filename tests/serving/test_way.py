@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from test_findings_service import API, Server, task
+from tests.support import API, Server, task
 
 STEPS = ["Call.open", "Call.read", "Call.check", "PendingWrite.apply"]
 MOST = {"batch": 84, "update": 68}  # functions of ours

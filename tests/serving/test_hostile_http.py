@@ -1,0 +1,237 @@
+"""Clients that mean no good, and those that go wrong."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.engines import locked
+from tests.support import (
+    API,
+    KIB,
+    PROGRAM,
+    Server,
+    another_client,
+    assert_refused,
+    cases,
+    half_open,
+    raw_request,
+    speak,
+    start_process,
+    status_of,
+)
+
+
+@pytest.fixture(scope="module")
+def slow_headers(besieged: Server) -> Iterator[socket.socket]:
+    """A connection whose request never gets on."""
+    with socket.create_connection(("127.0.0.1", besieged.port), timeout=15) as connection:
+        connection.sendall(b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc")
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[tuple[int, float]]]:
+    """A server that is told to stop while connections hang: how it ended, and after how many seconds."""
+    db = tmp_path_factory.mktemp("stopping") / "stopping.db"
+    line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
+    server = start_process(line, db, r"curl .*\n", FINDINGS_BODY_TIMEOUT="3")
+
+    def stop() -> tuple[int, float]:
+        began = time.monotonic()
+        return server.stop(), time.monotonic() - began
+
+    with (
+        half_open(server, 20, b""),
+        half_open(server, 20, b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"),
+        half_open(server, 20, server.head_of(f"{API}/runs", 1000) + b"{"),
+        half_open(server, 20, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        half_open(server, 20, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        time.sleep(0.2)
+        stopped = pool.submit(stop)
+        yield stopped
+        stopped.result()
+
+
+def test_half_open_connections_hold_nobody_up(besieged: Server, slow_headers: Any, stopping: Any) -> None:
+    with (
+        half_open(besieged, 300, b""),
+        half_open(besieged, 150, b"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-"),
+        half_open(besieged, 50, besieged.head_of(f"{API}/runs", 100) + b"{"),
+        another_client(besieged, 2.0),
+    ):
+        for _ in range(20):
+            assert besieged.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
+
+
+def test_a_slow_body_is_given_up(besieged: Server) -> None:
+    with half_open(besieged, 20, besieged.head_of(f"{API}/runs", 100) + b"{") as connections:
+        with another_client(besieged, 2.0), suppress(OSError):
+            for _ in range(15):
+                time.sleep(0.05)
+                connections[0].sendall(b" ")
+        for connection in connections:
+            assert b"malformed_json" in connection.recv(65536)
+
+
+BOTH_LENGTHS = cases(
+    chunked_last=("Content-Length: 5", "Transfer-Encoding: chunked"),
+    chunked_first=("Transfer-Encoding: chunked", "Content-Length: 62"),
+)
+
+
+@pytest.mark.parametrize("headers", [pytest.param(case.values, id=case.id) for case in BOTH_LENGTHS])
+def test_a_request_with_both_lengths_is_one_request(besieged: Server, headers: tuple[str, ...]) -> None:
+    hidden = raw_request(besieged, "POST", f"{API}/project-types", b'{"name": "smuggled"}')
+    for body in (b"14\r\n" + b'{"name": "twofold"} ' + b"\r\n0\r\n\r\n", b"0\r\n\r\n"):
+        heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers) + hidden)
+        assert heard.count(b"HTTP/1.1 ") <= 1
+        assert status_of(heard) in (0, 200, 201, 400)
+    assert besieged.request("GET", f"{API}/project-types/smuggled").status_code == 404
+
+
+NEW_TYPE = b'{"name": "smuggled"}'
+CUT = b'{"name": "smuggled" '
+LIES = cases(
+    too_short=(NEW_TYPE, "Content-Length: 5"),
+    too_long=(NEW_TYPE, "Content-Length: 500"),
+    negative=(NEW_TYPE, "Content-Length: -1"),
+    no_number=(NEW_TYPE, "Content-Length: all"),
+    signed=(NEW_TYPE, "Content-Length: +20"),
+    enormous=(NEW_TYPE, f"Content-Length: {10**30}"),
+    over_the_limit=(NEW_TYPE, f"Content-Length: {10**9}"),
+    two_different=(NEW_TYPE, "Content-Length: 20", "Content-Length: 5"),
+    unknown_coding=(NEW_TYPE, "Transfer-Encoding: gzip"),
+    coded_twice=(b"14\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", "Transfer-Encoding: chunked, identity"),
+    bad_chunks=(b"zz\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+    unending_chunks=(b"14\r\n" + CUT + b"\r\n", "Transfer-Encoding: chunked"),
+    cut_chunk=(b"ff\r\n" + CUT, "Transfer-Encoding: chunked"),
+    enormous_chunk=(b"f" * 30 + b"\r\n" + CUT, "Transfer-Encoding: chunked"),
+)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["open", "ended"])
+@pytest.mark.parametrize("row", [pytest.param(case.values, id=case.id) for case in LIES])
+def test_a_lie_about_the_length_is_refused_and_stores_nothing(besieged: Server, row: Any, ends: bool) -> None:
+    body, *headers = row
+    with another_client(besieged, 2.0):
+        heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers), ends=ends)
+    assert_refused(heard)
+    assert besieged.request("GET", f"{API}/project-types/smuggled").status_code == 404
+
+
+def test_an_oversized_chunked_body_is_refused_before_its_end(server: Server) -> None:
+    server.start_run()
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    text = raw_request(server, "POST", f"{API}/project-types", NEW_TYPE, "Transfer-Encoding: chunked")
+    with (
+        another_client(server, 2.0),
+        socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection,
+    ):
+        connection.sendall(text.removesuffix(NEW_TYPE))
+        with suppress(OSError):
+            for _ in range(17):
+                connection.sendall(chunk)
+        assert b" 413 " in connection.recv(65536)
+
+
+STRANGE = cases(
+    no_path=b"GET\r\n\r\n",
+    other_version=b"GET / HTTP/9.9\r\n\r\n",
+    no_host=b"GET /api/v1/tasks HTTP/1.1\r\nConnection: close\r\n\r\n",
+    no_colon=b"GET / HTTP/1.1\r\nHost: x\r\nnonsense\r\n\r\n",
+    nul=b"GET / HTTP/1.1\r\nHost: x\r\nA: \0\r\n\r\n",
+    long_header=b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 2_000_000 + b"\r\n\r\n",
+    long_path=b"GET /" + b"x" * 2_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    many_headers=b"GET / HTTP/1.1\r\n" + b"".join(b"A%d: 1\r\n" % n for n in range(10_000)) + b"\r\n",
+    chunked_1_0=b"POST /api/v1/runs HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    proxy=b"GET http://other.example/api/v1/tasks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    options=b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    connect=b"CONNECT other.example:80 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    brew=b"BREW /api/v1/tasks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    key_no_utf8=b"GET /api/v1/tasks HTTP/1.1\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n",
+    tls=bytes.fromhex("16030100c8010000c40303") + bytes(range(200)),
+    http_2=b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(range(100, 200)),
+    noise=random.Random(1).randbytes(5000),
+)
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_what_is_no_request_of_ours_is_refused(besieged: Server, text: bytes) -> None:
+    with another_client(besieged, 2.0):
+        assert_refused(speak(besieged, text))
+
+
+STRANGE_HEADERS = cases(
+    no_utf8="Cookie: \xff\xfe\r\nAccept: \xff\r\nX-Forwarded-For: \xff\r\nIf-None-Match: \xff",
+    spoofed="Script-Name: /evil\r\nPath-Info: /x\r\nWsgi.Input: 1\r\nQuery-String: a=b\r\nX-HTTP-Method-Override: PUT",
+    conditional="Range: bytes=0-1\r\nIf-Match: *\r\nIf-Modified-Since: Sat, 21 Nov 2026 00:00:00 GMT",
+    expectation="Expect: 100-continue",
+    strange_expectation="Expect: a miracle",
+)
+
+
+@pytest.mark.parametrize("headers", STRANGE_HEADERS)
+def test_strange_headers_change_nothing(besieged: Server, headers: str) -> None:
+    plain, strange = (raw_request(besieged, "GET", f"{API}/project-types", b"", *more) for more in ((), (headers,)))
+    heard = [speak(besieged, text) for text in (plain, strange.decode().encode("latin-1"))]
+    assert [status_of(each) for each in heard] == [200, 200]
+    assert heard[0].split(b"\r\n\r\n")[1] == heard[1].split(b"\r\n\r\n")[-1]
+
+
+def test_a_request_whose_headers_never_end_is_given_up(besieged: Server, slow_headers: socket.socket) -> None:
+    with suppress(ConnectionResetError):
+        assert not slow_headers.recv(1) or slow_headers.recv(65536)
+
+
+def test_a_stop_waits_for_half_open_connections_but_not_for_long(stopping: Future[tuple[int, float]]) -> None:
+    code, seconds = stopping.result(20)
+    assert code == 0
+    assert seconds < 13
+
+
+@pytest.mark.parametrize("headers", [["Content-Length: 20000"], ["Transfer-Encoding: chunked"]])
+def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Server, headers: list[str]) -> None:
+    server.start_run()
+    with locked(server.db), socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall("\r\n".join(["GET /healthz HTTP/1.1", "Host: x", *headers, "\r\n"]).encode())
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert server.request("GET", f"{API}/runs").status_code == 200
+        assert time.monotonic() - began < 1
+
+
+BEFORE_THE_BODY = cases(
+    path=("POST", "/nowhere", {}, 404),
+    method=("PUT", f"{API}/runs", {}, 405),
+    key=("POST", f"{API}/runs", {"Authorization": "Bearer fts_no"}, 401),
+    level=("PUT", f"{API}/project-types/web", {}, 403),
+    size=("POST", f"{API}/runs", {"Content-Length": str(17 * KIB * KIB)}, 413),
+    chunked=("POST", f"{API}/runs", {"Transfer-Encoding": "chunked", "Authorization": "Bearer fts_no"}, 401),
+    kind=("POST", f"{API}/runs", {"Content-Type": "text/plain"}, 415),
+    encoding=("POST", f"{API}/runs", {"Content-Encoding": "gzip"}, 415),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "status"), BEFORE_THE_BODY)
+def test_what_can_be_judged_before_a_large_body_is(
+    besieged: Server, hostile_key: str, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    sent = {"Host": "x", "Authorization": f"Bearer {hostile_key}", "Content-Type": "application/json"} | headers
+    if "Transfer-Encoding" not in sent:
+        sent.setdefault("Content-Length", "1000000")
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
+    with socket.create_connection(("127.0.0.1", besieged.port), timeout=5) as connection:
+        connection.sendall("\r\n".join([*lines, "\r\n"]).encode())
+        heard = connection.recv(65536)  # although none of the body was sent
+    assert status_of(heard) == status
+    assert b"connection: close" in heard.lower()

@@ -1,0 +1,253 @@
+"""Several processes on one file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import findings_service
+from findings_service import create_app
+from tests.engines import db_at, faults_of, look_into
+from tests.support import (
+    API,
+    HERE,
+    LISTENING,
+    Server,
+    assert_storage_problem,
+    cases,
+    command,
+    contents_of,
+    database_of,
+    invoke,
+    program_with,
+    put_back,
+    refused_everywhere,
+    task,
+    took_away,
+)
+
+# ---------------------------------------------------------------------------
+# Repeated requests
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_same_request_many_times_at_once_creates_once(serve: Callable[..., Server], workers: int) -> None:
+    server = serve("--workers", str(workers))
+    run, headers = server.start_run(), {"Idempotency-Key": "k"}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(
+                lambda _: server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task()] * 20}, **headers),
+                range(24),
+            )
+        )
+    assert len({(answer.status_code, answer.data) for answer in answers}) == 1
+    assert server.request("GET", f"{API}/tasks").json["total"] == 20
+
+
+# ---------------------------------------------------------------------------
+# Storage that fails
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched(
+    serve: Callable[..., Server], workers: int
+) -> None:
+    server = serve("--workers", str(workers), program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
+    path = f"{API}/runs/{server.start_run()}/tasks"
+    for _ in range(5):
+        assert server.request("POST", path, task()).status_code == 201
+    took_away(server.db)
+    before = contents_of(server.db.parent)
+    for _ in range(4 * workers):
+        refused_everywhere(server.request)
+    assert contents_of(server.db.parent) == before
+    log, deadline = next(server.db.parent.glob("*.log")), time.monotonic() + 10
+    while log.read_text("utf-8").count("every request is refused") < workers:  # each process has seen it
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    put_back(server.db)
+    refused_everywhere(server.request)
+    assert server.stop() == 0
+    heard = server.heard()
+    assert (heard.count("every request is refused until a restart"), "Traceback" in heard) == (workers, False)
+    again = serve(until=LISTENING)
+    assert again.request("GET", f"{API}/tasks", key=server.key).json["total"] == 5
+    assert faults_of(server.db) == []
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_kill(
+    serve: Callable[..., Server], workers: int
+) -> None:
+    first = serve("--workers", str(workers), program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
+    first.start_run()
+    took_away(first.db)
+    second = serve()
+    path = f"{API}/runs/{second.start_run()}/tasks"
+    for _ in range(6):
+        assert second.request("POST", path, task()).status_code == 201
+        refused_everywhere(first.request)
+    assert first.stop() == 0
+    second.stop(signal.SIGKILL)
+    with look_into(second.db) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM tasks").fetchone() == (6,)
+    assert faults_of(second.db) == []
+    assert faults_of(second.db.with_name("moved.db")) == []
+
+
+# ---------------------------------------------------------------------------
+# Several processes on one file
+# ---------------------------------------------------------------------------
+
+
+def insist(server: Server, path: str, body: Any) -> int:
+    """Send a request again until it is not answered with busy, and return its status."""
+    while (answer := server.request("POST", path, body)).status_code == 503:
+        assert_storage_problem(answer, "busy")
+    return answer.status_code
+
+
+def test_two_workers_lose_and_double_nothing_while_keys_are_made(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "2")
+    run, db = server.start_run(), ("--db", str(server.db))
+    batches = [{"tasks": [task(externalId=f"{n // 2}.{i}", title=f"{n}") for i in range(5)]} for n in range(200)]
+    with ThreadPoolExecutor(12) as pool:
+        keys = [pool.submit(command, "keys", "create", f"key {n}", *db) for n in range(4)]
+        statuses = list(pool.map(lambda body: insist(server, f"{API}/runs/{run}/tasks", body), batches))
+    assert (statuses.count(201), statuses.count(200)) == (100, 100)
+    assert {server.request("GET", f"{API}/runs", key=key.result().stdout.strip()).status_code for key in keys} == {200}
+    with look_into(server.db) as connection:
+        found = connection.execute("SELECT external_id FROM tasks ORDER BY external_id").fetchall()
+    assert found == sorted((f"{n}.{i}",) for n in range(100) for i in range(5))
+    assert server.request("GET", f"{API}/runs/{run}").json["submitted"] | {"unchanged": 0, "updated": 0} == {
+        "created": 500,
+        "updated": 0,
+        "reopened": 0,
+        "unchanged": 0,
+        "resolved": 0,
+    }
+    assert faults_of(server.db) == []
+
+
+KEEPING_HOUSE = """
+import sys
+from findings_service import Settings, SQLiteDatabase
+
+database = SQLiteDatabase(Settings(db=sys.argv[1]))
+for _ in sys.stdin:
+    with database.transaction() as connection:
+        connection.execute("INSERT OR REPLACE INTO clients VALUES ('x', '')")
+    database.run_maintenance()
+    with database.reading() as reader, database.maintaining() as writer, database.apart() as apart:
+        print([each.execute("PRAGMA wal_autocheckpoint").fetchone()[0] for each in (writer, reader, apart)], flush=True)
+"""
+
+
+@pytest.mark.sqlite
+def test_one_process_checkpoints_and_another_takes_over(tmp_path: Path) -> None:
+    line, pipes = [sys.executable, "-c", KEEPING_HOUSE, db_at(tmp_path / "x.db")], {"stdin": -1, "stdout": -1}
+    first, second = (subprocess.Popen(line, cwd=HERE, bufsize=0, **pipes) for _ in range(2))
+
+    def step(process: subprocess.Popen[bytes]) -> Any:
+        process.stdin.write(b"\n")
+        return json.loads(process.stdout.readline())
+
+    try:
+        for _ in range(3):
+            assert step(first) == [findings_service.CHECKPOINT_PAGES, 0, 0]
+            assert (tmp_path / "x.db-wal").stat().st_size == 0  # of what the other one wrote
+            assert step(second) == [0, 0, 0]
+            assert (tmp_path / "x.db-wal").stat().st_size > 0
+        first.kill()
+        first.wait()
+        assert step(second) == [findings_service.CHECKPOINT_PAGES, 0, 0]
+    finally:
+        for each in (first, second):
+            each.kill()
+            each.communicate()
+    assert faults_of(tmp_path / "x.db") == []
+
+
+@pytest.mark.sqlite
+def test_no_command_checkpoints_beside_a_service(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(MAINTENANCE_PAUSE=60))
+    server.start_run()
+    wal = server.db.with_name("served.db-wal")
+    before, file = wal.stat().st_size, server.db.read_bytes()
+    lines = ("keys create one", "keys list", "keys revoke one", "check", "prune --finished-before 1d")
+    for line in lines:
+        assert invoke(*line.split(), "--db", str(server.db)).exit_code == 0
+    assert wal.stat().st_size > before > 0
+    assert server.db.read_bytes() == file
+
+
+@pytest.mark.sqlite
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
+def test_root_leaves_the_lock_to_the_databases_owner(aged: Path) -> None:
+    aged.with_name("findings.db-checkpointer").unlink()
+    os.chown(aged, 65534, 65534)
+    database_of(create_app(db=str(aged)))
+    lock = aged.with_name("findings.db-checkpointer").stat()
+    assert (lock.st_uid, lock.st_gid, stat.S_IMODE(lock.st_mode)) == (65534, 65534, 0o600)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("number", "held"), cases(no_locks=(errno.ENOLCK, True), taken=(errno.EWOULDBLOCK, False), windows=(None, True))
+)
+def test_a_system_without_locks_checkpoints_in_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, held: bool
+) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise OSError(number, "")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    if number is None:
+        monkeypatch.setattr(findings_service, "fcntl", None)
+    checkpointer = findings_service.Checkpointer(str(tmp_path / "x.db"))
+    assert checkpointer.try_take() == held
+    checkpointer.give_back()
+
+
+def children_of(process_id: int) -> list[int]:
+    """Return the processes that a process has begun."""
+    return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text("ascii").split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells a process's children")
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_all_workers_stop_when_one_dies(serve: Callable[..., Server], number: int) -> None:
+    server = serve("--workers", "2")
+    processes = [server.process.pid, *children_of(server.process.pid)]
+    assert len(processes) == 3
+    os.kill(processes[number], signal.SIGKILL)
+    assert server.process.wait(10) == (1 if number else -signal.SIGKILL)
+    assert not number or "a worker died, and so all were stopped" in server.heard()
+    deadline = time.monotonic() + 10
+    while left := [process for process in processes if is_running(process)]:
+        assert time.monotonic() < deadline, left
+
+
+def is_running(process_id: int) -> bool:
+    """Tell whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text("ascii").rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False

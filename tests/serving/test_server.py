@@ -1,0 +1,527 @@
+"""The server: bodies on their way, signals, locks, and what takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import http.client
+import inspect
+import itertools
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from findings_adapters.serving import rsgi
+from findings_service import Busy
+from tests.engines import ON_POSTGRES, db_at, locked, look_into, placed
+from tests.support import (
+    API,
+    ENDLESS,
+    HERE,
+    IMPORTING,
+    KIB,
+    LISTENING,
+    PROGRAM,
+    SECRET,
+    Panic,
+    Server,
+    assert_problem,
+    cases,
+    command,
+    environment,
+    fail,
+    half_open,
+    in_a,
+    memory_of,
+    program_with,
+    raw_request,
+    speak,
+    start_process,
+    status_of,
+    task,
+)
+
+# ---------------------------------------------------------------------------
+# Runs
+# ---------------------------------------------------------------------------
+
+
+def program_that_fails(*functions: str) -> tuple[str, ...]:
+    """Return the program with functions that raise what is no `Exception`."""
+    patched = "".join(f"{name} = fail\n" for name in functions)
+    source = f"{inspect.getsource(Panic)}\n{inspect.getsource(fail)}"
+    serving = "from findings_adapters.serving import commits, processes"
+    begin = f"from typing import *\n{IMPORTING}\n{serving}\n{source}\n{patched}\nfindings_service.main()"
+    return (sys.executable, "-c", begin)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("thread", "function"),
+    cases(
+        writer=("findings-writer", "commits.CommitScheduler._commit_group"),
+        log=("findings-log", "processes.LineWriter._work"),
+    ),
+)
+def test_a_thread_that_others_need_ends_the_process_where_it_fails(
+    serve: Callable[..., Server], thread: str, function: str
+) -> None:
+    server = serve(
+        until=f"{LISTENING}|process ends",
+        program=program_that_fails(function),
+        FINDINGS_LOG="text",
+        FINDINGS_API_KEY=SECRET,
+    )
+    if re.search(LISTENING, server.said):  # the line of the first request may have been one too many
+        with suppress(OSError, http.client.HTTPException):
+            server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+    assert server.process.wait(5) == 1
+    assert f"the thread {thread} failed, and so the process ends" in server.heard()
+
+
+def test_a_server_goes_on_behind_what_no_exception_is(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_that_fails("findings_service.insert_run", "findings_service.select_task"))
+    server.request("POST", f"{API}/project-types", {"name": "web"})
+    for _ in range(3):
+        assert_problem(server.request("POST", f"{API}/runs", {"projectType": "web"}), 500, "internal_error")
+        assert_problem(server.request("GET", f"{API}/tasks/x"), 500, "internal_error")
+        assert server.request("POST", f"{API}/project-types", {"name": "web"}).status_code == 200
+    assert server.request("GET", "/healthz").status_code == 200
+    assert server.stop() == 0
+
+
+# ---------------------------------------------------------------------------
+# Health and OpenAPI
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.sqlite
+def test_health_is_told_within_its_time_while_the_writing_thread_hangs(serve: Callable[..., Server]) -> None:
+    server = serve()
+    time.sleep(1.1)
+    with locked(server.db):
+        began = time.monotonic()
+        with ThreadPoolExecutor(30) as pool:
+            answers = list(pool.map(lambda _: server.request("GET", "/healthz"), range(30)))
+        assert time.monotonic() - began < 3
+    assert {answer.status_code for answer in answers} == {503}
+    assert server.request("GET", f"{API}/tasks").status_code == 200
+
+
+# ---------------------------------------------------------------------------
+# Command line and server
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_finishes_the_request_under_way(server: Server, how: signal.Signals) -> None:
+    run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
+    with ThreadPoolExecutor(1) as pool:
+        body = task(extensions=ENDLESS)
+        under_way = pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", body)
+        time.sleep(0.15)
+        assert not under_way.done()
+        assert server.stop(how) == 0
+        assert_problem(under_way.result(5), 422, "extension_check_timeout")
+
+
+def test_a_stop_waits_for_a_body_that_is_still_coming(server: Server) -> None:
+    run, body = server.start_run(), json.dumps(task()).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(server.head_of(f"{API}/runs/{run}/tasks", len(body)) + body[:10])
+        time.sleep(0.1)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        connection.sendall(body[10:])
+        assert b"201 Created" in connection.recv(65536)
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_told_again_and_again(server: Server, how: signal.Signals) -> None:
+    server.start_run()
+    deadline = time.monotonic() + 15
+    while server.process.poll() is None and time.monotonic() < deadline:
+        for _ in range(200):
+            with suppress(ProcessLookupError):
+                os.kill(server.process.pid, how)
+    assert server.process.returncode == 0
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Let this process have so many files open, or as many as the system lets it, and return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    return allowed
+
+
+async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], halves: list[bytes]) -> None:
+    """Send requests over one connection until the server closes it, and note the bodies of its answers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with suppress(ConnectionError):
+        try:
+            for request in requests:
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 20")
+                head += await reader.readexactly(length := int(head.lower().split(b"content-length: ")[1].split()[0]))
+                answers.append(head[-length:])
+        except asyncio.IncompleteReadError as error:
+            halves += [error.partial] if error.partial else []
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "accept"), cases(page=("limit=200&view=full", "application/json"), stream=("", "application/sarif+json"))
+)
+def test_an_answer_that_nobody_takes_does_not_keep_a_server_from_stopping(
+    tmp_path: Path, query: str, accept: str
+) -> None:
+    hurried = "from findings_adapters.serving import processes; processes.LEAVING = 0.5; processes.heart.main()"
+    line = [sys.executable, "-c", hurried, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
+    server = start_process(line, tmp_path / "x.db", r"curl .*\n")
+    path, bulky = f"{API}/runs/{server.start_run()}/tasks", task(description="x" * 60_000)
+    assert server.request("POST", path, {"tasks": [bulky] * 150}).status_code == 201
+    with socket.create_connection(("127.0.0.1", server.port)) as stalled:
+        stalled.sendall(raw_request(server, "GET", f"{API}/tasks?{query}", b"", f"Accept: {accept}"))
+        assert stalled.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert server.stop() == 0
+        with suppress(ConnectionResetError):
+            taken = b"".join(iter(partial(stalled.recv, 1 << 20), b""))
+            assert not taken.endswith((b"}", b"0\r\n\r\n"))
+
+
+# asyncio's own event loop: a signal's byte finds no room in its pipe when that is full of wake-ups.
+WITHOUT_UVLOOP = f"{IMPORTING}, sys; sys.modules['uvloop'] = None; findings_service.main()"
+
+
+@pytest.mark.parametrize("how", cases(term=signal.SIGTERM, int=signal.SIGINT, term_again=signal.SIGTERM))
+def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(tmp_path: Path, how: signal.Signals) -> None:
+    line = [sys.executable, "-c", WITHOUT_UVLOOP, "serve", "--port", "0", "--db", str(tmp_path / "busy.db")]
+    server = start_process(line, tmp_path / "busy.db", r"curl .*\n")
+    path, body = f"{API}/runs/{server.start_run()}/tasks", json.dumps(task()).encode()
+    read, write = raw_request(server, "GET", f"{API}/runs"), raw_request(server, "POST", path, body)
+    requests = [each.replace(b"Connection: close\r\n", b"") for each in (write, *[read] * 9)]
+    answers, halves, count = list[bytes](), list[bytes](), raise_file_limit(1200) - 200
+
+    async def stop() -> None:
+        for _ in range(200):  # until it is busy, on a slow machine too
+            await asyncio.sleep(0.05)
+            if sum(each.startswith(b'{"created":') for each in list(answers)) > 10:
+                break
+        await asyncio.sleep(0.3)
+        server.process.send_signal(how)
+
+    async def stop_while_busy() -> None:
+        loop = asyncio.get_running_loop()
+        talks = [converse(server.port, itertools.cycle(requests[n % 10 :]), answers, halves) for n in range(count)]
+        await asyncio.gather(*talks, stop(), loop.run_in_executor(None, partial(server.process.wait, 30)))
+
+    try:
+        asyncio.run(stop_while_busy())
+    finally:
+        server.stop(signal.SIGKILL)
+    assert (server.process.returncode, halves) == (0, [])
+    stored = [item["id"] for each in answers if each.startswith(b'{"created":') for item in json.loads(each)["tasks"]]
+    with look_into(server.db) as connection:
+        assert set(stored) <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
+    assert len(stored) > 10
+
+
+def test_a_hostile_check_holds_nobody_else_up(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_SCHEMA_TIMEOUT="12s")  # a second and a half for one task
+    run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
+    with ThreadPoolExecutor(1) as pool:
+        hostile = pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", task(extensions=ENDLESS))
+        waits = []
+        while not hostile.done():
+            began = time.monotonic()
+            assert server.request("GET", "/healthz").status_code == 200
+            waits.append(time.monotonic() - began)
+    assert_problem(hostile.result(), 422, "extension_check_timeout", "/extensions")
+    assert max(waits) < 0.7
+
+
+def test_a_server_waits_for_the_lock_and_then_is_busy(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_BUSY_TIMEOUT="0.5")
+    server.start_run()
+    with ThreadPoolExecutor(3) as pool:
+        with locked(server.db):
+            waiting = [pool.submit(server.request, "POST", f"{API}/runs", {"projectType": "web"}) for _ in range(2)]
+            time.sleep(0.2)
+            assert server.request("GET", f"{API}/runs").json["total"] == 1
+            assert not any(each.done() for each in waiting)
+        assert [each.result(5).status_code for each in waiting] == [201, 201]
+        with locked(server.db):
+            answer = pool.submit(server.request, "POST", f"{API}/runs", {"projectType": "web"}).result(5)
+    assert_problem(answer, 503, "busy")
+    assert server.request("GET", f"{API}/runs").json["total"] == 3
+
+
+def test_a_slow_body_holds_nobody_up(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(server.head_of(f"{API}/runs", 100) + b"{")
+        began = time.monotonic()
+        assert server.request("GET", f"{API}/runs").status_code == 200
+        assert time.monotonic() - began < 1
+
+
+def test_a_server_refuses_a_body_that_ends_early(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(server.head_of(f"{API}/project-types", 100) + b'{"name": "web"}')
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(65536)
+    assert b"400 Bad Request" in answer
+    assert b"malformed_json" in answer
+    assert server.request("GET", f"{API}/project-types").json == {"projectTypes": []}
+
+
+def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_MAX_BODY="1000")
+    run, chunked = server.start_run(), {"Transfer-Encoding": "chunked"}
+    whole = json.dumps(task()).encode()
+    answer = server.request("POST", f"{API}/runs/{run}/tasks", iter([whole[:20], whole[20:]]), **chunked)
+    assert answer.status_code == 201
+    large = json.dumps(task(description="x" * 1000)).encode()
+    answer = server.request("POST", f"{API}/runs/{run}/tasks", iter([large[:600], large[600:]]), **chunked)
+    assert_problem(answer, 413, "body_too_large")
+    assert_problem(server.request("POST", f"{API}/runs/{run}/tasks", large), 413, "body_too_large")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells the memory of a process")
+@pytest.mark.parametrize("known", [False, True], ids=["without_a_key", "with_a_key"])
+def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) -> None:
+    run, key = server.start_run(), server.key if known else "fts_no"
+    head = server.head_of(f"{API}/runs/{run}/tasks", 16 * KIB * KIB).replace(server.key.encode(), key.encode())
+    before, peak = memory_of(server), 0.0
+    with ExitStack() as opened:
+        connections = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 10)) for _ in range(40)
+        ]
+        for connection in connections:
+            connection.setblocking(False)
+            with suppress(OSError):  # a server that has refused it may have closed it
+                connection.send(head)
+        for turn in range(60):
+            for connection in connections:
+                with suppress(OSError):
+                    connection.send(b" " * 512 * KIB)
+            peak = max(peak, memory_of(server))
+            if turn % 20 == 0:
+                assert server.request("GET", f"{API}/runs").status_code == 200
+    assert peak - before < 160
+    assert server.request("POST", f"{API}/runs", {"projectType": "web"}).status_code == 201
+
+
+def test_large_bodies_that_come_slowly_hold_up_no_other_client_and_no_smaller_body(
+    besieged: Server, hostile_key: str
+) -> None:
+    other = command("keys", "create", "other", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
+    head = besieged.head_of(f"{API}/runs", 16 * KIB * KIB)
+    heads = [head.replace(besieged.key.encode(), key.encode()) + b"{" for key in (hostile_key, other)]
+    with half_open(besieged, 20, heads[0]), half_open(besieged, 20, heads[1]):
+        for key, size in ((besieged.key, 2 * KIB * KIB), (besieged.key, 100 * KIB), (hostile_key, 100 * KIB)):
+            began = time.monotonic()
+            body = b'{"name": "web"' + b" " * size + b"}"
+            assert besieged.request("POST", f"{API}/project-types", body, key).status_code in (200, 201)
+            assert time.monotonic() - began < 2
+
+
+def test_large_bodies_beyond_what_is_held_of_all_and_of_each_client_are_busy() -> None:
+    budget = rsgi.BodyBudget(100)
+    with budget.holding("a") as hold, budget.holding("a") as more, budget.holding("b") as other:
+        hold(30)
+        more(20)
+        with pytest.raises(Busy), budget.holding("a") as too_many:
+            too_many(1)
+        other(50)
+        with pytest.raises(Busy), budget.holding("c") as too_many:
+            too_many(1)
+    with budget.holding("c") as hold:
+        hold(50)
+
+
+def test_a_header_that_is_no_ascii_is_not_left_out(server: Server) -> None:
+    server.start_run()
+    body = b'{"projectType": "web"}'
+    for line, status in (("Idempotency-Key: é", 400), ("Content-Encoding: é", 415)):
+        assert status_of(speak(server, raw_request(server, "POST", f"{API}/runs", body, line))) == status
+    assert server.request("GET", f"{API}/runs").json["total"] == 1
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_end_of_a_terminal_ends_a_service_as_a_stop_does(serve: Callable[..., Server], workers: str) -> None:
+    server = serve("--workers", workers)
+    assert server.stop(signal.SIGHUP) == 0
+    assert not server.db.with_name("served.db-wal").exists() or ON_POSTGRES
+
+
+def test_a_service_that_is_to_outlive_its_terminal_does(serve: Callable[..., Server]) -> None:
+    program = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    server = serve(program=(sys.executable, "-c", program, *PROGRAM))
+    server.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert server.request("GET", f"{API}/tasks").status_code == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("length", [10**18, 2**63 - 1, 2**63])
+def test_a_body_that_is_said_to_be_huge_is_refused_at_once(server: Server, length: int) -> None:
+    head, began = server.head_of(f"{API}/runs", length), time.monotonic()
+    assert status_of(speak(server, head + b"{}")) == 413
+    assert time.monotonic() - began < 5
+
+
+def test_a_header_with_an_underscore_is_not_the_one_with_a_hyphen(server: Server) -> None:
+    for _ in range(2):
+        server.request("POST", f"{API}/project-types", {"name": "web"})
+        sent = server.request("POST", f"{API}/runs", {"projectType": "web"}, Idempotency_Key="k")
+        assert sent.status_code == 201
+    assert server.request("GET", f"{API}/runs").json["total"] == 2
+
+
+def cpu_seconds(server: Server) -> float:
+    """Return the processor time that a server has used."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells a process's time")
+def test_more_connections_than_open_files_do_not_spin(tmp_path: Path) -> None:
+    line = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *PROGRAM, "serve", "--port", "0"]
+    small = start_process([*line, "--db", str(tmp_path / "small.db")], tmp_path / "small.db", "curl")
+    try:
+        with ExitStack() as opened:
+            for _ in range(120):
+                opened.enter_context(socket.create_connection(("127.0.0.1", small.port), 10))
+            began, used = time.monotonic(), cpu_seconds(small)
+            time.sleep(1)
+            assert cpu_seconds(small) - used < 0.5 * (time.monotonic() - began)
+        assert small.request("GET", f"{API}/tasks").status_code == 200
+    finally:
+        small.stop()
+
+
+@pytest.mark.sqlite
+def test_of_what_takes_long_a_client_has_one_under_way_and_others_come_between(server: Server) -> None:
+    run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
+    other = command("keys", "create", "other", "--client", "other", "--db", str(server.db)).stdout.strip()
+    schemes = ("Bearer", "bearer", "BEARER", "bEARER")
+
+    def submit(scheme: str) -> int:
+        headers = {"Authorization": f"{scheme} {server.key}"}
+        return server.request("POST", f"{API}/runs/{run}/tasks", task(extensions=ENDLESS), **headers).status_code
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(submit, scheme) for scheme in schemes]
+        time.sleep(0.1)
+        assert server.request("POST", f"{API}/project-types", {"name": "web"}, key=other).status_code == 201
+        assert not any(each.done() for each in answers[1:])
+        assert {each.result() for each in answers} == {422}
+    assert time.monotonic() - began > 3 * 0.25  # an eighth of two seconds each, or little less, one after the other
+
+
+@pytest.mark.parametrize("started", [1, 7])
+def test_a_stop_while_workers_are_starting_is_no_failure(tmp_path: Path, started: int) -> None:
+    line = [*PROGRAM, "serve", "--port", "0", "--workers", "8", "--db", str(tmp_path / "starting.db")]
+    process = subprocess.Popen(
+        line, cwd=HERE, stderr=subprocess.PIPE, text=True, env=environment(FINDINGS_API_KEY=SECRET)
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children.read_text("ascii").split()) < started:
+        assert process.poll() is None
+    process.terminate()
+    said = process.communicate(timeout=15)[1]
+    assert (process.returncode, "Traceback" in said) == (0, False), said
+
+
+@pytest.mark.sqlite
+def test_a_stop_waits_only_once_for_a_program_that_has_the_file_locked(serve: Callable[..., Server]) -> None:
+    server = serve("--workers", "3", FINDINGS_BUSY_TIMEOUT="3s")
+    key = command("keys", "create", "used", "--db", str(server.db)).stdout.strip()
+    with locked(server.db):
+        for _ in range(30):  # each over a connection of its own, which any process may have
+            assert server.request("GET", f"{API}/tasks", key=key).status_code == 200
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 5.5
+
+
+# ---------------------------------------------------------------------------
+# Access
+# ---------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_who_does_not_read_the_access_log(tmp_path: Path) -> None:
+    db, program = tmp_path / "x.db", program_with(WAITING_LINES=100)
+    line = placed([*program, "serve", "--port", "0", "--db", db_at(db, ready=True)], HERE)
+    asked, logged = environment(FINDINGS_LOG="text", FINDINGS_API_KEY=SECRET), 0
+    with (
+        subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=asked, cwd=HERE) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        assert process.stderr is not None
+        port = next(int(found[1]) for each in process.stderr if (found := re.search(r":(\d+), data", each)))
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+            for _ in range(2500):
+                connection.request("GET", "/nowhere")
+                assert connection.getresponse().read()
+        process.terminate()
+        for each in process.stderr:
+            dropped = re.match(r"(\d+) lines of the access log were dropped", each)
+            logged += int(dropped[1]) if dropped else "GET - 404" in each
+        assert process.wait(10) == 0
+    assert logged == 2500
+
+
+@pytest.mark.sqlite
+def test_a_service_names_a_file_whose_name_is_no_utf8(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve(FINDINGS_DB=os.fsdecode(bytes(tmp_path) + b"/x\xff.db"))
+    assert server.request("GET", f"{API}/tasks").status_code == 200
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("fails", [False, True], ids=["moved", "failed"])
+def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, fails: bool) -> None:
+    program = program_that_fails("commits.CommitScheduler._commit_group") if fails else PROGRAM
+    line = [*program, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
+    reader, writer = os.pipe()
+    with (
+        subprocess.Popen(line, stderr=writer, env=environment(FINDINGS_API_KEY=SECRET), cwd=HERE) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        for end in (reader, writer):
+            stack.callback(os.close, end)
+        said = b""
+        while not (found := re.search(rb":(\d+), data", said)):
+            said += os.read(reader, 4096)
+        os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))  # all that the pipe takes
+        if not fails:
+            (tmp_path / "x.db").rename(tmp_path / "moved.db")
+        with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=5)) as connection:
+            headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
+            with suppress(http.client.RemoteDisconnected, ConnectionResetError):
+                connection.request("POST", f"{API}/project-types", '{"name": "web"}', headers)
+                assert connection.getresponse().status == 503
+        if not fails:
+            process.terminate()
+        assert process.wait(5) == int(fails)

@@ -1,0 +1,1384 @@
+"""What the tests share: clients, real servers and commands, and the fixtures that make them."""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import os
+import random
+import re
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import click.testing
+import flask
+import flask.json.provider
+import jsonschema_rs
+import msgspec
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.datastructures import Headers
+from werkzeug.routing import Rule
+
+import findings_service
+from findings_adapters.serving import commits, processes
+from findings_features import brief, exports, openapi
+from findings_service import Settings, create_app, create_blueprint
+from tests.engines import ON_POSTGRES, db_at, look_into, placed
+
+HERE = Path(__file__).resolve().parent.parent
+HOUSE = Path(findings_service.__file__).parent  # of the module: this folder, or one with nothing else
+MODULE = HOUSE / "findings_service.py"
+# Not the file itself, which Python would compile anew for each of hundreds of processes.
+PROGRAM = (sys.executable, "-m", "findings_service")
+API = "/api/v1"
+findings_service.load_parts()
+OPERATIONS = [*findings_service.REGISTRY.operations.values()]
+UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+KEY = re.compile(r"fts_[A-Za-z0-9_-]{43}")
+SEVERITIES = ("critical", "high", "medium", "low", "info")
+STATUSES = ("open", "in_progress", "resolved", "dismissed")
+KIB = 1024
+IMAGE = "data:image/png;base64,"
+TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    412: "Precondition Failed",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    422: "Unprocessable Content",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+RUN_FIELDS = {
+    *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
+    *("createdAt", "updatedAt", "finishedAt", "submitted"),
+}
+HEAD_FIELDS = {
+    *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
+    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
+}
+BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
+TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
+WCAG_SCHEMA = {
+    "type": "object",
+    "properties": {"wcag": {"type": "string", "pattern": r"^\d\.\d\.\d$"}, "pages": {"items": {"type": "integer"}}},
+    "required": ["wcag"],
+    "additionalProperties": False,
+}
+
+
+# ---------------------------------------------------------------------------
+# Helpers and fixtures
+# ---------------------------------------------------------------------------
+
+
+def sqlite_cases(**named: Any) -> list[Any]:
+    """Return the rows of a parametrized table that are about SQLite itself."""
+    return [pytest.param(*row.values, id=row.id, marks=pytest.mark.sqlite) for row in cases(**named)]
+
+
+def cases(**named: Any) -> list[Any]:
+    """Return the rows of a parametrized table, each with its name."""
+    return [pytest.param(*(row if isinstance(row, tuple) else (row,)), id=name) for name, row in named.items()]
+
+
+def task(**fields: Any) -> dict[str, Any]:
+    """Return a task to submit; a field that is `...` is left out."""
+    whole = {"title": "Image without alt text", "severity": "high"} | fields
+    return {name: value for name, value in whole.items() if value is not ...}
+
+
+def nested(levels: int) -> Any:
+    """Return an object with that many levels."""
+    value: Any = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
+def assert_problem(response: Any, status: int, code: str, pointer: str | None = None) -> dict[str, Any]:
+    """Check an error's shape (RFC 9457), and that one problem is at `pointer`, or about a parameter of that name."""
+    problem = response.json
+    assert (response.status_code, problem.get("code")) == (status, code), problem
+    assert response.content_type == "application/problem+json"
+    assert (problem["type"], problem["title"], problem["status"]) == ("about:blank", TITLES[status], status)
+    assert problem["detail"]
+    for error in problem.get("errors", ()):
+        assert error["detail"]
+        assert ("pointer" in error) != ("parameter" in error)
+    if pointer is not None:
+        places = [error.get("pointer", error.get("parameter")) for error in problem.get("errors", ())]
+        assert pointer in places, problem
+    return dict(problem)
+
+
+@cache
+def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
+    """Return what checks an answer against the OpenAPI document."""
+    document = openapi.document_of(*OPERATIONS)
+    responses = document["paths"][path][method.lower()]["responses"]
+    assert str(status) in responses, f"{method} {path} does not document {status}"
+    if not content_type:
+        assert "content" not in responses[str(status)], f"{method} {path} documents a body of {status}"
+        return jsonschema_rs.Draft202012Validator({"const": None})
+    schema = responses[str(status)]["content"][content_type]["schema"]
+    return jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]})
+
+
+def assert_documented(response: Any) -> None:
+    """Check that OpenAPI tells of this answer: its status and, unless it is long, its body."""
+    method, path = response.request.method, response.request.path
+    for operation in OPERATIONS:
+        parts = findings_service.path_parts(operation.path.split("/"), path.split("/"))
+        if operation.method == method and parts is not None:
+            media_type = (response.content_type or "").partition(";")[0]
+            validator = validator_of(method, operation.path, response.status_code, media_type)
+            other_forms = {**findings_service.REGISTRY.list_exports, **brief.EXPORTS}
+            if media_type not in other_forms and len(response.data) < 10_000:
+                validator.validate(response.json if response.data else None)
+
+
+class Client(FlaskClient):
+    """A test client that sends a key with every request."""
+
+    key = ""
+
+    def open(self, *args: Any, **kwargs: Any) -> Any:
+        headers = Headers(kwargs.pop("headers", None))
+        if self.key:
+            headers.setdefault("Authorization", f"Bearer {self.key}")
+        response = super().open(*args, headers=headers, **kwargs)
+        assert_documented(response)
+        return response
+
+    def send(self, method: str, path: str, body: bytes | str) -> Any:
+        """Send a body as it is, said to be JSON."""
+        return self.open(path, method=method, data=body, content_type="application/json")
+
+    def register(self, name: str, schema: Any = None) -> dict[str, Any]:
+        """Register a project type."""
+        response = self.post(f"{API}/project-types", json={"name": name, "extensionSchema": schema})
+        assert response.status_code in (200, 201), response.json
+        return response.json
+
+    def start(self, project_type: str = "web", **fields: Any) -> str:
+        """Start a run and return its id."""
+        response = self.post(f"{API}/runs", json={"projectType": project_type, **fields})
+        assert response.status_code == 201, response.json
+        return response.json["id"]
+
+    def finish(self, run_id: str, status: str = "completed", **fields: Any) -> dict[str, Any]:
+        """Finish a run."""
+        response = self.patch(f"{API}/runs/{run_id}", json={"status": status, **fields})
+        assert response.status_code == 200, response.json
+        return response.json
+
+    def submit(self, run_id: str, *tasks: dict[str, Any]) -> dict[str, Any]:
+        """Submit a batch and return what it did."""
+        response = self.post(f"{API}/runs/{run_id}/tasks", json={"tasks": tasks})
+        assert response.status_code in (200, 201), response.json
+        return response.json
+
+    def add(self, run_id: str, **fields: Any) -> str:
+        """Submit one task and return its id."""
+        return self.submit(run_id, task(**fields))["tasks"][0]["id"]
+
+    def triage(self, task_id: str, status: str | None = None, **fields: Any) -> dict[str, Any]:
+        """Give a task a status, or make another decision about it."""
+        response = self.patch(f"{API}/tasks/{task_id}", json={"status": status, **fields})
+        assert response.status_code == 200, response.json
+        return response.json
+
+    def read(self, path: str, **query: Any) -> Any:
+        """Get a path below the API's and return the JSON."""
+        response = self.get(path if path.startswith("/") else f"{API}/{path}", query_string=query or None)
+        assert response.status_code == 200, response.json
+        return response.json
+
+    def remove(self, path: str) -> None:
+        """Delete what is at a path below the API's."""
+        response = self.delete(f"{API}/{path}")
+        assert (response.status_code, response.data) == (204, b""), response.json
+
+    def history(self, task_id: str) -> list[dict[str, Any]]:
+        """Return what happened to a task."""
+        return self.read(f"tasks/{task_id}/history")["history"]
+
+    def walk(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
+        """Give every page of a list, by its next links."""
+        page = self.read(path, **query)
+        yield page
+        while page["next"]:
+            page = self.read(page["next"])
+            yield page
+
+
+def database_of(app: flask.Flask) -> Any:
+    """Return the database of an application."""
+    return app.extensions["findings"].database
+
+
+def reader_of(app: flask.Flask) -> Any:
+    """Return the one connection with which an application reads a file."""
+    with database_of(app).reading() as connection:
+        return connection
+
+
+def rows_of(app: flask.Flask, sql: str) -> list[Any]:
+    """Return what an application reads from its database."""
+    with database_of(app).reading() as connection:
+        return connection.execute(sql).fetchall()
+
+
+def writer_of(app: flask.Flask) -> Any:
+    """Return the one connection with which an application writes a file."""
+    with database_of(app).maintaining() as connection:
+        return connection
+
+
+READ_ONLY = "busy" if ON_POSTGRES else "storage_full"  # what a database that takes no writes is called
+
+
+@contextmanager
+def read_only(app: flask.Flask) -> Iterator[None]:
+    """Let the database of an application take no writes."""
+    database = database_of(app)
+    if not ON_POSTGRES:
+        writer_of(app).execute("PRAGMA query_only = ON")
+        yield
+        writer_of(app).execute("PRAGMA query_only = OFF")
+        return
+    change = f"ALTER DATABASE {database.settings.db.rpartition('/')[2]}"
+    with look_into(database.settings.db) as connection:
+        for what in ("SET default_transaction_read_only = on", "RESET default_transaction_read_only"):
+            connection.execute(f"BEGIN; SET TRANSACTION READ WRITE; {change} {what}; COMMIT")
+            database.disconnect()
+            if what.startswith("SET"):
+                yield
+
+
+def make_key(app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full") -> str:
+    """Make a key, as the command line does."""
+    with database_of(app).transaction() as connection:
+        return findings_service.insert_key(connection, name, client, level)
+
+
+def client_of(app: flask.Flask, level: str = "full", client: str = "default", name: str = "tests") -> Client:
+    """Return a client with a key of its own."""
+    app.test_client_class = Client
+    client_with_key = app.test_client()
+    assert isinstance(client_with_key, Client)
+    client_with_key.key = make_key(app, name, client, level)
+    return client_with_key
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FINDINGS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _url_builders() -> Iterator[None]:
+    """Let werkzeug compile what builds URLs once for each rule: that is most of what making an application costs."""
+    built: dict[tuple[str, str, bool], Any] = {}
+    build = Rule._compile_builder
+
+    def kept(rule: Rule, append_unknown: bool = True) -> Any:
+        named = (str(rule), repr(rule.defaults), append_unknown)
+        if named not in built:
+            built[named] = build(rule, append_unknown)
+        return built[named]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rule, "_compile_builder", kept)
+        yield
+
+
+@pytest.fixture(scope="session")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that nothing was stored in: copying it takes a fraction of making one for each of the tests."""
+    db = tmp_path_factory.mktemp("new") / "findings.db"
+    database_of(create_app(db=str(db))).close()
+    return db
+
+
+@pytest.fixture
+def make_app(tmp_path: Path, new_database: Path) -> Iterator[Callable[..., flask.Flask]]:
+    """Make applications with settings, on one file and without waiting for the disk unless those say otherwise."""
+    made = []
+
+    def make(**settings: Any) -> flask.Flask:
+        db = tmp_path / "findings.db"
+        if not ON_POSTGRES and not db.exists():
+            shutil.copyfile(new_database, db)
+        read = Settings.read(**{**settings, "db": db_at(settings.get("db", db), ready=True)})
+        hasty = {} if "synchronous" in settings else {"synchronous": "OFF"}  # only a power cut would tell
+        made.append(create_app(msgspec.structs.replace(read, **hasty)))
+        return made[-1]
+
+    yield make
+    for app in made:
+        database_of(app).close()
+
+
+@pytest.fixture
+def app(make_app: Callable[..., flask.Flask]) -> flask.Flask:
+    return make_app()
+
+
+@pytest.fixture
+def client(app: flask.Flask) -> Client:
+    return client_of(app)
+
+
+@pytest.fixture
+def run(client: Client) -> str:
+    """The id of a running run, of a project type without a schema."""
+    client.register("web")
+    return client.start("web", targetUrl="https://example.com/")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a real server answered."""
+
+    status_code: int
+    headers: http.client.HTTPMessage
+    data: bytes
+
+    @property
+    def content_type(self) -> str | None:
+        return self.headers["Content-Type"]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+
+@dataclass
+class Server:
+    """A real process that serves."""
+
+    process: subprocess.Popen[bytes] | Forked
+    db: Path
+    said: str
+    log: Path
+
+    @property
+    def port(self) -> int:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.said)
+        assert found
+        return int(found[1])
+
+    @property
+    def key(self) -> str:
+        return KEY.findall(self.said)[0]
+
+    def heard(self) -> str:
+        """Return all that it has said so far."""
+        return self.log.read_text("utf-8")
+
+    def request(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> Answer:
+        """Send one request, with the first key unless another is given."""
+        sent = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"} | headers
+        raw = json.dumps(body) if isinstance(body, dict) else body
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            with suppress(BrokenPipeError, ConnectionResetError):  # a large body may be refused early
+                connection.request(method, path, raw, sent, encode_chunked="Transfer-Encoding" in headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+
+    def start_run(self, schema: Any = None) -> str:
+        """Start a run of a project type and return its id."""
+        self.request("POST", f"{API}/project-types", {"name": "web", "extensionSchema": schema})
+        return self.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+
+    def head_of(self, path: str, length: int) -> bytes:
+        """Return the head of a POST request, to be written to a socket."""
+        lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self.key}")
+        return "\r\n".join((*lines, "Content-Type: application/json", f"Content-Length: {length}\r\n\r\n")).encode()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Stop the process and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        try:
+            return self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(15)
+
+
+def memory_of(server: Server) -> float:
+    """Return the resident memory of a server, in MiB."""
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / KIB / KIB
+
+
+SURROUNDINGS = re.compile(r"CI$|CI_|GITHUB_|GITLAB_|FINDINGS_|NO_COLOR|COLUMNS|TERM$")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a command: ours, without settings of the service but for the given ones.
+
+    What would be printed otherwise elsewhere is left out too: a terminal's width and colours, and the variables by
+    which a CI platform tells where a job runs, which these tests may be part of. A service is one process, unless a
+    test is about more, so that it knows what the request before left it with.
+    """
+    ours = {name: value for name, value in os.environ.items() if not SURROUNDINGS.match(name)}
+    return ours | {"FINDINGS_WORKERS": "1"} | more
+
+
+def heed_signals() -> None:
+    """Heed the signals that end a process; these tests may run in the background, under nohup."""
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
+# Starting Python and importing the module takes a third of a second, which hundreds of processes would each spend anew.
+# So one process does it, and forks into each command and server: those run all that comes after, to the end of their
+# interpreter. What is told to Python itself, and what the pages do, starts from nothing.
+FORKER = """
+import gc, json, os, sys
+import findings_service
+
+gc.freeze()  # so that a process that ends does not look through all that it began with
+for line in sys.stdin:
+    order = json.loads(line)
+    if "pid" in order:
+        ended, status = os.waitpid(order["pid"], os.WNOHANG)
+        answer = os.waitstatus_to_exitcode(status) if ended else None
+    elif not (answer := os.fork()):
+        break
+    print(json.dumps(answer), flush=True)
+else:
+    sys.exit()
+for number, name in enumerate((os.devnull, *order["sinks"])):
+    os.dup2(os.open(name, os.O_RDWR | os.O_APPEND), number)
+os.chdir(order["cwd"])
+os.environ.clear()
+os.environ.update(order["env"])
+sys.argv[1:] = order["arguments"]
+exec(order["program"], {"__name__": "__main__"})
+"""
+IMPORTING = "import findings_service"
+DRIVER = "import findings_adapters.postgres.store\n" if ON_POSTGRES else ""  # which takes as long again
+OF_PYTHON = ("PYTHON", "LD_", "LC_", "LANG", "TZ")  # variables that a process reads as it starts, and not again
+
+
+def forkable(line: Sequence[str], env: dict[str, str]) -> str:
+    """Return the program of a line that begins with importing the module, and so may be forked; empty for others."""
+    if any(name.startswith(OF_PYTHON) for name in env):
+        return ""
+    if line[: len(PROGRAM)] == [*PROGRAM]:
+        return f"{IMPORTING}; findings_service.main()"
+    return line[2] if line[1] == "-c" and line[2].startswith(IMPORTING) else ""
+
+
+@cache
+def forker() -> tuple[subprocess.Popen[str], threading.Lock]:
+    """Start, once, the process that forks, and return it with the lock of who speaks to it."""
+    line = [sys.executable, "-c", DRIVER + FORKER]
+    process = subprocess.Popen(
+        line,
+        cwd=HOUSE,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_signals,
+    )
+    atexit.register(process.communicate)  # which closes its input: that ends it
+    return process, threading.Lock()
+
+
+class Forked:
+    """A process that was forked to run a program, in files; what tests ask of a Popen it has too."""
+
+    def __init__(self, program: str, line: Sequence[str], sinks: Sequence[str], **how: Any) -> None:
+        self.returncode: int | None = None
+        self.pid = self.ask(program=program, arguments=line[3:], sinks=sinks, **how)
+
+    def ask(self, **order: Any) -> Any:
+        """Send an order to the process that forks, and return its answer."""
+        process, speaking = forker()
+        with speaking:
+            process.stdin.write(f"{json.dumps(order)}\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+    def poll(self) -> int | None:
+        """Return its exit code if it has ended."""
+        if self.returncode is None:
+            self.returncode = self.ask(pid=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait until it has ended and return its exit code."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("findings-service", timeout)
+            time.sleep(0.005)
+        return code
+
+    def send_signal(self, how: signal.Signals) -> None:
+        """Send it a signal."""
+        if self.poll() is None:
+            os.kill(self.pid, how)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the service to its end."""
+    line = [*program, *placed(arguments)]
+    env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
+    if not (text := forkable(line, env)):
+        return subprocess.run(
+            line, cwd=HOUSE, capture_output=True, text=True, env=environment(**env), timeout=30, check=False
+        )
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        process = Forked(text, line, (out.name, err.name), cwd=str(HOUSE), env=environment(**env))
+        try:
+            return subprocess.CompletedProcess(line, process.wait(30), out.read(), err.read())
+        finally:
+            process.kill()
+
+
+def program_with(**constants: float) -> tuple[str, ...]:
+    """Return the program with other constants of its module, or of the server, for a test to wait for less."""
+    modules = (findings_service, commits, processes)
+    owners = {name: next(each.__name__ for each in modules if hasattr(each, name)) for name in constants}
+    imports = ", ".join(sorted({*owners.values()} - {"findings_service"}))
+    changes = "; ".join(f"{owners[name]}.{name} = {value}" for name, value in constants.items())
+    return (sys.executable, "-c", f"{IMPORTING}{', ' * bool(imports)}{imports}; {changes}; findings_service.main()")
+
+
+def start_process(line: list[str], db: Path, until: str, cwd: Path = HOUSE, **env: str) -> Server:
+    """Start a server and return when it has said what `until` matches."""
+    line, log = placed(line, cwd), db.with_name(f"{db.name}-{time.monotonic_ns()}.log")
+    env |= {"FINDINGS_DB": db_at(env["FINDINGS_DB"])} if "FINDINGS_DB" in env else {}
+    with log.open("wb") as sink:
+        if program := forkable(line, env):
+            process: Any = Forked(program, line, (str(log), str(log)), cwd=str(cwd), env=environment(**env))
+        else:
+            process = subprocess.Popen(line, stderr=sink, stdout=sink, cwd=cwd, env=environment(**env))
+    deadline = time.monotonic() + 20
+    while not re.search(until, said := log.read_text("utf-8")):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait(15)
+            pytest.fail(f"the server did not start: {said}")
+        time.sleep(0.02)
+    return Server(process, db, said, log)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start servers, on one file unless FINDINGS_DB says otherwise, and stop them in the end."""
+    started = []
+
+    def start(*options: str, until: str = r"curl .*\n", program: Sequence[str] = PROGRAM, **env: str) -> Server:
+        db = Path(env.pop("FINDINGS_DB", str(tmp_path / "served.db")))
+        line = [*program, "serve", "--port", "0", "--db", db_at(db, ready=True), *options]
+        started.append(start_process(line, db, until, **env))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def server(serve: Callable[..., Server]) -> Server:
+    return serve()
+
+
+# ---------------------------------------------------------------------------
+# Lists
+# ---------------------------------------------------------------------------
+
+TYPES = ("web", "cli", "docs")
+TARGETS = (None, "https://example.com/", "https://example.com/shop?q=a,b")
+LINES = (None, None, "a", "b,c")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A service with many findings, and what its lists must show: the recount by hand."""
+
+    app: flask.Flask
+    client: Client
+    runs: list[dict[str, Any]]
+    tasks: list[dict[str, Any]]
+    reported: dict[str, set[str]]
+
+    def run(self, run_id: str) -> dict[str, Any] | None:
+        """Return a run, or None for an unknown id."""
+        return next((run for run in self.runs if run["id"] == run_id), None)
+
+    def expected_runs(self, query: dict[str, Any]) -> list[str]:
+        """Return the ids that a list of runs must have, in order."""
+        found = [run for run in self.runs if all(matches(run, name, value) for name, value in query.items())]
+        return [run["id"] for run in reversed(found)]
+
+    def is_missing_from(self, item: dict[str, Any], run_id: str) -> bool:
+        """Tell whether a task is one that a run did not report, though it might have."""
+        run = self.run(run_id)
+        surface = ("projectType", "targetUrl")
+        return bool(
+            run
+            and item["externalId"]
+            and item["status"] in ("open", "in_progress")
+            and all(item[name] == run[name] for name in surface)
+            and item["id"] not in self.reported[run_id]
+            and (not item["branch"] or (run["branch"] and self.is_known_to(item, run["branch"])))
+        )
+
+    def is_known_to(self, item: dict[str, Any], branch: str) -> bool:
+        """Tell whether a run of a branch has reported a task."""
+        return any(run["branch"] == branch and item["id"] in self.reported[run["id"]] for run in self.runs)
+
+    def accepts(self, item: dict[str, Any], name: str, value: Any) -> bool:
+        """Tell whether a filter lets a task through."""
+        if name == "branch":
+            return any(self.is_known_to(item, branch) for branch in value)
+        if name == "runId":
+            return any(item["id"] in self.reported.get(run_id, ()) for run_id in value.split(","))
+        if name == "missingFrom":
+            return self.is_missing_from(item, value)
+        if name in ("createdSince", "createdBefore"):
+            return (item["createdAt"] >= value) is (name == "createdSince")
+        if name == "q":
+            return all(word in f"{item['title']}\n{item['externalId'] or ''}".lower() for word in value.lower().split())
+        return name == "sort" or matches(item, name, value)
+
+    def expected_tasks(self, query: dict[str, Any]) -> list[str]:
+        """Return the ids that a list of tasks must have, in order."""
+        found = [item for item in self.tasks if all(self.accepts(item, *pair) for pair in query.items())]
+        found.sort(key=lambda item: item["id"], reverse=query.get("sort") != "createdAt")
+        if query.get("sort") == "severity":
+            found.sort(key=lambda item: SEVERITIES.index(item["severity"]))
+        return [item["id"] for item in found]
+
+
+def matches(item: dict[str, Any], name: str, value: Any) -> bool:
+    """Tell whether a run or task has one of a filter's values."""
+    if name == "mainLine":
+        return (item["branch"] is None) is (value == "true")
+    if name == "branch":
+        return item["branch"] in value
+    if name == "assigned":
+        return (item["assignee"] is not None) is (value == "true")
+    exact = name in ("targetUrl", "externalId", "assignee")
+    return item[name] == value if exact else item[name] in value.split(",")
+
+
+def random_task(dice: random.Random) -> dict[str, Any]:
+    """Return a task as an agent might report it."""
+    fields: dict[str, Any] = {"title": f"Finding {dice.random()}", "severity": dice.choice(SEVERITIES)}
+    if dice.random() < 0.6:
+        fields["externalId"] = f"f-{dice.randrange(12)}"
+    if dice.random() < 0.4:
+        fields["status"] = dice.choice(STATUSES)
+    return fields
+
+
+def surveyed(app: flask.Flask, seed: int) -> Survey:
+    """Fill a service at random, and recount by reading every run and task by its id."""
+    dice, client, reported = random.Random(seed), client_of(app), {}
+    stranger = client_of(app, client="stranger")
+    for owner, rounds in ((client, 24), (stranger, 2)):
+        for name in TYPES:
+            owner.register(name)
+        for number in range(rounds):
+            fields = {"targetUrl": TARGETS[number // 3 % 3], "branch": dice.choice(LINES)}
+            run = owner.start(TYPES[number % 3] if number < 9 else dice.choice(TYPES), **fields)
+            done = [owner.submit(run, *[random_task(dice) for _ in range(7)]) for _ in range(2)]
+            ids = {item["id"] for batch in done for item in batch["tasks"]}
+            if owner is client:
+                reported[run] = ids
+            for task_id in dice.sample(sorted(ids), 3):
+                owner.triage(task_id, dice.choice(STATUSES), assignee=dice.choice((None, "", "Ada", "a,b")))
+            if dice.random() < 0.6:
+                owner.finish(run, dice.choice(("completed", "failed")))
+    ids = sorted({task_id for run_ids in reported.values() for task_id in run_ids})
+    tasks = [client.read(f"tasks/{task_id}") for task_id in ids]
+    return Survey(app, client, [client.read(f"runs/{run}") for run in reported], tasks, reported)
+
+
+@pytest.fixture(scope="module")
+def survey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survey]:
+    app = create_app(Settings(db=db_at(tmp_path_factory.mktemp("survey") / "findings.db", ready=True)))
+    yield surveyed(app, seed=1)
+    database_of(app).close()
+
+
+TESTER = findings_service.Principal("", "default", "tests", "full")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no list have any time."""
+    monkeypatch.setattr("findings_service.LIST_TIME", -1)
+    monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
+
+
+# ---------------------------------------------------------------------------
+# Search
+# ---------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Return a text without case and accents."""
+    apart = unicodedata.normalize("NFD", text.casefold())
+    return "".join(sign for sign in apart if not unicodedata.combining(sign))
+
+
+# ---------------------------------------------------------------------------
+# Runs
+# ---------------------------------------------------------------------------
+
+
+def resolved(client: Client) -> set[str]:
+    """Return the external ids of what is resolved."""
+    return {each["externalId"] for each in client.read("tasks", status="resolved")["tasks"]}
+
+
+def assert_timed_out(run: dict[str, Any]) -> None:
+    """Check that a run was failed because nobody used it."""
+    assert (run["status"], run["statusReason"]) == ("failed", "timeout")
+    assert TIME.fullmatch(run["finishedAt"])
+
+
+class Panic(BaseException):
+    """What a library written in Rust raises."""
+
+
+def fail(*_: Any, **__: Any) -> NoReturn:
+    raise Panic("assertion failed")
+
+
+# ---------------------------------------------------------------------------
+# Tasks
+# ---------------------------------------------------------------------------
+
+WHOLE_TASK = {
+    "externalId": "img-alt-1",
+    "title": "Image without alt text",
+    "severity": "high",
+    "status": "in_progress",
+    "description": "The logo has none.",
+    "evidence": [
+        {"type": "screenshot", "label": "Home page", "url": "https://example.com/home.png"},
+        {"type": "code", "label": "Line 3", "content": "<img>"},
+    ],
+    "remediation": [{"step": 1, "instruction": "Write one."}, {"step": 2, "instruction": "Look again."}],
+    "successCriteria": [{"description": "It has one.", "automatable": True}],
+    "extensions": {"wcag": "1.1.1"},
+}
+
+
+def start_on(client: Client, branch: str | None, *names: str) -> str:
+    """Start a run of a branch, or of the main line, of the one target, and report findings."""
+    run = client.start(targetUrl="https://example.com/", branch=branch)
+    client.submit(run, *(task(externalId=name) for name in names))
+    return run
+
+
+# ---------------------------------------------------------------------------
+# The gate
+# ---------------------------------------------------------------------------
+
+
+def gate(client: Client, run: str, **query: str) -> Any:
+    """Return the verdict on a run."""
+    return client.read(f"runs/{run}/gate", **query)
+
+
+def finished(client: Client, branch: str | None, **severities: str) -> str:
+    """Report findings, each by its name with a severity, in a run of its own that is completed."""
+    run = client.start(targetUrl="https://example.com/", branch=branch)
+    client.submit(run, *(task(externalId=name, severity=severity) for name, severity in severities.items()))
+    client.finish(run)
+    return run
+
+
+# ---------------------------------------------------------------------------
+# The overview
+# ---------------------------------------------------------------------------
+
+
+def standing(told: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return where types or targets stand, without the names of the fields."""
+    return [tuple(each.values()) for each in told]
+
+
+# ---------------------------------------------------------------------------
+# Extensions
+# ---------------------------------------------------------------------------
+
+
+def in_a(rule: Any) -> dict[str, Any]:
+    """Return a schema with a rule for the member `a`."""
+    return {"properties": {"a": rule}}
+
+
+ENDLESS = {"a": "a" * 60 + "!"}
+
+
+PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+# ---------------------------------------------------------------------------
+# Project types
+# ---------------------------------------------------------------------------
+
+DEFINITION = {"name": "web-a11y", "label": "Web", "description": "Sites.", "extensionSchema": WCAG_SCHEMA}
+
+
+# ---------------------------------------------------------------------------
+# Other forms than JSON
+# ---------------------------------------------------------------------------
+
+
+def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
+    """Have lists go out in a form until the patch is undone."""
+    patch.setitem(findings_service.REGISTRY.list_exports, form.media_type, None)
+    exports.add(form)
+
+
+def written_lines(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
+    """Write a list of tasks as lines of its titles and comments, the way a room writes one."""
+    for listed in tasks:
+        yield f"{listed.task.title} {listed.comment or ''}".rstrip().encode() + b"\n"
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The media type of another form of lists, of which a few tasks are read at once."""
+    form = exports.ListFormat(media_type="text/lines", write=written_lines)
+    add_form(form, monkeypatch)
+    monkeypatch.setattr(exports, "EXPORT_LOT", 3)
+    monkeypatch.setattr(findings_service, "DOCUMENT_PIECE", 1)
+    return form.media_type
+
+
+# ---------------------------------------------------------------------------
+# Health and OpenAPI
+# ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def document(app: flask.Flask) -> dict[str, Any]:
+    """The OpenAPI document, as anybody gets it."""
+    response = app.test_client().get(f"{API}/openapi.json")
+    assert (response.status_code, response.content_type) == (200, "application/json")
+    return response.json
+
+
+CODES = (
+    *("malformed_json", "invalid_parameter", "unauthorized", "forbidden", "not_found"),
+    *(
+        "run_finished",
+        "project_type_exists",
+        "changed_meanwhile",
+        "body_too_large",
+        "unsupported_media_type",
+        "validation_failed",
+    ),
+    *("unknown_project_type", "extension_check_timeout", "busy", "storage_full", "internal_error"),
+)
+
+
+# ---------------------------------------------------------------------------
+# Documents and metadata
+# ---------------------------------------------------------------------------
+
+FENCED = re.compile(r"^(```+)(\w+)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
+
+
+def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
+    """Give the fenced blocks of a page: line, language and text."""
+    text = page.read_text("utf-8")
+    for block in FENCED.finditer(text):
+        yield text.count("\n", 0, block.start()) + 1, block[2], block[3]
+
+
+def page_named(name: str) -> str:
+    """Return the text of a page."""
+    return (HERE / name).read_text("utf-8")
+
+
+def table_rows(name: str) -> list[str]:
+    """Return the lines of the tables of a page."""
+    return [line for line in page_named(name).splitlines() if line.startswith("|")]
+
+
+def commands(group: click.Command, prefix: str = "findings-service") -> Iterator[tuple[str, click.Command]]:
+    """Give every command of the command line with its name."""
+    if not isinstance(group, click.Group):
+        yield prefix, group
+        return
+    for name in group.list_commands(click.Context(group)):
+        yield from commands(group.commands[name], f"{prefix} {name}")
+
+
+COMMANDS = list(commands(findings_service.main))
+
+
+def settings_variables() -> list[str]:
+    """Return the names of all environment variables that the service reads."""
+    options = [option for _, each in COMMANDS for option in each.params]
+    named = {str(option.envvar) for option in options if getattr(option, "envvar", None)}
+    return sorted(named | {f"FINDINGS_{name.upper()}" for name in Settings.PARSERS})
+
+
+# ---------------------------------------------------------------------------
+# Embedding
+# ---------------------------------------------------------------------------
+
+
+class HostJSON(flask.json.provider.DefaultJSONProvider):
+    """What a host application might use for its own answers."""
+
+    mimetype = "application/vnd.host+json"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[flask.Flask]:
+    """An application with pages of its own, and the service under /findings."""
+    app = flask.Flask("host")
+    app.json = HostJSON(app)
+    app.config.update(MAX_CONTENT_LENGTH=123_456_789, HOST_SETTING="host")
+    for status in (404, 405, 500):
+        app.register_error_handler(status, lambda _, status=status: (f"host's {status}", status))
+    app.add_url_rule("/page", "page", lambda: {"host": True}, methods=["GET"])
+    app.add_url_rule("/broken", "broken", lambda: 1 // 0)
+    blueprint = create_blueprint(Settings(db=db_at(tmp_path / "embedded.db")))
+    app.register_blueprint(blueprint, url_prefix="/findings")
+    app.extensions["findings"] = blueprint.service
+    yield app
+    blueprint.service.database.close()
+
+
+@pytest.fixture
+def guest(host: flask.Flask) -> FlaskClient:
+    """A client of the host application, with a full key of the service."""
+    client = host.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {make_key(host)}"
+    return client
+
+
+# ---------------------------------------------------------------------------
+# What was acknowledged stays
+# ---------------------------------------------------------------------------
+
+LISTENING = r"http://127\.0\.0\.1:\d+"
+SECRET = "a-key-of-the-environment"
+
+
+# ---------------------------------------------------------------------------
+# The audit
+# ---------------------------------------------------------------------------
+
+
+def invoke(*arguments: str) -> click.testing.Result:
+    """Run a command of the service in this process. An exception that it did not catch fails the test."""
+    return click.testing.CliRunner().invoke(findings_service.main, placed(arguments), catch_exceptions=False)
+
+
+@pytest.fixture
+def aged(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
+    """A closed database with two runs, two of a branch, four tasks and some history."""
+    client.register("web")
+    first, second = (client.start("web", targetUrl=f"https://example.com/{name}") for name in "ab")
+    ids = [item["id"] for item in client.submit(first, task(externalId="x"), task(severity="low"))["tasks"]]
+    client.add(second, externalId="x", status="dismissed")
+    client.triage(ids[1], "resolved", comment="Done")
+    client.finish(first)
+    client.add(client.start("web", targetUrl="https://example.com/b", branch="topic"), externalId="y")
+    client.add(client.start("web", targetUrl="https://example.com/b", branch="topic"), externalId="x")
+    database_of(app).close()
+    return tmp_path / "findings.db"
+
+
+def damage_index(connection: sqlite3.Connection, name: str) -> None:
+    """Change an entry of an index in the file, as a bad disk would."""
+    page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()[0]
+    size = connection.execute("PRAGMA page_size").fetchone()[0]
+    path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
+    whole = bytearray(path.read_bytes())
+    start = (page - 1) * size
+    whole[start : start + size] = whole[start : start + size].replace(b"dismissed", b"dismissee")
+    path.write_bytes(whole)
+
+
+# ---------------------------------------------------------------------------
+# Repeated requests
+# ---------------------------------------------------------------------------
+
+
+def post(client: Client, path: str, body: Any, key: str = "k") -> Any:
+    """Send a POST with an Idempotency-Key."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+    return client.post(f"{API}/{path}", data=text, headers=headers)
+
+
+def totals(client: Client) -> list[int]:
+    """Return how many runs, tasks and project types there are."""
+    counts = [client.read(path, limit=1)["total"] for path in ("runs", "tasks")]
+    return [*counts, len(client.read("project-types")["projectTypes"])]
+
+
+# ---------------------------------------------------------------------------
+# Storage that fails
+# ---------------------------------------------------------------------------
+
+
+def assert_storage_problem(answer: Any, code: str) -> None:
+    """Check an answer that says why nothing was stored and when to come back."""
+    assert_problem(answer, 503, code)
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def refused_everywhere(ask: Callable[..., Any]) -> None:
+    """Check that reads, writes and the health check all say that the storage cannot be used."""
+    for method, path, body in (
+        ("GET", f"{API}/tasks", None),
+        ("POST", f"{API}/runs", {"projectType": "web"}),
+        ("GET", "/healthz", None),
+    ):
+        assert_storage_problem(ask(method, path, body), "storage_full")
+
+
+def took_away(db: Path) -> None:
+    """Move a database's file, with what lies beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        db.with_name(f"{db.name}{suffix}").rename(db.with_name(f"moved.db{suffix}"))
+
+
+def put_back(db: Path) -> None:
+    """Move it back."""
+    for moved in db.parent.glob("moved.db*"):
+        moved.rename(moved.with_name(moved.name.replace("moved.db", db.name)))
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """Return what the databases of a folder hold, and what lies beside them, but for what tells who reads."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.db*") if not path.name.endswith(("-shm", ".log"))}
+
+
+def database_of_version(version: int, path: Path) -> None:
+    """Make a database of another version of the schema."""
+    database_of(create_app(db=str(path))).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+
+
+def others_database(path: Path) -> None:
+    """Make another program's SQLite database."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+
+
+UNUSABLE = cases(
+    text=(lambda path: path.write_text("Not a database. " * 1000, "utf-8"), "not a database"),
+    short_text=(lambda path: path.write_text("Hi.", "utf-8"), "not a database"),
+    others=(others_database, "another program's SQLite database"),
+    folder=(lambda path: path.mkdir(), "cannot be"),
+    nowhere=(lambda path: path.symlink_to(path.parent / "no" / "such.db"), "cannot be"),
+    itself=(lambda path: path.symlink_to(path), "cannot be"),
+    newer=(partial(database_of_version, 99), "has schema version 99, newer than this program's"),
+    older=(partial(database_of_version, 7), "has schema version 7, older than any that this program opens; keep it"),
+)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Return what is in the files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# ---------------------------------------------------------------------------
+# Reads beside writes
+# ---------------------------------------------------------------------------
+
+
+class Group:
+    """Requests that a service answers in one transaction, as the front door has it do."""
+
+    def __init__(self, app: flask.Flask, key: str) -> None:
+        self.service = app.extensions["findings"]
+        self.writes = commits.CommitScheduler(self.service.database, self.service.listeners)
+        self._key = key
+
+    def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
+        """Return a request as the front door has it."""
+        given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+        environ = {
+            "REQUEST_METHOD": method,
+            "PATH_INFO": path,
+            "QUERY_STRING": "",
+            "CONTENT_TYPE": "application/json",
+            "HTTP_AUTHORIZATION": f"Bearer {self._key}",
+            **given,
+        }
+        return environ | {"body": b"" if body is None else json.dumps(body).encode()}
+
+    def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Return status and JSON of each answer."""
+        calls = [findings_service.Call(self.service, environ, environ["PATH_INFO"]) for environ in requests]
+        given = [call.begin(findings_service.Body(call.environ["body"])) for call in calls]
+        pairs = zip(calls, given, strict=True)
+        given = [call.finish(each) if isinstance(each, findings_service.Deferred) else each for call, each in pairs]
+        writes = [waiting(each) for each in given if isinstance(each, findings_service.PendingWrite)]
+        self.writes._waiting.extend(writes)
+        self.writes._settle = lambda _: None
+        while self.writes._waiting:
+            self.writes._commit_group()
+        stored = (write.answer for write in writes)
+        answers = [each if isinstance(each, findings_service.Answer) else next(stored) for each in given]
+        return [(each.status, json.loads(each.body) if each.body else None) for each in answers]
+
+
+def waiting(pending: findings_service.PendingWrite, seconds: float = 60.0) -> commits.Write:
+    """Return a write that waits to be committed."""
+    return commits.Write(pending, None, time.monotonic() + seconds)
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of writes end with the last one that waits, also on a machine that is busy with something else."""
+    monkeypatch.setattr(commits, "GROUP_TIME", 60)
+
+
+@pytest.fixture
+def group(app: flask.Flask, client: Client, unhurried: None) -> Group:
+    return Group(app, client.key)
+
+
+# ---------------------------------------------------------------------------
+# Hostile schemas
+# ---------------------------------------------------------------------------
+
+USUAL = 0.03  # seconds that what `slowness` counts takes there
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server that hostile clients share with others; bodies must arrive in half a second."""
+    db = tmp_path_factory.mktemp("besieged") / "besieged.db"
+    line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
+    server = start_process(line, db, r"curl .*\n", FINDINGS_BODY_TIMEOUT="0.5")
+    try:
+        server.start_run()
+        yield server
+        assert server.process.poll() is None
+    finally:
+        code = server.stop()
+    assert code == 0
+
+
+@pytest.fixture(scope="module")
+def hostile_key(besieged: Server) -> str:
+    return command("keys", "create", "hostile", "--client", "hostile", "--db", str(besieged.db)).stdout.strip()
+
+
+def slowness() -> float:
+    """Return how many times as long as usual the processor takes now, at least 1, whatever else it has to do."""
+    began, total = time.thread_time(), 0
+    for number in range(1_000_000):
+        total += number
+    return max(1.0, (time.thread_time() - began) / USUAL)
+
+
+@contextmanager
+def another_client(server: Server, bound: float) -> Iterator[None]:
+    """Let another client read all the while, and check that it is always answered, each time within `bound` seconds."""
+    waits, done = list[float](), threading.Event()
+
+    def read() -> None:
+        while not waits or not done.wait(0.02):
+            began = time.monotonic()
+            assert server.request("GET", f"{API}/runs").json["total"] >= 1
+            waits.append(time.monotonic() - began)
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            yield
+        finally:
+            done.set()
+        reading.result()
+    assert max(waits) < bound or max(waits) < bound * slowness()
+
+
+# ---------------------------------------------------------------------------
+# Hostile HTTP
+# ---------------------------------------------------------------------------
+
+
+def speak(server: Server, text: bytes, *, ends: bool = False) -> bytes:
+    """Send bytes and return all that comes back until the server closes; with `ends` it knows that nothing follows."""
+    heard = bytearray()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(text)
+        with suppress(ConnectionResetError):
+            if ends and not heard:
+                with suppress(OSError):  # closed already
+                    connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(65536):
+                heard += part
+    return bytes(heard)
+
+
+def raw_request(server: Server, method: str, path: bytes | str, body: bytes = b"", *headers: str) -> bytes:
+    """Return the bytes of a request that closes the connection, with its length unless `headers` has one."""
+    lines = ["Host: localhost", "Connection: close", f"Authorization: Bearer {server.key}", *headers]
+    if body:
+        lines.append("Content-Type: application/json")
+        if not any(header.startswith(("Content-Length", "Transfer-Encoding")) for header in headers):
+            lines.append(f"Content-Length: {len(body)}")
+    start = path.encode() if isinstance(path, str) else path
+    return method.encode() + b" " + start + b" HTTP/1.1\r\n" + "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def status_of(heard: bytes) -> int:
+    """Return the status of an answer, 0 where the connection was closed without one."""
+    return int(heard.split(b" ", 2)[1]) if heard.startswith(b"HTTP/1.1 ") else 0
+
+
+def assert_refused(heard: bytes) -> None:
+    """Check that a request was refused: in our form, or with the HTTP server's bare answer, or by hanging up."""
+    assert status_of(heard) in (0, *range(400, 500)), heard[:300]
+    assert b"application/problem+json" in heard or len(heard) < 300
+
+
+@contextmanager
+def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.socket]]:
+    """Keep connections open that have sent a part of a request."""
+    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(count)]
+    try:
+        for connection in connections:
+            connection.sendall(text)
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+DIGITS = "7" * 5000
+
+
+# ---------------------------------------------------------------------------
+# Growing old
+# ---------------------------------------------------------------------------
+
+
+def content_of(db: Path) -> list[list[Any]]:
+    """Return everything that a database holds, but for its keys, kept answers and health."""
+    tables = ("clients", "project_types", "runs", "tasks", "task_details", "sightings", "history", "counters")
+    with look_into(db) as connection:
+        return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
+
+
+def finish_ago(app: flask.Flask, days: int, *runs: str) -> None:
+    """Make runs look as if they had finished that long ago."""
+    with database_of(app).transaction() as connection:
+        at = findings_service.timestamp(ago=days * 86_400)
+        connection.executemany("UPDATE runs SET finished_at = ? WHERE id = ?", [(at, run) for run in runs])
+
+
+def prune(path: str | Path, *options: str) -> list[int]:
+    """Prune what finished before 90 days, and return the numbers of runs and tasks that it tells."""
+    done = invoke("prune", "--finished-before", "90d", *options, "--db", str(path))
+    assert done.exit_code == 0
+    return [int(number) for number in re.findall(r"(\d+) (?:runs|tasks)", done.stdout)]
+
+
+# ---------------------------------------------------------------------------
+# Deleting
+# ---------------------------------------------------------------------------
+
+
+def secret() -> str:
+    """Return a word that no other text holds."""
+    return f"SECRET{secrets.token_hex(12)}"
+
+
+# ---------------------------------------------------------------------------
+# The example agent
+# ---------------------------------------------------------------------------
+
+BANDIT = """
+import json, pathlib, time
+if pathlib.Path("slow").exists():
+    pathlib.Path("begun").touch()
+    time.sleep(30)
+if pathlib.Path("broken").exists():
+    raise SystemExit("bandit broke")
+code = "3 exec(user_input) " + "x" * 300_000 * pathlib.Path("refused").exists()
+print(json.dumps({"results": 2 * [{
+    "test_id": "B102", "filename": "./a.py", "line_number": 3, "code": code, "issue_text": "Use of exec.",
+    "issue_severity": "HIGH", "issue_confidence": "HIGH", "issue_cwe": {"id": 78}, "more_info": "https://example.com/",
+}]}))
+raise SystemExit(1)
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path, server: Server) -> Callable[..., subprocess.Popen[str]]:
+    """Start the example agent beside a server, with a stand-in for bandit or without, on a folder with such files."""
+    (tmp_path / "lib" / "bandit").mkdir(parents=True)
+    (tmp_path / "lib" / "bandit" / "__init__.py").touch()  # else one that is installed would come before it
+    (tmp_path / "lib" / "bandit" / "__main__.py").write_text(BANDIT, "utf-8")
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text("import sys; sys.modules['bandit'] = None\n", "utf-8")
+    (tmp_path / "code").mkdir()
+
+    def start(*files: str, folder: str = "code", lib: str = "lib", **env: str) -> subprocess.Popen[str]:
+        for name in files:
+            (tmp_path / "code" / name).touch()
+        line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(tmp_path / folder)]
+        given = {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"http://127.0.0.1:{server.port}"}
+        given["PYTHONPATH"] = f"{tmp_path / lib}{os.pathsep}{HERE}"
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        options["preexec_fn"] = heed_signals
+        return subprocess.Popen(
+            [*line, "--target", "https://example.com/"], env=environment(**(given | env)), **options
+        )
+
+    return start

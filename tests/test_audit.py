@@ -1,0 +1,159 @@
+"""The audit: `check`, and what it finds."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flask
+import flask.json.provider
+import pytest
+
+import findings_service
+from findings_features import audit
+from tests.engines import ON_POSTGRES, look_into
+from tests.support import (
+    API,
+    Server,
+    cases,
+    damage_index,
+    database_of,
+    invoke,
+    reader_of,
+    sqlite_cases,
+    task,
+)
+
+UNCHECKED = "SET session_replication_role = replica" if ON_POSTGRES else "PRAGMA ignore_check_constraints = ON"
+LAST = "(SELECT MAX(seq) FROM tasks)"
+PLANTED_IN_A_FILE = sqlite_cases(
+    integrity=(partial(damage_index, name="tasks_by_status"), "integrity: "),
+    constraint=("UPDATE tasks SET severity = 9 WHERE seq = 1", "integrity: CHECK constraint failed"),
+    foreign_key=(
+        "UPDATE history SET task_seq = 99 WHERE seq = 1",
+        "foreign key: row 1 of history has no parent in tasks",
+    ),
+)
+PLANTED = cases(
+    index=("DROP INDEX tasks_by_status", "schema: tasks_by_status is missing"),
+    counter=("UPDATE counters SET n = n + 1 WHERE scope = 'tasks' AND status = 'resolved'", "says 2, but there are 1"),
+    reported=("UPDATE runs SET reported = 3 WHERE seq = 2", "says that it reports another number of tasks"),
+    changes_below_nothing=("UPDATE counters SET n = -1 WHERE scope = 'changes'", "is below nothing"),
+    counter_of_runs=(
+        "UPDATE counters SET n = 0 WHERE scope = 'runs' AND status = 'running'",
+        "runs, running, severity 0",
+    ),
+    counter_missing=(
+        "DELETE FROM counters WHERE scope = 'runs' AND status = 'completed'",
+        "is missing, but there are 1",
+    ),
+    counter_of_nothing=(
+        "INSERT INTO counters VALUES ('default', 'tasks type:none', 'open', 4, 2)",
+        "tasks type:none, open, severity 4 says 2, but there are 0",
+    ),
+    other_target=(
+        f"UPDATE tasks SET target_url = '' WHERE seq = {LAST}",
+        "reported by a run of another project",
+    ),
+    other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another project"),
+    no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
+    sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
+    no_branch=("DELETE FROM branches", "is of a branch that is not there"),
+    branch_knows=("UPDATE branches SET reported = 3", "branch topic says that it knows another number of tasks"),
+    branch_of_nothing=(
+        "INSERT INTO branches VALUES (9, 'default', 'old', 'web', '', 0)",
+        "branch old has no run and knows no task",
+    ),
+    branch_elsewhere=("UPDATE branches SET target_url = ''", "is known to a branch of another project"),
+    forgotten=(
+        "DELETE FROM branch_sightings WHERE task_seq = 3",
+        "is reported by a run of a branch that does not know it",
+    ),
+    of_another_branch=("UPDATE tasks SET branch = 'other' WHERE seq = 4", "is of a branch that does not know it"),
+    not_taken_over=("UPDATE tasks SET branch = 'topic' WHERE seq = 3", "is of a branch, though the main line knows it"),
+    not_counted=(
+        "UPDATE sightings SET counted = 0 WHERE run_seq = 1 AND task_seq = 1",
+        "has a report of the main line that does not count",
+    ),
+    counter_of_branches=(
+        "UPDATE counters SET n = 5 WHERE scope = 'tasks type:web branches'",
+        "tasks type:web branches, open, severity 4 says 5, but there are 1",
+    ),
+    counter_of_a_branch=(
+        "DELETE FROM counters WHERE scope = 'runs branch:topic'",
+        "runs branch:topic, running, severity 0 is missing, but there are 2",
+    ),
+    other_words=("UPDATE task_words SET words = replace(words, 'image', 'picture')", "by other words than it has"),
+    no_words=("DELETE FROM task_words", "is searched by other words than it has"),
+    no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
+    other_status=(
+        "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
+        "has another status than its history",
+    ),
+    order_of_creation=(
+        "UPDATE tasks SET created_at = '2026-01-01' WHERE seq = 3",
+        "was created before one that came earlier",
+    ),
+    other_reason=(
+        "UPDATE history SET reason = 'fixed' WHERE comment = 'Done'",
+        "has another reason than its history",
+    ),
+    other_assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has another assignee than its history"),
+    no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
+    older_schema=(
+        "UPDATE schema_version SET version = 7" if ON_POSTGRES else "PRAGMA user_version = 7",
+        "has schema version 7, older than any",
+    ),
+)
+
+
+@pytest.mark.parametrize(("fault", "told"), [*PLANTED_IN_A_FILE, *PLANTED])
+def test_check_tells_each_fault_and_fails(aged: Path, fault: Any, told: str) -> None:
+    assert invoke("check", "--db", str(aged)).exit_code == 0
+    with look_into(aged) as connection:
+        if callable(fault):
+            fault(connection)
+        else:
+            connection.execute(UNCHECKED)
+            connection.execute(fault)
+    done = invoke("check", "--db", str(aged))
+    assert done.exit_code == 1
+    assert told in done.output
+    assert done.stderr.startswith("Error: ")
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("statement", audit.INTEGRITY_CHECKS.values())
+def test_an_audit_looks_up_each_row_without_reading_all_that_a_client_has(app: flask.Flask, statement: str) -> None:
+    steps = [row[3] for row in reader_of(app).execute(f"EXPLAIN QUERY PLAN {statement}")]
+    assert [step for step in steps if step.endswith("(client_id=?)")] == []
+
+
+def test_check_tells_of_a_sound_database_and_its_versions(app: flask.Flask, aged: Path) -> None:
+    done = invoke("check", "--db", str(aged))
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "is sound" in done.stderr
+    engine = " ".join(database_of(app).engine)
+    assert f"schema version {findings_service.SCHEMA_VERSION}, {engine}" in done.stderr
+
+
+@pytest.mark.sqlite
+def test_check_of_a_file_damaged_beyond_reading_is_one_line(aged: Path) -> None:
+    whole = bytearray(aged.read_bytes())
+    whole[8192:] = b"\xff" * (len(whole) - 8192)
+    aged.write_bytes(whole)
+    done = invoke("check", "--db", str(aged))
+    assert done.exit_code == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_check_reads_a_database_that_is_being_written(server: Server) -> None:
+    run = server.start_run()
+    with ThreadPoolExecutor(2) as pool:
+        writes = [
+            pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", {"tasks": [task()] * 50}) for _ in range(40)
+        ]
+        assert [invoke("check", "--db", str(server.db)).exit_code for _ in range(5)] == [0] * 5
+    assert {write.result().status_code for write in writes} == {201}

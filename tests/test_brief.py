@@ -1,0 +1,146 @@
+"""The brief: what an agent is told of before it examines something."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import flask
+import flask.json.provider
+import pytest
+
+from findings_features import brief
+from tests.support import (
+    API,
+    SEVERITIES,
+    TARGETS,
+    Client,
+    assert_problem,
+    cases,
+    client_of,
+    start_on,
+    task,
+)
+
+
+def briefed(client: Client, **query: Any) -> list[str]:
+    """Return the external ids of a brief."""
+    return [each["externalId"] for each in client.read("brief", projectType="web", **query)["tasks"]]
+
+
+def test_a_brief_tells_all_that_the_contract_names_in_its_order(client: Client) -> None:
+    schema = {"minProperties": 0, "type": "object"}
+    client.register("web", schema)
+    run = client.start(targetUrl=TARGETS[1])
+    noted = client.add(run, externalId="a", severity="low", title="Contrast")
+    client.submit(run, task(), task(externalId="b", status="resolved"))
+    client.triage(noted, "dismissed", reason="accepted_risk", comment="The brand's colour")
+    told = client.read("brief", projectType="web", targetUrl=TARGETS[1])
+    severities = dict.fromkeys(SEVERITIES, 0) | {"high": 2, "low": 1}
+    statuses = {"open": 1, "in_progress": 0, "resolved": 1, "dismissed": 1}
+    finding = {"externalId": "a", "title": "Contrast", "severity": "low", "status": "dismissed"}
+    right = {
+        "projectType": "web",
+        "targetUrl": TARGETS[1],
+        "branch": None,
+        "summary": {"total": 3, "bySeverity": severities, "byStatus": statuses},
+        "extensionSchema": schema,
+        "tasks": [{**finding, "reason": "accepted_risk", "lastComment": "The brand's colour"}],
+        "omitted": 0,
+    }
+    assert json.dumps(told) == json.dumps(right)  # the order of the members, too
+
+
+def test_a_brief_begins_with_the_worst_and_then_with_what_was_seen_last(client: Client, run: str) -> None:
+    named = {severity: [f"{severity}-{number}" for number in range(3)] for severity in ("low", "critical", "high")}
+    for severity, names in named.items():
+        client.submit(run, *(task(externalId=name, severity=severity) for name in names))
+    later = client.start(targetUrl="https://example.com/")
+    client.submit(later, task(externalId="critical-0", severity="critical"), task(externalId="high-1"))
+    right = ["critical-0", "critical-2", "critical-1", "high-1", "high-2", "high-0", "low-2", "low-1", "low-0"]
+    for limit in (1, 4, 9, 50):
+        told = client.read("brief", projectType="web", targetUrl="https://example.com/", limit=limit)
+        assert [each["externalId"] for each in told["tasks"]] == right[:limit]
+        assert told["omitted"] == max(0, 9 - limit)
+
+
+def test_a_brief_is_of_what_the_main_line_and_the_branch_know(client: Client, run: str) -> None:
+    client.add(run, externalId="main")
+    client.submit(start_on(client, "a"), task(externalId="a's"), task(externalId="both's"), task(externalId="main"))
+    client.submit(start_on(client, "b"), task(externalId="both's"), task(externalId="b's"), task())
+    client.add(start_on(client, "c"), externalId="c's")
+    for branch, right in (("a", {"main", "a's", "both's"}), ("b", {"main", "both's", "b's"}), ("none", {"main"})):
+        assert {*briefed(client, targetUrl="https://example.com/", branch=branch)} == right
+    assert briefed(client, targetUrl="https://example.com/") == ["main"]
+    told = client.read("brief", projectType="web", targetUrl="https://example.com/", branch="b", limit=1)
+    assert (told["branch"], told["summary"]["total"], told["omitted"]) == ("b", 4, 2)
+
+
+def test_a_brief_is_of_one_type_and_one_target(client: Client) -> None:
+    for name in ("web", "app"):
+        client.register(name)
+        for target in (None, TARGETS[1], TARGETS[2]):
+            client.add(client.start(name, targetUrl=target), externalId=f"{name} {target}")
+    assert briefed(client) == ["web None"]
+    assert briefed(client, targetUrl=TARGETS[2]) == [f"web {TARGETS[2]}"]
+    assert briefed(client, targetUrl=f"{TARGETS[2]}x") == []
+
+
+def test_the_last_comment_of_a_brief_is_the_last_that_anybody_wrote(client: Client, run: str) -> None:
+    for name, decisions in {
+        "none": [],
+        "one": [{"comment": "First"}],
+        "moved_without": [{"status": "dismissed", "comment": "Not ours"}, {"status": "open"}, {"assignee": "kim"}],
+        "moved_with": [{"comment": "First"}, {"status": "in_progress", "comment": "Mine"}],
+    }.items():
+        found = client.add(run, externalId=name)
+        for decision in decisions:
+            client.triage(found, **decision)
+    told = client.read("brief", projectType="web", targetUrl="https://example.com/")["tasks"]
+    assert {each["externalId"]: each["lastComment"] for each in told} == {
+        "none": None,
+        "one": "First",
+        "moved_without": "Not ours",
+        "moved_with": "Mine",
+    }
+
+
+def test_a_brief_of_an_unregistered_type_says_which_there_are(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    assert_problem(client.get(f"{API}/brief"), 400, "invalid_parameter", "projectType")
+    problem = assert_problem(client.get(f"{API}/brief?projectType=wbe"), 422, "unknown_project_type", "projectType")
+    assert "Registered: web." in problem["detail"]
+    stranger = client_of(app, client="other")
+    problem = assert_problem(stranger.get(f"{API}/brief?projectType=web"), 422, "unknown_project_type", "projectType")
+    assert "Registered: none yet." in problem["detail"]
+
+
+def test_no_client_is_briefed_of_what_another_one_knows(app: flask.Flask, client: Client, run: str) -> None:
+    client.submit(run, task(externalId="a"), task())
+    client.add(start_on(client, "b"), externalId="b")
+    stranger = client_of(app, client="other")
+    stranger.register("web")
+    for branch in ({}, {"branch": "b"}):
+        told = stranger.read("brief", projectType="web", targetUrl="https://example.com/", **branch)
+        assert (told["tasks"], told["summary"]["total"], told["omitted"]) == ([], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("there", "accept", "other"),
+    cases(
+        wanted=(True, "text/markdown", True),
+        wanted_more=(True, "application/json;q=0.9, text/markdown;variant=CommonMark", True),
+        wanted_less=(True, "text/markdown;q=0.5, */*", False),
+        absent=(False, "text/markdown", False),
+    ),
+)
+def test_a_brief_goes_out_in_the_form_that_is_wanted_most(
+    client: Client, there: bool, accept: str, other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(brief.EXPORTS, "text/markdown")
+    if there:
+        brief.add("text/markdown", lambda _, about: about.label.encode())
+    client.register("web")
+    response = client.get(f"{API}/brief?projectType=web", headers={"Accept": accept})
+    assert response.content_type == ("text/markdown; charset=utf-8" if other else "application/json")
+    assert response.data == b"web" if other else response.json["projectType"] == "web"

@@ -1,0 +1,593 @@
+"""What goes for good: DELETE, `prune`, and what is not kept."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flask
+import flask.json.provider
+import pytest
+
+import findings_service
+from findings_features import deletion
+from findings_service import DatabaseUnusable
+from tests.engines import ON_POSTGRES, faults_of, held_in, look_into
+from tests.support import (
+    API,
+    LISTENING,
+    PROGRAM,
+    SECRET,
+    Client,
+    Server,
+    assert_problem,
+    cases,
+    client_of,
+    command,
+    content_of,
+    database_of,
+    environment,
+    finish_ago,
+    gate,
+    invoke,
+    post,
+    program_with,
+    prune,
+    rows_of,
+    secret,
+    start_on,
+    task,
+    totals,
+)
+
+# ---------------------------------------------------------------------------
+# Tasks
+# ---------------------------------------------------------------------------
+
+
+def test_what_has_no_etag_cannot_depend_on_one(client: Client, run: str) -> None:
+    task_id, given = client.add(run), {"If-Match": "*"}
+    answers = [client.patch(f"{API}/{path}", json={}, headers=given) for path in ("tasks", f"runs/{run}")]
+    paths = (f"tasks/{task_id}", f"runs/{run}", "project-types/web")
+    answers += [client.delete(f"{API}/{path}", headers=given) for path in paths]
+    for answer in answers:
+        assert_problem(answer, 400, "invalid_parameter", "If-Match")
+    assert totals(client) == [1, 1, 1]
+
+
+# ---------------------------------------------------------------------------
+# Growing old
+# ---------------------------------------------------------------------------
+
+
+def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, client: Client, tmp_path: Path) -> None:
+    client.register("web")
+    old, older, young, running = (client.start(targetUrl="https://example.com/") for _ in range(4))
+    for run, names in ((old, "abx"), (older, "bcx"), (young, "cd"), (running, "ad")):
+        client.submit(run, *[task(externalId=name) for name in names], task())
+    client.triage(client.read("tasks", externalId="x")["tasks"][0]["id"], "dismissed")
+    for run in (old, older, young):
+        client.finish(run)
+    finish_ago(app, 91, old, older)
+    finish_ago(app, 89, young)
+    before = content_of(tmp_path / "findings.db")
+    assert prune(tmp_path / "findings.db", "--dry-run") == [2, 4]
+    assert content_of(tmp_path / "findings.db") == before
+    assert prune(tmp_path / "findings.db") == [2, 4]
+    left = client.read("tasks")
+    assert sorted(each["externalId"] or "" for each in left["tasks"]) == ["", "", "a", "c", "d"]
+    assert left["total"] == 5
+    assert {each["id"] for each in client.read("runs")["runs"]} == {young, running}
+    assert prune(tmp_path / "findings.db") == [0, 0]
+    assert client.submit(running, task(externalId="b"))["created"] == 1
+    assert faults_of(tmp_path / "findings.db") == []
+
+
+def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.Flask, client: Client, run: str) -> None:
+    stranger = client_of(app, client="other")
+    stranger.register("web")
+    theirs = stranger.start("web", targetUrl="https://example.com/")
+    for each, run_id in ((client, run), (stranger, theirs)):
+        each.submit(run_id, task(externalId="a"), task())
+        each.finish(run_id)
+    finish_ago(app, 100, theirs)
+    path = database_of(app).settings.db
+    assert prune(path) == [1, 2]
+    assert (client.read("tasks")["total"], stranger.read("tasks")["total"]) == (2, 0)
+    assert (client.read(f"runs/{run}")["summary"]["total"], stranger.read("runs")["total"]) == (2, 0)
+    assert faults_of(path) == []
+
+
+def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Client, run: str) -> None:
+    def branches() -> list[Any]:
+        return rows_of(app, "SELECT name, reported FROM branches ORDER BY name")
+
+    path = database_of(app).settings.db
+    first, second, third = start_on(client, "a", "x", "y"), start_on(client, "a"), start_on(client, "b", "x")
+    client.submit(run, task(externalId="x"))
+    for old, left in (
+        (first, [("a", 1), ("b", 1)]),
+        (second, [("a", 1), ("b", 1)]),
+        (third, [("a", 1), ("b", 1)]),
+        (run, []),
+    ):
+        client.finish(old)
+        finish_ago(app, 91, old)
+        prune(path)
+        assert branches() == left
+        assert faults_of(path) == []
+    assert client.read("tasks", branch="a")["total"] == 0
+
+
+def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, client: Client, run: str) -> None:
+    path = database_of(app).settings.db
+    shared = client.start(targetUrl="https://example.com/")
+    for run_id, names in ((run, "abcd"), (shared, "bd")):
+        client.submit(run_id, *[task(externalId=name) for name in names], task())
+    client.finish(run)
+    removed, gone = [], False
+    while not gone:
+        with database_of(app).transaction() as connection:
+            key = findings_service.RunKey(1, "web", "https://example.com/", 5, run, "completed", "")
+            tasks, gone = deletion.prune_slice(connection, "default", key, 2)
+        removed.append(tasks)
+        assert faults_of(path) == []
+        assert client.read("tasks")["total"] == 6 - sum(removed)
+    assert removed == [1, 1, 1]
+    assert [each["id"] for each in client.read("runs")["runs"]] == [shared]
+    assert client.read("tasks", runId=shared)["total"] == 3
+    with database_of(app).transaction() as connection:
+        assert deletion.prune_slice(connection, "default", key) == (0, True)
+
+
+def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
+    runs = [server.start_run() for _ in range(20)]
+    for run in runs:
+        server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=run), task(externalId="all")]})
+        server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
+    path = f"{API}/runs/{server.start_run()}/tasks"
+    with look_into(server.db) as connection:
+        connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
+    with ThreadPoolExecutor(4) as pool:
+        writes = [pool.submit(server.request, "POST", path, task(externalId=str(n))) for n in range(100)]
+        assert prune(server.db) == [20, 21]
+    assert {write.result().status_code for write in writes} == {201}
+    assert server.request("GET", f"{API}/tasks").json["total"] == 100
+    assert faults_of(server.db) == []
+
+
+def test_a_server_forgets_by_the_clock_what_it_is_not_to_keep(serve: Callable[..., Server]) -> None:
+    server = serve()
+    young, running, old = (server.start_run() for _ in range(3))  # when the last has gone, so would the others have
+    for run, names in ((old, "ab"), (young, "bc"), (running, "d")):
+        server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId=name) for name in names]})
+    for run, hours in ((old, 3), (young, 1)):
+        server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
+        with look_into(server.db) as connection:
+            at = findings_service.timestamp(ago=hours * 3600)
+            connection.execute("UPDATE runs SET finished_at = ?, created_at = ? WHERE id = ?", (at, at, run))
+    server.stop()
+    quick = program_with(MAINTENANCE_PAUSE=0.2)
+    again = serve("--workers", "2", until=LISTENING, program=quick, FINDINGS_KEEP="2h")
+    deadline = time.monotonic() + 10
+    while again.request("GET", f"{API}/runs/{old}", key=server.key).status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert again.request("GET", f"{API}/runs", key=server.key).json["total"] == 2
+    left = again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]
+    assert sorted(each["externalId"] for each in left) == ["b", "c", "d"]
+    assert faults_of(again.db) == []
+
+
+def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with look_into(server.db) as connection:
+        connection.execute("INSERT INTO project_types VALUES ('default', 'web', 'x', '', '', NULL, '')")
+        connection.executemany(
+            """INSERT INTO runs (client_id, id, project_type, status, created_at, updated_at, last_used_at, finished_at)
+               VALUES ('default', ?, 'web', 'completed', '', '', '', ?)""",
+            [(str(n), "2020" if n % 100 == 0 else "2099") for n in range(1500)],
+        )
+        connection.execute("INSERT INTO counters VALUES ('default', 'runs', 'completed', 0, 1500)")
+    server.stop()
+    again = serve(until=LISTENING, program=program_with(MAINTENANCE_PAUSE=0.2), FINDINGS_KEEP="1h")
+    waits, started = [], time.monotonic()
+    while again.request("GET", f"{API}/runs?limit=1", key=server.key).json["total"] > 1485:
+        began = time.monotonic()
+        assert began < started + 20
+        assert again.request("GET", "/healthz", key=server.key).status_code == 200
+        waits.append(time.monotonic() - began)
+    assert time.monotonic() - started > 0.35  # half of what 14 pauses take; some are before anybody could ask
+    assert max(waits) < 1
+
+
+def test_two_prunes_at_once_count_right(client: Client, app: flask.Flask, tmp_path: Path) -> None:
+    client.register("web")
+    runs = [client.start() for _ in range(40)]
+    for number, run in enumerate(runs):
+        client.add(run, externalId=str(number))
+        client.finish(run)
+    finish_ago(app, 100, *runs)
+    line = ("prune", "--finished-before", "90d", "--db", str(tmp_path / "findings.db"))
+    with ThreadPoolExecutor() as pool:
+        assert [each.returncode for each in pool.map(lambda _: command(*line), range(2))] == [0, 0]
+    assert faults_of(tmp_path / "findings.db") == []
+    assert (client.read("tasks")["total"], client.read("runs")["total"]) == (0, 0)
+
+
+# ---------------------------------------------------------------------------
+# Deleting
+# ---------------------------------------------------------------------------
+
+
+def test_a_deleted_task_is_gone_from_every_answer(app: flask.Flask, client: Client, run: str) -> None:
+    branch, later = start_on(client, "a", "x"), start_on(client, None)
+    task_id, other = client.add(run, externalId="x"), client.add(run, externalId="y")
+    client.finish(run)
+    client.remove(f"tasks/{task_id}")
+    for path in (f"tasks/{task_id}", f"tasks/{task_id}/history"):
+        assert_problem(client.get(f"{API}/{path}"), 404, "not_found")
+    for query in ({}, {"runId": run}, {"branch": "a"}, {"missingFrom": later}, {"externalId": "x"}):
+        page = client.read("tasks", **query)
+        assert page["total"] == len(page["tasks"]) == ("branch" not in query and "externalId" not in query)
+        assert task_id not in {each["id"] for each in page["tasks"]}
+    whole = client.read(f"runs/{run}")
+    assert (whole["summary"]["total"], whole["submitted"]["created"]) == (1, 1)
+    assert gate(client, run)["reported"] == 1
+    assert gate(client, branch)["reported"] == 0
+    client.remove(f"tasks/{other}")
+    assert client.read("overview")["total"] == 0
+    assert faults_of(database_of(app).settings.db) == []
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finished", "running"])
+def test_a_deleted_run_takes_along_what_only_it_reports(
+    app: flask.Flask, client: Client, run: str, finish: bool
+) -> None:
+    other = start_on(client, None, "x")
+    client.submit(run, task(externalId="x"), task(externalId="y"), task())
+    if finish:
+        client.finish(run)
+    client.remove(f"runs/{run}")
+    for method, path in (("GET", ""), ("GET", "/gate"), ("DELETE", ""), ("POST", "/tasks"), ("PATCH", "")):
+        body = {"POST": {"tasks": []}, "PATCH": {"status": "failed"}}.get(method)
+        assert_problem(client.open(f"{API}/runs/{run}{path}", method=method, json=body), 404, "not_found")
+    assert [each["externalId"] for each in client.read("tasks")["tasks"]] == ["x"]
+    assert [each["id"] for each in client.read("runs")["runs"]] == [other]
+    assert client.read("runs", status="running")["total"] == 1
+    assert faults_of(database_of(app).settings.db) == []
+
+
+def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    branch, run = start_on(client, "a", "x"), start_on(client, None)
+    first = client.add(run, externalId="x", title="Taken over")
+    ignored, last = start_on(client, "b", "x"), start_on(client, None, "x")
+    fields = ("runId", "lastRunId", "timesSeen", "branch")
+    for gone, left in (
+        (last, (branch, run, 2, None)),
+        (run, (branch, branch, 1, "a")),
+        (branch, (ignored, ignored, 1, "b")),
+    ):
+        client.remove(f"runs/{gone}")
+        found = client.read(f"tasks/{first}")
+        assert tuple(found[name] for name in fields) == left
+        assert client.read("tasks", mainLine="true")["total"] == (left[-1] is None)
+        assert faults_of(database_of(app).settings.db) == []
+    assert client.read("tasks", branch="a")["total"] == 0
+    assert {each["runId"] for each in client.history(first)} == {None}
+
+
+def test_a_deleted_run_whose_report_did_not_count_leaves_a_task_as_it_was(client: Client) -> None:
+    client.register("web")
+    known = start_on(client, None, "x"), start_on(client, None, "x")
+    ignored = start_on(client, "b", "x")
+    before = client.read("tasks")["tasks"][0]
+    assert (before["runId"], before["lastRunId"], before["timesSeen"]) == (*known, 2)
+    client.remove(f"runs/{ignored}")
+    assert client.read("tasks")["tasks"] == [before]
+
+
+def test_a_deletion_finds_other_reporters_for_a_task_whose_first_one_was_pruned(
+    app: flask.Flask, client: Client
+) -> None:
+    client.register("web")
+    pruned, second, third = (start_on(client, None, "x") for _ in range(3))
+    with database_of(app).transaction() as connection:
+        key = findings_service.select_run_key(connection, "default", pruned)
+        assert deletion.prune_slice(connection, "default", key) == (0, True)
+    assert client.read("tasks")["tasks"][0]["runId"] == pruned
+    client.remove(f"runs/{third}")
+    found = client.read("tasks")["tasks"][0]
+    assert (found["runId"], found["lastRunId"], found["timesSeen"]) == (second, second, 2)
+
+
+def test_a_report_that_comes_to_count_as_the_first_is_taken_back_like_any(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    known = start_on(client, None, "x")
+    first, second = start_on(client, "a", "x"), start_on(client, "b", "x")
+    client.remove(f"runs/{known}")
+    last = start_on(client, None, "x")
+    seen = []
+    for gone in (None, first, second):
+        if gone:
+            client.remove(f"runs/{gone}")
+        found = client.read("tasks")["tasks"][0]
+        seen.append((found["runId"], found["lastRunId"], found["timesSeen"], found["branch"]))
+        assert faults_of(database_of(app).settings.db) == []
+    assert seen == [(first, last, 2, None), (last, last, 1, None), (last, last, 1, None)]
+
+
+def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
+    task_id = client.add(run, externalId="x")
+    resolving = start_on(client, None)
+    client.finish(resolving, resolveMissing=True)
+    client.remove(f"runs/{resolving}")
+    last = client.history(task_id)[-1]
+    assert (last["event"], last["to"], last["runId"], last["by"]) == ("status", "resolved", None, "tests")
+    assert client.history(task_id)[0]["runId"] == run
+
+
+def test_a_project_type_goes_once_no_run_is_of_it(client: Client, run: str) -> None:
+    problem = assert_problem(client.delete(f"{API}/project-types/web"), 409, "project_type_in_use")
+    assert "There is 1 run of" in problem["detail"]
+    client.remove(f"runs/{run}")
+    client.remove("project-types/web")
+    assert client.read("project-types") == {"projectTypes": []}
+    assert_problem(client.delete(f"{API}/project-types/web"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["tasks/TASK", "runs/RUN", "project-types/web"])
+def test_what_is_another_clients_cannot_be_deleted(app: flask.Flask, client: Client, run: str, path: str) -> None:
+    path = path.replace("TASK", client.add(run)).replace("RUN", run)
+    assert_problem(client_of(app, client="other").delete(f"{API}/{path}"), 404, "not_found")
+    assert client.read(path)
+
+
+def test_no_counter_names_what_is_deleted(app: flask.Flask, client: Client, run: str) -> None:
+    start_on(client, "a", "x")
+    client.submit(run, task(externalId="x"), task())
+    client.triage(client.add(run), "resolved")
+    client.finish(run)
+    for each in client.read("runs")["runs"]:
+        client.remove(f"runs/{each['id']}")
+    assert rows_of(app, "SELECT DISTINCT scope FROM counters ORDER BY scope") == [("changes",)]
+    assert rows_of(app, "SELECT COUNT(*) FROM branches") == [(0,)]
+
+
+KEPT = cases(
+    task=("runs/RUN/tasks", {"tasks": [task(externalId="x")]}, "tasks/TASK", 409),
+    run=("runs", {"projectType": "web"}, "runs/NEW", 409),
+    run_of_a_task=("runs/RUN/tasks", {"tasks": [task(externalId="x")]}, "runs/RUN", 404),
+    project_type=("project-types", {"name": "new", "label": "secret"}, "project-types/new", 409),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "deleted", "status"), KEPT)
+def test_a_kept_answer_goes_with_what_it_holds(
+    app: flask.Flask, client: Client, run: str, path: str, body: Any, deleted: str, status: int
+) -> None:
+    path = path.replace("RUN", run)
+    sent = post(client, path, body).json
+    other = post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data
+    for name, value in (("RUN", run), ("NEW", sent.get("id", "")), ("TASK", sent.get("tasks", [{}])[0].get("id", ""))):
+        deleted = deleted.replace(name, value)
+    client.remove(deleted)
+    again = post(client, path, body)
+    assert_problem(again, status, "idempotency_conflict" if status == 409 else "not_found")
+    if deleted != f"runs/{run}":
+        assert post(client, f"runs/{run}/tasks", {"tasks": [task(title="Other")]}, "other").data == other
+    kept = rows_of(app, "SELECT body FROM idempotent_answers")
+    assert not any("secret" in text or '"x"' in text for (text,) in kept)
+
+
+@pytest.mark.parametrize("deleted", ["tasks/TASK", "runs/RUN"])
+def test_kept_answers_to_decisions_go_with_the_task(app: flask.Flask, client: Client, run: str, deleted: str) -> None:
+    gone, kept = client.add(run, title="secret"), client.add(client.start("web"))
+    key = {"Idempotency-Key": "k"}
+    answers = {}
+    for path, body in (
+        (f"tasks/{gone}", {"comment": "secret"}),
+        (f"tasks/{kept}", {"comment": "Kept."}),
+        ("tasks", {"ids": [gone, kept], "comment": "secret"}),
+    ):
+        answers[path] = client.patch(f"{API}/{path}", json=body, headers=key)
+        assert answers[path].status_code == 200
+    client.remove(deleted.replace("TASK", gone).replace("RUN", run))
+    assert_problem(client.patch(f"{API}/tasks/{gone}", json={"comment": "secret"}, headers=key), 404, "not_found")
+    again = client.patch(f"{API}/tasks/{kept}", json={"comment": "Kept."}, headers=key)
+    assert again.data == answers[f"tasks/{kept}"].data
+    both = client.patch(f"{API}/tasks", json={"ids": [gone, kept], "comment": "secret"}, headers=key)
+    assert_problem(both, 409, "idempotency_conflict")
+    assert not any(gone in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
+
+
+def test_a_kept_answer_about_a_task_that_stays_tells_nothing_of_a_run_that_is_deleted(
+    app: flask.Flask, client: Client, run: str
+) -> None:
+    first, other = client.start("web", branch="secret"), client.start("web", branch="other")
+    task_id = client.add(first, externalId="x")
+    client.add(other, externalId="x")
+    decide = partial(
+        client.patch, f"{API}/tasks/{task_id}", json={"comment": "Once."}, headers={"Idempotency-Key": "k"}
+    )
+    assert decide().json["branch"] == "secret"
+    client.remove(f"runs/{first}")
+    assert_problem(decide(), 409, "idempotency_conflict")
+    assert not any("secret" in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
+
+
+def test_a_kept_answer_that_holds_a_replaced_schema_is_dropped(client: Client) -> None:
+    definition = {"name": "new", "extensionSchema": {"title": "secret"}}
+    post(client, "project-types", definition)
+    assert client.put(f"{API}/project-types/new", json={"extensionSchema": {"title": "secret"}}).status_code == 200
+    assert post(client, "project-types", definition).status_code == 201
+    client.put(f"{API}/project-types/new", json={})
+    assert_problem(post(client, "project-types", definition), 409, "idempotency_conflict")
+
+
+def found_in_files(db: str | Path) -> set[str]:
+    """Return the secrets that a database still holds: its rows, or its file and what SQLite keeps beside it."""
+    return {each.decode() for each in re.findall(rb"SECRET[0-9a-f]{24}", held_in(db))}
+
+
+def secret_report(dice: random.Random) -> dict[str, Any]:
+    """Return a task with a secret in each field, of any size."""
+    long = "x" * dice.choice((0, 60, 600, 6000))
+    return task(
+        title=secret() + long[:300],
+        description=secret() + long,
+        externalId=secret(),
+        evidence=[{"type": secret(), "label": secret(), "url": f"https://{secret()}/", "content": secret() + long}],
+        remediation=[{"instruction": secret()}],
+        successCriteria=[{"description": secret()}],
+        extensions={secret(): secret()},
+    )
+
+
+def secrets_of(value: Any) -> set[str]:
+    """Return the secrets in a JSON value."""
+    return set(re.findall("SECRET[0-9a-f]{24}", json.dumps(value)))
+
+
+def test_what_is_deleted_is_nowhere_in_the_files_once_they_are_compact(
+    app: flask.Flask, client: Client, run: str
+) -> None:
+    dice, db, stored = random.Random(6), database_of(app).settings.db, dict[str, set[str]]()
+    for _ in range(6):
+        reports = [secret_report(dice) for _ in range(60)]
+        for item, report in zip(client.submit(run, *reports)["tasks"], reports, strict=True):
+            stored[item["id"]] = secrets_of(report)
+        for item, report in dice.sample(list(zip(list(stored)[-60:], reports, strict=True)), k=20):
+            comment, longer = secret(), report | {"title": secret() + "y" * 300}
+            client.submit(run, longer)
+            client.triage(item, "dismissed", comment=comment)
+            stored[item] |= secrets_of([comment, longer])
+        gone = set[str]()
+        for task_id in dice.sample(list(stored), k=30):
+            client.remove(f"tasks/{task_id}")
+            gone |= stored.pop(task_id)
+        if not ON_POSTGRES:  # what SQLite copied into the gaps of its pages, when it split one, goes with this alone
+            database_of(app).close()  # an application has no turns of its own in which it would truncate the log
+            assert invoke("compact", "--db", str(db)).exit_code == 0
+        assert found_in_files(db) & gone == set()
+        assert faults_of(db) == []
+
+
+def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
+    db, name = database_of(app).settings.db, secret()
+    definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
+    assert post(client, "project-types", definition).status_code == 201
+    start = {"projectType": name, "targetUrl": f"https://{secret()}/", "branch": secret(), "metadata": {"a": secret()}}
+    pull = post(client, "runs", start, "run").json["id"]
+    client.submit(pull, *(secret_report(random.Random(1)) for _ in range(40)))
+    client.finish(pull, statusReason=secret())
+    kept = {name}
+    assert client.put(f"{API}/project-types/{name}", json={"label": "new"}).status_code == 200
+    assert not found_in_files(db) & secrets_of(definition) - kept
+    client.remove(f"runs/{pull}")
+    assert found_in_files(db) == kept
+    client.remove(f"project-types/{name}")
+    assert found_in_files(db) == set()
+
+
+def erased_after(db: Path, seconds: float) -> bool:
+    """Tell whether no secret is in a file any more within some seconds."""
+    end = time.monotonic() + seconds
+    while found_in_files(db) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not found_in_files(db)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
+    serve: Callable[..., Server], workers: str
+) -> None:
+    server = serve("--workers", workers)
+    run, done = server.start_run(), threading.Event()
+
+    def load() -> None:
+        while not done.is_set():
+            server.request("GET", f"{API}/tasks")
+            server.request("POST", f"{API}/runs/{run}/tasks", task(description="x" * 2000))
+
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(load) for _ in range(2)]
+        try:
+            for _ in range(2):
+                batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
+                for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
+                    assert server.request("DELETE", f"{API}/tasks/{item['id']}").status_code == 204
+                assert erased_after(server.db, 5)
+        finally:
+            done.set()
+    assert all(each.exception() is None for each in loads)
+    assert faults_of(server.db) == []
+
+
+@pytest.mark.sqlite
+def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Callable[..., Server]) -> None:
+    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+    server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+    run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
+    server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))] * 50}, key=SECRET)
+    assert server.request("DELETE", f"{API}/runs/{run}", key=SECRET).status_code == 204
+    server.stop(signal.SIGKILL)
+    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+    assert found_in_files(server.db) == set()
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("suffix", ["-wal", "-journal"])
+def test_no_database_is_made_beside_the_log_of_one_that_was_moved(
+    make_app: Callable[..., flask.Flask], tmp_path: Path, suffix: str
+) -> None:
+    log = tmp_path / f"moved.db{suffix}"
+    log.write_bytes(b"acknowledged")
+    with pytest.raises(DatabaseUnusable, match="put both together"):
+        make_app(db=str(tmp_path / "moved.db"))
+    assert (log.read_bytes(), (tmp_path / "moved.db").exists()) == (b"acknowledged", False)
+
+
+@pytest.mark.sqlite
+def test_what_another_process_deletes_leaves_the_log_of_a_service(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(MAINTENANCE_PAUSE=0.2))
+    run = server.start_run()
+    server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))]})
+    server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
+    time.sleep(0.01)
+    line = [*PROGRAM, "prune", "--finished-before", "0s", "--db", str(server.db)]
+    assert subprocess.run(line, env=environment(), timeout=30, check=False).returncode == 0
+    assert erased_after(server.db, 5)
+
+
+def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Callable[..., Server]) -> None:
+    dice = random.Random(8)
+    for _ in range(4):
+        server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
+        server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
+        run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
+        for _ in range(4):
+            batch = {"tasks": [task(description="x" * 3000)] * 1000}
+            assert server.request("POST", f"{API}/runs/{run}/tasks", batch, key=SECRET).status_code == 201
+        with ThreadPoolExecutor(1) as pool:
+            deleted = pool.submit(server.request, "DELETE", f"{API}/runs/{run}", key=SECRET)
+            time.sleep(dice.uniform(0.01, 0.4))
+            server.stop(signal.SIGKILL)
+        answered = deleted.exception() is None
+        with look_into(server.db) as connection:
+            counts = [
+                connection.execute(f"SELECT COUNT(*) FROM {name} WHERE {column} = ?", (run,)).fetchone()[0]
+                for name, column in (("runs", "id"), ("tasks", "run_id"))
+            ]
+        assert counts in ([[0, 0]] if answered else [[0, 0], [1, 4000]])
+        assert faults_of(server.db) == []

@@ -1,0 +1,438 @@
+"""The documents and the metadata say what the code does."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import findings_service
+from findings_service import Settings
+from tests import postgres_server
+from tests.support import (
+    CODES,
+    COMMANDS,
+    HERE,
+    KEY,
+    MODULE,
+    OPERATIONS,
+    PROJECT,
+    TIME,
+    UUID7,
+    blocks_of,
+    environment,
+    page_named,
+    settings_variables,
+    table_rows,
+)
+
+PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
+
+
+NAMED_FILE = re.compile(r"(?:#!.*\n)?# ([\w./-]*(?:\.\w+|/Caddyfile))\n")
+PRINTED = re.compile(r"^\$ ((?:.*\\\n)*.*\n)((?:(?!\$ ).*\n)*)", re.MULTILINE)
+SERVES = re.compile(r"(?:findings-service serve|^(?:gunicorn|waitress-serve|uwsgi) .*)\n\Z")
+VARYING = (
+    (UUID7.pattern, "ID"),
+    (TIME.pattern, "TIME"),
+    (KEY.pattern, "KEY"),
+    (r"\d{4}-\d\d-\d\d(?:T\d{6}Z)?(?=\.db|\.dump)", "DATE"),
+    (r"[\d,]+ bytes(?: before, [\d,]+ now)?", "0 bytes"),
+    (r"(Service|SQLite|version) \d+\.\d+\.\d+", r"\1 0.0.0"),
+    (r"PostgreSQL \d+\.\d+", "PostgreSQL 0.0"),
+    (r'"(ms|bytes|sqlite|version)": ?("?)[\d.]+', r'"\1":\g<2>0'),
+)
+# .ci/run runs the first two; the third takes minutes; and the databases that a page's reader makes are there.
+NOT_RUN = ("pytest", "bench.py", "failover.py", "CREATE DATABASE")
+SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installed
+EXAMPLE_DATABASE = re.compile(r"postgresql://findings@db\.example\.com/\w+")
+OF_POSTGRES = re.compile(rf"{EXAMPLE_DATABASE.pattern}|\$FINDINGS_DB|^psql|^pg_", re.MULTILINE)
+PUTS = "mkdir -p $(dirname "  # begins what puts a file where its block says
+PROGRAMS = {  # of a virtual environment that a reader makes
+    "pip": "",  # it would fetch what is installed here; another test installs the service
+    "python": 'exec "$PYTHON" "$@"',
+    "findings-service": 'exec "$PYTHON" -m findings_service "$@"',
+}
+# Functions in place of programs that a test cannot run, or must not.
+STAND_INS = r"""
+python3() {  # making the virtual environment takes long; another test does it
+    [ "$2" = venv ] || "$PYTHON" "$@"
+}
+sudo() {  # what it would be needed for lies in the page's folder
+    "$@"
+}
+halt() {
+    local tries=0
+    while [ -n "$server" ] && kill -0 -- -$server 2>/dev/null; do
+        [ $((tries++ % 100)) -ne 0 ] || kill -- -$server 2>/dev/null  # again: uWSGI loses what comes while it starts
+        sleep 0.05
+    done
+    server=
+}
+in_background() {  # a server, for which a reader opens another terminal
+    halt
+    : >"$said"
+    eval "$1" </dev/null >"$said" 2>&1 &
+    server=$!
+    until { [ -s "$said" ] && (: <>/dev/tcp/127.0.0.1/$FINDINGS_PORT); } 2>/dev/null; do
+        kill -0 $server 2>/dev/null || break
+        sleep 0.05
+    done
+    sleep 0.1
+    eval "$(grep 'export FINDINGS_KEY=' "$said")"  # a reader pastes it
+    kill -0 $server
+}
+systemctl() {  # there is no systemd where tests run: this does what the unit says
+    local unit=/etc/systemd/system/${!#}
+    case " $* " in *" stop "* | *" restart "*) halt ;; esac
+    case " $* " in *" start "* | *" restart "* | *" --now "*) start_unit "${unit%.service}.service" ;; esac
+}
+start_unit() {
+    [ -f "$1" ] || return 0
+    local settings=$(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^Environment=/export /p')
+    local line="$settings"$'\n'"exec $(cat "$1" "$1".d/*.conf 2>/dev/null | sed -n 's/^ExecStart=//p' | tail -n 1)"
+    if grep -q ^Type=oneshot "$1"; then bash -c "$line" >>"$said" 2>&1; else in_background "$line"; fi
+}
+journalctl() {  # all that the server has said
+    cat "$said"
+}
+said=$PWD/said
+set -m  # a process group for each server
+trap 'halt; kill $(jobs -p) 2>/dev/null' EXIT
+"""
+BANDIT_OF_THE_PAGES = """
+import json
+
+levels = ["HIGH"] + ["MEDIUM"] * 3 + ["LOW"] * 9
+print(json.dumps({"results": [
+    {"test_id": f"B{100 + n}", "filename": "./app.py", "line_number": n, "code": f"{n} call({n})",
+     "issue_text": "Unsafe", "issue_severity": level, "issue_confidence": "HIGH", "issue_cwe": {}, "more_info": ""}
+    for n, level in enumerate(levels, start=1)
+]}))
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a page tells its reader to do; `printed` is what that prints, None where the page does not say."""
+
+    page: Path
+    line: int
+    command: str
+    head: str = ""  # what stands before `printed`
+    printed: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def is_json(self) -> bool:
+        return self.head == "```json\n"
+
+    @property
+    def needs(self) -> str:
+        """The server that it starts or uses and that is not installed here, if any."""
+        if OF_POSTGRES.search(self.command) and not self.command.startswith(PUTS):
+            return "" if has_postgres() else "PostgreSQL"
+        program = self.command.split()[0]
+        return program if program in SERVERS and not shutil.which(program, path=search_path()) else ""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the shell of its page runs it."""
+        return not self.needs and not any(words in self.command for words in NOT_RUN)
+
+
+def search_path() -> str:
+    """Return the PATH of a page's shell: what is installed beside this Python comes first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def steps_of(page: Path) -> list[Step]:
+    """Return what a page tells its reader to do, in order."""
+    steps: list[Step] = []
+    for line, kind, text in blocks_of(page):
+        if kind in ("json", "text"):
+            assert steps, f"{page.name}:{line} shows what nothing prints"
+            assert steps[-1].printed is None, f"{page.name}:{line} shows what nothing prints"
+            steps[-1] = replace(steps[-1], line=line, head=f"```{kind}\n", printed=text)
+        elif kind == "console":
+            places = ((line + 1 + text.count("\n", 0, found.start()), found) for found in PRINTED.finditer(text))
+            steps += [Step(page, place, found[1], f"$ {found[1]}", found[2]) for place, found in places]
+        elif named := NAMED_FILE.match(text):
+            steps.append(Step(page, line, f"{PUTS}{named[1]})\ncat >{named[1]} <<'END'\n{text}END\n"))
+        else:
+            assert kind in ("bash", "python"), f"{page.name}:{line} is {kind} without the name of a file"
+            steps.append(Step(page, line, text if kind == "bash" else f"\"$PYTHON\" - <<'END'\n{text}END\n"))
+    return steps
+
+
+STEPS = [step for page in PAGES for step in steps_of(page)]
+
+
+def start_of(page: Path) -> list[Step]:
+    """Return what a reader of a page has done before it."""
+    return steps_of(PAGES[0])[:2] if page != PAGES[0] and "$url" in page.read_text("utf-8") else []
+
+
+def set_scene(home: Path) -> None:
+    """Put into a page's folder what its reader has: the checkout, and a virtual environment here and in /opt."""
+    (home / ".venv" / "bin").mkdir(parents=True)
+    for name, line in PROGRAMS.items():
+        program = home / ".venv" / "bin" / name
+        here = f'export PYTHON={shlex.quote(sys.executable)} PYTHONPATH="${{PYTHONPATH:-{HERE}}}"'  # a bare environment
+        program.write_text(f"#!/bin/bash\n{here}\n{line}\n", "utf-8")
+        program.chmod(0o755)
+    (home / ".venv" / "lib" / "python3.11" / "site-packages" / "flask").mkdir(parents=True)
+    for folder in ("opt/findings-service", "var/lib/private/findings-service", "stand-ins"):
+        (home / folder).mkdir(parents=True)
+    (home / "var" / "lib" / "findings-service").symlink_to("private/findings-service")  # as systemd's DynamicUser does
+    (home / "opt" / "findings-service" / ".venv").symlink_to(home / ".venv")
+    (home / "examples").symlink_to(HERE / "examples")
+    (home / "stand-ins" / "bandit.py").write_text(BANDIT_OF_THE_PAGES, "utf-8")
+
+
+def script_of(steps: Sequence[Step], mark: str) -> str:
+    """Return what the shell of a page is given: its steps, each closed by its exit code and a mark."""
+    script = STAND_INS
+    for step in steps:
+        command = step.command if step.is_run else ":\n"
+        if SERVES.search(command):
+            command = f'in_background {shlex.quote(command)} && cat "$said"\n'
+        script += f"{{\n{command}}} 2>&1\nprintf '\\n%s {mark}\\n' $?\n"
+    return script
+
+
+def has_postgres() -> bool:
+    """Tell whether there is a PostgreSQL server, or one can be started."""
+    there = os.environ.get(postgres_server.GIVEN) or postgres_server.find_programs()
+    return bool(there) and importlib.util.find_spec("psycopg") is not None
+
+
+def play(page: Path, home: Path, databases: Mapping[str, str]) -> dict[Step, tuple[int, str]]:
+    """Do what a page tells its reader to do, and return the exit code of each step and what it printed."""
+    set_scene(home)
+    before, steps = start_of(page), steps_of(page)
+    with socket.socket() as free, socket.socket() as other:
+        for each in (free, other):
+            each.bind(("127.0.0.1", 0))
+        port, second = (str(each.getsockname()[1]) for each in (free, other))
+    script = re.sub(r"(?<![\w./}])/(?=(?:etc|opt|var)/)", f"{home}/", script_of([*before, *steps], "-- done --"))
+    for example, database in databases.items():
+        script = script.replace(example, database)
+    script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("127.0.0.1:8001", f"127.0.0.1:{second}")
+    (home / "script").write_text(script, "utf-8")
+    env = {
+        "FINDINGS_PORT": port,
+        "PATH": search_path(),
+        "PYTHON": sys.executable,
+        "HOME": str(home),
+    }
+    if before or page == PAGES[0]:  # agents are told by this where the service is
+        env["FINDINGS_URL"] = f"http://127.0.0.1:{port}"
+    done = subprocess.run(
+        ["bash", "script"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env=environment(PYTHONPATH=f"{home}/stand-ins:{HERE}", **env),
+        timeout=120,
+        check=False,
+    )
+    said = done.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(f"127.0.0.1:{second}", "127.0.0.1:8001")
+    for example, database in databases.items():
+        said = said.replace(database, example)
+    said = re.sub(rf"{re.escape(str(home))}/(?=(?:etc|opt|var)/)", "/", said).replace(
+        str(home), "/home/you/findings-service"
+    )
+    parts = re.findall(r"(.*?)\n(\d+) -- done --\n", said, re.DOTALL)[len(before) :]
+    assert len(parts) == len(steps), f"{said}{done.stderr}"
+    return {step: (int(code), printed) for step, (printed, code) in zip(steps, parts, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def played(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Callable[[Path], dict[Step, tuple[int, str]]]]:
+    """Do what a page says once a step of it is asked for, and what the next one says meanwhile."""
+
+    def databases_of(page: Path) -> dict[str, str]:
+        examples = {*EXAMPLE_DATABASE.findall(page.read_text("utf-8"))} if has_postgres() else set()
+        return {example: request.getfixturevalue("postgres").new() for example in examples}
+
+    with ThreadPoolExecutor(2) as pool:
+        begun = cache(
+            lambda page: pool.submit(play, page, tmp_path_factory.mktemp(page.stem).resolve(), databases_of(page))
+        )
+
+        def result(page: Path) -> dict[Step, tuple[int, str]]:
+            doing = [begun(each) for each in PAGES[PAGES.index(page) :][:2]]
+            return doing[0].result()
+
+        yield result
+
+
+def settled(step: Step, text: str) -> Any:
+    """Return what a step prints without what differs each time."""
+    for varying, instead in VARYING:
+        text = re.sub(varying, instead, text)
+    if step.is_json:
+        return json.loads(text, object_pairs_hook=list)
+    return [line.rstrip() for line in text.strip("\n").splitlines()]
+
+
+def laid_out(value: Any) -> str:
+    """Return JSON as a page shows it, in lines."""
+    lines = [""]
+    for piece in json.dumps(value, ensure_ascii=False, separators=(",\t", ": ")).split("\t"):
+        if len(lines[-1]) + len(piece) > 115:
+            lines.append("")
+        lines[-1] += f" {piece}"
+    return "\n".join(lines)[1:] + "\n"
+
+
+def reprint(step: Step, printed: str) -> None:
+    """Write into a page what a step printed now."""
+    text = laid_out(json.loads(printed)) if step.is_json else printed and f"{printed.strip(chr(10))}\n"
+    page = step.page.read_text("utf-8")
+    assert step.head + str(step.printed) in page
+    step.page.write_text(page.replace(step.head + str(step.printed), step.head + text, 1), "utf-8")
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="the pages talk to the service with curl")
+@pytest.mark.parametrize("step", [step for step in STEPS if step.is_run or step.needs], ids=str)
+def test_a_page_prints_what_it_says(step: Step, played: Callable[[Path], dict[Step, tuple[int, str]]]) -> None:
+    if step.needs:
+        pytest.skip(f"{step.needs} is not installed here")
+    code, printed = played(step.page)[step]
+    if step.printed is None:
+        assert (code, "about:blank" in printed) == (0, False), printed
+        return
+    last = printed.strip("\n").rpartition("\n")[2] if step.is_json else printed
+    if os.environ.get("REPRINT") and settled(step, last) != settled(step, step.printed):
+        reprint(step, last)
+        return
+    assert settled(step, last) == settled(step, step.printed)
+
+
+CHECKERS = {  # of configuration for other programs, in a folder that holds all of a page; ROOT is that folder
+    "ini": "systemd-analyze verify --man=no ROOT/etc/systemd/system/*.service ROOT/etc/systemd/system/*.timer",
+    "nginx": "nginx -t -p ROOT -c ROOT/whole.conf",
+    "caddy": "caddy adapt --adapter caddyfile --config ROOT/etc/caddy/Caddyfile",
+    "haproxy": "haproxy -c -f ROOT/etc/haproxy/haproxy.cfg",
+}
+
+
+@pytest.mark.parametrize("kind", CHECKERS)
+def test_a_configuration_is_what_its_program_takes(kind: str, tmp_path: Path) -> None:
+    program, *arguments = CHECKERS[kind].replace("ROOT", str(tmp_path)).split()
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed here")
+    for page in PAGES:
+        for _, language, text in blocks_of(page):
+            if language == kind and (named := NAMED_FILE.match(text)):
+                place = tmp_path / named[1].lstrip("/")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(re.sub(r"(?<==)/opt/\S+", "/bin/true", text), "utf-8")
+    places = "pid nginx.pid; error_log stderr; events {} http { access_log off; server { include etc/nginx/*/*; } }"
+    (tmp_path / "whole.conf").write_text(places, "utf-8")
+    line = f"{program} {' '.join(arguments)}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kind != "ini" or not done.stderr
+
+
+@pytest.mark.parametrize(("method", "path"), [*((each.method, each.path) for each in OPERATIONS), ("GET", "/metrics")])
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_every_route_is_in_the_readme_and_the_reference(page: str, method: str, path: str) -> None:
+    assert f"`{method} {path}`" in page_named(page)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in COMMANDS])
+def test_every_command_is_in_the_handbook(name: str) -> None:
+    assert f"| `{name.removeprefix('findings-service ')}" in "\n".join(table_rows("docs/operations.md"))
+
+
+@pytest.mark.parametrize("name", settings_variables())
+def test_every_setting_is_in_the_handbook(name: str) -> None:
+    assert any(f"`{name}`" in row for row in table_rows("docs/operations.md"))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_code_is_in_the_reference(code: str) -> None:
+    assert any(row.startswith("| ") and f"`{code}`" in row for row in table_rows("docs/api.md"))
+
+
+def fields_of_the_api() -> list[str]:
+    """Return the names of all fields and parameters that the API takes or answers."""
+    models = [model for model in vars(findings_service).values() if isinstance(model, type)]
+    bases = (
+        findings_service.Model,
+        findings_service.Request,
+        findings_service.Problem,
+        findings_service.ProblemDetails,
+    )
+    fields = [each for model in models if issubclass(model, bases) for each in msgspec.structs.fields(model)]
+    return sorted({each.encode_name for each in fields})
+
+
+@pytest.mark.parametrize("name", fields_of_the_api())
+def test_every_field_is_in_the_reference(name: str) -> None:
+    assert any(f"`{name}`" in row for row in table_rows("docs/api.md"))
+
+
+def test_every_promise_names_the_test_behind_it() -> None:
+    named = {name for row in table_rows("docs/operations.md") for name in re.findall(r"`(test_\w+)`", row)}
+    assert len(named) > 20
+    tests = "".join(
+        file.read_text("utf-8") for file in (HERE / "test_findings_service.py", *HERE.glob("tests/**/test_*.py"))
+    )
+    assert named <= set(re.findall(r"(?m)^def (test_\w+)", tests))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text("utf-8")):
+        path, _, anchor = link.partition("#")
+        target = page if not path else (page.parent / path).resolve()
+        assert target.exists(), link
+        titles = re.findall(r"(?m)^#+ (.+)$", target.read_text("utf-8")) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+
+
+def test_every_setting_says_what_it_is_and_can_be_read() -> None:
+    assert list(Settings.PARSERS) == list(Settings.__struct_fields__)
+    assert all(meaning.endswith(".") for meaning in Settings.descriptions().values())
+
+
+def test_the_limits_of_the_contract_can_be_set() -> None:
+    limits = {f"FINDINGS_{name}" for name in ("MAX_BODY", "MAX_BATCH", "BUSY_TIMEOUT", "RUN_TIMEOUT", "SCHEMA_TIMEOUT")}
+    around = {"FINDINGS_DB", "FINDINGS_HOST", "FINDINGS_PORT", "FINDINGS_WORKERS", "FINDINGS_API_KEY"}
+    assert limits | around <= set(settings_variables())
+
+
+def test_the_script_metadata_equals_the_projects() -> None:
+    block = re.search(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$", MODULE.read_text("utf-8"))
+    assert block
+    script = tomllib.loads("".join(line[2:] for line in block["content"].splitlines(keepends=True)))
+    assert script["requires-python"] == PROJECT["requires-python"]
+    assert sorted(script["dependencies"]) == sorted(PROJECT["dependencies"])

@@ -1,0 +1,428 @@
+"""Lists of tasks in other forms than JSON, and submissions in others."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import flask
+import flask.json.provider
+import pytest
+from flask.testing import FlaskClient
+
+import findings_service
+from findings_features import exports
+from findings_service import Settings
+from tests.engines import engine_error
+from tests.support import (
+    API,
+    KIB,
+    SEVERITIES,
+    Client,
+    Server,
+    add_form,
+    assert_problem,
+    assert_storage_problem,
+    cases,
+    client_of,
+    database_of,
+    memory_of,
+    start_process,
+    task,
+    written_lines,
+)
+
+
+def exported(client: Client, query: str = "", accept: str = "text/lines", **how: Any) -> Any:
+    """Return a list of tasks in another form, which OpenAPI does not tell of."""
+    headers = {"Authorization": f"Bearer {client.key}", "Accept": accept}
+    return FlaskClient(client.application, flask.Response).get(f"{API}/tasks{query}", headers=headers, **how)
+
+
+def query_behind(response: Any) -> str:
+    """Return the query of the link to what follows a list, empty where nothing does."""
+    return str(response.headers.get("Link", "")).partition(f"<{API}/tasks")[2].removesuffix('>; rel="next"')
+
+
+ACCEPTED = cases(
+    it=("text/lines", True),
+    it_rather=("application/json;q=0.9, text/lines", True),
+    it_with_parameters=("text/lines; charset=utf-8", True),
+    json_rather=("text/lines;q=0.5, application/json", False),
+    json_with_parameters_rather=("text/lines;q=0.5, application/json; charset=utf-8", False),
+    anything=("*/*", False),
+    it_or_anything=("text/lines, */*;q=0.1", True),
+    a_browser=("text/html, application/xhtml+xml, */*;q=0.8", False),
+    nothing_fits=("image/png", False),
+    refused=("text/lines;q=0", False),
+    no_header=("", False),
+    no_sense=("text/lines;q=x;;,,;", False),
+)
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize(("accept", "other"), ACCEPTED)
+def test_a_list_goes_out_in_the_form_that_is_wanted_most(client: Client, run: str, accept: str, other: bool) -> None:
+    client.add(run, title="One")
+    response = exported(client, accept=accept)
+    assert response.status_code == 200
+    assert response.content_type == ("text/lines" if other else "application/json")
+    assert response.data.startswith(b"One\n" if other else b'{"page"')
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_list_in_another_form_has_everything_that_the_filters_leave(client: Client, run: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", severity=SEVERITIES[n % 5]) for n in range(25)))
+    assert exported(client).data.split() == [b"T%02d" % n for n in reversed(range(25))]
+    assert exported(client, "?severity=low&sort=createdAt").data.split() == [b"T03", b"T08", b"T13", b"T18", b"T23"]
+    by_severity = exported(client, "?sort=severity").data.split()
+    assert by_severity[:6] == [b"T20", b"T15", b"T10", b"T05", b"T00", b"T21"]
+    assert exported(client, "?status=dismissed").data == b""
+    assert "Link" not in exported(client, "?limit=25").headers
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("query", ["sort=-createdAt", "sort=createdAt", "sort=severity&status=open,resolved"])
+def test_a_long_list_in_another_form_goes_on_behind_its_link(client: Client, run: str, query: str) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", severity=SEVERITIES[n % 5]) for n in range(25)))
+    found, link = [], f"?{query}&limit=7"
+    for _ in range(4):
+        response = exported(client, link)
+        found.append(response.data.split())
+        link = query_behind(response)
+    assert link == ""
+    assert [len(each) for each in found] == [7, 7, 7, 4]
+    assert list(itertools.chain(*found)) == exported(client, f"?{query}").data.split()
+
+
+REFUSED_EXPORTS = cases(
+    page=("page=1", "page"),
+    view=("view=full", "view"),
+    too_many=("limit=100001", "limit"),
+    none=("limit=0", "limit"),
+    unknown=("sevrity=low", "sevrity"),
+    far_behind=("after=x", "after"),
+)
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize(("query", "parameter"), REFUSED_EXPORTS)
+def test_a_list_in_another_form_refuses(client: Client, query: str, parameter: str) -> None:
+    assert_problem(exported(client, f"?{query}"), 400, "invalid_parameter", parameter)
+
+
+@pytest.mark.usefixtures("lines")
+def test_what_was_said_of_a_dismissed_task_goes_out_with_it(client: Client, run: str) -> None:
+    first, second, third = (client.add(run, title=f"T{n}") for n in range(3))
+    client.triage(first, "dismissed", comment="No.")
+    client.triage(first, "open", comment="Perhaps.")
+    client.triage(first, "dismissed", comment="Never.")
+    client.triage(second, "dismissed")
+    client.triage(third, "resolved", comment="Mended.")
+    assert exported(client).data == b"T2\nT1\nT0 Never.\n"
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_list_in_another_form_is_of_one_moment(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.submit(run, *(task(title=f"T{n:02}", externalId=str(n)) for n in range(20)))
+    select, written = exports.select_listed, itertools.count()
+
+    def select_and_write(*given: Any) -> Any:
+        listed = select(*given)
+        client.submit(run, task(title=f"new {next(written)}"), task(title="changed", externalId="9"))
+        return listed
+
+    monkeypatch.setattr(exports, "select_listed", select_and_write)
+    assert exported(client, "?limit=15").data.split() == [b"T%02d" % n for n in range(19, 4, -1)]
+    assert next(written) == 5
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+def test_a_walk_has_every_task_once_where_two_servers_clocks_differ(
+    app: flask.Flask, client: Client, run: str, sort: str
+) -> None:
+    tasks = client.submit(run, *(task(title=f"T{n}") for n in range(6)))["tasks"]
+    early, late = tasks[1]["id"], tasks[4]["id"]
+    with database_of(app).transaction() as connection:
+        for old, new in ((early, "x"), (late, early), ("x", late)):
+            connection.execute("UPDATE tasks SET id = ? WHERE client_id = 'default' AND id = ?", (new, old))
+    found, link = [], f"?sort={sort}&limit=3"
+    while link:
+        response = exported(client, link)
+        found += response.data.split()
+        link = query_behind(response)
+    newest_first = [b"T5", b"T4", b"T3", b"T2", b"T1", b"T0"]
+    assert found == (newest_first[::-1] if sort == "createdAt" else newest_first)
+
+
+def made_by_two_servers(monkeypatch: pytest.MonkeyPatch, make: Callable[[], str]) -> list[str]:
+    """Return the ids of eight things that two servers make in turn, of which the clock of the second one is slow."""
+    makers, now = [findings_service.IdMaker(), findings_service.IdMaker()], time.time_ns
+    ids = []
+    for turn in range(8):
+        with monkeypatch.context() as patched:
+            patched.setattr(findings_service, "new_ids", makers[turn % 2])
+            patched.setattr(findings_service.time, "time_ns", lambda late=turn % 2: now() - late * 50_000_000)
+            ids.append(make())
+    return ids
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
+def test_a_walk_goes_on_behind_a_deleted_task_where_two_servers_clocks_differ(
+    client: Client, run: str, sort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = made_by_two_servers(monkeypatch, lambda: client.add(run))
+    assert sorted(ids) == ids
+    walked = ids if sort == "createdAt" else ids[::-1]
+    page = client.read("tasks", sort=sort, limit=3)
+    link = query_behind(exported(client, f"?sort={sort}&limit=3"))
+    assert [each["id"] for each in page["tasks"]] == walked[:3]
+    assert client.delete(f"{API}/tasks/{walked[2]}").status_code == 204
+    assert [each["id"] for each in client.read(page["next"])["tasks"]] == walked[3:6]
+    assert exported(client, link.replace("limit=3", "limit=9")).data.count(b"\n") == 5
+
+
+def test_a_walk_goes_on_behind_a_deleted_run_where_two_servers_clocks_differ(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.register("web")
+    walked = made_by_two_servers(monkeypatch, client.start)[::-1]
+    page = client.read("runs", limit=3)
+    assert [each["id"] for each in page["runs"]] == walked[:3]
+    assert client.delete(f"{API}/runs/{walked[2]}").status_code == 204
+    assert [each["id"] for each in client.read(page["next"])["runs"]] == walked[3:6]
+
+
+def test_a_list_of_the_default_length_goes_out_behind_what_was_just_submitted(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = exports.ListFormat(media_type="text/lines", write=written_lines, whole=True)
+    add_form(form, monkeypatch)
+    for first in range(0, 10_001, 1000):
+        client.submit(run, *(task(title=f"T{n}") for n in range(first, min(first + 1000, 10_001))))
+    answer = exported(client)
+    assert answer.status_code == 200
+    assert answer.data.split() == [b"T%d" % n for n in range(10_000, 0, -1)]
+    assert "Link" in answer.headers
+
+
+def breaks(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
+    """Write a task, and fail."""
+    yield next(tasks).task.title.encode()
+    raise engine_error("disk I/O error")
+
+
+def test_a_list_in_another_form_is_whole_or_an_error(
+    client: Client, run: str, lines: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(run, *(task(title=f"T{n}") for n in range(20)))
+    form = exports.ListFormat(media_type=lines, write=breaks)
+    for _ in range(exports.MOST_DOCUMENTS + 1):
+        with monkeypatch.context() as patched:
+            add_form(form, patched)
+            assert_problem(exported(client), 500, "internal_error")
+    monkeypatch.setattr(exports, "DOCUMENT_SIZE", 10)
+    assert_problem(exported(client), 400, "invalid_parameter", "limit")
+    assert exported(client, "?limit=2").data == b"T19\nT18\n"
+
+
+def test_a_list_for_which_the_disk_has_no_room_is_an_error(
+    client: Client, run: str, lines: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.add(run)
+
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = SimpleNamespace(write=len, flush=full, close=full)
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "TemporaryFile", lambda **_: file)
+        for _ in range(exports.MOST_DOCUMENTS + 1):
+            assert_storage_problem(exported(client, accept=lines), "storage_full")
+    assert exported(client, accept=lines).status_code == 200
+
+
+LINES_PROGRAM = (
+    "import findings_service as fs; from findings_features import exports;"
+    " exports.add(exports.ListFormat(media_type='text/lines',"
+    " whole=True, write=lambda tasks: (fs.msgspec.json.encode(each.task) + b'\\n' for each in tasks))); fs.main()"
+)
+
+
+@pytest.fixture
+def lister(tmp_path: Path) -> Iterator[Server]:
+    """A server with 5,000 tasks, twenty megabytes, that can list them in lines."""
+    line = [sys.executable, "-c", LINES_PROGRAM, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
+    server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
+    run = server.start_run()
+    for first in range(0, 5000, 1000):
+        tasks = [task(title=f"T{n}", description="x" * 4000) for n in range(first, first + 1000)]
+        server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": tasks})
+    yield server
+    assert server.stop() == 0
+
+
+def listed_bytes(server: Server, lists: int) -> list[int]:
+    """Return how many bytes of so many lists a server says that it sent, once it does."""
+    deadline = time.monotonic() + 10
+    while True:
+        sizes = [json.loads(each)["bytes"] for each in server.heard().splitlines() if '"/api/v1/tasks"' in each]
+        if len(sizes) >= lists or time.monotonic() > deadline:
+            return sizes
+        time.sleep(0.01)
+
+
+def test_a_real_server_sends_a_long_list_whole_in_little_memory(lister: Server) -> None:
+    first = lister.request("GET", f"{API}/tasks?limit=1", Accept="text/lines")  # what it loads for that stays
+    before = memory_of(lister)
+    answer = lister.request("GET", f"{API}/tasks", Accept="text/lines")
+    assert answer.headers["Content-Length"] == str(len(answer.data))
+    assert [json.loads(each)["title"] for each in answer.data.splitlines()] == [f"T{n}" for n in range(4999, -1, -1)]
+    assert memory_of(lister) < before + Settings().cache / findings_service.READERS_SHARE / KIB**2 + 12
+    assert lister.request("HEAD", f"{API}/tasks", Accept="text/lines").data == b""
+    assert listed_bytes(lister, 3) == [len(first.data), len(answer.data), 0]
+
+
+@contextmanager
+def asked_for(server: Server, room: int = 4 * KIB) -> Iterator[socket.socket]:
+    """Give a connection that has asked for a list in lines, and takes as many bytes as it has room for."""
+    head = (f"GET {API}/tasks HTTP/1.1", "Host: x", f"Authorization: Bearer {server.key}", "Accept: text/lines", "", "")
+    with socket.create_connection(("127.0.0.1", server.port), 10) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        slow.sendall("\r\n".join(head).encode())
+        yield slow
+
+
+def test_lists_wait_for_clients_that_take_their_time_at_no_cost_and_only_for_some(
+    lister: Server, tmp_path: Path
+) -> None:
+    lister.request("GET", f"{API}/tasks", Accept="text/lines")
+    before, names = memory_of(lister), {path.name for path in tmp_path.iterdir()}
+    with ExitStack() as stack:
+        for _ in range(exports.MOST_DOCUMENTS):
+            slow = stack.enter_context(asked_for(lister))
+            assert slow.recv(12) == b"HTTP/1.1 200"
+        assert len(listed_bytes(lister, 1)) == 1
+        assert memory_of(lister) < before + 12
+        assert {path.name for path in tmp_path.iterdir()} == names  # so a kill leaves nothing either
+        refused = lister.request("GET", f"{API}/tasks", Accept="text/lines")
+        assert_problem(refused, 503, "busy")
+        assert refused.headers["Retry-After"] == "1"
+        assert lister.request("GET", f"{API}/tasks").status_code == 200
+    deadline = time.monotonic() + 10
+    while (again := lister.request("GET", f"{API}/tasks", Accept="text/lines")).status_code == 503:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    whole, *broken_off = [size for size in listed_bytes(lister, 6) if size > 10_000]
+    assert len(again.data) == whole > max(broken_off[:4])
+    assert "Traceback" not in lister.heard()
+
+
+def test_clients_that_ask_for_lists_and_go_leave_nothing_behind(lister: Server, tmp_path: Path) -> None:
+    names = {path.name for path in tmp_path.iterdir()}
+
+    def ask_and_go(times: int) -> None:
+        for _ in range(times):
+            with asked_for(lister):
+                time.sleep(0.01)
+
+    ask_and_go(10)  # so that what several at once need is there before
+    before = memory_of(lister)
+    ask_and_go(60)
+    deadline = time.monotonic() + 20
+    while lister.request("GET", f"{API}/tasks", Accept="text/lines").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert memory_of(lister) < before + 20
+    files = Path(f"/proc/{lister.process.pid}/fd")
+    assert len(list(files.iterdir())) < 60
+
+
+def test_a_client_that_takes_nothing_of_a_list_is_cut_off(tmp_path: Path) -> None:
+    program = LINES_PROGRAM.replace(
+        "fs.main()", "from findings_adapters.serving import rsgi; rsgi.UNTAKEN = 0.5; fs.main()"
+    )
+    line = [sys.executable, "-c", program, "serve", "--db", str(tmp_path / "x.db"), "--port", "0"]
+    server = start_process(line, tmp_path / "x.db", "TASKS_URL|api/v1/tasks", FINDINGS_LOG="json")
+    run = server.start_run()
+    batch = {"tasks": [task(description="x" * 16_000) for _ in range(800)]}
+    assert server.request("POST", f"{API}/runs/{run}/tasks", batch).status_code == 201
+    with asked_for(server, KIB * KIB) as slow:
+        (sent,) = listed_bytes(server, 1)
+        took = 0
+        while taken := slow.recv(1 << 20):
+            took += len(taken)
+    assert sent < 800 * 16_000
+    assert took < sent + 1000
+    assert server.stop() == 0
+
+
+def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
+    """Read a submission of lines, each a title, the way a room reads one."""
+    parsed = findings_service.Parsed()
+    for title in text.decode().split("\n"):
+        parsed.reports.append(findings_service.NewTask(None, None, title.strip(), 3, None, None, None, None, None))
+    return parsed
+
+
+@pytest.fixture
+def taken_lines(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The media type of another form of submissions, which has its own limit."""
+    form = findings_service.SubmissionFormat(parse=read_lines, limit=lambda settings: settings.max_sarif)
+    monkeypatch.setitem(findings_service.REGISTRY.submission_formats, "text/lines", form)
+    return "text/lines"
+
+
+def send_lines(client: Client, path: str, text: str, media_type: str = "text/lines; charset=utf-8") -> Any:
+    """Send a body of lines."""
+    return client.post(path, data=text, content_type=media_type)
+
+
+def test_a_submission_in_another_form_is_answered_like_a_batch(client: Client, run: str, taken_lines: str) -> None:
+    answer = send_lines(client, f"{API}/runs/{run}/tasks", "One\nTwo").json
+    assert (answer["created"], [each["result"] for each in answer["tasks"]]) == (2, ["created", "created"])
+    assert send_lines(client, f"{API}/runs/{run}/tasks", "Three", "Text/Lines").status_code == 201
+    assert {each["title"] for each in client.read("tasks")["tasks"]} == {"One", "Two", "Three"}
+
+
+@pytest.mark.usefixtures("taken_lines")
+def test_another_form_has_its_own_limit_and_only_where_it_is_read(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(max_body="1000", max_sarif="5000"))
+    client.register("web")
+    submit = f"{API}/runs/{client.start()}/tasks"
+    assert send_lines(client, submit, "x" * 400 + " " * 4600).status_code == 201
+    assert_problem(send_lines(client, submit, "x" * 5001), 413, "body_too_large")
+    assert_problem(client.send("POST", submit, " " * 1001), 413, "body_too_large")
+    assert_problem(send_lines(client, f"{API}/runs", "x" * 900), 415, "unsupported_media_type")
+    assert_problem(send_lines(client, f"{API}/runs", "x" * 1001), 413, "body_too_large")
+    refused = assert_problem(send_lines(client, submit, "x", "text/plain"), 415, "unsupported_media_type")
+    assert "application/json" in refused["detail"]
+    assert "text/lines" in refused["detail"]
+
+
+def test_a_command_in_the_same_process_says_who_it_is(app: flask.Flask, client: Client, run: str) -> None:
+    who = findings_service.Principal("local", "default", "scan", "agent")
+
+    def ask(method: str, path: str, **fields: Any) -> findings_service.Answer:
+        environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "CONTENT_TYPE": "application/json"}
+        call = findings_service.Call(app.extensions["findings"], environ, path, who)
+        return call.respond(lambda _: findings_service.Body(json.dumps(fields).encode()))
+
+    answer = ask("POST", f"{API}/runs/{run}/tasks", **task())
+    assert answer.status == 201
+    assert client.history(json.loads(answer.body)["tasks"][0]["id"])[0]["by"] == "scan"
+    assert ask("PUT", f"{API}/project-types/web").status == 403

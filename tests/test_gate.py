@@ -1,0 +1,163 @@
+"""The gate: whether a run may pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flask
+import flask.json.provider
+import pytest
+
+from tests.support import (
+    API,
+    SEVERITIES,
+    UNKNOWN_ID,
+    Client,
+    Survey,
+    assert_problem,
+    cases,
+    client_of,
+    finished,
+    gate,
+)
+
+
+def numbers(verdict: dict[str, Any]) -> tuple[int, ...]:
+    """Return what a verdict counts: reported, offenders, the four that are ignored, missing."""
+    assert verdict["reported"] == verdict["offendersTotal"] + sum(verdict["ignored"].values())
+    return (verdict["reported"], verdict["offendersTotal"], *verdict["ignored"].values(), verdict["missing"])
+
+
+def test_a_pull_request_fails_for_what_is_new_and_severe_alone(client: Client, run: str) -> None:
+    night = finished(client, None, known="critical", fixed="low")
+    for _ in range(2):  # the same again gets the same verdict
+        pull = finished(client, "a", known="critical", bad="high", worse="critical", minor="medium")
+        verdict = gate(client, pull)
+        assert [each["externalId"] for each in verdict.pop("offenders")] == ["worse", "bad"]
+        assert verdict == {
+            "pass": False,
+            "reason": "2 new findings of severity high or higher.",
+            "runId": pull,
+            "baseline": night,
+            "failOn": "high",
+            "only": "new",
+            "reported": 4,
+            "offendersTotal": 2,
+            "ignored": {"dismissed": 0, "resolved": 0, "belowBar": 1, "known": 1},
+            "missing": 1,
+        }
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    cases(
+        high=({}, (5, 1, 1, 1, 1, 1, 1)),
+        critical=({"failOn": "critical"}, (5, 0, 1, 1, 2, 1, 1)),
+        info=({"failOn": "info"}, (5, 2, 1, 1, 0, 1, 1)),
+        everything=({"only": "all"}, (5, 2, 1, 1, 1, 0, 1)),
+        nothing=({"failOn": "none"}, (5, 0, 1, 1, 3, 0, 1)),
+    ),
+)
+@pytest.mark.parametrize("branch", [None, "a"])
+def test_each_finding_is_counted_once_at_the_first_that_fits(
+    client: Client, run: str, branch: str | None, query: dict[str, str], expected: tuple[int, ...]
+) -> None:
+    finished(client, branch, dismissed="critical", resolved="low")
+    baseline = finished(client, branch, known="critical", fixed="low")
+    last = finished(client, branch, known="critical", new="high", small="low", dismissed="critical", resolved="low")
+    for name in ("dismissed", "resolved"):
+        client.triage(client.read("tasks", externalId=name)["tasks"][0]["id"], name)
+    verdict = gate(client, last, baseline=baseline, **query)
+    if branch:  # where nothing counts as resolved, but by its severity
+        reported, offenders, dismissed, resolved, below, *rest = expected
+        info = query.get("failOn") == "info"
+        expected = (reported, offenders + info, dismissed, 0, below + resolved - info, *rest)
+    assert numbers(verdict) == expected
+    assert verdict["pass"] is (verdict["offendersTotal"] == 0)
+    assert len(verdict["offenders"]) == verdict["offendersTotal"]
+
+
+def test_without_a_baseline_everything_is_new(client: Client, run: str) -> None:
+    other = client.start()
+    client.add(other, externalId="x")
+    client.finish(other)
+    client.finish(client.start(targetUrl="https://example.com/"), "failed")
+    verdict = gate(client, finished(client, "a", x="high"))
+    assert (verdict["baseline"], numbers(verdict)) == (None, (1, 1, 0, 0, 0, 0, 0))
+    assert verdict["reason"] == (
+        "1 new finding of severity high or higher; all count as new, as there is no baseline: "
+        "the main line's first completed run makes one."
+    )
+
+
+def test_the_baseline_is_the_main_lines_last_completed_run_before(client: Client, run: str) -> None:
+    first, _, second = finished(client, None), finished(client, "b"), finished(client, None)
+    client.finish(client.start(targetUrl="https://example.com/"), "failed")
+    client.start(targetUrl="https://example.com/")
+    pull = finished(client, "a")
+    third = finished(client, None)
+    assert [gate(client, each)["baseline"] for each in (first, second, pull, third)] == [None, first, second, second]
+    assert gate(client, pull, baseline=third)["baseline"] == third
+
+
+def test_a_baseline_that_cannot_be_compared_with_is_refused(app: flask.Flask, client: Client, run: str) -> None:
+    pull, failed = finished(client, "a"), client.start(targetUrl="https://example.com/")
+    client.finish(failed, "failed")
+    client.register("cli")
+    others = [client.start(), client.start("cli", targetUrl="https://example.com/")]
+    for each in others:
+        client.finish(each)
+    for unfit in (pull, run, failed, *others):
+        refused = client.get(f"{API}/runs/{pull}/gate?baseline={unfit}")
+        assert_problem(refused, 400, "invalid_parameter", "baseline")
+    stranger = client_of(app, client="other")
+    stranger.register("web")
+    theirs = finished(stranger, None)
+    for unknown in (theirs, UNKNOWN_ID):
+        assert_problem(client.get(f"{API}/runs/{pull}/gate?baseline={unknown}"), 404, "not_found")
+    assert_problem(stranger.get(f"{API}/runs/{pull}/gate"), 404, "not_found")
+
+
+def test_a_run_that_is_not_completed_never_passes(client: Client, run: str) -> None:
+    for status in ("running", "failed"):
+        for query in ({}, {"failOn": "none"}):
+            verdict = gate(client, run, **query)
+            assert (verdict["pass"], status in verdict["reason"]) == (False, True)
+        client.finish(run, "failed")
+
+
+def test_the_worst_fifty_offenders_are_listed_newest_first_within(client: Client, run: str) -> None:
+    finished(client, None, **dict.fromkeys((f"old-{number}" for number in range(30)), "high"))
+    names = [*(f"old-{number}" for number in range(30)), *(f"new-{number}" for number in range(40))]
+    severities = {name: "critical" if name[-1] in "13579" else "high" for name in names}
+    verdict = gate(client, finished(client, "a", **severities), only="all")
+    listed = [each["externalId"] for each in verdict["offenders"]]
+    # What the main line has is as the main line has it.
+    worst = [name for name in reversed(names) if severities[name] == "critical" and name.startswith("new")]
+    rest = [name for name in reversed(names) if name not in worst]
+    assert (listed, verdict["offendersTotal"]) == ([*worst, *rest][:50], 70)
+    assert len(gate(client, verdict["runId"])["offenders"]) == 40
+
+
+def test_a_verdict_is_a_recount_whatever_was_reported(survey: Survey) -> None:
+    for run in survey.runs:
+        before = [
+            each["id"]
+            for each in survey.runs[: survey.runs.index(run)]
+            if (each["projectType"], each["targetUrl"]) == (run["projectType"], run["targetUrl"])
+            and (each["branch"], each["status"]) == (None, "completed")
+        ]
+        known = survey.reported[before[-1]] if before else set()
+        for bar in range(len(SEVERITIES)):
+            verdict = gate(survey.client, run["id"], failOn=SEVERITIES[bar])
+            standing = ("open", "in_progress", "resolved") if run["branch"] else ("open", "in_progress")
+            offenders = [
+                item["id"]
+                for item in survey.tasks
+                if item["id"] in survey.reported[run["id"]] - known
+                and item["status"] in standing
+                and SEVERITIES.index(item["severity"]) <= bar
+            ]
+            assert verdict["baseline"] == (before[-1] if before else None)
+            assert sorted(each["id"] for each in verdict["offenders"]) == offenders
+            assert numbers(verdict)[:2] == (len(survey.reported[run["id"]]), len(offenders))

@@ -1,0 +1,387 @@
+"""The OpenAPI document: valid, whole, and as the service answers."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import flask
+import flask.json.provider
+import jsonschema
+import openapi_spec_validator
+import pytest
+from flask.testing import FlaskClient
+
+import findings_service
+from findings_features import brief
+from tests.support import (
+    API,
+    CODES,
+    DEFINITION,
+    OPERATIONS,
+    UNKNOWN_ID,
+    WCAG_SCHEMA,
+    WHOLE_TASK,
+    Server,
+    cases,
+    environment,
+    task,
+)
+
+# ---------------------------------------------------------------------------
+# Errors
+# ---------------------------------------------------------------------------
+
+
+def test_the_routes_and_their_levels_are_the_contracts() -> None:
+    routes = {(each.level, f"{each.method} {each.path.removeprefix(API)}") for each in OPERATIONS}
+    assert {level: {route for needed, route in routes if needed == level} for level, _ in routes} == {
+        None: {"GET /openapi.json", "GET /healthz"},
+        "read": {
+            *("GET /runs", "GET /runs/{run_id}", "GET /runs/{run_id}/gate", "GET /overview", "GET /brief"),
+            *("GET /tasks", "GET /tasks/{task_id}", "GET /tasks/{task_id}/history"),
+            *("GET /project-types", "GET /project-types/{name}"),
+        },
+        "agent": {"POST /runs", "PATCH /runs/{run_id}", "POST /runs/{run_id}/tasks", "POST /project-types"},
+        "full": {
+            *("PATCH /tasks", "PATCH /tasks/{task_id}", "PUT /project-types/{name}"),
+            *("DELETE /runs/{run_id}", "DELETE /tasks/{task_id}", "DELETE /project-types/{name}"),
+        },
+    }
+
+
+# ---------------------------------------------------------------------------
+# Health and OpenAPI
+# ---------------------------------------------------------------------------
+
+
+def test_the_openapi_document_is_valid(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    assert document["info"]["version"] == findings_service.__version__
+    openapi_spec_validator.validate(document)
+
+
+def test_every_route_is_in_openapi(document: dict[str, Any]) -> None:
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(each.method, each.path) for each in OPERATIONS}
+
+
+OWN_STATUSES = {
+    "PATCH /api/v1/runs/{run_id}": 409,
+    "POST /api/v1/runs/{run_id}/tasks": 409,
+    "GET /api/v1/tasks": 404,
+    "PATCH /api/v1/tasks/{task_id}": 412,
+    "POST /api/v1/project-types": 409,
+    "DELETE /api/v1/project-types/{name}": 409,
+    "GET /api/v1/brief": 422,
+}
+
+
+@pytest.mark.parametrize("each", [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS])
+def test_every_status_of_a_route_is_in_openapi(document: dict[str, Any], each: Any) -> None:
+    responses = document["paths"][each.path][each.method.lower()]["responses"]
+    statuses = {400, 500, OWN_STATUSES.get(f"{each.method} {each.path}", 500)}
+    statuses |= ({401, 503} if each.level else set()) | ({403} if each.level not in (None, "read") else set())
+    statuses |= ({404} if "{" in each.path else set()) | ({413, 415, 422} if each.body is not None else set())
+    assert {str(status) for status in statuses} <= set(responses)
+    assert {"200", "201", "204"} & set(responses)
+    for status in {"204", "304", "414", "431"} & {*responses}:  # the last two are the HTTP server's
+        assert "content" not in responses.pop(status)
+    for status, response in responses.items():
+        kind = "application/json" if int(status) < 300 else "application/problem+json"
+        forms = {
+            f"{API}/tasks": findings_service.REGISTRY.list_exports,
+            f"{API}/brief": brief.EXPORTS,
+        }
+        others = forms.get(each.path, {}) if (each.method, status) == ("GET", "200") else ()
+        assert set(response["content"]) == {kind, *others}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_code_is_in_openapi(document: dict[str, Any], code: str) -> None:
+    assert f"`{code}`" in json.dumps(document["paths"])
+
+
+def test_openapi_names_the_key_and_what_needs_none(document: dict[str, Any]) -> None:
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    open_to_all = {
+        path
+        for path, methods in document["paths"].items()
+        for each in methods.values()
+        if each.get("security", document["security"]) == []
+    }
+    assert open_to_all == {"/healthz", f"{API}/openapi.json"}
+
+
+def test_every_parameter_is_described(document: dict[str, Any]) -> None:
+    parameters = [
+        each for methods in document["paths"].values() for one in methods.values() for each in one["parameters"]
+    ]
+    assert {each["in"] for each in parameters} == {"path", "query", "header"}
+    assert [each["name"] for each in parameters if not each.get("description")] == []
+
+
+TOO_MUCH = cases(
+    path=(f"/{'a' * 66_000}", {}, 414),
+    query=(f"{API}/tasks?q={'a' * 66_000}", {}, 414),
+    headers=(f"{API}/tasks", {f"X-{number}": "a" for number in range(100)}, 431),
+    header=(f"{API}/tasks", {"X-Long": "a" * 600_000}, 431),
+)
+
+
+@pytest.mark.parametrize(("path", "headers", "status"), TOO_MUCH)
+def test_what_the_http_server_refuses_is_described(
+    server: Server, document: dict[str, Any], path: str, headers: dict[str, str], status: int
+) -> None:
+    answer = server.request("GET", path, **headers)
+    assert (answer.status_code, answer.data) == (status, b"")
+    assert all(str(status) in each["responses"] for methods in document["paths"].values() for each in methods.values())
+
+
+SENT = cases(
+    run=("RunStart", {"projectType": "web", "metadata": {"a": [1]}}, {"projectType": "web", "sevrity": 1}),
+    task=("TaskReport", WHOLE_TASK, task(severity="hgh")),
+    step=("RemediationStep", {"instruction": "x", "step": 1.0}, {"instruction": "x", "step": 1.5}),
+    batch=("TaskBatch", {"tasks": [task()]}, {"tasks": [{}]}),
+    empty_batch=("TaskBatch", {"tasks": []}, {"tasks": None}),
+    evidence=("Evidence", {"label": "x", "url": None}, {"type": "code", "content": None}),
+    triage=("TaskUpdate", {"status": "open"}, {"status": "closed"}),
+    triage_of_nothing=("TaskUpdate", {"assignee": ""}, {"assignee": None, "comment": None}),
+    triage_with_a_reason=("TaskUpdate", {"reason": "fixed"}, {"reason": "fixed", "status": "open"}),
+    triage_of_several=("TasksUpdate", {"ids": ["x"], "comment": "x"}, {"ids": ["x"]}),
+    triage_of_none=("TasksUpdate", {"ids": ["x"], "reason": None, "status": "open"}, {"ids": [], "status": "open"}),
+    type=("ProjectTypeDefinition", DEFINITION, {"name": "-"}),
+)
+
+
+@pytest.mark.parametrize(("model", "good", "bad"), SENT)
+def test_the_schemas_of_openapi_judge_like_the_service(
+    document: dict[str, Any], model: str, good: Any, bad: Any
+) -> None:
+    schema = {"$ref": f"#/components/schemas/{model}", "components": document["components"]}
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(good)
+    assert not validator.is_valid(bad)
+
+
+def generate(document: dict[str, Any], folder: Path, *line: str) -> None:
+    """Run a generator of clients over a document, and check that it has nothing to complain of."""
+    (folder / "openapi.json").write_text(json.dumps(document), "utf-8")
+    (folder / "config.json").write_text('{"post_hooks": []}', "utf-8")
+    python = [sys.executable, "-W", "error", "-m"]
+    done = subprocess.run([*python, *line], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert (done.returncode, re.search("(?i)warning|unable|fail", said)) == (0, None), said
+
+
+def test_a_generated_client_takes_a_night_through(
+    server: Server, document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--path", "openapi.json", "--meta", "none", "--output-path", "night_client", "--config", "config.json")
+    generate(document, tmp_path, "openapi_python_client", "generate", *options)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    models, client = importlib.import_module("night_client.models"), importlib.import_module("night_client")
+    url = f"http://127.0.0.1:{server.port}"
+
+    def call(operation: str, *arguments: Any, **named: Any) -> Any:
+        with client.AuthenticatedClient(base_url=url, token=server.key) as api:
+            return importlib.import_module(f"night_client.api.{operation}").sync(*arguments, client=api, **named)
+
+    schema = models.ProjectTypeDefinitionExtensionSchemaType0.from_dict(WCAG_SCHEMA)
+    definition = models.ProjectTypeDefinition(name="web", label=None, extension_schema=schema)
+    assert call("project_types.post_project_types", body=definition).extension_schema.to_dict() == WCAG_SCHEMA
+    metadata = models.RunStartMetadataType0.from_dict({"commit": {"parents": ["a", None, 1.5]}})
+    run = call(
+        "runs.post_runs",
+        body=models.RunStart(project_type="web", target_url="https://example.com/", metadata=metadata),
+        idempotency_key="night",
+    )
+    assert (run.status, run.metadata.to_dict()) == (models.RunStatus.RUNNING, metadata.to_dict())
+    reports = [
+        models.TaskReport(
+            title=f"Finding {severity}",
+            severity=severity,
+            external_id=f"finding-{severity}",
+            evidence=[models.Evidence(type_="code", content="<img>")],
+            remediation=[models.RemediationStep(instruction="Say what it shows")],
+            success_criteria=[models.SuccessCriterion(description="It has a text", automatable=True)],
+            extensions=models.TaskReportExtensionsType0.from_dict({"wcag": "1.1.1"}),
+        )
+        for severity in models.Severity
+    ]
+    submission = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=reports))
+    assert (submission.created, submission.tasks[0].result) == (5, models.TaskResultResult.CREATED)
+    assert call("runs.post_tasks", run.id, body=reports[0]).unchanged == 1
+    severe, statuses = [models.Severity.CRITICAL, models.Severity.HIGH], list(models.TaskStatus)
+    wanted = {"status": statuses, "severity": severe, "run_id": [run.id, UNKNOWN_ID]}
+    assert {each.name: each.value for each in models.GetTasksSort} == {
+        "NEWEST_FIRST": "-createdAt",
+        "OLDEST_FIRST": "createdAt",
+        "SEVERITY": "severity",
+    }
+    heads = call("tasks.get_tasks", **wanted, sort=models.GetTasksSort.SEVERITY)
+    assert [each.severity for each in heads.tasks] == severe
+    whole = call("tasks.get_tasks", **wanted, view=models.GetTasksView.FULL)
+    assert isinstance(whole, models.FullTaskPage)
+    assert whole.tasks[0].extensions.to_dict() == {"wcag": "1.1.1"}
+    triage = models.TaskUpdate(status=models.TaskStatus.DISMISSED, comment="Meant so")
+    assert call("tasks.patch_task", heads.tasks[0].id, body=triage).status == models.TaskStatus.DISMISSED
+    history = call("tasks.get_task_history", heads.tasks[0].id).history
+    assert [(each.from_, each.to) for each in history][-1] == (models.TaskStatus.OPEN, models.TaskStatus.DISMISSED)
+    end = models.RunUpdate(status=models.RunUpdateStatus.COMPLETED, resolve_missing=True)
+    assert call("runs.patch_run", run.id, body=end).status == models.RunStatus.COMPLETED
+    assert call("runs.get_run", run.id).summary.by_status.dismissed == 1
+    listed = call("runs.get_runs", status=[models.RunStatus.COMPLETED, models.RunStatus.FAILED], project_type=["web"])
+    assert [each.id for each in listed.runs] == [run.id]
+    refused = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=[]))
+    assert (refused.status, refused.code) == (409, "run_finished")
+    assert call("tasks.get_task", UNKNOWN_ID).code == "not_found"
+
+
+# ---------------------------------------------------------------------------
+# Embedding
+# ---------------------------------------------------------------------------
+
+
+def test_an_embedded_service_is_healthy_and_describes_itself(guest: FlaskClient) -> None:
+    assert guest.get("/findings/healthz").json["status"] == "ok"
+    assert guest.get("/findings/api/v1/openapi.json").json["openapi"].startswith("3.1")
+
+
+def test_a_host_may_change_the_body_of_an_answer(host: flask.Flask, guest: FlaskClient) -> None:
+    def compress(response: flask.Response) -> flask.Response:
+        response.set_data(gzip.compress(response.get_data()))
+        response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    host.after_request(compress)
+    answer = guest.get("/findings/api/v1/openapi.json")
+    assert int(answer.headers["Content-Length"]) == len(answer.data)
+    assert json.loads(gzip.decompress(answer.data))["openapi"].startswith("3.1")
+
+
+# ---------------------------------------------------------------------------
+# Fuzzing from the description
+# ---------------------------------------------------------------------------
+
+
+def without_long_texts(description: Any) -> Any:
+    """Leave the bounds of the longest texts and lists out of a description: making some at them takes a minute.
+
+    A list of more than a thousand values may also be a URL that is too long for any server, which is then the answer.
+    """
+    if isinstance(description, list):
+        return [without_long_texts(item) for item in description]
+    if not isinstance(description, dict):
+        return description
+    kept = {name: without_long_texts(value) for name, value in description.items()}
+    bounds = {"maxLength": 5000, "maxItems": 1000}
+    return {
+        name: value for name, value in kept.items() if not isinstance(value, int) or value < bounds.get(name, value + 1)
+    }
+
+
+def without_nul(value: Any) -> Any:
+    """Leave U+0000 out of what is free-form: its description says so in words alone."""
+    return json.loads(re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", json.dumps(value)))
+
+
+class Fitting:
+    """Puts what exists, and what goes together, into good requests: a description cannot know of it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.run, self.ended = server.start_run(), server.start_run()
+        self.task = self.add(self.run)
+
+    def add(self, run: str) -> str:
+        """Return a new task."""
+        return self.server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
+
+    def ids_for(self, method: str) -> dict[str, str]:
+        """Name what a method takes: PATCH ends another run than POST needs, and what DELETE takes is there for that."""
+        if method != "DELETE":
+            return {"run_id": self.ended if method == "PATCH" else self.run, "task_id": self.task, "name": "web"}
+        self.server.request("POST", f"{API}/project-types", {"name": "unused"})
+        run = self.server.start_run()
+        return {"run_id": run, "task_id": self.add(run), "name": "unused"}
+
+    def fit_path_and_query(self, case: Any) -> None:
+        """Name a run, task or project type that exists."""
+        ids = self.ids_for(case.method)
+        case.query |= {"projectType": "web"} if case.path.endswith("brief") else {}
+        case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
+        if "after" in (case.query or {}):
+            place = self.run if case.path.endswith("runs") else self.task
+            case.query["after"] = f"high.{place}" if case.query.get("sort") == "severity" else place
+            case.query.pop("page", None)
+
+    def fit_body(self, method: str, body: dict[str, Any]) -> None:
+        """Name a project type and tasks that exist, and mend what breaks a rule between several fields.
+
+        A request that was not fitted may have deleted what it had met in an answer.
+        """
+        body |= {"ids": [self.add(self.server.start_run())]} if "ids" in body else {}
+        body |= {"status": "resolved"} if body.get("reason") else {}
+        body |= {"projectType": "web"} if "projectType" in body else {}
+        body |= {"extensionSchema": {"properties": {"a": {}}}} if body.get("extensionSchema") else {}
+        body |= {"metadata": without_nul(body["metadata"])} if body.get("metadata") else {}
+        if method == "PUT" or body.get("status") == "failed":
+            body.pop("name", None)
+            body.pop("resolveMissing", None)
+        for each in (body, *body.get("tasks", ())):
+            each |= {"extensions": without_nul(each["extensions"])} if each.get("extensions") else {}
+            for place, step in enumerate(each.get("remediation") or (), start=1):
+                step["step"] = place
+
+
+@pytest.fixture
+def _fitting(server: Server) -> Iterator[None]:
+    import schemathesis  # which takes a second, of each process that collects these tests, were it above
+
+    fitting = Fitting(server)
+
+    @schemathesis.hook
+    def before_call(context: Any, case: Any, kwargs: Any) -> None:
+        if case.meta.generation.mode.is_positive:
+            fitting.fit_path_and_query(case)
+            (case.headers or {}).pop("If-Match", None)
+            if case.media_type == "application/sarif+json":  # a description of that fills books
+                case.body = {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "x"}}, "results": []}]}
+            elif isinstance(case.body, dict):
+                fitting.fit_body(case.method, case.body)
+
+    yield
+    schemathesis.hooks.unregister(before_call)
+
+
+@pytest.mark.usefixtures("_fitting")
+def test_every_request_is_answered_as_the_description_says(server: Server) -> None:
+    import schemathesis.engine.events
+
+    document = without_long_texts(server.request("GET", f"{API}/openapi.json").json)
+    settings = {
+        "base-url": f"http://127.0.0.1:{server.port}",
+        "headers": {"Authorization": f"Bearer {server.key}"},
+        "seed": 1,
+        "generation": {"max-examples": 10, "deterministic": True, "database": "none"},
+        "phases": {"stateful": {"enabled": False}},
+    }
+    config = schemathesis.Config.from_dict(settings)
+    faults, asked = [], 0
+    for event in schemathesis.engine.from_schema(schemathesis.openapi.from_dict(document, config=config)).execute():
+        assert not isinstance(event, (schemathesis.engine.events.FatalError, schemathesis.engine.events.NonFatalError))
+        for checks in event.recorder.checks.values() if hasattr(event, "recorder") else ():
+            asked += 1
+            faults += [each.failure_info for each in checks if each.failure_info]
+    assert not faults, "\n\n".join(f"{each.failure}\n{each.code_sample}" for each in faults)
+    assert asked > 500

@@ -1,0 +1,114 @@
+"""The overview: what is open, and what the last days brought."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flask
+import flask.json.provider
+import pytest
+
+import findings_service
+from tests.engines import faults_of
+from tests.support import (
+    API,
+    SEVERITIES,
+    STATUSES,
+    TARGETS,
+    Client,
+    cases,
+    database_of,
+    standing,
+    start_on,
+    task,
+)
+
+# ---------------------------------------------------------------------------
+# Lists
+# ---------------------------------------------------------------------------
+
+
+def test_an_overview_of_yesterday_is_not_todays(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = client.get(f"{API}/overview").headers["ETag"]
+    at_day(monkeypatch, -1)
+    assert client.get(f"{API}/overview", headers={"If-None-Match": tag}).status_code == 200
+
+
+# ---------------------------------------------------------------------------
+# The overview
+# ---------------------------------------------------------------------------
+
+TIMESTAMP = findings_service.timestamp
+
+
+def at_day(monkeypatch: pytest.MonkeyPatch, days: int) -> str:
+    """Let it be some days ago for what follows, and return the date."""
+    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago + days * 86_400))
+    return TIMESTAMP(days * 86_400)[:10]
+
+
+def test_an_overview_tells_where_the_main_line_stands(client: Client, run: str) -> None:
+    client.register("app")
+    bare, branch = client.start("app"), start_on(client, "a", "y")
+    fixed = client.add(run, severity="low", externalId="x")
+    client.submit(run, task(severity="critical"), task(severity="critical", status="in_progress"))
+    client.submit(bare, task(severity="critical"), task(severity="critical"))
+    client.submit(branch, task(externalId="x"))
+    client.triage(fixed, "resolved")
+    nothing = dict.fromkeys(STATUSES, 0)
+    told = client.read("overview")
+    assert told["total"] == 5
+    assert told["bySeverity"] == dict.fromkeys(SEVERITIES, nothing) | {
+        "critical": nothing | {"open": 3, "in_progress": 1},
+        "low": nothing | {"resolved": 1},
+    }
+    assert standing(told["byProjectType"]) == [("app", 2, 2), ("web", 3, 1)]
+    assert standing(told["byTarget"]) == [(None, 2, 2), ("https://example.com/", 3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("query", "total", "types", "targets", "created"),
+    cases(
+        type=({"projectType": "web"}, 3, [("web", 3, 3)], [(TARGETS[1], 2, 2), (TARGETS[2], 1, 1)], 3),
+        target=({"targetUrl": TARGETS[1]}, 3, [("web", 2, 2), ("app", 1, 1)], [(TARGETS[1], 3, 3)], 3),
+        both=({"projectType": "app", "targetUrl": TARGETS[1]}, 1, [("app", 1, 1)], [(TARGETS[1], 1, 1)], 1),
+        nothing=({"projectType": "none"}, 0, [], [], 0),
+        branch=({"branch": "a"}, 2, [("app", 2, 2)], [(TARGETS[1], 2, 2)], 2),
+        branch_and_type=({"branch": "a", "projectType": "web"}, 0, [], [], 0),
+        no_branch=({"branch": "b"}, 0, [], [], 0),
+    ),
+)
+def test_an_overview_is_of_what_it_is_asked_for(
+    client: Client, query: dict[str, str], total: int, types: list[Any], targets: list[Any], created: int
+) -> None:
+    for name in ("web", "app"):
+        client.register(name)
+    client.submit(client.start(targetUrl=TARGETS[1]), task(), task(externalId="x"))
+    client.submit(client.start(targetUrl=TARGETS[2]), task())
+    client.submit(client.start("app", targetUrl=TARGETS[1]), task(externalId="x"))
+    client.submit(client.start("app", targetUrl=TARGETS[1], branch="a"), task(externalId="x"), task(externalId="y"))
+    told = client.read("overview", **query)
+    assert (told["total"], standing(told["byProjectType"]), standing(told["byTarget"])) == (total, types, targets)
+    assert told["days"][-1]["created"] == created
+
+
+def test_the_days_of_an_overview_count_what_happened_on_them(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = at_day(monkeypatch, 2)
+    fixed, wrong = client.add(run, externalId="x"), client.add(run, status="dismissed")
+    client.triage(fixed, "in_progress")
+    taken = client.submit(start_on(client, "a"), task(externalId="y"))["tasks"][0]["id"]
+    client.triage(taken, "dismissed")
+    middle = at_day(monkeypatch, 1)
+    client.triage(fixed, "resolved")
+    client.triage(wrong, "resolved")
+    last = at_day(monkeypatch, 0)
+    client.submit(run, task(externalId="x"), task(externalId="y", title="Taken over"))
+    told = client.read("overview", days=4)["days"]
+    assert [standing([each])[0] for each in told[1:]] == [(first, 3, 0, 0, 1), (middle, 0, 0, 2, 0), (last, 0, 1, 0, 0)]
+    assert set(standing(told[:1])[0][1:]) == {0}
+    client.remove(f"tasks/{fixed}")
+    told = client.read("overview", days=3)["days"]
+    assert [standing([each])[0] for each in told] == [(first, 2, 0, 0, 1), (middle, 0, 0, 1, 0), (last, 0, 0, 0, 0)]
+    assert faults_of(database_of(app).settings.db) == []

@@ -1,0 +1,154 @@
+"""Searches: `q` on lists of tasks."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import flask
+import flask.json.provider
+import pytest
+
+from findings_features import audit, search
+from tests.support import (
+    API,
+    SEVERITIES,
+    Client,
+    assert_problem,
+    cases,
+    client_of,
+    database_of,
+    plain,
+    rows_of,
+    task,
+)
+
+
+def searched(client: Client, q: str, **query: Any) -> list[str]:
+    """Return the titles of the tasks that a search finds, newest first, of which the total tells the number."""
+    page = client.read("tasks", q=q, limit=200, **query)
+    assert page["total"] == len(page["tasks"])
+    return [item["title"] for item in page["tasks"]]
+
+
+SIGNS = [
+    *"aAbß1%_*\\'\"-^[.\u0301\u05d0\u0130\u0131\ufb01\u03a3\u03c2\u03c3\u1e9e\u00e9\u00c5\u0915\u0941\u200f\U0001f469",
+    " ",
+    " ",
+    "\n",
+    "\x1f",
+    "\u3000",
+    "AB",
+]
+
+
+def random_text(dice: random.Random, length: int) -> str:
+    return "x" + "".join(dice.choices(SIGNS, k=dice.randrange(length)))
+
+
+def holds(item: dict[str, Any], q: str) -> bool:
+    """Tell whether every word of a search stands in one of a task's texts."""
+    texts = [item["title"], item["externalId"] or "", *(each["label"] for each in item["evidence"])]
+    return all(any(plain(word) in plain(text) for text in texts) for word in q.split())
+
+
+def labelled(dice: random.Random) -> dict[str, Any]:
+    """Return a task with hostile texts, of few findings."""
+    labels = [{"label": random_text(dice, 6)} for _ in range(dice.randrange(3))]
+    external_id = f"{random_text(dice, 2)}{dice.randrange(90)}" if dice.random() < 0.5 else ...
+    return task(title=random_text(dice, 12), externalId=external_id, evidence=labels, severity=dice.choice(SEVERITIES))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: Client, seed: int) -> None:
+    dice, stranger = random.Random(seed), client_of(app, client="stranger")
+    for owner in (client, stranger):
+        owner.register("web")
+    for branch in (None, "topic", None):
+        runs = [(owner, owner.start("web", branch=branch)) for owner in (client, client, stranger)]
+        for _ in range(12):
+            owner, run = dice.choice(runs)
+            owner.submit(run, *(labelled(dice) for _ in range(dice.choice((1, 2, 40)))))
+    tasks = [item for page in client.walk("tasks", view="full", limit=200) for item in page["tasks"]]
+    for _ in range(150):
+        words = dice.choice(list(filter(None, random_text(dice, 5).split())))
+        text = dice.choice((words[1:] or words, words, dice.choice(tasks)["title"], f"x {dice.randrange(9)}"))
+        if not plain("".join(text.split())):
+            continue
+        walked = [item["id"] for page in client.walk("tasks", q=text, limit=30) for item in page["tasks"]]
+        assert walked == [item["id"] for item in tasks if holds(item, text)], text
+    with database_of(app).reading() as connection:
+        assert list(audit.integrity_errors(connection)) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "q", "found"),
+    cases(
+        part_of_a_word=("Unlabelled field", "LABEL", True),
+        words_in_any_order=("Unlabelled field", "field unlab", True),
+        one_word_is_missing=("Unlabelled field", "field form", False),
+        across_words=("Form field", "mfi", False),
+        dotted_capital_i=("\u0130stanbul", "istanbul", True),
+        sharp_s=("Straße", "STRASSE", True),
+        ligature=("\ufb01le", "file", True),
+        final_sigma=("\u03bf\u03b4\u03cc\u03c2", "\u039f\u0394\u039f\u03a3", True),
+        accent_asked_for=("resume", "résumé", True),
+        accent_stored_apart=("re\u0301sume\u0301", "resume", True),
+        kelvin_sign=("3 \u212a", "k", True),
+        another_letter=("Łódź", "lodz", False),
+        whole_syllable=("\uac01", "\u1100\u1161\u11a8", True),
+        part_of_a_syllable=("\uac01", "\uac00", False),
+        percent=("100 % wrong", "%", True),
+        percent_is_itself=("100 wrong", "100%", False),
+        underscore_is_itself=("a-b", "a_b", False),
+        star_is_itself=("ab", "a*", False),
+        quotes=('say "hi"', '"hi"', True),
+        pattern_is_itself=("abc", "[a-c]", False),
+        white_space_is_all_alike=("one\ntwo\x1fthree", "two\u2003one three", True),
+    ),
+)
+def test_a_search_is_for_words_whatever_their_case_and_accents(
+    client: Client, run: str, title: str, q: str, found: bool
+) -> None:
+    client.submit(run, task(title=title), task(title=title), task(title="Something else"))
+    assert searched(client, q) == ([title] * 2 if found else [])
+
+
+def test_external_ids_and_labels_are_searched_and_nothing_else_is(client: Client, run: str) -> None:
+    evidence = [{"label": "src/app.py:12", "content": "secret"}, {"type": "log", "url": "https://cdn.example/x"}]
+    client.add(run, title="One", externalId="CWE-79/a", evidence=evidence, description="described")
+    assert searched(client, "cwe-79 one APP.PY:1") == ["One"]
+    for word in ("secret", "cdn.example", "described", "log", "high", "web", "src/app.py:12cwe", "onecwe"):
+        assert searched(client, word) == []
+
+
+def test_a_search_follows_what_is_reported_again(client: Client) -> None:
+    client.register("web")
+    branch, main = client.start(branch="topic"), client.start()
+    client.add(branch, externalId="1", title="Found here", evidence=[{"label": "old"}])
+    client.add(branch, externalId="1", title="Found here", evidence=[{"label": "new"}])
+    assert (searched(client, "old"), searched(client, "here new 1")) == ([], ["Found here"])
+    client.add(main, externalId="1", title="Taken over")
+    assert (searched(client, "here"), searched(client, "new"), searched(client, "taken 1")) == ([], [], ["Taken over"])
+    client.add(branch, externalId="1", title="Not heard")
+    assert (searched(client, "heard"), searched(client, "taken")) == ([], ["Taken over"])
+    client.remove(f"tasks/{client.read('tasks')['tasks'][0]['id']}")
+    assert (searched(client, "taken"), rows_of(client.application, "SELECT words FROM task_words")) == ([], [])
+
+
+def test_a_task_without_any_words_is_found_by_none(app: flask.Flask, client: Client, run: str) -> None:
+    client.submit(run, task(title="\u0301", externalId="\u0308"), task(title="Old"))
+    assert (searched(client, "old"), searched(client, "old", externalId="\u0308")) == (["Old"], [])
+    with database_of(app).reading() as connection:
+        assert list(audit.integrity_errors(connection)) == []
+
+
+def test_a_search_may_have_as_many_words_as_a_title(client: Client, run: str) -> None:
+    words = [f"word{number}" for number in range(search.MOST_WORDS)]
+    labels = [{"label": " ".join(words[lot : lot + 50])} for lot in range(0, len(words), 50)]
+    client.submit(run, task(title="Few", evidence=labels[:1]), task(title="Many", evidence=labels))
+    assert searched(client, " ".join(words)) == ["Many"]
+    assert searched(client, "w" * 10_000) == []
+    assert searched(client, "word1 " * 1600) == ["Many", "Few"]
+    too_many = client.get(f"{API}/tasks", query_string={"q": " ".join([*words, "more"])})
+    assert_problem(too_many, 400, "invalid_parameter", "q")
