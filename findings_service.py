@@ -84,7 +84,7 @@ try:
     from werkzeug.datastructures import ETags, MIMEAccept
     from werkzeug.exceptions import ClientDisconnected, HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
     from werkzeug.http import parse_accept_header, parse_etags
-    from werkzeug.serving import ThreadedWSGIServer
+    from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
     from werkzeug.wsgi import get_content_length
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
@@ -4810,7 +4810,7 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
     try:
         value = read_model(model, text)
     except msgspec.ValidationError as error:
-        refusal = error
+        refusal = error.with_traceback(None)  # which would keep this frame, and the text and all
     for raw in msgspec.structs.astuple(value) if value else ():
         if isinstance(raw, Raw) and bytes(raw):
             with suppress(msgspec.ValidationError):
@@ -5341,10 +5341,11 @@ def preferred_export(exports: Mapping[str, Export], accept: str) -> Export | Non
 
 
 class Body(Struct, frozen=True):
-    """What has come of the body of a request, and whether that is all of it."""
+    """What has come of the body of a request, whether that is all of it, and whether it has more bytes than it may."""
 
     text: bytes = b""
     whole: bool = True
+    too_large: bool = False
 
 
 class Deferred(Struct, eq=False, frozen=True):
@@ -5398,23 +5399,28 @@ class Call:
     Whoever serves decides where each of these runs, and has what they raise answered by `attempt`.
     """
 
-    def __init__(self, service: Service, environ: Mapping[str, Any], path: str, principal: Principal = NOBODY) -> None:
+    def __init__(self, service: Service, environ: dict[str, Any], own_path: str, principal: Principal = NOBODY) -> None:
         """Nothing is judged yet.
 
-        :param environ: of WSGI (PEP 3333). :param path: without any prefix.
+        :param environ: of WSGI (PEP 3333). :param own_path: the path without any prefix.
         :param principal: who sends the request, where that is known without a key.
         """
         self.service, self.database = service, service.database
-        self.environ, self.method, self._path = environ, str(environ["REQUEST_METHOD"]), path
-        self.principal = principal
-        self.route = "-"
+        self.environ, self.method, self.own_path = environ, str(environ["REQUEST_METHOD"]), own_path
+        # By `open`
+        self.route = "-"  # as the log and figures name it
         self.run_id: str | None = None
+        self.principal = principal
         self.operation: Operation
-        self.form: Any = None
-        self.limit = 0
+        self.form: Any = None  # of the body
+        self.limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
+        # By `read`
+        self.query: Any = None
         self.export: Export | None = None
         self.expected: ETags | None = None
         self.request_key: RequestKey | None = None
+        self.body_hash = ""
+        self._body: Any = None
         self._problems: Sequence[Problem] = ()
         self._complete = True
 
@@ -5425,10 +5431,10 @@ class Call:
 
         :raises ServiceError: for the first of these, in the contract's order, that is not good.
         """
-        if self._path in REGISTRY.page_files:
-            self.route = self._path
-            return REGISTRY.page_files[self._path](self)
-        steps, method = self._path.split("/"), self.method.replace("HEAD", "GET")
+        if self.own_path in REGISTRY.page_files:
+            self.route = self.own_path
+            return REGISTRY.page_files[self.own_path](self)
+        steps, method = self.own_path.split("/"), self.method.replace("HEAD", "GET")
         if not (found := self.service.router.find(steps)):
             absent = absent_answer(method, steps)
             raise Missing(absent or "There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
@@ -5450,8 +5456,8 @@ class Call:
         """Choose what reads the body, and how large it may be. :raises ServiceError: for a header that is not good."""
         settings, environ = self.service.settings, self.environ
         self.form = formats.get(environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower())
-        self.limit = self.form.limit(settings) if self.form else settings.max_body
-        self._length = get_content_length(dict(environ)) or 0
+        self.limit = min(self.limit, self.form.limit(settings) if self.form else settings.max_body)
+        self._length = get_content_length(environ) or 0
         if self._length > self.limit:
             raise self._too_large()
         if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
@@ -5479,7 +5485,7 @@ class Call:
         accept = environ.get("HTTP_ACCEPT") if asked.exports else None
         self.export = preferred_export(asked.exports, accept) if accept else None
         query = (self.export and self.export.query) or asked.query
-        self.query: Any = read_query(query, environ.get("QUERY_STRING", ""))
+        self.query = read_query(query, environ.get("QUERY_STRING", ""))
         if asked.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
             if not asked.tagged:
                 raise InvalidParameter(
@@ -5493,7 +5499,7 @@ class Call:
             self.body_hash = hashlib.sha256(body.text).hexdigest()
 
     def _read_body(self, body: Body) -> None:
-        if len(body.text) > self.limit:  # a body may have come without a length
+        if body.too_large or len(body.text) > self.limit:  # it may have come without a length
             raise self._too_large()
         if body.text and self.form is None:
             raise self._unsupported()
@@ -5536,8 +5542,8 @@ class Call:
             time.sleep(random.uniform(0, pause))  # noqa: S311 - who was in another's way is there at another time
 
     def begin(self, body: Body | None) -> Outcome | None:
-        """Open the request, and go on with its body; None where it takes one that is not here yet."""
-        given = self.attempt(self.open)
+        """Open the request, and go on with its body. Where that is awaited and all else is good, return None."""
+        given = self.attempt(self.open)  # None where nothing is wrong
         if given is None and (body is not None or not self.operation.formats):
             return self.judge(body or Body())
         return given
@@ -5822,12 +5828,13 @@ def patch_run(call: Call, run_id: str) -> PendingWrite:
     def find(connection: Connection) -> RunKey:
         return select_run_key(connection, call.client_id, run_id)
 
+    body: RunUpdate = call.checked_body(find, run_update_problems)
+
     def finish(connection: Connection) -> Answer:
         run = find(connection)
         finish_run(connection, call.principal, run, body.status, body.status_reason, bool(body.resolve_missing))
         return json_answer(200, select_run_with_summary(connection, call.client_id, run))
 
-    body: RunUpdate = call.checked_body(find, run_update_problems)
     return PendingWrite(call, finish)
 
 
@@ -5850,16 +5857,18 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
         submission = submit_reports(connection, call.principal, run, parsed.reports)
         return json_answer(201 if submission.created else 200, submission)
 
-    def check() -> PendingWrite:
-        if schema is not None:
-            call.form.judge(schema, parsed, call.service.settings)
+    def checked() -> PendingWrite:
         if parsed.problems:
             raise ValidationFailed(every_task_first(parsed.problems), complete=parsed.complete)
         return PendingWrite(call, store)
 
-    if not parsed.problems and (schema is None or accepted_fast(schema, parsed.extensions)):
-        return PendingWrite(call, store)
-    return Deferred("check", check)
+    def check(schema: str) -> PendingWrite:
+        call.form.judge(schema, parsed, call.service.settings)
+        return checked()
+
+    if schema is None or accepted_fast(schema, parsed.extensions):
+        return checked()
+    return Deferred("check", partial(check, schema))
 
 
 def page_of_tasks(call: Call, connection: Connection) -> bytes:
@@ -5907,13 +5916,19 @@ def patch_tasks(call: Call) -> PendingWrite:
     update: TasksUpdate = call.checked_body()
     unfit = decision_problems(update)
 
-    def triage(connection: Connection) -> Answer:
-        states = {
-            state.id: state for state in select_task_rows(connection, call.client_id, BY_ID, json.dumps(update.ids))
-        }
+    def judged(connection: Connection) -> list[TaskRow]:
+        rows = select_task_rows(connection, call.client_id, BY_ID, json.dumps(update.ids))
+        states = {state.id: state for state in rows}
         if problems := [*unfit, *id_problems(update, states)]:
             raise ValidationFailed(problems)
-        ordered = [states[task_id] for task_id in update.ids]
+        return [states[task_id] for task_id in update.ids]
+
+    if unfit:
+        with call.database.reading() as connection:
+            judged(connection)
+
+    def triage(connection: Connection) -> Answer:
+        ordered = judged(connection)
         updated = triage_tasks(connection, call.principal, ordered, update)
         tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
         return json_answer(200, Triage(updated, len(tasks) - updated, tasks))
@@ -5944,6 +5959,8 @@ def patch_task(call: Call, task_id: str) -> PendingWrite:
     def find(connection: Connection) -> TaskRow:
         return select_task_row(connection, call.client_id, task_id)
 
+    update: TaskUpdate = call.checked_body(find, decision_problems)
+
     def triage(connection: Connection) -> Answer:
         state = find(connection)
         if call.expected is not None:
@@ -5953,7 +5970,6 @@ def patch_task(call: Call, task_id: str) -> PendingWrite:
         triage_tasks(connection, call.principal, [state], update)
         return tagged_answer(select_task(connection, call.client_id, task_id))
 
-    update: TaskUpdate = call.checked_body(find, decision_problems)
     return PendingWrite(call, triage)
 
 
@@ -6034,11 +6050,15 @@ def get_project_type(call: Call, name: str) -> Answer:
 )
 def put_project_type(call: Call, name: str) -> Deferred:
     """Replace a project type's label, description and schema; stored tasks are not judged again."""
+
+    def rename_problems(update: ProjectTypeUpdate) -> list[Problem]:
+        if update.name in (None, name):
+            return []
+        return [Problem("must be the name in the path, or be left out", "/name", value=update.name)]
+
     with call.database.reading() as connection:
         select_project_type(connection, call.client_id, name)
-    body: ProjectTypeUpdate = call.checked_body()
-    if body.name not in (None, name):
-        raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
+    body: ProjectTypeUpdate = call.checked_body(rules=rename_problems)
 
     def replace(connection: Connection, *definition: Any) -> Answer:
         replace_project_type(connection, call.client_id, name, *definition)
@@ -6107,9 +6127,11 @@ def start_metrics(service: Service) -> None:
     try:
         absent = load_part("findings_adapters/metrics.py")
     except ImportError as error:
-        absent = f"the package {(error.name or '').partition('.')[0]}"
+        raise ConfigurationError(
+            f"FINDINGS_METRICS needs the package {(error.name or '').partition('.')[0]}{installing('metrics')}"
+        ) from None
     if REGISTRY.start_metrics is None:
-        raise ConfigurationError(f"FINDINGS_METRICS needs {absent}{installing('metrics')}")
+        raise ConfigurationError(f"FINDINGS_METRICS needs {absent}, which is not there")
     REGISTRY.start_metrics(service)
 
 
@@ -6175,6 +6197,8 @@ def blueprint_of(service: Service, name: str, *, page: bool) -> FindingsBlueprin
     def add_rule(start: str, rest: str = "") -> None:
         def view(rest: str = "") -> flask.Response:
             call = Call(service, flask.request.environ, f"{start}{rest}")
+            if flask.request.max_content_length is not None:
+                call.limit = flask.request.max_content_length
             return response_of(answer_alone(call, received))
 
         blueprint.add_url_rule(
@@ -6485,10 +6509,16 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
     for given, name in ((workers > 1, "--workers"), (settings.keep, "FINDINGS_KEEP")):
         if given:
             raise ConfigurationError(f"{name} needs findings_adapters/serving, which is not there")
+
+    class Handler(WSGIRequestHandler):
+        timeout = settings.body_timeout  # of who sends nothing
+
+        def log(self, *_: object) -> None:
+            """Say nothing: of requests, the settings say what is logged."""
+
     app = create_app(settings)
     service: Service = app.extensions["findings"]
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # of requests, the settings say what is logged
-    with closing(service.database), ThreadedWSGIServer(host, port, app) as server:
+    with closing(service.database), ThreadedWSGIServer(host, port, app, Handler) as server:
         server.daemon_threads = False  # what is under way is finished
         for each in STOPPING:
             signal.signal(each, lambda *_: threading.Thread(target=server.shutdown).start())

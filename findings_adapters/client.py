@@ -25,7 +25,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType, TracebackType
@@ -267,7 +267,10 @@ class Local:
         environ = create_environ(path, method=method, data=body, headers=headers)
         call = heart.Call(self._service, environ, heart.path_of(environ), self._principal)
         answer = heart.answer_alone(call, lambda _: heart.Body(body or b""))
-        content = b"".join(answer.document) if answer.document else answer.body
+        content = answer.body
+        if answer.document:
+            with closing(answer.document) as document:
+                content = b"".join(document)
         return Answer(answer.status, HTTPHeaderDict(answer.headers.items()), content)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import shutil
+import socket
 import subprocess
 import symtable
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -166,6 +168,19 @@ def test_the_module_alone_answers_a_life_of_a_task(ask: Callable[..., Answer]) -
     paths = ("runs", f"runs/{run}", "tasks", f"tasks/{found}", f"tasks/{found}/history", "project-types/web")
     for path in (*(f"{API}/{path}" for path in paths), "/healthz"):
         assert ask("GET", path).status_code == 200
+
+
+@pytest.mark.sqlite
+def test_the_module_alone_stops_also_beside_who_sends_nothing(tmp_path: Path, alone: tuple[str, ...]) -> None:
+    db = tmp_path / "alone.db"
+    line = [*alone, "serve", "--db", str(db), "--port", "0"]
+    server = start_process(line, db, "curl .*\n", FINDINGS_BODY_TIMEOUT="1")
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as idle:
+        idle.sendall(server.head_of(f"{API}/runs", 50) + b"{}")
+        answered = idle.recv(4096)
+        assert b" 400 " in answered.partition(b"\r\n")[0]
+        with closing(socket.create_connection(("127.0.0.1", server.port))):
+            assert server.stop() == 0
 
 
 @pytest.mark.sqlite

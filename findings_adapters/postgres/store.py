@@ -430,7 +430,6 @@ class PostgresDatabase(heart.Database):
         self._pid = 0  # of the process that the pool is of
         self._reached = False  # whether it ever was
         self._opening = threading.Lock()  # for these three
-        self._at_work = threading.local()  # `connection`: the one that this thread has
         self._commits = itertools.count(1)
         self._server = ""
         self._maintenance: Link | None = None  # the connection that has the lock of who keeps house, if any has
@@ -445,10 +444,6 @@ class PostgresDatabase(heart.Database):
     def engine(self) -> tuple[str, str]:
         """PostgreSQL, and the server's version, once it is known."""
         return "PostgreSQL", self._server
-
-    @property
-    def _current(self) -> PostgresConnection | None:
-        return getattr(self._at_work, "connection", None)
 
     # Connections
 
@@ -516,10 +511,10 @@ class PostgresDatabase(heart.Database):
 
     @contextmanager
     def _connection(self, begin: str = "", *, read_only: bool = True) -> Iterator[PostgresConnection]:
-        """Give a connection to this thread: within a transaction, where `begin` says of which kind."""
-        pool, outer = self._opened(), self._current
+        """Give a connection: within a transaction, where `begin` says of which kind."""
+        pool = self._opened()
         link = self._take(pool)
-        connection = self._at_work.connection = PostgresConnection(self, link, read_only=read_only)
+        connection = PostgresConnection(self, link, read_only=read_only)
         told, ending, warnings = None, False, link.warnings
         try:
             if begin:
@@ -535,7 +530,6 @@ class PostgresDatabase(heart.Database):
                 link.close()
             raise NobodyKnows if ending and not read_only and is_lost(error) else known_failure(error) from None
         finally:
-            self._at_work.connection = outer
             self._give(pool, link)
         if told and not read_only and told.statusmessage != "COMMIT":
             raise PostgresError("a transaction was undone without a word")
@@ -565,24 +559,15 @@ class PostgresDatabase(heart.Database):
 
     @contextmanager
     def reading(self) -> Iterator[PostgresConnection]:
-        """Give a connection to a reader: within a transaction of its own thread the one that sees its changes.
-
-        Each statement sees what was committed before it.
-        """
-        if self._current is not None:
-            yield self._current
-        else:
-            with self._connection() as connection:
-                yield connection
+        """Give a connection to a reader: each statement sees what was committed before it."""
+        with self._connection() as connection:
+            yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[PostgresConnection]:
         """Give a connection to a reader whose statements must all see the same moment."""
-        if self._current is not None and self._current.in_transaction:
-            yield self._current
-        else:
-            with self._connection("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY") as connection:
-                yield connection
+        with self._connection("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY") as connection:
+            yield connection
 
     # Writing
 

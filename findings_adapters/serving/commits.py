@@ -39,7 +39,7 @@ def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
 
 
 def refused(error: BaseException) -> heart.Answer:
-    """Return the answer to a request that failed outside of the application: in its transaction, or on its way."""
+    """Return the answer to a write whose transaction failed."""
     known = heart.known_error(error)
     if known is None:
         heart.log.error("a transaction failed", exc_info=error)
@@ -97,7 +97,7 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
         yield max(0.0, again - time.monotonic())
 
 
-def apply(pending: heart.PendingWrite, connection: heart.Connection) -> heart.Answer:
+def apply_in_group(pending: heart.PendingWrite, connection: heart.Connection) -> heart.Answer:
     """Store a write wholly, or not at all, in the transaction of its group."""
     with connection.savepoint():
         return pending.apply(connection)
@@ -162,7 +162,7 @@ class CommitScheduler:
                 end = time.monotonic() + GROUP_TIME
                 while self._waiting and connection.in_transaction and time.monotonic() < end:
                     group.append(write := self._waiting.popleft())
-                    write.answer = write.pending.call.attempt(apply, write.pending, connection)
+                    write.answer = write.pending.call.attempt(apply_in_group, write.pending, connection)
                 if not connection.in_transaction:
                     raise heart.StorageFull(heart.TRANSACTION_ENDED)
                 committing = time.monotonic()

@@ -182,8 +182,8 @@ def run_worker(
     service.listeners.write_line = lines.put
     heart.log.addHandler(lines)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        door = rsgi.RSGIApp(service)
-        runner.run(serve_until_stopped(door, host, port, greeting, parent))
+        app = rsgi.RSGIApp(service)
+        runner.run(serve_until_stopped(app, host, port, greeting, parent))
     heart.log.removeHandler(lines)
     lines.finish()
 

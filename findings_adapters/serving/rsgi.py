@@ -93,7 +93,7 @@ SMALL_BODY = 16 * heart.KIB  # bytes of a body that is read before anything abou
 
 
 class IncomingBody:
-    """The body of a request, on its way from the client.
+    """The body of a request, on its way from the client; `rest_comes` tells whether any of it still is.
 
     :param patience: seconds that it may take to arrive.
     """
@@ -102,15 +102,15 @@ class IncomingBody:
         length = scope.headers.get("content-length")
         self._length = None if length is None else int(length)
         self._protocol, self._patience = protocol, patience
-        self.is_read = length is None and "transfer-encoding" not in scope.headers
-        self.is_small = self.is_read or (length is not None and int(length) <= SMALL_BODY)
+        self.rest_comes = length is not None or "transfer-encoding" in scope.headers
+        self.is_small = not self.rest_comes or (length is not None and int(length) <= SMALL_BODY)
 
     async def receive(self, limit: int = SMALL_BODY, hold: Callable[[int], object] = bool) -> heart.Body:
         """Read the body, and stop where it has more bytes than it may.
 
         :param hold: is told of more bytes. :raises Busy: when it does so.
         """
-        if self.is_read:
+        if not self.rest_comes:
             return heart.Body()
         body, whole = bytearray(), True
         try:
@@ -118,7 +118,7 @@ class IncomingBody:
                 async for chunk in self._protocol:
                     body += chunk
                     if len(body) > limit:
-                        return heart.Body(bytes(body))
+                        return heart.Body(too_large=True)
                     hold(len(chunk))
                     if len(body) == self._length:  # asking for the end costs a turn
                         break
@@ -126,7 +126,7 @@ class IncomingBody:
             raise
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
             whole = False
-        self.is_read = True
+        self.rest_comes = False
         return heart.Body(bytes(body), whole)
 
 
@@ -148,7 +148,7 @@ class Threads:
         self._share, self._patience = share, patience
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    async def run(self, call: heart.Call, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def run(self, call: heart.Call, work: Callable[[], Result]) -> Result:
         """Return what `work` returns in a thread. :raises Busy: when none was free in time."""
         client = call.principal.client_id or call.environ.get("HTTP_AUTHORIZATION", "")
         share = self._shares.setdefault(client, asyncio.Semaphore(self._share))
@@ -159,7 +159,7 @@ class Threads:
                         await held.enter_async_context(each)
             except TimeoutError:
                 raise heart.Busy(OTHERS_WAIT) from None
-            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def stop(self) -> None:
         """End the threads, once what they do is done."""
@@ -178,7 +178,7 @@ class RSGIApp:
     """Takes requests from granian and answers them on the event loop's thread, one at a time.
 
     Bodies are read asynchronously before that, so that a slow client costs nobody anything. What is left to do, the
-    write queue and some threads do. Where a database has many connections at once, each request has a thread.
+    commit scheduler and some threads do. Where a database has many connections at once, each request has a thread.
     """
 
     def __init__(self, service: heart.Service) -> None:
@@ -202,6 +202,10 @@ class RSGIApp:
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answer one request."""
+        with suppress(asyncio.CancelledError):  # at the end of the service, where the client had gone before
+            await self._serve(scope, protocol)
+
+    async def _serve(self, scope: Any, protocol: Any) -> None:
         began = time.perf_counter()
         call = heart.Call(self._service, environ_of(scope), scope.path)
         body = IncomingBody(scope, protocol, self._service.settings.body_timeout)
@@ -209,8 +213,6 @@ class RSGIApp:
             answer = await self._answer(call, body)
         except heart.Busy as busy:
             answer = heart.problem_answer(busy)
-        except asyncio.CancelledError:  # at the end of the service, where the client had gone before
-            return
         if scope.method == "HEAD":
             answer = without_body(answer)
         size = await self._send_document(answer, protocol) if answer.document else len(answer.body)
@@ -220,7 +222,7 @@ class RSGIApp:
             protocol.response_empty(answer.status, [*answer.headers.items()])
         elif answer.document is None:  # granian counts the body itself
             headers = [item for item in answer.headers.items() if item[0] != "Content-Length"]
-            if not body.is_read:  # its rest is still on its way
+            if body.rest_comes:
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
 
@@ -260,31 +262,40 @@ class RSGIApp:
 
     async def _answer(self, call: heart.Call, body: IncomingBody) -> heart.Answer:
         """Take a request through its steps. What is not soon done goes to a thread, and what writes to who commits."""
-        if call.environ["PATH_INFO"] == "/healthz":
+        arrived = await body.receive() if body.is_small else None
+        if call.own_path == "/healthz":
             return await self._probe(call)
-        begin = partial(call.begin, await body.receive() if body.is_small else None)
-        if (given := await self._take(call, begin)) is None:  # the body is large, and all else is good
-            with self._budget.holding(call.client_id) as hold:
-                judge = partial(call.judge, await body.receive(call.limit, hold))
-                given = await self._take(call, judge, self._threads["check"])
-        while isinstance(given, heart.Deferred):
-            given = await self._threads[given.pool].run(call, call.attempt, given.work)
-        if isinstance(given, heart.PendingWrite):
-            return await self._scheduler.commit(given)
-        return typing.cast(heart.Answer, given)
+        given = await self._take(call, partial(call.begin, arrived))
+        if given is not None:
+            return await self._finish(call, given)
+        with self._budget.holding(call.client_id) as hold:  # until it is stored, because its tasks are as large
+            arrived = await body.receive(call.limit, hold)
+            threads = self._threads["check"] if len(arrived.text) > SMALL_BODY else None
+            return await self._finish(call, await self._take(call, partial(call.judge, arrived), threads))
 
     async def _take(
         self, call: heart.Call, step: Callable[[], heart.Outcome | None], threads: Threads | None = None
-    ) -> heart.Outcome | None:
-        """Take a request a step on: here or in a thread, or where each request has a thread, to its end there."""
+    ) -> Any:
+        """Take a request a step on, here or in a thread; or where each request has a thread, to its end there."""
+
+        def to_the_end() -> heart.Answer | None:
+            given = step()
+            return None if given is None else call.finish(given)
+
         if self._all:
-            return await self._all.run(call, lambda: (given := step()) and call.finish(given))
+            return await self._all.run(call, to_the_end)
         return await threads.run(call, step) if threads else step()
+
+    async def _finish(self, call: heart.Call, given: heart.Outcome) -> heart.Answer:
+        """Have done what is left to do: what takes long in a thread, what writes by the scheduler."""
+        while isinstance(given, heart.Deferred):
+            given = await self._threads[given.pool].run(call, partial(call.attempt, given.work))
+        return await self._scheduler.commit(given) if isinstance(given, heart.PendingWrite) else given
 
     async def _probe(self, call: heart.Call) -> heart.Answer:
         """Return the answer to who asks how the database is, which may have to be waited for."""
         try:
-            answering = self._threads["probe"].run(call, call.respond, lambda _: heart.Body())
+            answering = self._threads["probe"].run(call, partial(call.respond, lambda _: heart.Body()))
             return await asyncio.wait_for(answering, heart.HEALTH_TIME)
         except TimeoutError:
             return heart.problem_answer(heart.Busy(OTHERS_WAIT))

@@ -355,6 +355,35 @@ def test_large_bodies_beyond_what_is_held_of_all_and_of_each_client_are_busy() -
         hold(50)
 
 
+@pytest.mark.sqlite
+def test_a_large_body_counts_for_its_client_until_it_is_stored(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_MAX_BODY="1000000", FINDINGS_MAX_SARIF="1000000")  # two of these are held, one of a client
+    path = f"{API}/runs/{server.start_run()}/tasks"
+    batch = {"tasks": [task(description="x" * 60_000)] * 10}
+    with ThreadPoolExecutor(1) as pool:
+        with locked(server.db):
+            first = pool.submit(server.request, "POST", path, batch)
+            time.sleep(0.5)
+            assert_problem(server.request("POST", path, batch), 503, "busy")
+        assert first.result().status_code == 201
+    assert server.request("POST", path, batch).status_code == 201
+
+
+def test_what_needs_no_check_waits_for_none_of_its_client(server: Server) -> None:
+    slow = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
+    server.request("POST", f"{API}/project-types", {"name": "plain"})
+    run = server.request("POST", f"{API}/runs", {"projectType": "plain"}).json["id"]
+    with ThreadPoolExecutor(4) as pool:
+        hostile = task(extensions=ENDLESS)
+        checks = [pool.submit(server.request, "POST", f"{API}/runs/{slow}/tasks", hostile) for _ in range(4)]
+        time.sleep(0.1)
+        refused = server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [{}]})
+        chunked = {"Transfer-Encoding": "chunked"}
+        small = server.request("POST", f"{API}/runs/{run}/tasks", iter([json.dumps(task()).encode()]), **chunked)
+        assert not all(each.done() for each in checks)
+        assert (refused.status_code, small.status_code) == (422, 201)
+
+
 def test_a_header_that_is_no_ascii_is_not_left_out(server: Server) -> None:
     server.start_run()
     body = b'{"projectType": "web"}'
