@@ -703,12 +703,6 @@ class TaskUpdate(Request):
     assignee: Annotated[str, Meta(max_length=200, pattern=ASSIGNEE)] | None = None
 
 
-class TasksUpdate(TaskUpdate, kw_only=True):
-    """One triage decision about several tasks, for all of them or none."""
-
-    ids: Annotated[list[Text], Meta(min_length=1, max_length=1000)]
-
-
 class RunStart(Request):
     """What an agent is about to examine; without a `branch`, the target's main line."""
 
@@ -848,21 +842,6 @@ class Submission(Model):
     reopened: int
     unchanged: int
     tasks: list[TaskResult]
-
-
-class TriagedTask(Model, gc=False):
-    """What a task is after a decision about several."""
-
-    id: str
-    status: TaskStatus
-
-
-class Triage(Model):
-    """What a decision about several tasks did, with those in the order sent; `updated` counts what got an entry."""
-
-    updated: int
-    unchanged: int
-    tasks: list[TriagedTask]
 
 
 class HistoryEntry(Model):
@@ -1132,7 +1111,6 @@ RULES: dict[str, dict[str, Any]] = {
         }
     },
     "TaskUpdate": DECISION_RULES,
-    "TasksUpdate": DECISION_RULES,
 }
 
 
@@ -1178,6 +1156,7 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
     "findings_features/overview.py": ("GET /api/v1/overview",),
     "findings_features/search.py": (),
+    "findings_features/triage.py": ("PATCH /api/v1/tasks",),
 }
 ENGINE_PARTS = dict.fromkeys(("postgresql", "postgres"), "findings_adapters/postgres/__init__.py")  # by a URL's scheme
 
@@ -4849,20 +4828,6 @@ def reason_problem(update: TaskUpdate, state: TaskRow, pointer: str) -> Problem 
     return Problem(f"{FINISHED_ALONE}, and the task is {state.status}", pointer)
 
 
-def id_problems(update: TasksUpdate, states: Mapping[str, TaskRow]) -> Iterator[Problem]:
-    """Tell about which tasks a decision cannot be taken; those that the client has are in these states."""
-    met = set()
-    for place, task_id in enumerate(update.ids):
-        pointer = f"/ids/{place}"
-        if task_id in met:
-            yield Problem("is there already; ids must differ", pointer, value=truncate(task_id))
-        elif task_id not in states:
-            yield Problem(f"there is no task {truncate(task_id)!r}", pointer, value=truncate(task_id))
-        elif problem := reason_problem(update, states[task_id], pointer):
-            yield problem
-        met.add(task_id)
-
-
 # ---------------------------------------------------------------------------
 # Reading a request: its parameters and headers
 # ---------------------------------------------------------------------------
@@ -5910,32 +5875,6 @@ def get_tasks(call: Call) -> Answer | Deferred:
 BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 
 
-@operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, keyed=True)
-def patch_tasks(call: Call) -> PendingWrite:
-    """Triage several tasks alike: all of them or none."""
-    update: TasksUpdate = call.checked_body()
-    unfit = decision_problems(update)
-
-    def judged(connection: Connection) -> list[TaskRow]:
-        rows = select_task_rows(connection, call.client_id, BY_ID, json.dumps(update.ids))
-        states = {state.id: state for state in rows}
-        if problems := [*unfit, *id_problems(update, states)]:
-            raise ValidationFailed(problems)
-        return [states[task_id] for task_id in update.ids]
-
-    if unfit:
-        with call.database.reading() as connection:
-            judged(connection)
-
-    def triage(connection: Connection) -> Answer:
-        ordered = judged(connection)
-        updated = triage_tasks(connection, call.principal, ordered, update)
-        tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
-        return json_answer(200, Triage(updated, len(tasks) - updated, tasks))
-
-    return PendingWrite(call, triage)
-
-
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
 def get_task(call: Call, task_id: str) -> Answer:
     """Get a whole task."""
@@ -6082,7 +6021,6 @@ REGISTRY.add_operations(
     patch_run,
     post_tasks,
     get_tasks,
-    patch_tasks,
     get_task,
     patch_task,
     get_task_history,

@@ -218,7 +218,6 @@ UNKNOWN_FIELDS = cases(
         "/successCriteria/0/a~1b~0",
     ),
     task_update=("PATCH", "tasks/TASK", {"status": "open", "title": "x"}, "/title"),
-    tasks_update=("PATCH", "tasks", {"ids": ["x"], "status": "open", "title": "x"}, "/title"),
     project_type=("POST", "project-types", {"name": "a", "schema": {}}, "/schema"),
     project_type_id=("POST", "project-types", {"name": "a", "id": "x"}, "/id"),
     project_type_update=("PUT", "project-types/web", {"createdAt": "x"}, "/createdAt"),
@@ -281,8 +280,6 @@ REQUIRED = cases(
     run_update_null=("PATCH", "runs/RUN", {"status": None}, "/status"),
     task_update=("PATCH", "tasks/TASK", {}, ""),
     task_update_null=("PATCH", "tasks/TASK", dict.fromkeys(("status", "comment", "reason", "assignee")), ""),
-    tasks_update=("PATCH", "tasks", {"status": "open"}, "/ids"),
-    tasks_update_null=("PATCH", "tasks", {"status": "open", "ids": None}, "/ids"),
     project_type=("POST", "project-types", {"label": "x"}, "/name"),
     project_type_null=("POST", "project-types", {"name": None}, "/name"),
 )
@@ -309,7 +306,6 @@ NULS = cases(
     member_name=("POST", "runs/RUN/tasks", task(extensions={"a\0b": 1}), "/extensions/a\0b"),
     comment=("PATCH", "tasks/TASK", {"status": "open", "comment": "\0"}, "/comment"),
     assignee=("PATCH", "tasks/TASK", {"assignee": "a\0b"}, "/assignee"),
-    id=("PATCH", "tasks", {"ids": ["x", "\0"], "status": "open"}, "/ids/1"),
     label=("POST", "project-types", {"name": "a", "label": "\0"}, "/label"),
     type_description=("PUT", "project-types/web", {"description": "\0"}, "/description"),
 )
@@ -582,7 +578,12 @@ def test_other_methods_are_refused_with_those_allowed(client: Client, path: str)
 
 
 @pytest.mark.parametrize(
-    ("level", "more"), [("read", ("", "")), ("agent", ("", ", POST")), ("full", (", PATCH", ", POST"))]
+    ("level", "more"),
+    [
+        ("read", ("", "")),
+        ("agent", ("", ", POST")),
+        pytest.param("full", (", PATCH", ", POST"), marks=pytest.mark.parts),
+    ],
 )
 def test_a_list_says_which_methods_a_key_has_there(app: flask.Flask, level: str, more: tuple[str, str]) -> None:
     client = client_of(app, level=level)
@@ -1280,6 +1281,7 @@ def test_what_follows_a_restored_backup_has_other_etags_than_what_followed_it_be
     assert len(stamps) == 2
 
 
+@pytest.mark.parts
 def test_a_list_that_is_kept_is_its_clients_and_its_level_s(app: flask.Flask, client: Client, run: str) -> None:
     client.add(run)
     stranger, reader = client_of(app, client="other"), client_of(app, "read", name="reader")
@@ -2639,69 +2641,6 @@ def test_a_bad_update_of_a_task_is_refused(client: Client, run: str, body: dict[
     before = client.read(f"tasks/{task_id}")
     assert_problem(client.patch(f"{API}/tasks/{task_id}", json=body), 422, "validation_failed", pointer)
     assert client.read(f"tasks/{task_id}") == before
-
-
-def triage_all(client: Client, *ids: str, **decision: Any) -> Any:
-    """Make a decision about several tasks, and return the answer."""
-    return client.patch(f"{API}/tasks", json={"ids": ids, **decision})
-
-
-def test_several_tasks_are_triaged_in_the_order_sent(client: Client, run: str) -> None:
-    ids = [client.add(run, status=status) for status in ("open", "dismissed", "resolved")][::-1]
-    before = client.read(f"tasks/{ids[1]}")
-    done = triage_all(client, *ids, status="dismissed").json
-    tasks = [{"id": task_id, "status": "dismissed"} for task_id in ids]
-    assert done == {"updated": 2, "unchanged": 1, "tasks": tasks}
-    assert client.read(f"tasks/{ids[1]}") == before
-    assert [len(client.history(task_id)) for task_id in ids] == [2, 1, 2]
-    done = triage_all(client, *ids, reason="wont_fix", assignee="Ada", comment="Old.").json
-    assert done == {"updated": 3, "unchanged": 0, "tasks": tasks}
-    assert {client.read(f"tasks/{task_id}")["reason"] for task_id in ids} == {"wont_fix"}
-    assert triage_all(client, *ids, comment="Very old.").json == done
-    assert entries_of(client, ids[0])[-1] == {"event": "comment", "comment": "Very old."}
-
-
-SEVERAL_REJECTIONS = cases(
-    none=({"ids": []}, ["/ids"]),
-    too_many=({"ids": ["x"] * 1001}, ["/ids"]),
-    no_list=({"ids": "OPEN"}, ["/ids"]),
-    number=({"ids": ["OPEN", 1]}, ["/ids/1"]),
-    unknown=({"ids": ["x", "OPEN", UNKNOWN_ID, "y" * 300]}, ["/ids/0", "/ids/2", "/ids/3"]),
-    doubled=({"ids": ["OPEN", "DONE", "OPEN", "OPEN"]}, ["/ids/2", "/ids/3"]),
-    anothers=({"ids": ["OPEN", "THEIRS"]}, ["/ids/1"]),
-    no_decision=({"ids": ["OPEN", "x"], "status": None}, ["", "/ids/1"]),
-    reason_of_an_open_status=({"ids": ["DONE"], "reason": "fixed"}, ["/reason"]),
-    reason_that_fits_some=({"ids": ["DONE", "OPEN", "x"], "status": None, "reason": "fixed"}, ["/ids/1", "/ids/2"]),
-)
-
-
-@pytest.mark.parametrize(("body", "pointers"), SEVERAL_REJECTIONS)
-def test_a_decision_about_several_tasks_is_stored_for_all_or_none(
-    app: flask.Flask, client: Client, run: str, body: dict[str, Any], pointers: list[str]
-) -> None:
-    stranger = client_of(app, client="other")
-    stranger.register("web")
-    ids = {
-        "OPEN": client.add(run),
-        "DONE": client.add(run, status="resolved"),
-        "THEIRS": stranger.add(stranger.start()),
-    }
-    named = [ids.get(each, each) for each in body["ids"]] if isinstance(body["ids"], list) else ids["OPEN"]
-    before = [client.read(f"tasks/{ids[name]}") for name in ("OPEN", "DONE")]
-    response = client.patch(f"{API}/tasks", json={"status": "in_progress", **body, "ids": named})
-    problem = assert_problem(response, 422, "validation_failed", pointers[0])
-    assert [each["pointer"] for each in problem["errors"]] == pointers
-    assert [client.read(f"tasks/{ids[name]}") for name in ("OPEN", "DONE")] == before
-
-
-def test_a_thousand_tasks_are_triaged_at_once(client: Client, run: str) -> None:
-    ids = [each["id"] for each in client.submit(run, *[task()] * 1000)["tasks"]]
-    began = time.perf_counter()
-    done = triage_all(client, *ids, status="dismissed", reason="duplicate", assignee="Ada", comment="x").json
-    assert time.perf_counter() - began < 1
-    assert (done["updated"], done["unchanged"], [each["id"] for each in done["tasks"]]) == (1000, 0, ids)
-    assert client.read("tasks", status="dismissed")["total"] == 1000
-    assert client.read(f"runs/{run}")["summary"]["byStatus"]["dismissed"] == 1000
 
 
 def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str) -> None:
@@ -4414,6 +4353,7 @@ def test_an_idempotency_key_holds_for_the_whole_path(tmp_path: Path) -> None:
     assert [answer.status_code for answer in answers] == [201, 200]
 
 
+@pytest.mark.parts
 def test_a_decision_sent_again_under_its_key_is_made_once(client: Client, run: str) -> None:
     one, two = client.add(run), client.add(run)
     match = {"If-Match": client.get(f"{API}/tasks/{one}").headers["ETag"]}
@@ -5251,7 +5191,7 @@ def test_every_route_is_open_to_whom_it_says(
     task_id, name = client.add(run, title="A secret"), "unused" if each.method == "DELETE" else "web"
     path = each.path.format(run_id=run, task_id=task_id, name=name)
     body = BODIES[each.method, each.path] if each.body is not None else None
-    body = {"ids": [task_id], **body} if body and each is findings_service.patch_tasks else body
+    body = {"ids": [task_id], **body} if body and (each.method, each.path) == ("PATCH", f"{API}/tasks") else body
     asking = client_of(app)
     asking.key = key_of(app, holder)
     query = {"projectType": "web"} if each.query is brief.BriefQuery else None

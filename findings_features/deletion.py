@@ -16,6 +16,7 @@ import click
 import msgspec
 
 import findings_service as heart
+from findings_features import triage
 
 
 def drop_answers_of_run(connection: heart.Connection, client_id: str, run_id: str) -> None:
@@ -46,7 +47,7 @@ def drop_answers_about_tasks(connection: heart.Connection, client_id: str, task_
     )
     gone, several = set(task_ids), "method = 'PATCH' AND path LIKE '%/tasks'"
     heart.drop_answers_that(
-        connection, client_id, several, heart.Triage, lambda told: any(each.id in gone for each in told.tasks)
+        connection, client_id, several, triage.Triage, lambda told: any(each.id in gone for each in told.tasks)
     )
 
 

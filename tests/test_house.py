@@ -26,6 +26,7 @@ PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.p
 # What a part may import of others, besides what stands in its own folder.
 ARROWS = {
     "findings_features.brief": {"findings_features.overview"},  # which tasks a line knows
+    "findings_features.deletion": {"findings_features.triage"},  # what answers told of it
     "findings_features.exports": {"findings_features.gate"},  # the baseline
     "findings_adapters.sarif": {"findings_features.exports"},
     "findings_adapters.markdown": {"findings_features.brief"},
