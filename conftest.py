@@ -34,7 +34,6 @@ from tests.support import (  # noqa: E402
     besieged,
     client,
     document,
-    group,
     guest,
     host,
     hostile_key,
@@ -46,7 +45,6 @@ from tests.support import (  # noqa: E402
     serve,
     server,
     survey,
-    unhurried,
 )
 
 __all__ = [
@@ -59,7 +57,6 @@ __all__ = [
     "besieged",
     "client",
     "document",
-    "group",
     "guest",
     "host",
     "hostile_key",
@@ -73,7 +70,6 @@ __all__ = [
     "serve",
     "server",
     "survey",
-    "unhurried",
 ]
 
 STOP = pytest.StashKey[Callable[[], object]]()

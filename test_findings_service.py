@@ -33,7 +33,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
@@ -66,15 +66,11 @@ from tests.engines import (
 )
 from tests.support import (
     API,
-    BULK_FIELDS,
     COMMANDS,
     DEFINITION,
-    DIGITS,
     ENDLESS,
-    HEAD_FIELDS,
     HERE,
     HOUSE,
-    IMAGE,
     IMPORTING,
     KEY,
     KIB,
@@ -83,15 +79,12 @@ from tests.support import (
     OPERATIONS,
     PROGRAM,
     PROJECT,
-    READ_ONLY,
-    RUN_FIELDS,
     SECRET,
     SEVERITIES,
     STATUSES,
     TARGETS,
     TESTER,
     TIME,
-    TYPE_FIELDS,
     UNKNOWN_ID,
     UNUSABLE,
     UUID7,
@@ -128,7 +121,6 @@ from tests.support import (
     prune,
     put_back,
     raw_request,
-    read_only,
     reader_of,
     refused_everywhere,
     resolved,
@@ -145,6 +137,39 @@ from tests.support import (
     writer_of,
 )
 
+DIGITS = "7" * 5000
+
+
+@contextmanager
+def read_only(app: flask.Flask) -> Iterator[None]:
+    """Let the database of an application take no writes."""
+    database = database_of(app)
+    if not ON_POSTGRES:
+        writer_of(app).execute("PRAGMA query_only = ON")
+        yield
+        writer_of(app).execute("PRAGMA query_only = OFF")
+        return
+    change = f"ALTER DATABASE {database.settings.db.rpartition('/')[2]}"
+    with look_into(database.settings.db) as connection:
+        for what in ("SET default_transaction_read_only = on", "RESET default_transaction_read_only"):
+            connection.execute(f"BEGIN; SET TRANSACTION READ WRITE; {change} {what}; COMMIT")
+            database.disconnect()
+            if what.startswith("SET"):
+                yield
+
+
+READ_ONLY = "busy" if ON_POSTGRES else "storage_full"  # what a database that takes no writes is called
+TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
+BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
+HEAD_FIELDS = {
+    *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
+    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
+}
+RUN_FIELDS = {
+    *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
+    *("createdAt", "updatedAt", "finishedAt", "submitted"),
+}
+IMAGE = "data:image/png;base64,"
 # ---------------------------------------------------------------------------
 # Conventions
 # ---------------------------------------------------------------------------

@@ -61,7 +61,6 @@ KEY = re.compile(r"fts_[A-Za-z0-9_-]{43}")
 SEVERITIES = ("critical", "high", "medium", "low", "info")
 STATUSES = ("open", "in_progress", "resolved", "dismissed")
 KIB = 1024
-IMAGE = "data:image/png;base64,"
 TITLES = {
     400: "Bad Request",
     401: "Unauthorized",
@@ -76,16 +75,6 @@ TITLES = {
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
-RUN_FIELDS = {
-    *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
-    *("createdAt", "updatedAt", "finishedAt", "submitted"),
-}
-HEAD_FIELDS = {
-    *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
-    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
-}
-BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
-TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
 WCAG_SCHEMA = {
     "type": "object",
     "properties": {"wcag": {"type": "string", "pattern": r"^\d\.\d\.\d$"}, "pages": {"items": {"type": "integer"}}},
@@ -97,11 +86,6 @@ WCAG_SCHEMA = {
 # ---------------------------------------------------------------------------
 # Helpers and fixtures
 # ---------------------------------------------------------------------------
-
-
-def sqlite_cases(**named: Any) -> list[Any]:
-    """Return the rows of a parametrized table that are about SQLite itself."""
-    return [pytest.param(*row.values, id=row.id, marks=pytest.mark.sqlite) for row in cases(**named)]
 
 
 def cases(**named: Any) -> list[Any]:
@@ -261,27 +245,6 @@ def writer_of(app: flask.Flask) -> Any:
     """Return the one connection with which an application writes a file."""
     with database_of(app).maintaining() as connection:
         return connection
-
-
-READ_ONLY = "busy" if ON_POSTGRES else "storage_full"  # what a database that takes no writes is called
-
-
-@contextmanager
-def read_only(app: flask.Flask) -> Iterator[None]:
-    """Let the database of an application take no writes."""
-    database = database_of(app)
-    if not ON_POSTGRES:
-        writer_of(app).execute("PRAGMA query_only = ON")
-        yield
-        writer_of(app).execute("PRAGMA query_only = OFF")
-        return
-    change = f"ALTER DATABASE {database.settings.db.rpartition('/')[2]}"
-    with look_into(database.settings.db) as connection:
-        for what in ("SET default_transaction_read_only = on", "RESET default_transaction_read_only"):
-            connection.execute(f"BEGIN; SET TRANSACTION READ WRITE; {change} {what}; COMMIT")
-            database.disconnect()
-            if what.startswith("SET"):
-                yield
 
 
 def make_key(app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full") -> str:
@@ -1132,64 +1095,6 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 # ---------------------------------------------------------------------------
-# Reads beside writes
-# ---------------------------------------------------------------------------
-
-
-class Group:
-    """Requests that a service answers in one transaction, as the front door has it do."""
-
-    def __init__(self, app: flask.Flask, key: str) -> None:
-        self.service = app.extensions["findings"]
-        self.writes = commits.CommitScheduler(self.service.database, self.service.listeners)
-        self._key = key
-
-    def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
-        """Return a request as the front door has it."""
-        given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
-        environ = {
-            "REQUEST_METHOD": method,
-            "PATH_INFO": path,
-            "QUERY_STRING": "",
-            "CONTENT_TYPE": "application/json",
-            "HTTP_AUTHORIZATION": f"Bearer {self._key}",
-            **given,
-        }
-        return environ | {"body": b"" if body is None else json.dumps(body).encode()}
-
-    def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
-        """Return status and JSON of each answer."""
-        calls = [findings_service.Call(self.service, environ, environ["PATH_INFO"]) for environ in requests]
-        given = [call.begin(findings_service.Body(call.environ["body"])) for call in calls]
-        pairs = zip(calls, given, strict=True)
-        given = [call.finish(each) if isinstance(each, findings_service.Deferred) else each for call, each in pairs]
-        writes = [waiting(each) for each in given if isinstance(each, findings_service.PendingWrite)]
-        self.writes._waiting.extend(writes)
-        self.writes._settle = lambda _: None
-        while self.writes._waiting:
-            self.writes._commit_group()
-        stored = (write.answer for write in writes)
-        answers = [each if isinstance(each, findings_service.Answer) else next(stored) for each in given]
-        return [(each.status, json.loads(each.body) if each.body else None) for each in answers]
-
-
-def waiting(pending: findings_service.PendingWrite, seconds: float = 60.0) -> commits.Write:
-    """Return a write that waits to be committed."""
-    return commits.Write(pending, None, time.monotonic() + seconds)
-
-
-@pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of writes end with the last one that waits, also on a machine that is busy with something else."""
-    monkeypatch.setattr(commits, "GROUP_TIME", 60)
-
-
-@pytest.fixture
-def group(app: flask.Flask, client: Client, unhurried: None) -> Group:
-    return Group(app, client.key)
-
-
-# ---------------------------------------------------------------------------
 # Hostile schemas
 # ---------------------------------------------------------------------------
 
@@ -1298,9 +1203,6 @@ def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.s
     finally:
         for connection in connections:
             connection.close()
-
-
-DIGITS = "7" * 5000
 
 
 # ---------------------------------------------------------------------------

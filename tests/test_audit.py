@@ -22,9 +22,14 @@ from tests.support import (
     database_of,
     invoke,
     reader_of,
-    sqlite_cases,
     task,
 )
+
+
+def sqlite_cases(**named: Any) -> list[Any]:
+    """Return the rows of a parametrized table that are about SQLite itself."""
+    return [pytest.param(*row.values, id=row.id, marks=pytest.mark.sqlite) for row in cases(**named)]
+
 
 UNCHECKED = "SET session_replication_role = replica" if ON_POSTGRES else "PRAGMA ignore_check_constraints = ON"
 LAST = "(SELECT MAX(seq) FROM tasks)"

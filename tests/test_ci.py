@@ -924,7 +924,7 @@ def test_an_export_from_a_url_is_the_same(job: Job, server: Server) -> None:
         assert (there.returncode, there.stdout) == (0, here.stdout)
 
 
-def test_a_room_that_is_absent_is_said_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_is_absent_is_said_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.scan(job.write("a.sarif"), code=0)
     monkeypatch.delitem(findings_service.REGISTRY.submission_formats, "application/sarif+json")
     for form in list(findings_service.REGISTRY.list_exports):

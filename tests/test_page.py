@@ -114,7 +114,7 @@ def test_the_prefix_without_its_slash_leads_to_the_page(app: flask.Flask) -> Non
     assert (mounted.status_code, mounted.headers["Location"]) == (308, "b/")
 
 
-def test_without_the_room_there_is_no_page(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_part_there_is_no_page(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heart.REGISTRY, "page_files", {})
     bare = heart.create_app(app.extensions["findings"].settings)
     assert_problem(bare.test_client().get("/"), 404, "not_found")

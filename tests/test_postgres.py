@@ -1,4 +1,4 @@
-"""The room `postgres`: what is said otherwise to PostgreSQL, and what it does when something goes wrong there."""
+"""The part `postgres/`: what is said otherwise to PostgreSQL, and what it does when something goes wrong there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `copy` of the room `postgres`: a database that moves to another engine, and back."""
+"""The command `copy` of `postgres/`: a database that moves to another engine, and back."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from tests.support import (
     TESTER,
     Answer,
     Client,
-    Group,
     Server,
     assert_storage_problem,
     assert_timed_out,
@@ -39,6 +38,60 @@ from tests.support import (
     task,
     writer_of,
 )
+
+
+class Group:
+    """Requests that a service answers in one transaction, as the scheduler has it do."""
+
+    def __init__(self, app: flask.Flask, key: str) -> None:
+        self.service = app.extensions["findings"]
+        self.writes = commits.CommitScheduler(self.service.database, self.service.listeners)
+        self._key = key
+
+    def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
+        """Return a request as granian gives it."""
+        given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+        environ = {
+            "REQUEST_METHOD": method,
+            "PATH_INFO": path,
+            "QUERY_STRING": "",
+            "CONTENT_TYPE": "application/json",
+            "HTTP_AUTHORIZATION": f"Bearer {self._key}",
+            **given,
+        }
+        return environ | {"body": b"" if body is None else json.dumps(body).encode()}
+
+    def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Return status and JSON of each answer."""
+        calls = [findings_service.Call(self.service, environ, environ["PATH_INFO"]) for environ in requests]
+        given = [call.begin(findings_service.Body(call.environ["body"])) for call in calls]
+        pairs = zip(calls, given, strict=True)
+        given = [call.finish(each) if isinstance(each, findings_service.Deferred) else each for call, each in pairs]
+        writes = [waiting(each) for each in given if isinstance(each, findings_service.PendingWrite)]
+        self.writes._waiting.extend(writes)
+        self.writes._settle = lambda _: None
+        while self.writes._waiting:
+            self.writes._commit_group()
+        stored = (write.answer for write in writes)
+        answers = [each if isinstance(each, findings_service.Answer) else next(stored) for each in given]
+        return [(each.status, json.loads(each.body) if each.body else None) for each in answers]
+
+
+def waiting(pending: findings_service.PendingWrite, seconds: float = 60.0) -> commits.Write:
+    """Return a write that waits to be committed."""
+    return commits.Write(pending, None, time.monotonic() + seconds)
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of writes end with the last one that waits, also on a machine that is busy with something else."""
+    monkeypatch.setattr(commits, "GROUP_TIME", 60)
+
+
+@pytest.fixture
+def group(app: flask.Flask, client: Client, unhurried: None) -> Group:
+    return Group(app, client.key)
+
 
 # ---------------------------------------------------------------------------
 # Runs
