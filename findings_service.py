@@ -414,12 +414,6 @@ class ProjectTypeExists(ServiceError):
     status, code = 409, "project_type_exists"
 
 
-class ProjectTypeInUse(ServiceError):
-    """There are runs of the project type."""
-
-    status, code = 409, "project_type_in_use"
-
-
 class IdempotencyConflict(ServiceError):
     """The Idempotency-Key was used for another body, or what it was answered with is deleted."""
 
@@ -1239,7 +1233,6 @@ class Listeners(Struct):
 SCHEMA_VERSION = 8
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
-TRANSACTION_ENDED = "writing failed, or the disk is full"
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
 
 
@@ -1349,26 +1342,6 @@ class Connection(ABC):
     @abstractmethod
     def integrity_errors(self) -> Iterator[str]:
         """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Let a part of the transaction be done wholly, or not at all.
-
-        :raises StorageFull: when there is no transaction any more.
-        """
-        if not self.in_transaction:  # or this would be one of its own
-            raise StorageFull(TRANSACTION_ENDED)
-        self.execute("SAVEPOINT request")
-        before = self.counted.copy()
-        try:
-            yield
-            self.execute("RELEASE request")
-        except BaseException:
-            self.counted = before
-            if self.in_transaction:
-                self.execute("ROLLBACK TO request")
-                self.execute("RELEASE request")
-            raise
 
     def write_counts(self) -> None:
         """Write what the transaction counted."""
@@ -6379,16 +6352,6 @@ def opened(db: str, *, new: bool = False, hint: str = "") -> Iterator[Database]:
             yield database
         finally:
             database.close()
-
-
-@contextmanager
-def opened_file(db: str, command: str, *, new: bool = False) -> Iterator[SQLiteDatabase]:
-    """Give a command a database file, and say what to do instead where the database is another engine's."""
-    with opened(db, new=new) as database:
-        if not isinstance(database, SQLiteDatabase):
-            advice = database.advice[command].format(name=database.name)
-            raise click.ClickException(f"`{command}` is for database files; {advice}")
-        yield database
 
 
 @click.group(cls=MainGroup, context_settings={"show_default": True, "max_content_width": 120})

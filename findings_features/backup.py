@@ -150,13 +150,23 @@ def note_backup(database: heart.Database, at: str) -> None:
         click.echo(f"The metrics do not know of it: {database.settings.db} could not be written ({error}).", err=True)
 
 
+@contextmanager
+def opened_file(db: str, command: str, *, new: bool = False) -> Iterator[heart.SQLiteDatabase]:
+    """Give a command a database file, and say what to do instead where the database is another engine's."""
+    with heart.opened(db, new=new) as database:
+        if not isinstance(database, heart.SQLiteDatabase):
+            advice = database.advice[command].format(name=database.name)
+            raise click.ClickException(f"`{command}` is for database files; {advice}")
+        yield database
+
+
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--replace", is_flag=True, help="Replace FILE once the new backup is verified.")
 @heart.database_option
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use. The copy is of one moment, verified, and readable by you alone."""
-    with interruptible(), heart.opened_file(db, "backup", new=True) as database:  # of any version of ours
+    with interruptible(), opened_file(db, "backup", new=True) as database:  # of any version of ours
         belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, heart.CHECKPOINTER)}
         if os.path.realpath(file) in belongs:
             raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
@@ -190,7 +200,7 @@ def backup(file: str, replace: bool, db: str) -> None:
 @heart.database_option
 def compact(db: str) -> None:
     """Give the space of what was removed back to the disk. Then the database is audited; a service's writes wait."""
-    with heart.opened_file(db, "compact") as database, database.maintaining() as connection:
+    with opened_file(db, "compact") as database, database.maintaining() as connection:
         before = Path(db).stat().st_size
         copy_beside(connection, db)
         heart.patiently(partial(connection.execute, "VACUUM"), database.settings.busy_timeout)

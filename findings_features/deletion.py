@@ -19,6 +19,12 @@ import findings_service as heart
 from findings_features import triage
 
 
+class ProjectTypeInUse(heart.ServiceError):
+    """There are runs of the project type."""
+
+    status, code = 409, "project_type_in_use"
+
+
 def drop_answers_of_run(connection: heart.Connection, client_id: str, run_id: str) -> None:
     """Drop the answer that told of a run's start, and with its path those of what was submitted to it."""
     heart.drop_answers(connection, client_id, "location LIKE ?", f"%/runs/{run_id}")
@@ -220,7 +226,7 @@ def remove_project_type(connection: heart.Connection, client_id: str, name: str)
     runs = sum(heart.select_cells(connection, client_id, "runs", heart.Filter(types=frozenset({name}))).values())
     if runs:
         there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
-        raise heart.ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
+        raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
     heart.drop_answers_of_project_type(connection, client_id, name)
     connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
     connection.deletes = True
@@ -321,7 +327,7 @@ def delete_task(call: heart.Call, task_id: str) -> heart.PendingWrite:
     return heart.PendingWrite(call, lambda connection: remove_task(connection, call.client_id, task_id))
 
 
-@heart.operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(heart.ProjectTypeInUse,))
+@heart.operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
 def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
     """Delete a project type that there is no run of."""
     return heart.PendingWrite(call, lambda connection: remove_project_type(connection, call.client_id, name))

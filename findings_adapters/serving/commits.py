@@ -97,10 +97,28 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
         yield max(0.0, again - time.monotonic())
 
 
+TRANSACTION_ENDED = "writing failed, or the disk is full"
+
+
 def apply_in_group(pending: heart.PendingWrite, connection: heart.Connection) -> heart.Answer:
-    """Store a write wholly, or not at all, in the transaction of its group."""
-    with connection.savepoint():
-        return pending.apply(connection)
+    """Store a write wholly, or not at all, in the transaction of its group.
+
+    :raises heart.StorageFull: when there is no transaction any more.
+    """
+    if not connection.in_transaction:  # or the savepoint would be one
+        raise heart.StorageFull(TRANSACTION_ENDED)
+    connection.execute("SAVEPOINT request")
+    before = connection.counted.copy()
+    try:
+        answer = pending.apply(connection)
+        connection.execute("RELEASE request")
+    except BaseException:
+        connection.counted = before
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO request")
+            connection.execute("RELEASE request")
+        raise
+    return answer
 
 
 GATHERING = 0.1  # of the time that a COMMIT takes
@@ -164,7 +182,7 @@ class CommitScheduler:
                     group.append(write := self._waiting.popleft())
                     write.answer = write.pending.call.attempt(apply_in_group, write.pending, connection)
                 if not connection.in_transaction:
-                    raise heart.StorageFull(heart.TRANSACTION_ENDED)
+                    raise heart.StorageFull(TRANSACTION_ENDED)
                 committing = time.monotonic()
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
