@@ -1188,13 +1188,12 @@ def load_part(file: str) -> str:
     if not (Path(__file__).resolve().parent / file).exists():
         return file.removesuffix("/__init__.py")
     try:
-        part = importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")).register()
     except ModuleNotFoundError as error:
         folder, dot, _ = (error.name or "").partition(".")
         if folder not in ("findings_features", "findings_adapters"):
             raise
         return f"{str(error.name).replace('.', '/')}.py" if dot else folder
-    part.register()
     return ""
 
 
@@ -1386,7 +1385,7 @@ class Database(ABC):
         self.settings = settings
         self.version = 0
         self.last_uses: dict[UseKey, str] = {}
-        self._noting = threading.Lock()  # for `last_uses`
+        self._uses_lock = threading.Lock()  # for `last_uses`
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close the connections of an application that is gone: another one in this process may checkpoint then.
@@ -1451,7 +1450,7 @@ class Database(ABC):
 
     def use_later(self, client_id: str, table: str, key: str | int, at: str) -> None:
         """Remember that a key or run was used; the next transaction writes it, so that no read has to."""
-        with self._noting:
+        with self._uses_lock:
             self.last_uses[client_id, table, key] = at
 
     @abstractmethod
@@ -1460,7 +1459,7 @@ class Database(ABC):
 
     @abstractmethod
     def owns_maintenance(self) -> bool:
-        """Tell whether it is this process's turn to keep house, of those that have the database open."""
+        """Tell whether it is this process's turn to do the maintenance, of those that have the database open."""
 
     def run_maintenance(self) -> None:  # noqa: B027 - an engine may do it by itself
         """Do what the engine wants done now and then."""
@@ -1483,7 +1482,7 @@ class Database(ABC):
 
 
 # ---------------------------------------------------------------------------
-# SQLite, the engine of its own
+# SQLite, the module's own engine
 # ---------------------------------------------------------------------------
 #
 # Who owns what: a process has two connections to its file. The *writer* alone writes and checkpoints, which keeps
@@ -1913,7 +1912,7 @@ class SQLiteDatabase(Database):
         with self.maintaining() as connection:
             try:
                 patiently(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
-                with self._noting:
+                with self._uses_lock:
                     uses, self.last_uses = self.last_uses, {}
                 if uses:
                     write_last_uses(connection, uses)
@@ -1924,7 +1923,7 @@ class SQLiteDatabase(Database):
                 connection.execute("COMMIT")
                 self.version += 1
             except BaseException:
-                with self._noting:
+                with self._uses_lock:
                     self.last_uses = {**uses, **self.last_uses}
                 if connection.in_transaction:  # SQLite may have rolled back by itself, as on a full disk
                     connection.execute("ROLLBACK")
@@ -1942,7 +1941,7 @@ class SQLiteDatabase(Database):
             finally:
                 connection.execute("ROLLBACK")
 
-    # Keeping house
+    # Maintenance
 
     @contextmanager
     def maintaining(self, patience: float = -1) -> Iterator[SQLiteConnection]:
@@ -2081,7 +2080,7 @@ def write_last_uses(connection: Connection, last_uses: Mapping[UseKey, str]) -> 
 # ---------------------------------------------------------------------------
 
 PROBLEMS_OF_ONE = 100  # that one task can bring
-CACHED_SCHEMA = 8 * KIB  # characters of a schema whose judges are kept; they take up to 160 bytes for each, mostly 20
+CACHED_SCHEMA = 8 * KIB  # characters of a schema whose validators are kept; they take up to 160 bytes each, mostly 20
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -2649,7 +2648,10 @@ MAIN_LINE = ""  # where the name of a branch would stand
 LOOKUP_SIZE = 512  # tasks that are read, or removed, at once
 LISTED = "IN (SELECT value FROM json_each(?))"  # any number of texts, as JSON
 LISTED_SEQS = "IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
+# Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
+# takes half as long again, and what it gives has to be sorted.
 BY_SEQ = f"(tasks.client_id = ?) IS TRUE AND tasks.seq {LISTED_SEQS}"
+BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
 
 
 def timestamp(ago: float = 0) -> str:
@@ -4991,7 +4993,7 @@ class Service:
         self._met_until = 0.0
         self._met_version = 0
         self._idle_until: dict[str, float] = {}
-        self._house_kept_until = 0.0
+        self._maintained_until = 0.0
         self._probing = threading.Lock()
         self._probed_until = 0.0
         self._trouble: Exception | None = None
@@ -5014,8 +5016,8 @@ class Service:
 
     def maintain_now_and_then(self, *, deleted: bool) -> None:
         """Do what the engine wants done, also about what was deleted, where requests are all that ever happens."""
-        if deleted or time.monotonic() >= self._house_kept_until:
-            self._house_kept_until = time.monotonic() + LOOK_EVERY
+        if deleted or time.monotonic() >= self._maintained_until:
+            self._maintained_until = time.monotonic() + LOOK_EVERY
             self.database.run_maintenance()
 
     def fail_idle_runs(self, connection: Connection, client_id: str) -> None:
@@ -5375,7 +5377,10 @@ class Call:
         steps, method = self.own_path.split("/"), self.method.replace("HEAD", "GET")
         if not (found := self.service.router.find(steps)):
             absent = absent_answer(method, steps)
-            raise Missing(absent or "There is nothing at this path; GET /api/v1/openapi.json lists what there is.")
+            listed = (
+                "" if load_part("findings_features/openapi.py") else "; GET /api/v1/openapi.json lists what there is"
+            )
+            raise Missing(absent or f"There is nothing at this path{listed}.")
         self.route, methods, self._parts = found
         if method not in methods:
             raise WrongMethod(listed_methods(methods.values()), absent_answer(method, steps))
@@ -5843,11 +5848,6 @@ def get_tasks(call: Call) -> Answer | Deferred:
         return read(connection)
 
 
-# Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
-# takes half as long again, and what it gives has to be sorted.
-BY_ID = f"tasks.client_id = ? AND tasks.id {LISTED}"
-
-
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
 def get_task(call: Call, task_id: str) -> Answer:
     """Get a whole task."""
@@ -6086,7 +6086,7 @@ def received(most: int) -> Body:
 
 
 def answer_alone(call: Call, receive: Callable[[int], Body]) -> Answer:
-    """Answer a request where no server of ours does: keep house behind it, and tell who listens."""
+    """Answer a request where no server of ours does: do the maintenance behind it, and tell who listens."""
     began = time.perf_counter()
     given = call.respond(receive)
     call.service.maintain_now_and_then(deleted=call.method in ("DELETE", "PUT"))
@@ -6238,7 +6238,7 @@ class Unheard:
             self._out.flush()
 
 
-# The parts that have commands, of which each loads its own.
+# The part of each command.
 COMMAND_PARTS = {
     **dict.fromkeys(("scan", "export", "gate"), "findings_adapters/ci.py"),
     "mcp": "findings_adapters/mcp/__init__.py",

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import msgspec
 import regex
 
+import findings_features.brief as briefs
 import findings_service as heart
-from findings_features import brief as briefs
 
 __all__ = ["MARKDOWN", "fence_for", "write_brief"]
 

@@ -60,12 +60,12 @@ def fast_validator(schema: Any, length: int) -> Callable[[Any, int], bool]:
         try:
             import jsonschema_rs
 
-            judge = jsonschema_rs.validator_for(schema, validate_formats=False)
-            return lambda value, size: size * weight <= FAST_WORK and judge.is_valid(value)
+            validator = jsonschema_rs.validator_for(schema, validate_formats=False)
+            return lambda value, size: size * weight <= FAST_WORK and validator.is_valid(value)
         except heart.ENDS_THE_PROCESS:
             raise
         except BaseException as error:  # mostly a pattern that is good in Python alone; a panic at worst
-            heart.log.debug("no quick judge: %r", error)
+            heart.log.debug("no fast validator: %r", error)
     return lambda *_: False
 
 

@@ -19,8 +19,8 @@ from typing import NoReturn
 
 import click
 
+import findings_features.audit as audit
 import findings_service as heart
-from findings_features import audit
 
 try:
     import fcntl

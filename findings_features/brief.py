@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+import findings_features.overview as overview
 import findings_service as heart
-from findings_features import overview
 
 
 class KnownFinding(heart.Model, gc=False):

@@ -2,8 +2,8 @@
 
 What is deleted is in no answer any more at once, and soon in no file either (SQLite's secure_delete,
 https://www.sqlite.org/pragma.html#pragma_secure_delete, and a log that is truncated). With a run go the tasks that only
-it reported; the others tell nothing of it any more. Beside the module and what copies, this alone writes tasks, runs,
-sightings, history and counters.
+it reported; the others tell nothing of it any more. Beside the module and an engine that stores
+in lots or copies, this alone writes tasks, runs, sightings, history and counters.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 import msgspec
 
+import findings_features.triage as triage
 import findings_service as heart
-from findings_features import triage
 
 
 class ProjectTypeInUse(heart.ServiceError):

@@ -22,8 +22,8 @@ import msgspec
 import regex
 from msgspec import Meta, Struct
 
+import findings_features.gate as gate
 import findings_service as heart
-from findings_features import gate
 
 
 class ExportQuery(heart.TaskFilters):

@@ -843,7 +843,7 @@ def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
 
 
 def written_lines(tasks: Iterator[exports.ListedTask]) -> Iterator[bytes]:
-    """Write a list of tasks as lines of its titles and comments, the way a room writes one."""
+    """Write a list of tasks as lines of its titles and comments, the way a part writes one."""
     for listed in tasks:
         yield f"{listed.task.title} {listed.comment or ''}".rstrip().encode() + b"\n"
 

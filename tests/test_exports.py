@@ -372,7 +372,7 @@ def test_a_client_that_takes_nothing_of_a_list_is_cut_off(tmp_path: Path) -> Non
 
 
 def read_lines(text: bytes, settings: Settings) -> findings_service.Parsed:
-    """Read a submission of lines, each a title, the way a room reads one."""
+    """Read a submission of lines, each a title, the way a part reads one."""
     parsed = findings_service.Parsed()
     for title in text.decode().split("\n"):
         parsed.reports.append(findings_service.NewTask(None, None, title.strip(), 3, None, None, None, None, None))

@@ -749,7 +749,7 @@ def test_seqs_are_of_a_client(database: store.PostgresDatabase) -> None:
 # Keeping house
 
 
-def test_one_process_keeps_house_until_it_is_gone(
+def test_one_process_maintains_until_it_is_gone(
     postgres: Databases, url: str, open_at: Callable[..., store.PostgresDatabase]
 ) -> None:
     first, second = open_at(url), open_at(url)

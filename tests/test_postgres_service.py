@@ -658,7 +658,7 @@ def test_processes_share_a_load_and_lose_and_double_nothing(url: str, serving: C
     assert not load.refusals
 
 
-def test_one_process_keeps_house_and_another_when_that_is_killed(url: str, serving: Callable[..., Server]) -> None:
+def test_one_process_maintains_and_another_when_that_is_killed(url: str, serving: Callable[..., Server]) -> None:
     first = serving(FINDINGS_RUN_TIMEOUT="1h")
     (holder,) = await_holders(url)
     second = serving(FINDINGS_RUN_TIMEOUT="1h")

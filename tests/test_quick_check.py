@@ -141,7 +141,7 @@ QUICK_WORK = cases(
 
 
 @pytest.mark.parametrize(("schema", "item"), QUICK_WORK)
-def test_the_quick_judge_is_never_given_more_than_takes_milliseconds(schema: Any, item: Any) -> None:
+def test_the_fast_validator_is_never_given_more_than_takes_milliseconds(schema: Any, item: Any) -> None:
     _, accepts = findings_service.make_validators(json.dumps(schema, separators=(",", ":")))
     size = len(json.dumps(item, ensure_ascii=False, separators=(",", ":"))) + 1
     value, took = [item] * (quick_size(schema, [item]) // size), []

@@ -68,8 +68,8 @@ def mcp(address: tuple[str, int] | None, url: str, db: str) -> None:
 
 def refuse_without(missing: ModuleNotFoundError) -> NoReturn:
     """Say what to install. :raises ModuleNotFoundError: when it is our own part that is not there."""
-    if (missing.name or "").startswith("findings_adapters"):
-        raise click.UsageError("`mcp` needs findings_adapters/mcp/server.py, which is not there") from None
+    if (name := missing.name or "").startswith(("findings_adapters", "findings_features")):
+        raise click.UsageError(f"`mcp` needs {name.replace('.', '/')}.py, which is not there") from None
     needed = "`mcp` needs the package mcp, with all that it needs itself"  # what is missing first may be of those
     raise WrongUsage(f"{needed}{heart.installing('mcp')}") from None
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+import findings_features.audit as audit
 import findings_service as heart
 from findings_adapters.postgres import copying, dialect, store
-from findings_features import audit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

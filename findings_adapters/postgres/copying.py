@@ -22,8 +22,9 @@ import click
 import msgspec
 from msgspec import Struct
 
+import findings_features.audit as audit
+import findings_features.backup as backup
 import findings_service as heart
-from findings_features import audit, backup
 
 Row = Sequence[Any]
 Shifts = Mapping[str, Mapping[str, int]]  # what is added to the seqs of a table, by client

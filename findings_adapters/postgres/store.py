@@ -432,7 +432,7 @@ class PostgresDatabase(heart.Database):
         self._opening = threading.Lock()  # for these three
         self._commits = itertools.count(1)
         self._server = ""
-        self._maintenance: Link | None = None  # the connection that has the lock of who keeps house, if any has
+        self._maintenance: Link | None = None  # the connection that has the lock of the maintenance, if any has
         super().__init__(settings)
 
     @property
@@ -589,14 +589,14 @@ class PostgresDatabase(heart.Database):
                 yield connection
                 connection.write_counts()
         except BaseException:
-            with self._noting:  # what could not be written is written another time
+            with self._uses_lock:  # what could not be written is written another time
                 self.last_uses = {**uses, **self.last_uses}
             raise
         self.version = next(self._commits)
 
     def _take_uses(self, client_id: str) -> dict[heart.UseKey, str]:
         """Return when keys and runs of a client were used. To write those of others would need their locks."""
-        with self._noting:
+        with self._uses_lock:
             return {key: self.last_uses.pop(key) for key in [key for key in self.last_uses if key[0] == client_id]}
 
     def probe(self) -> None:
@@ -612,10 +612,10 @@ class PostgresDatabase(heart.Database):
             with self.transaction(client_id, patience):
                 pass
 
-    # Keeping house
+    # Maintenance
 
     def owns_maintenance(self) -> bool:
-        """Tell whether it is this process's turn to keep house: it has a lock for as long as a connection lasts.
+        """Tell whether the maintenance is this process's: it has a lock for as long as a connection lasts.
 
         That connection is beside the pool. When the process ends, or the server has not heard of it for half a minute,
         another one gets the lock.
@@ -625,13 +625,13 @@ class PostgresDatabase(heart.Database):
             asked = "SELECT pg_try_advisory_lock($1::int, hashtext('housekeeping ' || current_schema()))"
             return bool(self._maintenance.run(asked, LOCKS).fetchall()[0][0])
         except (psycopg.Error, heart.DatabaseUnusable):
-            self._leave_house()
+            self._give_back_maintenance()
             return False
 
-    def _leave_house(self) -> None:
-        house, self._maintenance = self._maintenance, None
-        if house is not None:
-            house.close()
+    def _give_back_maintenance(self) -> None:
+        held, self._maintenance = self._maintenance, None
+        if held is not None:
+            held.close()
 
     def figures(self) -> Mapping[str, Callable[[], float]]:
         """Return what gives the bytes of the database."""
@@ -740,7 +740,7 @@ class PostgresDatabase(heart.Database):
             pool, self._pool = self._pool, None
             if pool is not None and self._pid == os.getpid():
                 pool.close()
-        self._leave_house()
+        self._give_back_maintenance()
 
 
 # What tables consist of, as the server writes it, without the schema that they are in.

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import operator
 
+import findings_features.exports as exports
 import findings_service as heart
 from findings_adapters.sarif.reading import judge, parse, with_source
 from findings_adapters.sarif.writing import write_sarif
-from findings_features import exports
 
 __all__ = ["SARIF", "judge", "parse", "with_source", "write_sarif"]
 

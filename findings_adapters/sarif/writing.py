@@ -11,9 +11,9 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
+import findings_features.exports as exports
 import findings_service as heart
 from findings_adapters.sarif.reading import DRIVE, OURS, RULE_TEXT, SCHEME, VERSION, Read, cut, cut_bytes, whole
-from findings_features import exports
 
 DRIVER = "Findings Task Service"
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end

@@ -1,4 +1,4 @@
-"""The one thread that writes, and keeps house: writes that wait share a transaction, and so an fsync."""
+"""The one thread that writes, and does the maintenance: writes that wait share a transaction, and so an fsync."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 from msgspec import Struct
 
 import findings_service as heart
-from findings_features import deletion
 
 LAST_WORDS = 0.5  # seconds that there are to say why a process ends
 
@@ -62,13 +61,15 @@ SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, f
 
 
 def maintenance_steps(database: heart.Database) -> Iterator[float]:
-    """Keep house for ever, one step at a time; each gives the seconds until the next.
+    """Do the maintenance for ever, one step at a time; each gives the seconds until the next.
 
     The runs that nobody uses any more are failed, the engine gets what it wants done, and then, by one process of
     several, the runs that are older than the settings keep are forgotten. Where the thread has nothing else to do
     it waits for locks: a client that always writes would keep it from all others.
     """
     settings, patience = database.settings, None if database.threads else 0
+    if settings.keep:
+        import findings_features.deletion as deletion
     old: Iterator[object] | None = None  # the search for old runs that is under way
     next_search = 0.0
     while True:
@@ -90,7 +91,7 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
             raise
         except BaseException as error:  # a thread of its own, or the one that writes, must not end by it
             if heart.known_error(error) is None:
-                heart.log.error("keeping house failed", exc_info=error)
+                heart.log.error("the maintenance failed", exc_info=error)
             if not heart.is_busy(error):
                 next_search = time.monotonic() + FORGETTING
             old = None
@@ -126,7 +127,7 @@ GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever
 
 
 class CommitScheduler:
-    """The one thread that writes, and keeps house, where a database has one writer.
+    """The one thread that writes, and does the maintenance, where a database has one writer.
 
     The writes that wait share a transaction, in the order in which they came, each in a savepoint. All share one fsync,
     and are answered when the COMMIT is through; when it fails, all of them have failed. The next group gathers
