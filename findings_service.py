@@ -1690,13 +1690,13 @@ def unusable(path: str, error: Exception) -> DatabaseUnusable:
     """
     cause = getattr(error, "strerror", None) or error
     folder = Path(path).absolute().parent
-    for place, mode, deed in (
+    for each, mode, deed in (
         (path, os.W_OK, "write"),
         (path, os.R_OK, "read"),
         (folder, os.W_OK | os.X_OK, "write in"),
     ):
-        if os.access(place, os.F_OK) and not os.access(place, mode):
-            cause = f"this user may not {deed} {place}"
+        if os.access(each, os.F_OK) and not os.access(each, mode):
+            cause = f"this user may not {deed} {each}"
     return DatabaseUnusable(f"{path} cannot be used: {cause}")
 
 
@@ -2360,7 +2360,7 @@ def spoken_of(keyword: str, validator: Any, rule: Any, value: Any, schema: Any) 
         case "additionalItems" if isinstance(schema.get("items"), list):
             members = places
         case "contains" if "prefixItems" in validator.VALIDATORS:
-            members = [place for place in places if fits(validator, rule, value[place])]
+            members = [key for key in places if fits(validator, rule, value[key])]
     for each in below:
         yield from validator.descend(Members(value), each)
     yield ValidationError("", path=members)
@@ -2446,13 +2446,13 @@ MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "d
 def subschemas(schema: Mapping[str, Any], pointer: str, draft: Any) -> Iterator[tuple[Any, str]]:
     """Give what stands directly below where a schema holds others, schemas or not, with the pointers."""
     for keyword, held in schema.items():
-        place = json_pointer([keyword], pointer)
+        inner = json_pointer([keyword], pointer)
         if keyword in MAPS_OF_SCHEMAS and isinstance(held, dict):
-            yield from ((value, json_pointer([name], place)) for name, value in held.items())
+            yield from ((value, json_pointer([name], inner)) for name, value in held.items())
         elif keyword in ("then", "else") or (keyword in draft.VALIDATORS and keyword not in ("enum", "const")):
-            yield held, place
+            yield held, inner
             if isinstance(held, list):
-                yield from ((item, f"{place}/{number}") for number, item in enumerate(held))
+                yield from ((item, f"{inner}/{number}") for number, item in enumerate(held))
 
 
 def pattern_faults(schema: Mapping[str, Any], pointer: str) -> Iterator[Problem]:
@@ -2460,13 +2460,13 @@ def pattern_faults(schema: Mapping[str, Any], pointer: str) -> Iterator[Problem]
     named = schema.get("patternProperties")
     named = named if isinstance(named, dict) else {}
     patterns = [(name, json_pointer(["patternProperties", name], pointer)) for name in named]
-    for pattern, place in [(schema.get("pattern"), f"{pointer}/pattern"), *patterns]:
+    for pattern, at in [(schema.get("pattern"), f"{pointer}/pattern"), *patterns]:
         tick()
         try:
             if isinstance(pattern, str):
                 compile_pattern(pattern)
         except ValueError as error:
-            yield Problem(truncate(str(error)), place, value=truncate(pattern))
+            yield Problem(truncate(str(error)), at, value=truncate(pattern))
 
 
 def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Problem]:
@@ -2489,17 +2489,17 @@ def inner_faults(root: dict[str, Any], pointer: str, draft: Any) -> Iterator[Pro
         if draft_of(schema) is not draft and "$schema" in schema:
             yield Problem("a schema has one draft, which its root names", f"{pointer}/$schema")
         yield from pattern_faults(schema, pointer)
-        below = [(value, place, resolver) for value, place in subschemas(schema, pointer, draft)]
+        below = [(value, at, resolver) for value, at in subschemas(schema, pointer, draft)]
         waiting.extendleft(reversed(below))
         for keyword in REFERENCES:
             if isinstance(target := schema.get(keyword), str):
-                place = f"{pointer}/{keyword}"
+                at = f"{pointer}/{keyword}"
                 try:
                     found = resolver.lookup(target)
-                    waiting.append((found.contents, place, found.resolver))  # where nothing above has led to, too
+                    waiting.append((found.contents, at, found.resolver))  # where nothing above has led to, too
                 except (referencing.exceptions.Unresolvable, LookupError, AttributeError, TypeError, ValueError):
                     detail = "is not found inside this schema, and nothing is fetched from elsewhere"
-                    yield Problem(detail, place, value=truncate(target))
+                    yield Problem(detail, at, value=truncate(target))
 
 
 def schema_faults(schema: dict[str, Any], pointer: str) -> Iterator[Problem]:
@@ -2575,18 +2575,18 @@ def shorten(error: ValidationError) -> str:
 def problem_of(error: ValidationError, pointer: str) -> Problem:
     """Return what jsonschema found, as the service tells it."""
     rule: Any = error.validator_value
-    place, value = json_pointer(error.path, pointer), scalar_preview(error.instance)
+    at, value = json_pointer(error.path, pointer), scalar_preview(error.instance)
     if value == math.inf:  # which stands for it
-        return Problem("has a number with too many digits", place)
+        return Problem("has a number with too many digits", at)
     for theirs, words, about in RULE_MESSAGES:
         if rule == theirs:
-            return Problem(words, json_pointer(about, place))
+            return Problem(words, json_pointer(about, at))
     if error.validator in ("enum", "const"):
         allowed = rule[:REPEATED_TEXT] if error.validator == "enum" else [rule]
-        return Problem(truncate(f"must be one of: {', '.join(map(as_text, allowed))}"), place, value=value)
+        return Problem(truncate(f"must be one of: {', '.join(map(as_text, allowed))}"), at, value=value)
     if error.validator == "pattern" and rule in PATTERNS:
-        return Problem(PATTERNS[rule], place, value=value)
-    return Problem(shorten(error), place)
+        return Problem(PATTERNS[rule], at, value=value)
+    return Problem(shorten(error), at)
 
 
 def iter_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]:
@@ -2993,18 +2993,18 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         ranges, tally = tuple(map(narrow, self.ranges)), self.tally and narrow(self.tally)
         return msgspec.structs.replace(self, ranges=ranges, tally=tally, total=None)
 
-    def behind(self, place: Position | None) -> ListPlan:
-        """Return the rows that come behind a place, all without one."""
-        if place is None:
+    def behind(self, position: Position | None) -> ListPlan:
+        """Return the rows that come behind a position, all without one."""
+        if position is None:
             return self
         ranges = list[IndexRange]()
         for each in self.ranges:
-            if self.order != "severity" or each.severity == place.severity:
-                ranges.append(each.where(f"{each.seq} {'>' if self.order == 'createdAt' else '<'} ?", place.seq))
+            if self.order != "severity" or each.severity == position.severity:
+                ranges.append(each.where(f"{each.seq} {'>' if self.order == 'createdAt' else '<'} ?", position.seq))
             elif not each.severity:
                 condition = f"(tasks.severity < ? OR tasks.severity = ? AND {each.seq} < ?)"
-                ranges.append(each.where(condition, place.severity, place.severity, place.seq))
-            elif each.severity < place.severity:
+                ranges.append(each.where(condition, position.severity, position.severity, position.seq))
+            elif each.severity < position.severity:
                 ranges.append(each)
         return msgspec.structs.replace(self, ranges=tuple(ranges))
 
@@ -3330,10 +3330,10 @@ def summary_of(counted: Iterable[tuple[str, int, int]]) -> Summary:
     return Summary(statuses.total(), SeverityCounts(**severities), StatusCounts(**statuses))
 
 
-def require_registered(connection: Connection, client_id: str, project_type: str, **place: str) -> None:
+def require_registered(connection: Connection, client_id: str, project_type: str, **named: str) -> None:
     """Check that a project type is there. :raises UnknownProjectType: if not, with the names that are.
 
-    :param place: the pointer or the parameter that names it.
+    :param named: the pointer or the parameter that names it.
     """
     statement = "SELECT name FROM project_types WHERE client_id = ?"
     if connection.execute(f"{statement} AND name = ?", (client_id, project_type)).fetchone():
@@ -3342,7 +3342,7 @@ def require_registered(connection: Connection, client_id: str, project_type: str
     raise UnknownProjectType(
         f"Project type {truncate(project_type)!r} is not registered. Registered: {truncate(known) or 'none yet'}."
         " Register it first: POST /api/v1/project-types with its name.",
-        [Problem("is not registered", **place, value=truncate(project_type))],
+        [Problem("is not registered", **named, value=truncate(project_type))],
     )
 
 
@@ -4018,13 +4018,13 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
         (seq, task_id, report.status or "open", report)
         for seq, task_id, report in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
     ]
-    place = (*run.type_and_target, run.branch)
+    scope = (*run.type_and_target, run.branch)
     connection.executemany(
         """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
                title, severity, status, created_at, updated_at, last_seen_at)
            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
-            (seq, who.client_id, task_id, *place, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
+            (seq, who.client_id, task_id, *scope, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
             + (report.severity, status, now, now, now)
             for seq, task_id, status, report in added
         ],
@@ -4048,7 +4048,7 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
     )
     kinds = Counter((status, report.severity) for _, _, status, report in added)
     for kind, n in kinds.items():
-        add_to_counters(connection, who.client_id, counter_names("tasks", *place), *kind, n)
+        add_to_counters(connection, who.client_id, counter_names("tasks", *scope), *kind, n)
     return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
 
 
@@ -4396,16 +4396,16 @@ def document_of(text: bytes) -> Any:
         raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
 
 
-def nul_places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def nul_paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Give the places of all strings and member names with U+0000."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     if isinstance(value, str) and "\0" in value:
-        yield place
+        yield path
     for name, item in items:
         if isinstance(name, str) and "\0" in name:
-            yield (*place, name)
+            yield (*path, name)
         if isinstance(item, (str, dict, list)):
-            yield from nul_places(item, (*place, name))
+            yield from nul_paths(item, (*path, name))
 
 
 def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
@@ -4417,12 +4417,12 @@ def nul_problems(text: bytes, exempt: str | None = None) -> list[Problem]:
     if isinstance(document, dict) and exempt:
         document = {name: value for name, value in document.items() if name != exempt}
     problems, in_task = [], Counter[tuple[str | int, ...]]()
-    for place in nul_places(document):
+    for path in nul_paths(document):
         tick()
-        task = place[:2] if place[:1] == ("tasks",) else ()
+        task = path[:2] if path[:1] == ("tasks",) else ()
         in_task[task] += 1
         if in_task[task] <= PROBLEMS_OF_ONE:
-            problems.append(Problem("must not contain U+0000", json_pointer(place)))
+            problems.append(Problem("must not contain U+0000", json_pointer(path)))
     return problems
 
 
@@ -4445,7 +4445,7 @@ def model_problems(model: Any, document: Any, refusal: msgspec.ValidationError, 
     for problem in itertools.islice(iter_problems(model_validator(model), document, pointer), PROBLEMS_OF_ONE):
         nothing = False
         yield problem
-    if nothing and next(nul_places(document), None) is None:
+    if nothing and next(nul_paths(document), None) is None:
         yield Problem(truncate(str(refusal)), pointer)
 
 
@@ -4538,8 +4538,10 @@ def to_json_text(items: Sequence[Any]) -> str:
 
 
 def stored_steps(steps: Iterable[RemediationStep]) -> list[StoredStep]:
-    """Return the steps in their order; one without a number has that of its place."""
-    numbered = [StoredStep(int(step.step or place), step.instruction) for place, step in enumerate(steps, start=1)]
+    """Return the steps in their order; one without a number has that of its position."""
+    numbered = [
+        StoredStep(int(step.step or position), step.instruction) for position, step in enumerate(steps, start=1)
+    ]
     return sorted(numbered, key=operator.attrgetter("step"))
 
 
@@ -4561,16 +4563,16 @@ def rule_problems(
     """Tell which rules a task breaks that its model cannot express. An item that is None has been refused already."""
     if exceeds_bytes(description, 64 * KIB):
         yield Problem("must be at most 64 KiB of UTF-8", "/description")
-    for place, item in enumerate(evidence):
+    for index, item in enumerate(evidence):
         for problem in () if item is None else evidence_problems(item):
-            yield problem.below(f"/evidence/{place}")
+            yield problem.below(f"/evidence/{index}")
     taken = set()
-    for place, step in enumerate(remediation):
+    for index, step in enumerate(remediation):
         if step is None:
             continue
-        number = int(step.step or place + 1)
+        number = int(step.step or index + 1)
         if number in taken:
-            yield Problem(f"step {number} is there already; steps must differ", f"/remediation/{place}/step")
+            yield Problem(f"step {number} is there already; steps must differ", f"/remediation/{index}/step")
         taken.add(number)
 
 
@@ -4662,13 +4664,13 @@ def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
     except msgspec.ValidationError as error:
         items = batch_items(parsed, text, error)
         require_size(items, settings)
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             tick()
-            add_task(parsed, bytes(item), f"/tasks/{place}", levels=3)
+            add_task(parsed, bytes(item), f"/tasks/{index}", levels=3)
     else:
         require_size(tasks, settings)
-        for place, task in enumerate(tasks):
-            parsed.add(task, f"/tasks/{place}", levels=3)
+        for index, task in enumerate(tasks):
+            parsed.add(task, f"/tasks/{index}", levels=3)
 
 
 def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -> list[Raw]:
@@ -5710,8 +5712,8 @@ def post_runs(call: Call) -> PendingWrite:
 
     def start(connection: Connection) -> Answer:
         call.service.fail_idle_runs(connection, call.client_id)
-        place = (body.project_type, body.target_url or NO_TARGET)
-        run = insert_run(connection, call.client_id, *place, metadata, body.branch or MAIN_LINE)
+        target, branch = body.target_url or NO_TARGET, body.branch or MAIN_LINE
+        run = insert_run(connection, call.client_id, body.project_type, target, metadata, branch)
         call.run_id = run.id
         return json_answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
 
