@@ -20,15 +20,18 @@ import findings_service
 
 FOLDER, entered = os.path.dirname(findings_service.__file__) + os.sep, []
 
+def is_ours(code):
+    path = code.co_filename
+    return path.startswith(FOLDER) and "site-packages" not in path and "<" not in code.co_name
+
 def callers(frame):
     while frame:
         code, frame = frame.f_code, frame.f_back
-        if code.co_filename.startswith(FOLDER) and "<" not in code.co_name:
+        if is_ours(code):
             yield code.co_qualname
 
 def note(frame, event, argument):
-    code = frame.f_code
-    if event == "call" and code.co_filename.startswith(FOLDER) and "<" not in code.co_name:
+    if event == "call" and is_ours(frame.f_code):
         entered.append([*callers(frame)])
 
 @atexit.register
