@@ -5354,7 +5354,9 @@ class Call:
         self.run_id: str | None = None
         self.principal = principal
         self.operation: Operation
+        self._parts: Mapping[str, str] = {}  # of the path, by their names
         self.form: Any = None  # of the body
+        self._length = 0  # of the body, where it is said
         self.limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
         # By `read`
         self.query: Any = None
@@ -5378,11 +5380,9 @@ class Call:
             return REGISTRY.page_files[self.own_path](self)
         steps, method = self.own_path.split("/"), self.method.replace("HEAD", "GET")
         if not (found := self.service.router.find(steps)):
-            absent = absent_answer(method, steps)
-            listed = (
-                "" if load_part("findings_features/openapi.py") else "; GET /api/v1/openapi.json lists what there is"
-            )
-            raise Missing(absent or f"There is nothing at this path{listed}.")
+            is_listed = ("GET", "/api/v1/openapi.json") in REGISTRY.operations
+            hint = "; GET /api/v1/openapi.json lists what there is" if is_listed else ""
+            raise Missing(absent_answer(method, steps) or f"There is nothing at this path{hint}.")
         self.route, methods, self._parts = found
         if method not in methods:
             raise WrongMethod(listed_methods(methods.values()), absent_answer(method, steps))

@@ -3767,6 +3767,14 @@ def test_the_errors_of_an_embedded_service_are_its_own(guest: FlaskClient, monke
     assert_problem(guest.get("/findings/api/v1/project-types"), 500, "internal_error")
 
 
+def test_the_lower_limit_of_a_host_holds_before_the_type_of_a_body(host: flask.Flask, guest: FlaskClient) -> None:
+    host.config["MAX_CONTENT_LENGTH"] = 1000
+    for kind in ("application/json", "text/plain"):
+        body = {"data": b"x" * 1001, "content_type": kind}
+        assert_problem(guest.post("/findings/api/v1/runs", **body), 413, "body_too_large")
+    assert_problem(guest.post("/findings/api/v1/runs", data=b"x", content_type=kind), 415, "unsupported_media_type")
+
+
 def fill(client: FlaskClient, prefix: str) -> Any:
     """Start a run with three tasks, and return the answers to its type and start."""
     made = client.post(f"{prefix}/project-types", json={"name": "web"})
