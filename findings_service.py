@@ -350,6 +350,10 @@ class ServiceError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
 
+    def __init_subclass__(cls, status: int = 0, code: str = "") -> None:
+        if status:
+            cls.status, cls.code = status, code
+
     def __init__(self, detail: str, problems: Sequence[Problem] = (), headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
@@ -357,91 +361,65 @@ class ServiceError(Exception):
         self.headers = dict(headers or {})
 
 
-class MalformedJSON(ServiceError):
+class MalformedJSON(ServiceError, status=400, code="malformed_json"):
     """The body is not one UTF-8 JSON value."""
 
-    status, code = 400, "malformed_json"
 
-
-class InvalidParameter(ServiceError):
+class InvalidParameter(ServiceError, status=400, code="invalid_parameter"):
     """A query parameter or header is unknown, repeated, malformed or out of range."""
-
-    status, code = 400, "invalid_parameter"
 
     def __init__(self, parameter: str, detail: str) -> None:
         super().__init__(f"{truncate(parameter)}: {detail}", [Problem(detail, parameter=truncate(parameter))])
 
 
-class Unauthorized(ServiceError):
+class Unauthorized(ServiceError, status=401, code="unauthorized"):
     """There is no key, or none that is good (any more)."""
-
-    status, code = 401, "unauthorized"
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-class Forbidden(ServiceError):
+class Forbidden(ServiceError, status=403, code="forbidden"):
     """The key's level is too low."""
 
-    status, code = 403, "forbidden"
 
-
-class Missing(ServiceError):
+class Missing(ServiceError, status=404, code="not_found"):
     """The path or id is unknown, or another client's."""
 
-    status, code = 404, "not_found"
 
-
-class WrongMethod(ServiceError):
+class WrongMethod(ServiceError, status=405, code="method_not_allowed"):
     """The path has other methods."""
-
-    status, code = 405, "method_not_allowed"
 
     def __init__(self, allowed: str, absent: str = "") -> None:
         super().__init__(absent or f"This path answers {allowed}.", headers={"Allow": allowed})
 
 
-class RunFinished(ServiceError):
+class RunFinished(ServiceError, status=409, code="run_finished"):
     """The run is completed or failed, and stays so."""
 
-    status, code = 409, "run_finished"
 
-
-class ProjectTypeExists(ServiceError):
+class ProjectTypeExists(ServiceError, status=409, code="project_type_exists"):
     """The name is taken by another definition."""
 
-    status, code = 409, "project_type_exists"
 
-
-class IdempotencyConflict(ServiceError):
+class IdempotencyConflict(ServiceError, status=409, code="idempotency_conflict"):
     """The Idempotency-Key was used for another body, or what it was answered with is deleted."""
 
-    status, code = 409, "idempotency_conflict"
 
-
-class ChangedMeanwhile(ServiceError):
+class ChangedMeanwhile(ServiceError, status=412, code="changed_meanwhile"):
     """What `If-Match` was made of is not what is stored any more."""
 
-    status, code = 412, "changed_meanwhile"
 
-
-class BodyTooLarge(ServiceError):
+class BodyTooLarge(ServiceError, status=413, code="body_too_large"):
     """The body is over the limit."""
 
-    status, code = 413, "body_too_large"
 
-
-class UnsupportedMediaType(ServiceError):
+class UnsupportedMediaType(ServiceError, status=415, code="unsupported_media_type"):
     """The body is not declared as plain JSON."""
 
-    status, code = 415, "unsupported_media_type"
 
-
-class ValidationFailed(ServiceError):
+class ValidationFailed(ServiceError, status=422, code="validation_failed"):
     """The body is JSON, but breaks rules; `problems` lists one at least for each bad task."""
-
-    status, code = 422, "validation_failed"
 
     def __init__(self, problems: Sequence[Problem], *, complete: bool = True) -> None:
         count = f"{'' if complete else 'At least '}{len(problems)} problem{'s' if len(problems) != 1 else ''}"
@@ -450,22 +428,16 @@ class ValidationFailed(ServiceError):
         super().__init__(f"{count} in the request body{more}; nothing was stored.", problems)
 
 
-class UnknownProjectType(ServiceError):
+class UnknownProjectType(ServiceError, status=422, code="unknown_project_type"):
     """A project type is named that is not registered."""
 
-    status, code = 422, "unknown_project_type"
 
-
-class ExtensionCheckTimeout(ServiceError):
+class ExtensionCheckTimeout(ServiceError, status=422, code="extension_check_timeout"):
     """Checking the extensions, or a schema itself, took too long."""
 
-    status, code = 422, "extension_check_timeout"
 
-
-class Busy(ServiceError):
+class Busy(ServiceError, status=503, code="busy"):
     """The database stayed locked past the time-out, or there was no room for a large body."""
-
-    status, code = 503, "busy"
 
     def __init__(self, cause: str = "The database is locked by another process") -> None:
         super().__init__(f"{cause}; nothing was stored. Try again.", headers={"Retry-After": "1"})
@@ -478,10 +450,8 @@ class TryAgain(Busy):
     """
 
 
-class StorageFull(ServiceError):
+class StorageFull(ServiceError, status=503, code="storage_full"):
     """The database cannot be read or written now."""
-
-    status, code = 503, "storage_full"
 
     def __init__(self, cause: str) -> None:
         detail = f"The database cannot be used now ({cause}); nothing was stored. Try again later."

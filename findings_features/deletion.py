@@ -19,10 +19,8 @@ import findings_features.triage as triage
 import findings_service as heart
 
 
-class ProjectTypeInUse(heart.ServiceError):
+class ProjectTypeInUse(heart.ServiceError, status=409, code="project_type_in_use"):
     """There are runs of the project type."""
-
-    status, code = 409, "project_type_in_use"
 
 
 def drop_answers_of_run(connection: heart.Connection, client_id: str, run_id: str) -> None:
