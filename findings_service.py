@@ -219,76 +219,65 @@ def parse_word(meanings: Mapping[str, Any], text: str) -> Any:
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes."""
+    """What can be set, each also as `FINDINGS_` and the name in capitals: its type, what reads it from text, and what
+    it means. Times are seconds, sizes bytes.
+    """
 
-    db: Annotated[str, Meta(description="The database file, which is made with mode 0600, or a postgresql:// URL.")] = (
+    db: Annotated[str, parse_path, "The database file, which is made with mode 0600, or a postgresql:// URL."] = (
         "findings.db"
     )
     api_key: Annotated[
-        str, Meta(description="A key accepted as a full one of client default, for CI jobs; 16 characters or more.")
+        str, parse_key, "A key accepted as a full one of client default, for CI jobs; 16 characters or more."
     ] = ""
-    max_body: Annotated[int, Meta(description="Bytes of a body. A screenshot has its place in one.")] = 16 * 1024 * 1024
-    max_sarif: Annotated[int, Meta(description="Bytes of a SARIF document, which holds all that a scanner found.")] = (
-        64 * 1024 * 1024
+    max_body: Annotated[int, parse_count, "Bytes of a body. A screenshot has its place in one."] = 16 * SIZES["m"]
+    max_sarif: Annotated[int, parse_count, "Bytes of a SARIF document, which holds all that a scanner found."] = (
+        64 * SIZES["m"]
     )
-    max_batch: Annotated[int, Meta(description="Tasks in a batch. One is stored in a fraction of a second.")] = 1000
+    max_batch: Annotated[int, parse_count, "Tasks in a batch. One is stored in a fraction of a second."] = 1000
     busy_timeout: Annotated[
-        float, Meta(description="How long a write waits while another process has the database locked.")
+        float, parse_duration, "How long a write waits while another process has the database locked."
     ] = 10.0
     run_timeout: Annotated[
-        float, Meta(description="A run without any request for so long is failed: its agent has died.")
+        float, parse_duration, "A run without any request for so long is failed: its agent has died."
     ] = 24 * 3600.0
     schema_timeout: Annotated[
         float,
-        Meta(description="For the extension checks of one request. A task gets an eighth of it, a schema two fifths."),
+        parse_duration,
+        "For the extension checks of one request. A task gets an eighth of it, a schema two fifths.",
     ] = 2.0
-    body_timeout: Annotated[float, Meta(description="For a body to arrive, from a slow client too.")] = 30.0
+    body_timeout: Annotated[float, parse_duration, "For a body to arrive, from a slow client too."] = 30.0
     synchronous: Annotated[
-        str, Meta(description="FULL, EXTRA or NORMAL, which is faster and loses the last commits in a power cut.")
+        str,
+        partial(parse_word, {"full": "FULL", "extra": "EXTRA", "normal": "NORMAL"}),
+        "FULL, EXTRA or NORMAL, which is faster and loses the last commits in a power cut.",
     ] = "FULL"
     cache: Annotated[
         int,
-        Meta(
-            description="Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks."
-        ),
+        parse_size,
+        "Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks.",
     ] = 56 * SIZES["m"]
-    keep: Annotated[
-        float,
-        Meta(description="`serve` removes runs that finished longer ago, as `prune` does: 365d, say."),
-    ] = 0.0
+    keep: Annotated[float, parse_keep, "`serve` removes runs that finished longer ago, as `prune` does: 365d, say."] = (
+        0.0
+    )
     log: Annotated[
-        str, Meta(description="json or text: a line for each request on standard error. Empty for none.")
+        str,
+        partial(parse_word, {"json": "json", "text": "text", "": ""}),
+        "json or text: a line for each request on standard error. Empty for none.",
     ] = ""
     base_url: Annotated[
-        str, Meta(description="What links begin with behind a proxy that serves the API under a prefix.")
+        str, parse_base_url, "What links begin with behind a proxy that serves the API under a prefix."
     ] = ""
     metrics: Annotated[
-        bool, Meta(description="1: figures for Prometheus at /metrics. Needs the extra of that name.")
+        bool,
+        partial(parse_word, {"1": True, "0": False, "true": True, "false": False}),
+        "1: figures for Prometheus at /metrics. Needs the extra of that name.",
     ] = False
-
-    PARSERS: ClassVar[Mapping[str, Callable[[str], Any]]] = {
-        "db": parse_path,
-        "api_key": parse_key,
-        "max_body": parse_count,
-        "max_sarif": parse_count,
-        "max_batch": parse_count,
-        "busy_timeout": parse_duration,
-        "run_timeout": parse_duration,
-        "schema_timeout": parse_duration,
-        "body_timeout": parse_duration,
-        "synchronous": partial(parse_word, {"full": "FULL", "extra": "EXTRA", "normal": "NORMAL"}),
-        "cache": parse_size,
-        "keep": parse_keep,
-        "log": partial(parse_word, {"json": "json", "text": "text", "": ""}),
-        "base_url": parse_base_url,
-        "metrics": partial(parse_word, {"1": True, "0": False, "true": True, "false": False}),
-    }
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
         """Return what each setting is, by the variable of the environment that sets it."""
         hints = typing.get_type_hints(cls, include_extras=True)
-        return {f"FINDINGS_{name.upper()}": hints[name].__metadata__[0].description for name in cls.__struct_fields__}
+        return {f"FINDINGS_{name.upper()}": hints[name].__metadata__[1] for name in cls.__struct_fields__}
 
     @classmethod
     def read(cls, **given: Any) -> Settings:
@@ -296,18 +285,20 @@ class Settings(Struct, frozen=True, kw_only=True):
 
         :raises ConfigurationError: for a setting that is unknown or makes no sense.
         """
-        chosen = {name: value for name in cls.PARSERS if (value := os.environ.get(f"FINDINGS_{name.upper()}"))}
-        chosen |= {name: value for name, value in given.items() if value is not None}
-        return cls(**{name: cls._parsed(name, value) for name, value in chosen.items()})
-
-    @classmethod
-    def _parsed(cls, name: str, value: Any) -> Any:
-        if name not in cls.__struct_fields__:
-            raise ConfigurationError(f"unknown setting {name!r}; known: {', '.join(cls.PARSERS)}")
-        try:
-            return cls.PARSERS[name](f"{value:f}" if isinstance(value, float) else str(value))
-        except ValueError as error:
-            raise ConfigurationError(f"FINDINGS_{name.upper()}: {error}") from None
+        hints = typing.get_type_hints(cls, include_extras=True)
+        chosen: dict[str, Any] = {}
+        for name in dict.fromkeys([*cls.__struct_fields__, *given]):
+            if name not in cls.__struct_fields__:
+                raise ConfigurationError(f"unknown setting {name!r}; known: {', '.join(cls.__struct_fields__)}")
+            variable = f"FINDINGS_{name.upper()}"
+            if (value := given.get(name)) is None and not (value := os.environ.get(variable)):
+                continue
+            try:
+                parse = hints[name].__metadata__[0]
+                chosen[name] = parse(f"{value:f}" if isinstance(value, float) else str(value))
+            except ValueError as error:
+                raise ConfigurationError(f"{variable}: {error}") from None
+        return cls(**chosen)
 
 
 # ---------------------------------------------------------------------------

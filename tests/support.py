@@ -925,7 +925,7 @@ def settings_variables() -> list[str]:
     """Return the names of all environment variables that the service reads."""
     options = [option for _, each in COMMANDS for option in each.params]
     named = {str(option.envvar) for option in options if getattr(option, "envvar", None)}
-    return sorted(named | {f"FINDINGS_{name.upper()}" for name in Settings.PARSERS})
+    return sorted(named | {f"FINDINGS_{name.upper()}" for name in Settings.__struct_fields__})
 
 
 # ---------------------------------------------------------------------------
