@@ -668,8 +668,7 @@ def measure_start(bench: Bench) -> Iterator[Row]:
     """Compare starting with starting a hello world of Flask's."""
     stored, hello = bench.small.copy("start.db"), bench.folder / "hello.py"
     pairs = bench.in_turns(
-        lambda: start_ms(serving(lambda port: [sys.executable, hello, str(port)])),
-        lambda: start_ms(service(stored.db)),
+        lambda: start_ms(serving(lambda port: [sys.executable, hello, str(port)])), lambda: start_ms(service(stored.db))
     )
     yield compared("start to the first 200, against a hello world's", " ms", pairs, 1.9, at_least=False)
 

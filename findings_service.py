@@ -56,13 +56,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import (
-    AbstractContextManager,
-    closing,
-    contextmanager,
-    redirect_stderr,
-    suppress,
-)
+from contextlib import AbstractContextManager, closing, contextmanager, redirect_stderr, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
@@ -252,9 +246,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "FULL, EXTRA or NORMAL, which is faster and loses the last commits in a power cut.",
     ] = "FULL"
     cache: Annotated[
-        int,
-        parse_size,
-        "Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks.",
+        int, parse_size, "Bytes of the file that each process keeps in memory; 256m for the indexes of a million tasks."
     ] = 56 * SIZES["m"]
     keep: Annotated[float, parse_keep, "`serve` removes runs that finished longer ago, as `prune` does: 365d, say."] = (
         0.0
@@ -1003,8 +995,7 @@ class TaskQuery(TaskFilters):
 
     page: PageNumber | None = None
     limit: Annotated[
-        int,
-        Meta(ge=1, le=200, description="Items on a page; of a list in another form than JSON up to 100,000 tasks."),
+        int, Meta(ge=1, le=200, description="Items on a page; of a list in another form than JSON up to 100,000 tasks.")
     ] = 50
     view: Annotated[
         Literal["default", "full"],
@@ -3308,12 +3299,7 @@ def require_registered(connection: Connection, client_id: str, project_type: str
 
 
 def insert_run(
-    connection: Connection,
-    client_id: str,
-    project_type: str,
-    target_url: str,
-    metadata: str,
-    branch: str = MAIN_LINE,
+    connection: Connection, client_id: str, project_type: str, target_url: str, metadata: str, branch: str = MAIN_LINE
 ) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
     require_registered(connection, client_id, project_type, pointer="/projectType")
@@ -3411,8 +3397,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     tasks = [state for state in states if state.branch == run.branch]
     triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run.id)
     connection.execute(
-        "UPDATE runs SET resolved = resolved + ? WHERE client_id = ? AND seq = ?",
-        (len(tasks), who.client_id, run.seq),
+        "UPDATE runs SET resolved = resolved + ? WHERE client_id = ? AND seq = ?", (len(tasks), who.client_id, run.seq)
     )
 
 
@@ -3634,10 +3619,7 @@ def missing_from(connection: Connection, client_id: str, run: RunKey) -> Conditi
     reported, values = reported_by(client_id, [run])
     branch = find_branch_of_run(connection, client_id, run)
     known, more = reported_by(client_id, [branch] if branch else [])
-    return (
-        f"tasks.external_id IS NOT NULL AND (tasks.branch = '' OR {known}) AND NOT {reported}",
-        (*more, *values),
-    )
+    return (f"tasks.external_id IS NOT NULL AND (tasks.branch = '' OR {known}) AND NOT {reported}", (*more, *values))
 
 
 def task_conditions(connection: Connection, client_id: str, wanted: TaskFilter) -> dict[str, Condition]:
@@ -4094,10 +4076,7 @@ def see_on_branch(connection: Connection, by: Submitting, findings: Collection[S
 
 
 def store_reports(
-    connection: Connection,
-    by: Submitting,
-    reports: Mapping[str | int, NewTask],
-    findings: Mapping[str, StoredFinding],
+    connection: Connection, by: Submitting, reports: Mapping[str | int, NewTask], findings: Mapping[str, StoredFinding]
 ) -> tuple[dict[str | int, TaskResult], int]:
     """Store reports by their external ids, or something else where they have none.
 
@@ -5050,13 +5029,7 @@ class Operation(Struct, frozen=True, eq=False):
 
 
 def operation(
-    method: str,
-    path: str,
-    level: str | None,
-    answers: Mapping[int, Any],
-    *,
-    free: FreeForm | None = None,
-    **more: Any,
+    method: str, path: str, level: str | None, answers: Mapping[int, Any], *, free: FreeForm | None = None, **more: Any
 ) -> Callable[[Callable[..., Outcome]], Operation]:
     """Make an operation of its handler, which is given a `Call` and the parts of the path; `more` is as it has them.
 
@@ -5657,15 +5630,7 @@ NO_TARGET = ""
 METADATA = FreeForm("metadata", read_metadata)
 
 
-@operation(
-    "POST",
-    "/api/v1/runs",
-    "agent",
-    {201: Run},
-    body=RunStart,
-    free=METADATA,
-    refusals=(UnknownProjectType,),
-)
+@operation("POST", "/api/v1/runs", "agent", {201: Run}, body=RunStart, free=METADATA, refusals=(UnknownProjectType,))
 def post_runs(call: Call) -> PendingWrite:
     """Start a run."""
     body: RunStart = call.checked_body()

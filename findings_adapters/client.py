@@ -724,12 +724,7 @@ class RunSession:
                 self.flush()
 
     def fingerprint(
-        self,
-        rule: str,
-        path: str | os.PathLike[str] = "",
-        snippet: str = "",
-        *,
-        root: str | os.PathLike[str] = "",
+        self, rule: str, path: str | os.PathLike[str] = "", snippet: str = "", *, root: str | os.PathLike[str] = ""
     ) -> str:
         """Return a `fingerprint`, with the number of its occurrence in this run."""
         identity = fingerprint(rule, path, snippet, root=root)
