@@ -47,7 +47,6 @@ import shutil
 import signal
 import socket
 import sqlite3
-import tempfile
 import threading
 import time
 import types
@@ -1104,14 +1103,16 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_features/search.py": (),
     "findings_features/triage.py": ("PATCH /api/v1/tasks",),
 }
+OBSERVER_PARTS = {"log": "findings_features/access_log.py", "metrics": "findings_adapters/metrics.py"}  # by a setting
 ENGINE_PARTS = dict.fromkeys(("postgresql", "postgres"), "findings_adapters/postgres/__init__.py")  # by a URL's scheme
 
 
 class Registry(Struct):
     """What this module has of its own, and each part adds to by its `register`, once it is loaded.
 
-    Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, and
-    what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
+    Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, what
+    watches a service by the setting that asks for it, and what answers requests for files that go to browsers, without
+    a key, by path: "/", or one below PAGE_FOLDER.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -1122,7 +1123,7 @@ class Registry(Struct):
     search: Callable[[str], Search] | None = None
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
     serve: Callable[[Settings, str, int, int], None] | None = None
-    start_metrics: Callable[[Service], object] | None = None
+    observers: dict[str, Callable[[Service], object]] = {}
 
     def add_operations(self, *operations: Operation) -> None:
         """Have requests answered by more operations."""
@@ -1325,6 +1326,9 @@ class Database(ABC):
     `version` counts the commits of this process. Everything raises a `ServiceError`, an error of the engine that
     `known_error` knows, or `DatabaseUnusable` where the database cannot be used. A database may be used by all threads.
 
+    `name` is what messages call the database: its path as it was given, or its URL without a password. `location` is
+    where the data is, from wherever one looks, `folder` one that this process may write in, and `engine` the name and
+    version of the engine.
     `threads` is how many may read and write at once, each over a connection of its own, so that a statement may be
     waited for; where it is 0, there is one reader and one writer, which are soon done.
     `advice` is what to do instead of a command that an engine has a tool of its own for; `{name}` stands for `name`.
@@ -1332,9 +1336,10 @@ class Database(ABC):
 
     threads: int = 0
     advice: ClassVar[Mapping[str, str]] = {}
+    engine: tuple[str, str]
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, name: str, location: str, folder: Path) -> None:
+        self.settings, self.name, self.location, self.folder = settings, name, location, folder
         self.version = 0
         self.last_uses: dict[UseKey, str] = {}
         self._uses_lock = threading.Lock()  # for `last_uses`
@@ -1346,26 +1351,6 @@ class Database(ABC):
         """
         if hasattr(self, "settings") and not is_finalizing():
             self.disconnect()
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What messages call the database: its path as it was given, or its URL without a password."""
-
-    @property
-    def location(self) -> str:
-        """Where the data is, from wherever one looks."""
-        return self.name
-
-    @property
-    @abstractmethod
-    def engine(self) -> tuple[str, str]:
-        """The name and version of the engine."""
-
-    @property
-    def folder(self) -> Path:
-        """A folder that this process may write in."""
-        return Path(tempfile.gettempdir())
 
     @abstractmethod
     def absence(self) -> str:
@@ -1755,8 +1740,9 @@ class SQLiteDatabase(Database):
     `checkpointer` is held by one process of those that have the file open.
     """
 
+    engine = "SQLite", sqlite3.sqlite_version
+
     def __init__(self, settings: Settings) -> None:
-        self._given = settings.db
         self.checkpointer = Checkpointer(settings.db)
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
         self._apart, self._long = threading.Lock(), threading.Lock()  # of who has a connection of his own
@@ -1766,27 +1752,9 @@ class SQLiteDatabase(Database):
         self._file: tuple[int, int] | None = None
         self._away = False  # whether the file at the path was found to be another one
         self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
-        super().__init__(msgspec.structs.replace(settings, db=str(Path(settings.db).absolute())))  # wherever we go
-
-    @property
-    def name(self) -> str:
-        """The path of the file, as it was given."""
-        return self._given
-
-    @property
-    def location(self) -> str:
-        """The path of the file, from the root."""
-        return str(Path(self.settings.db).resolve())
-
-    @property
-    def engine(self) -> tuple[str, str]:
-        """SQLite, and the version that Python has."""
-        return "SQLite", sqlite3.sqlite_version
-
-    @property
-    def folder(self) -> Path:
-        """Where the file is: SQLite makes others beside it."""
-        return Path(self.settings.db).parent
+        path = Path(settings.db).absolute()  # wherever we go
+        absolute = msgspec.structs.replace(settings, db=str(path))
+        super().__init__(absolute, settings.db, str(path.resolve()), path.parent)
 
     def absence(self) -> str:
         """Say that there is no file, or none with our schema; "" where there is."""
@@ -5179,32 +5147,6 @@ def as_service_error(error: BaseException, environ: Mapping[str, Any]) -> Servic
     return InternalError("The service has a bug here; it is in its log. Nothing was stored.")
 
 
-def log_request(form: str, listeners: Listeners, call: Call, status: int, size: int, seconds: float) -> None:
-    """Write one line of the access log to standard error, as JSON or as text; nothing in it is a key or a body.
-
-    :param size: bytes of the answer's body.
-    """
-    fields = {
-        "time": timestamp(),
-        "method": call.method,
-        "route": call.route,
-        "status": status,
-        "ms": round(seconds * 1000, 2),
-        "bytes": size,
-        "client": call.principal.client_id or None,
-        "key": call.principal.name or None,
-        "runId": call.run_id if regex.fullmatch(ITEM_CURSOR, call.run_id or "") else None,  # it may be anything
-    }
-    line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))
-    listeners.write_line(line)
-
-
-def as_word(value: Any) -> str:
-    """Return a value as one word of a text log: "-" for none, in quotes what has spaces or strange signs in it."""
-    text = "-" if value is None else str(value)
-    return text if regex.fullmatch(r"[\x21\x23-\x7e]+", text) else json.dumps(text)
-
-
 def preferred_export(exports: Mapping[str, Export], accept: str) -> Export | None:
     """Return the form that a request would rather have than JSON (RFC 9110, 12.5.1), None where there is none.
 
@@ -5961,17 +5903,17 @@ def open_once(service: Service) -> None:
         service.database.close()
 
 
-def start_metrics(service: Service) -> None:
-    """Have a service count. :raises ConfigurationError: where the part that does, or what it needs, is not there."""
+def start_observer(service: Service, setting: str) -> None:
+    """Start what a setting asks for. :raises ConfigurationError: where its part, or what that needs, is not there."""
+    variable = f"FINDINGS_{setting.upper()}"
     try:
-        absent = load_part("findings_adapters/metrics.py")
+        absent = load_part(OBSERVER_PARTS[setting])
     except ImportError as error:
-        raise ConfigurationError(
-            f"FINDINGS_METRICS needs the package {(error.name or '').partition('.')[0]}{installing('metrics')}"
-        ) from None
-    if REGISTRY.start_metrics is None:
-        raise ConfigurationError(f"FINDINGS_METRICS needs {absent}, which is not there")
-    REGISTRY.start_metrics(service)
+        needed = (error.name or "").partition(".")[0]
+        raise ConfigurationError(f"{variable} needs the package {needed}{installing(setting)}") from None
+    if absent:
+        raise ConfigurationError(f"{variable} needs {absent}, which is not there")
+    REGISTRY.observers[setting](service)
 
 
 def start_service(settings: Settings) -> Service:
@@ -5982,10 +5924,9 @@ def start_service(settings: Settings) -> Service:
     """
     load_parts()
     service = Service(settings)
-    if settings.log:
-        service.listeners.answered.append(partial(log_request, settings.log, service.listeners))
-    if settings.metrics:
-        start_metrics(service)
+    for setting in OBSERVER_PARTS:
+        if getattr(settings, setting):
+            start_observer(service, setting)
     open_once(service)
     return service
 

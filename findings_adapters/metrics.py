@@ -172,4 +172,4 @@ def start(service: heart.Service) -> None:
 
 def register() -> None:
     """Let services count."""
-    heart.REGISTRY.start_metrics = start
+    heart.REGISTRY.observers["metrics"] = start

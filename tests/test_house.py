@@ -259,6 +259,7 @@ def test_a_command_of_an_absent_part_is_refused_by_its_name(alone: tuple[str, ..
         workers=(("--workers", "2"), {}, "--workers needs findings_adapters/serving"),
         keep=((), {"FINDINGS_KEEP": "90d"}, "FINDINGS_KEEP needs findings_adapters/serving"),
         engine=(("--db", "postgresql://h/d"), {}, "postgresql:// needs findings_adapters/postgres"),
+        log=((), {"FINDINGS_LOG": "text"}, "FINDINGS_LOG needs findings_features/access_log.py"),
         metrics=((), {"FINDINGS_METRICS": "1"}, "FINDINGS_METRICS needs findings_adapters/metrics.py"),
     ),
 )

@@ -12,10 +12,12 @@ from __future__ import annotations
 import itertools
 import os
 import select
+import tempfile
 import threading
 import time
 import typing
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -431,19 +433,9 @@ class PostgresDatabase(heart.Database):
         self._reached = False  # whether it ever was
         self._opening = threading.Lock()  # for these three
         self._commits = itertools.count(1)
-        self._server = ""
+        self.engine = "PostgreSQL", ""  # its version is known behind the first connection
         self._maintenance: Link | None = None  # the connection that has the lock of the maintenance, if any has
-        super().__init__(settings)
-
-    @property
-    def name(self) -> str:
-        """The URL without its password, as messages have it."""
-        return self.address.name
-
-    @property
-    def engine(self) -> tuple[str, str]:
-        """PostgreSQL, and the server's version, once it is known."""
-        return "PostgreSQL", self._server
+        super().__init__(settings, self.address.name, self.address.name, Path(tempfile.gettempdir()))
 
     # Connections
 
@@ -460,11 +452,12 @@ class PostgresDatabase(heart.Database):
     def _configure(self, link: Link) -> None:
         """Make a connection ready. :raises heart.DatabaseUnusable: when the server is none that will do."""
         link.prepare(self.settings, self.address)
-        self._server = (link.info.parameter_status("server_version") or "").partition(" ")[0]
+        server = (link.info.parameter_status("server_version") or "").partition(" ")[0]
+        self.engine = "PostgreSQL", server
         encoding = link.info.parameter_status("server_encoding")
         if link.info.server_version < OLDEST or encoding != "UTF8":
             needed = "15 or newer is needed" if encoding == "UTF8" else f"its encoding is {encoding}, not UTF8"
-            raise heart.DatabaseUnusable(f"{self.name} is PostgreSQL {self._server}; {needed}")
+            raise heart.DatabaseUnusable(f"{self.name} is PostgreSQL {server}; {needed}")
 
     @contextmanager
     def beside(self) -> Iterator[Link]:

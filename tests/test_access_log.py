@@ -1,0 +1,76 @@
+"""The access log: what its lines say, and what they never do."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+
+import flask
+import pytest
+
+from tests.support import API, TIME, Server, client_of, task
+
+LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "runId"]
+
+
+def use_for_a_log(server: Server) -> str:
+    """Send a few requests, of which one line each is to be logged, and return the run's id."""
+    run = server.start_run()
+    secret = task(title="a-secret-title", externalId="a-secret-id")
+    server.request("POST", f"{API}/runs/{run}/tasks", secret, **{"Idempotency-Key": "a-secret-retry"})
+    server.request("GET", f"{API}/tasks?externalId=a-secret-id")
+    server.request("GET", f"{API}/tasks", key="fts_a-secret-key")
+    server.request("GET", f"{API}/runs/%0Aforged%0D")
+    server.request("GET", "/nowhere%0Aforged")
+    server.request("PUT", f"{API}/runs/{run}", b"{}")
+    server.request("POST", f"{API}/runs", b" " * 100_000, key="fts_a-secret-key")
+    time.sleep(0.1)  # a line is written behind its answer
+    return run
+
+
+def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_LOG="json")
+    run = use_for_a_log(server)
+    lines = [json.loads(line) for line in server.heard().splitlines() if line.startswith("{")][-8:]
+    assert all(list(line) == LOGGED_FIELDS for line in lines)
+    assert [
+        tuple(line[name] for name in ("method", "route", "status", "client", "key", "runId")) for line in lines
+    ] == [
+        ("POST", f"{API}/runs", 201, "default", "first", run),
+        ("POST", f"{API}/runs/{{run_id}}/tasks", 201, "default", "first", run),
+        ("GET", f"{API}/tasks", 200, "default", "first", None),
+        ("GET", f"{API}/tasks", 401, None, None, None),
+        ("GET", f"{API}/runs/{{run_id}}", 404, "default", "first", None),
+        ("GET", "-", 404, None, None, None),
+        ("PUT", f"{API}/runs/{{run_id}}", 405, None, None, None),
+        ("POST", f"{API}/runs", 401, None, None, None),
+    ]
+    assert all(TIME.fullmatch(line["time"]) and line["ms"] > 0 and line["bytes"] > 0 for line in lines)
+    assert not any(word in str(lines) for word in ("secret", "forged", server.key))
+
+
+def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_LOG="text")
+    use_for_a_log(server)
+    said = server.heard()
+    shape = rf"{TIME.pattern} GET {API}/tasks 200 [\d.]+ \d+ default first -"
+    assert any(re.fullmatch(shape, line) for line in said.splitlines()), said
+    assert not any(word in said.replace(server.key, "") for word in ("secret", "forged"))
+    quiet = serve(FINDINGS_DB=str(server.db.with_name("quiet.db")))
+    use_for_a_log(quiet)
+    assert quiet.heard() == quiet.said
+
+
+def test_a_log_that_nobody_hears_stops_nothing_and_quotes_what_is_no_word(
+    make_app: Callable[..., flask.Flask], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(make_app(log="text"), name="a name")
+    client.read("tasks")
+    assert capsys.readouterr().err.endswith(' default "a name" -\n')
+    monkeypatch.setattr(sys, "stderr", (closed := io.StringIO()))
+    closed.close()
+    client.read("tasks")
