@@ -170,9 +170,6 @@ def parse_path(text: str) -> str:
     return text
 
 
-SHORTEST_KEY = 16  # characters
-
-
 def parse_key(text: str) -> str:
     """Return an API key, or "" for none.
 
@@ -181,8 +178,8 @@ def parse_key(text: str) -> str:
     key = text.strip()
     if not key.isascii() or not key.isprintable():
         raise ValueError("a key has letters, digits and signs of ASCII only")
-    if 0 < len(key) < SHORTEST_KEY:
-        raise ValueError(f"a key of {len(key)} characters can be guessed; give at least {SHORTEST_KEY}")
+    if 0 < len(key) < 16:
+        raise ValueError(f"a key of {len(key)} characters can be guessed; give at least 16")
     return key
 
 
@@ -193,13 +190,10 @@ def parse_base_url(text: str) -> str:
     return text.rstrip("/")
 
 
-SHORTEST_KEEP = 3600.0  # seconds
-
-
 def parse_keep(text: str) -> float:
     """Return for how many seconds finished runs are kept, 0 for ever. :raises ValueError: for what is no such time."""
     seconds = parse_duration(text)
-    if 0 < seconds < SHORTEST_KEEP:
+    if 0 < seconds < UNITS["h"]:
         raise ValueError(f"{text!r} would forget what was just reported; give at least 1h, or 0 to keep everything")
     return seconds
 
@@ -473,20 +467,6 @@ class ProblemDetails(Struct, kw_only=True):
     code: str
     detail: str
     errors: list[Problem] | msgspec.UnsetType = msgspec.UNSET
-
-
-TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
-
-
-def problem_details(error: ServiceError) -> ProblemDetails:
-    """Return the body that tells a caller of `error`."""
-    return ProblemDetails(
-        title=TITLES.get(error.status) or HTTPStatus(error.status).phrase,
-        status=error.status,
-        code=error.code,
-        detail=error.detail,
-        errors=list(error.problems[:LISTED_PROBLEMS]) or msgspec.UNSET,
-    )
 
 
 # ---------------------------------------------------------------------------
@@ -986,9 +966,6 @@ class TaskFilters(Request):
     ] = "-createdAt"
 
 
-FAR_DOWN = 10_000  # tasks from the first to the last of a page
-
-
 class TaskQuery(TaskFilters):
     """Which page of a list of tasks."""
 
@@ -1010,10 +987,8 @@ class TaskQuery(TaskFilters):
         looked_at = (self.q, self.missing_from, self.created_since, self.created_before, self.assignee, self.assigned)
         reporters = len(self.run_id or ()) + len(self.branch or ())
         others = (*looked_at, *counted) if reporters else looked_at
-        return reporters > 1 or any(each is not None for each in others) or (self.page or 1) * self.limit > FAR_DOWN
-
-
-Paged = PageQuery | TaskQuery
+        is_far_down = (self.page or 1) * self.limit > 10_000
+        return reporters > 1 or is_far_down or any(each is not None for each in others)
 
 
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
@@ -1553,7 +1528,7 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
 
 
 READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
-CACHED_STATEMENTS = 64  # the longest ones, of lists, have a tenth of a megabyte each
+
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits in Python
 
 
@@ -1571,7 +1546,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
         isolation_level=None,
         check_same_thread=False,
         factory=SQLiteConnection,
-        cached_statements=CACHED_STATEMENTS,
+        cached_statements=64,  # the longest ones, of lists, have a tenth of a megabyte each
     )
     try:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
@@ -1658,16 +1633,13 @@ def is_filled(path: str) -> bool:
     return False
 
 
-OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-
-
 def open_database(settings: Settings, *, read_only: bool = False, create: bool = True) -> SQLiteConnection:
     """Return a connection to the settings' database.
 
     :param create: whether to make a file where there is none.
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
     """
-    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+    if sqlite3.sqlite_version_info < (3, 37):  # STRICT tables
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
         if create:
@@ -2105,8 +2077,6 @@ def compile_pattern(pattern: str) -> regex.Pattern[str]:
 
 
 PATTERNS_KEPT: dict[str, tuple[regex.Pattern[str], int]] = {}  # compiled, with what each costs
-
-
 KEPT_PATTERNS = 30_000  # what all patterns that are kept may cost; a part takes up to 800 bytes
 PATTERN_BASE = 80  # parts; what a pattern takes besides, with the 64 KiB that it keeps of short searches
 GROUPS_BASE = 800  # parts; that of one that notes groups
@@ -2124,21 +2094,18 @@ def kept_pattern(pattern: str) -> regex.Pattern[str]:
     return compiled
 
 
-SHORT_SEARCH = 0.001  # seconds that a search may keep other threads waiting
-
-
 def matches(pattern: str, text: str) -> bool:
     r"""Tell whether a client's pattern, which may have \p{…}, is found in a text. :raises OutOfTime: past the deadline.
 
-    Only a search that takes its time lets other threads run: who gives Python's lock back for a moment, over and
-    over, takes it again before anybody else wakes up, and so keeps it from them for seconds. What such a search needs
-    stays with the compiled pattern, so that it has one of its own.
+    Only a search that takes over a millisecond lets other threads run: who gives Python's lock back for a moment, over
+    and over, takes it again before anybody else wakes up, and so keeps it from them for seconds. What such a search
+    needs stays with the compiled pattern, so that it has one of its own.
     """
     left = min(CLOCK.deadline - time.monotonic(), 3600.0)
     if left <= 0:
         raise OutOfTime
     with suppress(TimeoutError):
-        return bool(kept_pattern(pattern).search(text, timeout=min(left, SHORT_SEARCH), concurrent=False))
+        return bool(kept_pattern(pattern).search(text, timeout=min(left, 0.001), concurrent=False))
     try:
         return bool(compile_pattern(pattern).search(text, timeout=left, concurrent=True))
     except TimeoutError:
@@ -2293,17 +2260,14 @@ OUR_KEYWORDS: dict[str, Callable[..., Iterator[Any]]] = {
 }
 
 
-FRAMES_KEPT = 300  # of the interpreter's thousand; what C calls in between counts there, and near it Rust panics
-
-
 def bounded(keyword: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Return a keyword, ours or jsonschema's, that first looks at the clock and at how deep the stack is."""
     function = partial(OUR_KEYWORDS[keyword], keyword) if keyword in OUR_KEYWORDS else theirs
 
     def judge(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
         tick()
-        try:
-            sys._getframe(sys.getrecursionlimit() - FRAMES_KEPT)
+        try:  # what C calls in between counts there, and near the limit of a thousand Rust panics
+            sys._getframe(sys.getrecursionlimit() - 300)
         except ValueError:  # it is not so deep
             if isinstance(instance, Members) and keyword not in (*REFERENCES, "allOf"):
                 return spoken_of(keyword, validator, rule, instance.value, schema)
@@ -2337,12 +2301,9 @@ def drafts() -> dict[str, Any]:
     return {draft.ID_OF(draft.META_SCHEMA).rstrip("#"): bounded_draft(draft) for draft in known}
 
 
-NEWEST_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-
-
 def draft_of(schema: Mapping[str, Any]) -> Any:
-    """Return the validator class that `$schema` names, by default 2020-12, or None when none is known."""
-    return drafts().get(str(schema.get("$schema", NEWEST_DRAFT)).rstrip("#"))
+    """Return the validator class that `$schema` names, by default the newest, or None when none is known."""
+    return drafts().get(str(schema.get("$schema", next(iter(drafts())))).rstrip("#"))
 
 
 def validator_of(schema: Mapping[str, Any]) -> Any:
@@ -2503,7 +2464,8 @@ def problem_of(error: ValidationError, pointer: str) -> Problem:
             return Problem(words, json_pointer(about, at))
     if error.validator in ("enum", "const"):
         allowed = rule[:REPEATED_TEXT] if error.validator == "enum" else [rule]
-        return Problem(truncate(f"must be one of: {', '.join(map(as_text, allowed))}"), at, value=value)
+        named = ", ".join([each if isinstance(each, str) else json.dumps(each) for each in allowed])
+        return Problem(truncate(f"must be one of: {named}"), at, value=value)
     if error.validator == "pattern" and rule in PATTERNS:
         return Problem(PATTERNS[rule], at, value=value)
     return Problem(shorten(error), at)
@@ -2520,11 +2482,6 @@ def iter_problems(validator: Any, value: Any, pointer: str) -> Iterator[Problem]
         if problem != last:  # of a number that is too long, several rules say the same
             yield problem
         last = problem
-
-
-def as_text(value: Any) -> str:
-    """Return a JSON value as an error names it: a string as it is."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 TASK_SHARE = 1 / 8  # of the request's time that the check of one task may take
@@ -2623,10 +2580,6 @@ class Principal(Struct, frozen=True, gc=False):
     name: str
     level: str
 
-    def may(self, level: str) -> bool:
-        """Tell whether the key's level reaches `level`."""
-        return LEVELS.index(self.level) >= LEVELS.index(level)
-
 
 def hashed(key: str) -> str:
     """Return what is stored of a key. It is random, so that a slow hash would protect nothing more."""
@@ -2647,12 +2600,9 @@ def select_clients(connection: Connection) -> list[str]:
     return [client_id for (client_id,) in connection.execute("SELECT id FROM clients ORDER BY id").fetchall()]
 
 
-KEY_PREFIX = "fts_"
-
-
 def insert_key(connection: Connection, name: str, client_id: str, level: str, expires_at: str | None = None) -> str:
     """Make a key and return it: the only time that it is seen."""
-    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    key = f"fts_{secrets.token_urlsafe(32)}"
     insert_client(connection, client_id)
     connection.execute(
         """INSERT INTO api_keys (id, client_id, name, level, hash, created_at, expires_at)
@@ -2928,7 +2878,9 @@ class ListPlan(Struct, frozen=True, kw_only=True):
                 ranges.append(each)
         return msgspec.structs.replace(self, ranges=tuple(ranges))
 
-    def page(self, connection: Connection, columns: str, joined: str, query: Paged) -> Iterator[tuple[Any, ...]]:
+    def page(
+        self, connection: Connection, columns: str, joined: str, query: PageQuery | TaskQuery
+    ) -> Iterator[tuple[Any, ...]]:
         """Return the rows of one page, and one more row if there is a further page, each read when it is asked for."""
         limit, offset = query.limit + 1, ((query.page or 1) - 1) * query.limit
         found: Iterable[tuple[str, tuple[Any, ...]]]
@@ -3560,21 +3512,16 @@ def select_first_seq(connection: Connection, client_id: str, at: str, above: int
     return low
 
 
-FEW_REPORTERS = 20
-
-
 def reported_by(client_id: str, reporters: Sequence[Source]) -> Condition:
     """Return the condition that one of some runs (or branches) reported a task.
 
-    Of few each is looked up; of many, a task's own are mostly fewer. For EXISTS, PostgreSQL would make a list of all
-    that they reported, once for each range.
+    Of up to twenty each is looked up; of more, a task's own are mostly fewer. For EXISTS, PostgreSQL would make a list
+    of all that they reported, once for each range.
     """
     if not reporters:
         return "1 = 0", ()
     table, column = reporters[0].sightings, f"seen.{reporters[0].column}"
-    one, values = among(
-        column if len(reporters) <= FEW_REPORTERS else f"COALESCE({column}, 0)", [each.seq for each in reporters]
-    )
+    one, values = among(column if len(reporters) <= 20 else f"COALESCE({column}, 0)", [each.seq for each in reporters])
     seen = f"SELECT 1 FROM {table} AS seen WHERE seen.client_id = ? AND {one} AND seen.task_seq = tasks.seq"
     return f"({seen} LIMIT 1) IS NOT NULL", (client_id, *values)
 
@@ -3809,9 +3756,9 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
             ) FROM json_each(?))""",
         (
             by.run.seq,
-            by.client_id,
+            by.who.client_id,
             by.newest,
-            by.client_id,
+            by.who.client_id,
             *by.run.type_and_target,
             by.newest,
             json.dumps(external_ids),
@@ -3896,28 +3843,23 @@ class Submitting(Struct, frozen=True, gc=False):
     newest_id: str | None
     now: str
 
-    @property
-    def client_id(self) -> str:
-        """Whose tasks these are."""
-        return self.who.client_id
-
 
 def insert_sightings(connection: Connection, by: Submitting, task_seqs: Sequence[int], *, counted: bool = True) -> None:
     """Store that a run reported tasks, and so that its branch knows them."""
     connection.executemany(
         "INSERT INTO sightings (client_id, run_seq, task_seq, counted) VALUES (?, ?, ?, ?)",
-        [(by.client_id, by.run.seq, task_seq, int(counted)) for task_seq in task_seqs],
+        [(by.who.client_id, by.run.seq, task_seq, int(counted)) for task_seq in task_seqs],
     )
     if by.branch is None:
         return
     inserted = connection.executemany(
         """INSERT INTO branch_sightings (client_id, branch_seq, task_seq) VALUES (?, ?, ?)
            ON CONFLICT (client_id, branch_seq, task_seq) DO NOTHING""",
-        [(by.client_id, by.branch.seq, task_seq) for task_seq in task_seqs],
+        [(by.who.client_id, by.branch.seq, task_seq) for task_seq in task_seqs],
     )
     connection.execute(
         "UPDATE branches SET reported = reported + ? WHERE client_id = ? AND seq = ?",
-        (inserted.rowcount, by.client_id, by.branch.seq),
+        (inserted.rowcount, by.who.client_id, by.branch.seq),
     )
 
 
@@ -3971,11 +3913,6 @@ class RepeatedReport(Struct, frozen=True, gc=False):
     changed: list[str]
     state: TaskRow
 
-    @classmethod
-    def of(cls, finding: StoredFinding, report: NewTask, branch: str) -> RepeatedReport:
-        """Return what a report comes to, behind which the finding is of a branch."""
-        return cls(finding, report, finding.changed(report, branch), finding.next_state(report, branch))
-
     @property
     def result(self) -> Literal["updated", "reopened", "unchanged"]:
         """What the report did."""
@@ -4020,7 +3957,7 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
 def reported_entry(by: Submitting, item: RepeatedReport) -> tuple[Any, ...]:
     """Return the history entry of a report that changed something."""
     moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
-    entry = (by.client_id, item.state.seq, by.now, "reported", by.who.name, by.run.id, *moved)
+    entry = (by.who.client_id, item.state.seq, by.now, "reported", by.who.name, by.run.id, *moved)
     return (*entry, None, None, None, json.dumps(item.changed))
 
 
@@ -4029,7 +3966,7 @@ def see_again(connection: Connection, by: Submitting, states: Sequence[TaskRow])
     if seqs := [state.seq for state in states]:
         connection.execute(
             f"UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1 WHERE {BY_SEQ}",
-            (by.run.id, by.now, by.client_id, json.dumps(seqs)),
+            (by.run.id, by.now, by.who.client_id, json.dumps(seqs)),
         )
         insert_sightings(connection, by, seqs)
 
@@ -4055,11 +3992,12 @@ def store_reports(
     """
     new = {key: report for key, report in reports.items() if key not in findings}
     on_main_line = {key: each for key, each in findings.items() if by.run.branch and not each.state.branch}
-    repeated = {
-        key: RepeatedReport.of(each, reports[key], by.run.branch and each.state.branch)
-        for key, each in findings.items()
-        if key not in on_main_line
-    }
+    repeated: dict[str | int, RepeatedReport] = {}
+    for key, each in findings.items():
+        if key not in on_main_line:
+            report, branch = reports[key], by.run.branch and each.state.branch
+            changed, state = each.changed(report, branch), each.next_state(report, branch)
+            repeated[key] = RepeatedReport(each, report, changed, state)
     results: dict[str | int, TaskResult] = {}
     if new:
         results.update(zip(new, insert_tasks(connection, by, list(new.values())), strict=True))
@@ -4278,14 +4216,6 @@ def require_few_values(text: bytes) -> None:
     raise ValidationFailed([Problem(f"has over {MOST_VALUES:,} values; send it in parts", "")])
 
 
-def readable_number(digits: str) -> int | float:
-    """Return a whole number, infinity where Python would take too long over its digits."""
-    return int(digits) if len(digits) <= READABLE_DIGITS else math.inf
-
-
-LONG_NUMBER = regex.compile(rb"[0-9]{%d,}" % READABLE_DIGITS)
-
-
 def document_of(text: bytes) -> Any:
     """Return what a body means that breaks a rule, so that all that is wrong with it can be told.
 
@@ -4297,9 +4227,10 @@ def document_of(text: bytes) -> Any:
         return require_json(text)
     except msgspec.ValidationError:
         pass
-    require_json(LONG_NUMBER.sub(b"9999", text))  # json.loads takes lone surrogates and 1e999
+    # json.loads takes lone surrogates and 1e999
+    require_json(regex.sub(rb"[0-9]{%d,}" % READABLE_DIGITS, b"9999", text))
     try:
-        return json.loads(text, parse_int=readable_number)
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= READABLE_DIGITS else math.inf)
     except ValueError as error:
         raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
 
@@ -4604,12 +4535,9 @@ def require_size(tasks: Sequence[Any], settings: Settings) -> None:
         raise ValidationFailed([Problem(detail, "/tasks")])
 
 
-TASK_PLACE = regex.compile(r"/tasks/(\d+)|/runs/(\d+)/results/(\d+)")  # in a batch, and in SARIF
-
-
 def task_of(problem: Problem) -> tuple[int, ...]:
-    """Return the place of the task that a problem is about, an empty one for the whole body."""
-    match = TASK_PLACE.match(problem.pointer or "")
+    """Return the place of the task that a problem of a batch or of SARIF is about, () for the whole body."""
+    match = regex.match(r"/tasks/(\d+)|/runs/(\d+)/results/(\d+)", problem.pointer or "")
     return tuple(int(number) for number in match.groups() if number) if match else ()
 
 
@@ -4649,18 +4577,14 @@ def read_metadata(raw: Raw, _: Settings) -> str:
     return read_object(raw, "/metadata", 64 * KIB, NESTING - 1)[0] or "{}"
 
 
-SCHEMA_SHARE = 0.4  # of it that the check of a schema may take, when it is registered
-LARGEST_SCHEMA = 1024 * KIB  # bytes, as compact JSON
-
-
 def read_schema(raw: Raw, settings: Settings) -> str | None:
-    """Return the schema of a project type as it was sent, checked.
+    """Return the schema of a project type as it was sent, checked in two fifths of the time that a request has.
 
     :raises ValidationFailed: with every fault. :raises ExtensionCheckTimeout: when that takes too long.
     """
-    text, schema = read_object(raw, "/extensionSchema", LARGEST_SCHEMA, NESTING - 1)
+    text, schema = read_object(raw, "/extensionSchema", 1024 * KIB, NESTING - 1)
     if text is not None:
-        check_schema(schema, "/extensionSchema", settings.schema_timeout * SCHEMA_SHARE)
+        check_schema(schema, "/extensionSchema", settings.schema_timeout * 0.4)
     return text
 
 
@@ -4762,9 +4686,6 @@ def read_query(model: type[Checked], text: str) -> Checked:
         raise InvalidParameter((problem.pointer or "/").split("/")[1], problem.detail) from None
 
 
-NO_MOMENT = "must be a day or a time such as 2026-11-21 or 2026-11-21T02:15:30Z, with the + of a zone written as %2B"
-
-
 def read_moment(name: str, text: str) -> str:
     """Return the first time not before the one that a text means, as times are stored: in UTC, with milliseconds.
 
@@ -4777,7 +4698,8 @@ def read_moment(name: str, text: str) -> str:
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
         moment += timedelta(microseconds=-moment.microsecond % 1000)
     except (ValueError, OverflowError):
-        raise InvalidParameter(name, NO_MOMENT) from None
+        detail = "must be a day or a time such as 2026-11-21 or 2026-11-21T02:15:30Z, the + of a zone written as %2B"
+        raise InvalidParameter(name, detail) from None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -4885,8 +4807,6 @@ def prefix_of(environ: Mapping[str, Any]) -> str:
 KEY_KNOWN = 0.005  # seconds
 HEALTH_KEPT = 1.0  # seconds
 IDLE_SEARCH = 1.0  # seconds at least between two searches for idle runs
-
-
 LOOK_EVERY = 1.0  # seconds between two looks whether there is something to be done for the file
 
 
@@ -5123,7 +5043,15 @@ PROBLEM_TYPE = "application/problem+json"
 
 def problem_answer(error: ServiceError) -> Answer:
     """Return the answer that tells of an error."""
-    return whole_answer(error.status, msgspec.json.encode(problem_details(error)), PROBLEM_TYPE, **error.headers)
+    titles = {413: "Content Too Large", 422: "Unprocessable Content"}  # which older Pythons call otherwise
+    details = ProblemDetails(
+        title=titles.get(error.status) or HTTPStatus(error.status).phrase,
+        status=error.status,
+        code=error.code,
+        detail=error.detail,
+        errors=list(error.problems[:LISTED_PROBLEMS]) or msgspec.UNSET,
+    )
+    return whole_answer(error.status, msgspec.json.encode(details), PROBLEM_TYPE, **error.headers)
 
 
 def known_error(error: BaseException) -> ServiceError | None:
@@ -5267,7 +5195,7 @@ class Call:
         if (level := self.operation.level) is not None:
             if self.principal is NOBODY:
                 self.principal = self.service.authenticate(self.environ.get("HTTP_AUTHORIZATION", ""))
-            if not self.principal.may(level):
+            if LEVELS.index(self.principal.level) < LEVELS.index(level):
                 raise Forbidden(f"This needs a key of level {level}; yours is of level {self.principal.level}.")
         if self.operation.formats:
             self._choose_form(self.operation.formats)
@@ -5602,9 +5530,6 @@ def get_runs(call: Call) -> Answer:
         return answer_unless_known(call, connection, lambda _: page_of_runs(call, connection))
 
 
-LARGE_RUN = 5_000  # tasks that it reported, whose summary takes longer than others should wait
-
-
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
 def get_run(call: Call, run_id: str) -> Answer | Deferred:
     """Get a run, with a summary of the tasks that it reported."""
@@ -5614,9 +5539,9 @@ def get_run(call: Call, run_id: str) -> Answer | Deferred:
         return json_answer(200, select_run_with_summary(connection, call.client_id, run))
 
     with call.database.snapshot() as connection:
-        if select_run_key(connection, call.client_id, run_id).reported <= LARGE_RUN:
+        if select_run_key(connection, call.client_id, run_id).reported <= 5_000:
             return read(connection)
-    return call.read_slowly(read)
+    return call.read_slowly(read)  # the summary of so many tasks takes longer than others should wait
 
 
 def select_used_run(call: Call, connection: Connection, run_id: str) -> RunKey:
@@ -5832,15 +5757,11 @@ def get_project_type(call: Call, name: str) -> Answer:
 )
 def put_project_type(call: Call, name: str) -> Deferred:
     """Replace a project type's label, description and schema; stored tasks are not judged again."""
-
-    def rename_problems(update: ProjectTypeUpdate) -> list[Problem]:
-        if update.name in (None, name):
-            return []
-        return [Problem("must be the name in the path, or be left out", "/name", value=update.name)]
-
     with call.database.reading() as connection:
         select_project_type(connection, call.client_id, name)
-    body: ProjectTypeUpdate = call.checked_body(rules=rename_problems)
+    body: ProjectTypeUpdate = call.checked_body()
+    if body.name not in (None, name):
+        raise ValidationFailed([Problem("must be the name in the path, or be left out", "/name", value=body.name)])
 
     def replace(connection: Connection, *definition: Any) -> Answer:
         replace_project_type(connection, call.client_id, name, *definition)
@@ -5857,22 +5778,7 @@ def get_health(call: Call) -> Answer:
     return json_answer(200, Health("ok", __version__, **{name.lower(): version}))
 
 
-REGISTRY.add_operations(
-    post_runs,
-    get_runs,
-    get_run,
-    patch_run,
-    post_tasks,
-    get_tasks,
-    get_task,
-    patch_task,
-    get_task_history,
-    get_project_types,
-    post_project_types,
-    get_project_type,
-    put_project_type,
-    get_health,
-)
+REGISTRY.add_operations(*[each for each in [*globals().values()] if isinstance(each, Operation)])
 
 
 # ---------------------------------------------------------------------------
