@@ -54,7 +54,7 @@ import typing
 import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, redirect_stderr, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
@@ -1612,20 +1612,6 @@ def unusable(path: str, error: Exception) -> DatabaseUnusable:
     return DatabaseUnusable(f"{path} cannot be used: {cause}")
 
 
-def claim_file(path: str) -> None:
-    """Make the database file, readable by its owner alone, unless it is there. SQLite gives its WAL the same mode.
-
-    :raises DatabaseUnusable: where the log of a file that was moved lies there: SQLite would drop it, or take it.
-    """
-    logs = [*filter(is_filled, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
-    if logs and not os.path.lexists(path):  # looked for behind that, since whoever makes a file makes its log later
-        raise DatabaseUnusable(
-            f"there is no {path}, but {logs[0]} of one that was there: put both together, or remove it"
-        )
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-
-
 def is_filled(path: str) -> bool:
     """Tell whether there is a file with anything in it."""
     with suppress(OSError):
@@ -1636,18 +1622,27 @@ def is_filled(path: str) -> bool:
 def open_database(settings: Settings, *, read_only: bool = False, create: bool = True) -> SQLiteConnection:
     """Return a connection to the settings' database.
 
-    :param create: whether to make a file where there is none.
+    Nothing is made where the log of a file that was moved lies: SQLite would drop it, or take it for the new file's.
+
+    :param create: whether to make a file, readable by its owner alone, where there is none; its WAL gets the same mode.
     :raises DatabaseUnusable: with one readable line, whatever is wrong with the file.
     """
+    path = settings.db
     if sqlite3.sqlite_version_info < (3, 37):  # STRICT tables
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
+        logs = [*filter(is_filled, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
+        if create and logs and not os.path.lexists(path):  # in this order: who makes a file makes its log later
+            raise DatabaseUnusable(
+                f"there is no {path}, but {logs[0]} of one that was there: put both together, or remove it"
+            )
         if create:
-            claim_file(settings.db)
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         opening = partial(connect, settings, read_only=read_only)
         return typing.cast(SQLiteConnection, patiently(opening, settings.busy_timeout))
     except (OSError, sqlite3.Error) as error:
-        raise unusable(settings.db, error) from error
+        raise unusable(path, error) from error
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -1726,7 +1721,7 @@ class SQLiteDatabase(Database):
         self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
         path = Path(settings.db).absolute()  # wherever we go
         absolute = msgspec.structs.replace(settings, db=str(path))
-        super().__init__(absolute, settings.db, str(path.resolve()), path.parent)
+        super().__init__(absolute, settings.db, os.path.realpath(path), path.parent)
 
     def absence(self) -> str:
         """Say that there is no file, or none with our schema; "" where there is."""
@@ -1745,9 +1740,12 @@ class SQLiteDatabase(Database):
         """
         self._require_own()
         with self._reading:
-            reader = self._reader or self._open_reader()
+            if self._reader is None:  # behind the one that writes: who closes last folds the WAL into the file
+                with self.maintaining():
+                    pass
+                self._reader = open_database(self.settings, read_only=True, create=False)
             self._require_file()
-            yield reader
+            yield self._reader
 
     @contextmanager
     def snapshot(self) -> Iterator[SQLiteConnection]:
@@ -1845,9 +1843,13 @@ class SQLiteDatabase(Database):
         if not self._writing.acquire(timeout=patience):
             raise Busy("Other writes take long")
         try:
-            connection = self._writer or self._open_writer()
             self._require_file()
-            yield connection
+            if self._writer is None:
+                self._process = os.getpid()
+                self._writer = open_database(self.settings, create=self._file is None)
+                self._file = self._file or identity(self.settings.db)
+                self._require_file()
+            yield self._writer
         finally:
             self._writing.release()
 
@@ -1883,22 +1885,6 @@ class SQLiteDatabase(Database):
         }
 
     # Opening and closing
-
-    def _open_writer(self) -> SQLiteConnection:
-        self._require_file()
-        self._process = os.getpid()
-        self._writer = open_database(self.settings, create=self._file is None)
-        self._file = self._file or identity(self.settings.db)
-        return self._writer
-
-    def _open_reader(self) -> SQLiteConnection:
-        """Open the connection that reads, behind the one that writes: who closes last folds the WAL into the file."""
-        if self._writer is None:
-            with self.maintaining():
-                pass
-        self._require_file()
-        self._reader = open_database(self.settings, read_only=True, create=False)
-        return self._reader
 
     def _require_own(self) -> None:
         """Refuse what the process had open that this one was forked from; else a fork has everything opened anew.
@@ -2942,27 +2928,23 @@ def plan_cells(
     """
     cells, asked = select_cells(connection, client_id, table, wanted), wanted.conditions(table)
     start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    whole = not asked and order != "severity"
+    whole, ranges = not asked and order != "severity", list[IndexRange]()
+    for project_type, line, status, severity in () if whole else cells:
+        found = start.where(f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''")  # as the indexes have it
+        fixed = {"project_type": project_type, "target_url": wanted.target_url, "branch": line or None}
+        for column, value in (fixed | {"status": status, "severity": severity or None}).items():  # runs have none
+            if value is not None:
+                found = found.where(f"{table}.{column} = ?", value)
+        ranges.append(msgspec.structs.replace(found, severity=severity))
     total = sum(cells.values())
     return ListPlan(
         client_id=client_id,
         table=table,
-        ranges=(start,) if whole else tuple(cell_range(start, wanted.target_url, cell) for cell in cells),
+        ranges=(start,) if whole else tuple(ranges),
         settled=asked.keys(),
         size=total,
         total=total,
     )
-
-
-def cell_range(start: IndexRange, target_url: str | None, cell: Cell) -> IndexRange:
-    """Return the index range of a cell, of all targets or one. Runs have no severity."""
-    (project_type, line, status, severity), table = cell, start.table
-    found = start.where(f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''")  # as the indexes have it
-    fixed = {"project_type": project_type, "target_url": target_url, "branch": line or None, "status": status}
-    for column, value in (fixed | {"severity": severity or None}).items():
-        if value is not None:
-            found = found.where(f"{table}.{column} = ?", value)
-    return msgspec.structs.replace(found, severity=severity)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -3408,14 +3390,6 @@ class Search(Protocol):
         """Plan the list of all that have them, with `settled={"search"}`."""
 
 
-def search_for(text: str) -> Search:
-    """Return what finds the words of a search. :raises InvalidParameter: for none, too many, and where nobody can."""
-    absent = load_part("findings_features/search.py")
-    if REGISTRY.search is None:
-        raise InvalidParameter("q", f"needs {absent}, which is not there")
-    return REGISTRY.search(text)
-
-
 class TaskFilter(Filter, frozen=True, kw_only=True):
     """What a query of tasks asks for, with its run ids and times looked up."""
 
@@ -3456,7 +3430,12 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     :raises Missing: when `missingFrom` is no run of the client.
     :raises InvalidParameter: for too many branches, and for a search of nothing.
     """
-    search = None if query.q is None else search_for(query.q)  # an unsound parameter is told before an unknown run
+    search = None
+    if query.q is not None:  # an unsound parameter is told before an unknown run
+        if REGISTRY.search is None:
+            absent = load_part("findings_features/search.py")
+            raise InvalidParameter("q", f"needs {absent}, which is not there")
+        search = REGISTRY.search(query.q)
     ids, names = query.run_id, query.branch
     wanted = TaskFilter(
         types=frozenset_or_none(query.project_type),
@@ -3537,24 +3516,6 @@ def missing_from(connection: Connection, client_id: str, run: RunKey) -> Conditi
     return (f"tasks.external_id IS NOT NULL AND (tasks.branch = '' OR {known}) AND NOT {reported}", (*more, *values))
 
 
-def task_conditions(connection: Connection, client_id: str, wanted: TaskFilter) -> dict[str, Condition]:
-    """Return what a task must be, by the fields of a filter that ask for it."""
-    asked = wanted.conditions("tasks")
-    if wanted.external_id is not None:
-        asked["external_id"] = ("tasks.external_id = ?", (wanted.external_id,))
-    if wanted.assignee is not None:
-        asked["assignee"] = ("tasks.assignee = ?", (wanted.assignee,))
-    if wanted.assigned is not None:
-        asked["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
-    for field, reporters in wanted.reporters.items():
-        asked[field] = reported_by(client_id, reporters)
-    if wanted.missing_from is not None:
-        asked["missing_from"] = missing_from(connection, client_id, wanted.missing_from)
-    if wanted.search is not None:
-        asked["search"] = wanted.search.condition(client_id)
-    return asked
-
-
 def plan_reported(client_id: str, field: str, reporters: Sequence[Source]) -> ListPlan:
     """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
     table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
@@ -3597,7 +3558,19 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
     """Plan the list that a filter asks for: the ranges that hold the fewest rows, in which all else is looked at."""
     if wanted.missing_from is not None:
         wanted = wanted.missing(wanted.missing_from)
-    asked = task_conditions(connection, client_id, wanted)
+    asked = wanted.conditions("tasks")
+    if wanted.external_id is not None:
+        asked["external_id"] = ("tasks.external_id = ?", (wanted.external_id,))
+    if wanted.assignee is not None:
+        asked["assignee"] = ("tasks.assignee = ?", (wanted.assignee,))
+    if wanted.assigned is not None:
+        asked["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
+    for field, reporters in wanted.reporters.items():
+        asked[field] = reported_by(client_id, reporters)
+    if wanted.missing_from is not None:
+        asked["missing_from"] = missing_from(connection, client_id, wanted.missing_from)
+    if wanted.search is not None:
+        asked["search"] = wanted.search.condition(client_id)
     best = min(plans_of(connection, client_id, wanted, order), key=lambda plan: plan.size)
     found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
     if wanted.span is not None:
@@ -3971,15 +3944,6 @@ def see_again(connection: Connection, by: Submitting, states: Sequence[TaskRow])
         insert_sightings(connection, by, seqs)
 
 
-def see_on_branch(connection: Connection, by: Submitting, findings: Collection[StoredFinding]) -> list[TaskResult]:
-    """Store that a branch's run reported findings that the main line knows, and return what became of each report."""
-    if seqs := [finding.state.seq for finding in findings if not finding.seen_by_run]:
-        insert_sightings(connection, by, seqs, counted=False)
-    return [
-        TaskResult(finding.state.id, finding.state.status, finding.external_id, "unchanged") for finding in findings
-    ]
-
-
 def store_reports(
     connection: Connection, by: Submitting, reports: Mapping[str | int, NewTask], findings: Mapping[str, StoredFinding]
 ) -> tuple[dict[str | int, TaskResult], int]:
@@ -4003,8 +3967,10 @@ def store_reports(
         results.update(zip(new, insert_tasks(connection, by, list(new.values())), strict=True))
     if repeated:
         results.update(zip(repeated, update_tasks(connection, by, list(repeated.values())), strict=True))
-    if on_main_line:
-        results.update(zip(on_main_line, see_on_branch(connection, by, on_main_line.values()), strict=True))
+    if seqs := [each.state.seq for each in on_main_line.values() if not each.seen_by_run]:
+        insert_sightings(connection, by, seqs, counted=False)
+    for key, each in on_main_line.items():
+        results[key] = TaskResult(each.state.id, each.state.status, each.external_id, "unchanged")
     return results, len(new) + sum(not finding.seen_by_run for finding in findings.values())
 
 
@@ -4167,19 +4133,15 @@ LEVEL_STEPS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def nesting(text: bytes) -> int:
-    """Return how many levels of arrays and objects a JSON text has, at most: linear, and mostly in C."""
-    brackets = JSON_STRING.sub(b"", text).translate(None, NOT_BRACKETS)
-    return max(itertools.accumulate(map(LEVEL_STEPS.__getitem__, brackets)), default=0)
-
-
 def require_json(text: bytes, levels: int = NESTING) -> Any:
     """Return what a JSON text means. :raises MalformedJSON: when it is none. :raises msgspec.ValidationError: for
     a number with too many digits.
     """
     try:
-        if text.count(b"[") + text.count(b"{") > levels and nesting(text) > levels:
-            raise not_json(RecursionError())
+        if text.count(b"[") + text.count(b"{") > levels:  # linear, and mostly in C
+            brackets = JSON_STRING.sub(b"", text).translate(None, NOT_BRACKETS)
+            if max(itertools.accumulate(map(LEVEL_STEPS.__getitem__, brackets)), default=0) > levels:
+                raise not_json(RecursionError())
         return msgspec.json.decode(text)
     except msgspec.ValidationError as error:
         if str(error).startswith("Integer"):  # of so many digits that Python would take its time
@@ -4314,6 +4276,10 @@ class Parsed(Struct):
         problems = rule_problems(task.description, task.evidence or (), task.remediation or ())
         self.problems += [problem.below(pointer) for problem in problems]
         extensions = self.add_extensions(task.extensions, pointer, levels)
+        numbered = enumerate(task.remediation or (), start=1)
+        steps = [StoredStep(int(each.step or position), each.instruction) for position, each in numbered]
+        for criterion in task.success_criteria or ():
+            criterion.automatable = bool(criterion.automatable)
         self.reports.append(
             NewTask(
                 task.external_id,
@@ -4322,8 +4288,8 @@ class Parsed(Struct):
                 RANKS[task.severity],
                 task.description,
                 to_json_text(task.evidence) if task.evidence else None,
-                to_json_text(stored_steps(task.remediation)) if task.remediation else None,
-                to_json_text(stored_criteria(task.success_criteria)) if task.success_criteria else None,
+                to_json_text(sorted(steps, key=operator.attrgetter("step"))) if steps else None,
+                to_json_text(task.success_criteria) if task.success_criteria else None,
                 extensions,
                 labels_of(task.evidence) if task.evidence else "",
             )
@@ -4376,21 +4342,6 @@ def to_json_text(items: Sequence[Any]) -> str:
     return msgspec.json.encode(items).decode()
 
 
-def stored_steps(steps: Iterable[RemediationStep]) -> list[StoredStep]:
-    """Return the steps in their order; one without a number has that of its position."""
-    numbered = [
-        StoredStep(int(step.step or position), step.instruction) for position, step in enumerate(steps, start=1)
-    ]
-    return sorted(numbered, key=operator.attrgetter("step"))
-
-
-def stored_criteria(criteria: Sequence[SuccessCriterion]) -> Sequence[SuccessCriterion]:
-    """Return the criteria, each saying whether a machine can check it."""
-    for item in criteria:
-        item.automatable = bool(item.automatable)
-    return criteria
-
-
 def exceeds_bytes(text: str | None, limit: int) -> bool:
     """Tell whether a text has more bytes in UTF-8 than a limit."""
     return text is not None and len(text) * 4 > limit and len(text.encode()) > limit
@@ -4422,21 +4373,19 @@ def evidence_problems(item: Evidence) -> list[Problem]:
         problems.append(Problem(SHOWS_NOTHING, ""))
     if exceeds_bytes(item.content, 256 * KIB):
         problems.append(Problem("must be at most 256 KiB of UTF-8", "/content"))
-    if item.url is not None and (complaint := evidence_url_complaint(item.url)):
-        problems.append(Problem(complaint, "/url", value=truncate(item.url)))
-    return problems
-
-
-def evidence_url_complaint(url: str) -> str | None:
-    """Say what is wrong with the URL of an evidence item, if anything is."""
-    scheme = "https" if url.startswith("https:") else url.partition(":")[0].lower()  # most are, and are long
+    url = item.url or ""
+    scheme, complaint = url[:64].partition(":")[0].lower(), ""
     if scheme in ("javascript", "vbscript"):
-        return f"must not be a {scheme}: URL"
-    if scheme == "data":
-        if not url[5:].lower().startswith("image/"):
-            return "must hold an image, as a data: URL"
-        return "must be at most 256 KiB, as a data: URL" if exceeds_bytes(url, 256 * KIB) else None
-    return "must be at most 2,048 characters long" if len(url) > 2048 else None
+        complaint = f"must not be a {scheme}: URL"
+    elif scheme != "data" and len(url) > 2048:
+        complaint = "must be at most 2,048 characters long"
+    elif scheme == "data" and not url[5:].lower().startswith("image/"):
+        complaint = "must hold an image, as a data: URL"
+    elif scheme == "data" and exceeds_bytes(url, 256 * KIB):
+        complaint = "must be at most 256 KiB, as a data: URL"
+    if complaint:
+        problems.append(Problem(complaint, "/url", value=truncate(url)))
+    return problems
 
 
 def read_object(raw: Raw, pointer: str, limit: int, levels: int) -> tuple[str | None, Any]:
@@ -4501,7 +4450,17 @@ def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
     try:
         tasks = read_model(TaskBatch, text).tasks
     except msgspec.ValidationError as error:
-        items = batch_items(parsed, text, error)
+        document_of(text)
+        members = decoder(dict[str, Raw]).decode(text)
+        around: dict[str, Any] = dict.fromkeys(members)
+        items: list[Raw] = []
+        try:
+            items = decoder(list[Raw]).decode(members["tasks"])
+            around["tasks"] = []
+        except msgspec.ValidationError:
+            around["tasks"] = document_of(bytes(members["tasks"]))
+        if around != {"tasks": []}:
+            parsed.problems += model_problems(TaskBatch, around, error)
         require_size(items, settings)
         for index, item in enumerate(items):
             tick()
@@ -4510,22 +4469,6 @@ def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
         require_size(tasks, settings)
         for index, task in enumerate(tasks):
             parsed.add(task, f"/tasks/{index}", levels=3)
-
-
-def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -> list[Raw]:
-    """Return the tasks of a batch unread, and note what is wrong around them."""
-    document_of(text)
-    members = decoder(dict[str, Raw]).decode(text)
-    around: dict[str, Any] = dict.fromkeys(members)
-    items: list[Raw] = []
-    try:
-        items = decoder(list[Raw]).decode(members["tasks"])
-        around["tasks"] = []
-    except msgspec.ValidationError:
-        around["tasks"] = document_of(bytes(members["tasks"]))
-    if around != {"tasks": []}:
-        parsed.problems += model_problems(TaskBatch, around, refusal)
-    return items
 
 
 def require_size(tasks: Sequence[Any], settings: Settings) -> None:
@@ -5156,7 +5099,7 @@ class Call:
         # By `open`
         self.route = "-"  # as the log and figures name it
         self.run_id: str | None = None
-        self.principal = principal
+        self.principal, self.client_id = principal, principal.client_id  # whose data this is about
         self.operation: Operation
         self._parts: Mapping[str, str] = {}  # of the path, by their names
         self.form: Any = None  # of the body
@@ -5195,24 +5138,21 @@ class Call:
         if (level := self.operation.level) is not None:
             if self.principal is NOBODY:
                 self.principal = self.service.authenticate(self.environ.get("HTTP_AUTHORIZATION", ""))
+                self.client_id = self.principal.client_id
             if LEVELS.index(self.principal.level) < LEVELS.index(level):
                 raise Forbidden(f"This needs a key of level {level}; yours is of level {self.principal.level}.")
-        if self.operation.formats:
-            self._choose_form(self.operation.formats)
+        if formats := self.operation.formats:
+            settings, environ = self.service.settings, self.environ
+            self.form = formats.get(environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower())
+            self.limit = min(self.limit, self.form.limit(settings) if self.form else settings.max_body)
+            self._length = get_content_length(environ) or 0
+            if self._length > self.limit:
+                raise self._too_large()
+            if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
+                raise UnsupportedMediaType("Send the body without a Content-Encoding.")
+            if self._length and self.form is None:
+                raise self._unsupported()
         return None
-
-    def _choose_form(self, formats: Mapping[str, BodyFormat]) -> None:
-        """Choose what reads the body, and how large it may be. :raises ServiceError: for a header that is not good."""
-        settings, environ = self.service.settings, self.environ
-        self.form = formats.get(environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower())
-        self.limit = min(self.limit, self.form.limit(settings) if self.form else settings.max_body)
-        self._length = get_content_length(environ) or 0
-        if self._length > self.limit:
-            raise self._too_large()
-        if environ.get("HTTP_CONTENT_ENCODING", "identity").lower() != "identity":
-            raise UnsupportedMediaType("Send the body without a Content-Encoding.")
-        if self._length and self.form is None:
-            raise self._unsupported()
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The body is over {self.limit:,} bytes; send it in parts.")
@@ -5230,7 +5170,18 @@ class Call:
         """
         asked, environ = self.operation, self.environ
         if asked.formats:
-            self._read_body(body)
+            if body.too_large or len(body.text) > self.limit:  # it may have come without a length
+                raise self._too_large()
+            if body.text and self.form is None:
+                raise self._unsupported()
+            if len(body.text) < self._length or not body.whole:
+                raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
+            if not body.text:
+                raise MalformedJSON("The body is empty; send a JSON object.")
+            try:
+                self._body = self.form.parse(body.text, self.service.settings)
+            except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
+                self._problems, self._complete = error.problems, error.complete
         accept = environ.get("HTTP_ACCEPT") if asked.exports else None
         self.export = preferred_export(asked.exports, accept) if accept else None
         query = (self.export and self.export.query) or asked.query
@@ -5246,20 +5197,6 @@ class Call:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
             self.request_key = RequestKey(self.client_id, self.principal.key_id, asked.method, self.path, key)
             self.body_hash = hashlib.sha256(body.text).hexdigest()
-
-    def _read_body(self, body: Body) -> None:
-        if body.too_large or len(body.text) > self.limit:  # it may have come without a length
-            raise self._too_large()
-        if body.text and self.form is None:
-            raise self._unsupported()
-        if len(body.text) < self._length or not body.whole:
-            raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
-        if not body.text:
-            raise MalformedJSON("The body is empty; send a JSON object.")
-        try:
-            self._body = self.form.parse(body.text, self.service.settings)
-        except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
-            self._problems, self._complete = error.problems, error.complete
 
     def check(self) -> Outcome:
         """Answer, or judge all that needs no lock; what is left to do is returned.
@@ -5318,11 +5255,6 @@ class Call:
         return self.finish(given)
 
     # For the routes
-
-    @property
-    def client_id(self) -> str:
-        """Whose data this is about."""
-        return self.principal.client_id
 
     def checked_body(
         self,
