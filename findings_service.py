@@ -473,6 +473,7 @@ class ProblemDetails(Struct, kw_only=True):
 # Models: what a request may hold, and what an answer holds
 # ---------------------------------------------------------------------------
 
+Value = TypeVar("Value")
 Checked = TypeVar("Checked", bound=Struct)
 # What msgspec knows of a model stands at the model's class while it is still being made, and a thread that uses the
 # half of it ends the process. So only one makes a decoder at a time, and what is converted has had its decoder made.
@@ -859,7 +860,6 @@ NonEmpty = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
 Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
 Time = Annotated[Moment, Meta(extra_json_schema={"format": "date-time"})]
 AFTER = "The place behind which the page begins; follow `next` rather than making one up."
-Value = TypeVar("Value")
 SEVERAL = "One value, or several, separated by commas or by repeating the parameter."
 CommaList = Annotated[list[Value], Meta(max_length=1000)]
 EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
@@ -1583,7 +1583,7 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(storage_error(error) if isinstance(error, sqlite3.Error) else error, Busy)
 
 
-def patiently(work: Callable[[], Any], patience: float) -> Any:
+def patiently(work: Callable[[], Value], patience: float) -> Value:
     """Return what `work` returns, trying again while the database is locked, for `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
@@ -1639,8 +1639,7 @@ def open_database(settings: Settings, *, read_only: bool = False, create: bool =
         if create:
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        opening = partial(connect, settings, read_only=read_only)
-        return typing.cast(SQLiteConnection, patiently(opening, settings.busy_timeout))
+        return patiently(partial(connect, settings, read_only=read_only), settings.busy_timeout)
     except (OSError, sqlite3.Error) as error:
         raise unusable(path, error) from error
 
@@ -2506,7 +2505,6 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 # Store: clients, keys and counters. SQL is what SQLite and PostgreSQL share; the connection comes first
 # ---------------------------------------------------------------------------
 
-Item = TypeVar("Item")
 MAIN_LINE = ""  # where the name of a branch would stand
 LOOKUP_SIZE = 512  # tasks that are read, or removed, at once
 LISTED = "IN (SELECT value FROM json_each(?))"  # any number of texts, as JSON
@@ -2747,7 +2745,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         return asked
 
 
-def frozenset_or_none(values: Iterable[Item] | None) -> frozenset[Item] | None:
+def frozenset_or_none(values: Iterable[Value] | None) -> frozenset[Value] | None:
     """Return the values of a filter, None where it filters nothing."""
     return None if values is None else frozenset(values)
 
@@ -3000,6 +2998,14 @@ def require_place(connection: Connection, client_id: str, name: str, label: str,
         raise ValidationFailed([Problem(detail, "/description")])
 
 
+def select_definition(connection: Connection, client_id: str, name: str) -> Any:
+    """Return the label, description and schema of a project type, None when there is none of the name."""
+    return connection.execute(
+        "SELECT label, description, extension_schema FROM project_types WHERE client_id = ? AND name = ?",
+        (client_id, name),
+    ).fetchone()
+
+
 def insert_project_type(
     connection: Connection, client_id: str, name: str, label: str, description: str, schema: str | None
 ) -> bool:
@@ -3007,11 +3013,8 @@ def insert_project_type(
 
     :raises ProjectTypeExists: when another definition has the name. :raises ValidationFailed: when there is no room.
     """
-    row = connection.execute(
-        "SELECT label, description, extension_schema FROM project_types WHERE client_id = ? AND name = ?",
-        (client_id, name),
-    ).fetchone()
-    if row is None:
+    before = select_definition(connection, client_id, name)
+    if before is None:
         require_place(connection, client_id, name, label, description)
         connection.execute(
             """INSERT INTO project_types (client_id, name, id, label, description, extension_schema, created_at)
@@ -3019,7 +3022,7 @@ def insert_project_type(
             (client_id, name, new_ids()[0], label, description, schema, timestamp()),
         )
         return True
-    if row[:2] != (label, description) or not same_json(row[2], schema):
+    if before[:2] != (label, description) or not same_json(before[2], schema):
         raise ProjectTypeExists(
             f"Project type {name!r} is registered with another definition;"
             f" PUT /api/v1/project-types/{name} replaces it."
@@ -3034,11 +3037,7 @@ def replace_project_type(
 
     :raises ValidationFailed: when there is no room for the new one.
     """
-    before = connection.execute(
-        "SELECT label, description, extension_schema FROM project_types WHERE client_id = ? AND name = ?",
-        (client_id, name),
-    ).fetchone()
-    if before == (label, description, schema):
+    if select_definition(connection, client_id, name) == (label, description, schema):
         return
     require_place(connection, client_id, name, label, description)
     connection.execute(
@@ -3341,13 +3340,7 @@ def words_of(title: str, external_id: str | None, labels: str) -> str:
     return " ".join(folded(f"{title} {external_id or ''} {labels}").split())
 
 
-class Labelled(Struct, gc=False):
-    """What a search needs to know of stored evidence."""
-
-    label: str | None = None
-
-
-def labels_of(evidence: Iterable[Evidence | Labelled]) -> str:
+def labels_of(evidence: Iterable[Any]) -> str:
     """Return the labels of a task's evidence, with a space between them."""
     return " ".join([item.label for item in evidence if item.label])
 
@@ -5075,7 +5068,6 @@ class PendingWrite(Struct, eq=False, frozen=True):
 
 
 Outcome: TypeAlias = Answer | Deferred | PendingWrite  # of what can be judged about a request without a lock
-Given = TypeVar("Given")
 
 
 NOBODY = Principal("", "", "", "")
@@ -5209,7 +5201,7 @@ class Call:
                     return given
         return self.export.answer(self) if self.export else self.operation.handler(self, **self._parts)
 
-    def attempt(self, step: Callable[..., Given], *arguments: Any) -> Given | Answer:
+    def attempt(self, step: Callable[..., Value], *arguments: Any) -> Value | Answer:
         """Return what a step returns, or the answer to whatever it raises: not only `Exception`s, of libraries in Rust.
 
         What a database undoes is done again, until that was in vain a few times. Nothing else catches: what an
@@ -6027,8 +6019,9 @@ def listening_address(_: click.Context, __: click.Parameter, host: str) -> str:
         raise click.BadParameter(f"{host!r} is no address of this machine: {error.strerror}") from None
 
 
-database_option = click.option(
-    "--db", envvar="FINDINGS_DB", show_envvar=True, default="findings.db", help=Settings.descriptions()["FINDINGS_DB"]
+environment_option = partial(click.option, show_envvar=True)
+database_option = environment_option(
+    "--db", envvar="FINDINGS_DB", default="findings.db", help=Settings.descriptions()["FINDINGS_DB"]
 )
 
 
@@ -6069,26 +6062,15 @@ def main() -> None:
 
 @main.command(cls=ServeCommand)
 @database_option
-@click.option(
-    "--host",
-    envvar="FINDINGS_HOST",
-    show_envvar=True,
-    default="127.0.0.1",
-    callback=listening_address,
-    help="The address to listen on.",
+@environment_option(
+    "--host", envvar="FINDINGS_HOST", default="127.0.0.1", callback=listening_address, help="The address to listen on."
 )
-@click.option(
-    "--port",
-    envvar="FINDINGS_PORT",
-    show_envvar=True,
-    default=8000,
-    type=click.IntRange(0, 65535),
-    help="The port; 0 for any free one.",
+@environment_option(
+    "--port", envvar="FINDINGS_PORT", default=8000, type=click.IntRange(0, 65535), help="The port; 0 for any free one."
 )
-@click.option(
+@environment_option(
     "--workers",
     envvar="FINDINGS_WORKERS",
-    show_envvar=True,
     default=1,
     type=click.IntRange(1, 64),
     help="Processes; see docs/operations.md.",

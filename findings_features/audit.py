@@ -10,13 +10,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 import click
+from msgspec import Struct
 
 import findings_service as heart
 
 
+class Labelled(Struct, gc=False):
+    """What a search needs to know of stored evidence."""
+
+    label: str | None = None
+
+
 def word_faults(connection: heart.Connection) -> Iterator[str]:
     """Tell the tasks that are searched by other words than they have. Some at a time, because evidence is large."""
-    decode = heart.decoder(list[heart.Labelled]).decode
+    decode = heart.decoder(list[Labelled]).decode
     for client_id in heart.select_clients(connection):
         last = -1
         while rows := connection.execute(
