@@ -851,10 +851,6 @@ class Health(Model):
     postgresql: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class NoQuery(Request):
-    """A request without query parameters."""
-
-
 NoComma = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
 NonEmpty = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
 Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
@@ -1131,22 +1127,16 @@ def load_parts() -> None:
         load_part(file)
 
 
-def write_line(line: str) -> None:
-    """Write a line to standard error."""
-    with suppress(OSError, ValueError):  # nobody may be listening, and that is no reason to stop
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
-
-
 class Listeners(Struct):
-    """Who is told of what an application does, before a caller can know of it: the log is, and a part that counts.
+    """Who is told of what an application does, before a caller can know of it: a part that counts, and the log.
 
     Of each request that is answered: its call, the status, the bytes of the body, and the seconds that it took. Of each
-    group of writes that is committed: how many requests it has. `write_line` is what writes the log.
+    group of writes that is committed: how many requests it has. `write_line` is a server's way to write the log.
     """
 
     answered: list[Callable[[Call, int, int, float], object]] = []
     committed: list[Callable[[int], object]] = []
-    write_line: Callable[[str], object] = write_line
+    write_line: Callable[[str], object] | None = None
 
 
 # ---------------------------------------------------------------------------
@@ -2506,7 +2496,7 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 # ---------------------------------------------------------------------------
 
 MAIN_LINE = ""  # where the name of a branch would stand
-LOOKUP_SIZE = 512  # tasks that are read, or removed, at once
+
 LISTED = "IN (SELECT value FROM json_each(?))"  # any number of texts, as JSON
 LISTED_SEQS = "IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
 # Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
@@ -4844,7 +4834,7 @@ class Operation(Struct, frozen=True, eq=False):
     handler: Callable[..., Outcome]
     body: Any = None
     formats: Mapping[str, BodyFormat] = types.MappingProxyType({})
-    query: Any = NoQuery
+    query: Any = Request
     exports: Mapping[str, Export] = types.MappingProxyType({})
     refusals: tuple[type[ServiceError], ...] = ()
     tagged: bool = False

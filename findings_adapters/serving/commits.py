@@ -31,7 +31,7 @@ def needed_thread(work: Callable[[], object], name: str) -> threading.Thread:
             work()
         except BaseException:
             threading.Timer(LAST_WORDS, os._exit, (1,)).start()  # perhaps nobody reads them
-            heart.write_line(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
+            heart.write_unlocked(f"the thread {name} failed, and so the process ends\n{traceback.format_exc()}")
             os._exit(1)
 
     return threading.Thread(target=guarded, name=name, daemon=True)
