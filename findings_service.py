@@ -3395,14 +3395,6 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
             if reporters is not None
         }
 
-    def missing(self, run: RunKey) -> TaskFilter:
-        """Return the filter with what must hold for a task to be missing from a run, but for what its line knows."""
-        accepted = {run.project_type} if self.is_about(*run.type_and_target) else set()
-        unfinished = [status for status in UNFINISHED if self.statuses is None or status in self.statuses]
-        return msgspec.structs.replace(
-            self, types=frozenset(accepted), target_url=run.target_url, statuses=frozenset(unfinished)
-        )
-
 
 MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 
@@ -3539,8 +3531,10 @@ def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: 
 
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order: str = "-createdAt") -> ListPlan:
     """Plan the list that a filter asks for: the ranges that hold the fewest rows, in which all else is looked at."""
-    if wanted.missing_from is not None:
-        wanted = wanted.missing(wanted.missing_from)
+    if (run := wanted.missing_from) is not None:  # what is missing is unfinished, of the run's type and target
+        types = frozenset({run.project_type} if wanted.is_about(*run.type_and_target) else ())
+        statuses = frozenset(UNFINISHED) & (wanted.statuses or frozenset(UNFINISHED))
+        wanted = msgspec.structs.replace(wanted, types=types, target_url=run.target_url, statuses=statuses)
     asked = wanted.conditions("tasks")
     if wanted.external_id is not None:
         asked["external_id"] = ("tasks.external_id = ?", (wanted.external_id,))
@@ -3906,7 +3900,12 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
     )
     move_in_counters(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
     insert_history(connection, [reported_entry(by, item) for item in rewritten])
-    see_again(connection, by, [item.state for item in repeated if not item.finding.seen_by_run])
+    if seqs := [item.state.seq for item in repeated if not item.finding.seen_by_run]:
+        connection.execute(
+            f"UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1 WHERE {BY_SEQ}",
+            (by.run.id, now, who.client_id, json.dumps(seqs)),
+        )
+        insert_sightings(connection, by, seqs)
     return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
 
 
@@ -3915,16 +3914,6 @@ def reported_entry(by: Submitting, item: RepeatedReport) -> tuple[Any, ...]:
     moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
     entry = (by.who.client_id, item.state.seq, by.now, "reported", by.who.name, by.run.id, *moved)
     return (*entry, None, None, None, json.dumps(item.changed))
-
-
-def see_again(connection: Connection, by: Submitting, states: Sequence[TaskRow]) -> None:
-    """Store that a run reported tasks that it had not reported before."""
-    if seqs := [state.seq for state in states]:
-        connection.execute(
-            f"UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1 WHERE {BY_SEQ}",
-            (by.run.id, by.now, by.who.client_id, json.dumps(seqs)),
-        )
-        insert_sightings(connection, by, seqs)
 
 
 def store_reports(
@@ -4487,16 +4476,6 @@ class FreeForm(Struct, frozen=True):
     read: Callable[[Raw, Settings], object]
     nul: bool = False
 
-    def problems(self, text: bytes, document: Any, settings: Settings) -> Sequence[Problem]:
-        """Tell what is wrong with the member, by itself, of a body that its model has refused."""
-        if not isinstance(document, dict) or not isinstance(document.get(self.member), dict):
-            return []
-        try:
-            self.read(decoder(dict[str, Raw]).decode(text)[self.member], settings)
-        except ValidationFailed as error:
-            return error.problems
-        return []
-
 
 def read_metadata(raw: Raw, _: Settings) -> str:
     """Return a run's metadata. :raises ValidationFailed: with everything against it."""
@@ -4538,7 +4517,11 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
             if refusal is not None:
                 document = document_of(text)
                 problems += model_problems(model, document, refusal)
-                problems += free.problems(text, document, settings) if free else ()
+                if free and isinstance(document, dict) and isinstance(document.get(free.member), dict):
+                    try:
+                        free.read(decoder(dict[str, Raw]).decode(text)[free.member], settings)
+                    except ValidationFailed as error:
+                        problems += error.problems
             problems += nul_problems(text, free.member if free and free.nul else None)
     except (OutOfTime, ExtensionCheckTimeout):
         problems.append(OUT_OF_TIME)
