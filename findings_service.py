@@ -3532,9 +3532,9 @@ def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: 
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order: str = "-createdAt") -> ListPlan:
     """Plan the list that a filter asks for: the ranges that hold the fewest rows, in which all else is looked at."""
     if (run := wanted.missing_from) is not None:  # what is missing is unfinished, of the run's type and target
-        types = frozenset({run.project_type} if wanted.is_about(*run.type_and_target) else ())
+        about = frozenset({run.project_type} if wanted.is_about(*run.type_and_target) else ())
         statuses = frozenset(UNFINISHED) & (wanted.statuses or frozenset(UNFINISHED))
-        wanted = msgspec.structs.replace(wanted, types=types, target_url=run.target_url, statuses=statuses)
+        wanted = msgspec.structs.replace(wanted, types=about, target_url=run.target_url, statuses=statuses)
     asked = wanted.conditions("tasks")
     if wanted.external_id is not None:
         asked["external_id"] = ("tasks.external_id = ?", (wanted.external_id,))

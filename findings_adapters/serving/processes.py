@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import logging
 import os
@@ -229,6 +230,19 @@ def run_workers(service: heart.Service, host: str, port: int, greeting: Callable
         raise ChildProcessError("a worker died, and so all were stopped")
 
 
+def leave() -> NoReturn:
+    """End the process without taking the interpreter apart.
+
+    A thread of granian's may want its lock even then, and would have the process aborted
+    (https://github.com/PyO3/pyo3/issues/4874).
+    """
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus-client's, which looks for it when it is loaded
 
 
@@ -251,3 +265,5 @@ def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
                 run_worker(service, host, port, greeting)
             else:
                 run_workers(service, host, port, greeting, workers)
+    if workers == 1:
+        leave()
