@@ -1291,9 +1291,8 @@ class Database(ABC):
     `version` counts the commits of this process. Everything raises a `ServiceError`, an error of the engine that
     `known_error` knows, or `DatabaseUnusable` where the database cannot be used. A database may be used by all threads.
 
-    `name` is what messages call the database: its path as it was given, or its URL without a password. `location` is
-    where the data is, from wherever one looks, `folder` one that this process may write in, and `engine` the name and
-    version of the engine.
+    `name` is what messages call the database: its path as it was given, or its URL without a password. `folder` is one
+    that this process may write in, None for the system's own, and `engine` the name and version of the engine.
     `threads` is how many may read and write at once, each over a connection of its own, so that a statement may be
     waited for; where it is 0, there is one reader and one writer, which are soon done.
     `advice` is what to do instead of a command that an engine has a tool of its own for; `{name}` stands for `name`.
@@ -1303,8 +1302,8 @@ class Database(ABC):
     advice: ClassVar[Mapping[str, str]] = {}
     engine: tuple[str, str]
 
-    def __init__(self, settings: Settings, name: str, location: str, folder: Path) -> None:
-        self.settings, self.name, self.location, self.folder = settings, name, location, folder
+    def __init__(self, settings: Settings, name: str, folder: Path | None = None) -> None:
+        self.settings, self.name, self.folder = settings, name, folder
         self.version = 0
         self.last_uses: dict[UseKey, str] = {}
         self._uses_lock = threading.Lock()  # for `last_uses`
@@ -1316,6 +1315,11 @@ class Database(ABC):
         """
         if hasattr(self, "settings") and not is_finalizing():
             self.disconnect()
+
+    @property
+    def location(self) -> str:
+        """Where the data is, from wherever one looks."""
+        return self.name
 
     @abstractmethod
     def absence(self) -> str:
@@ -1621,12 +1625,12 @@ def open_database(settings: Settings, *, read_only: bool = False, create: bool =
     if sqlite3.sqlite_version_info < (3, 37):  # STRICT tables
         raise DatabaseUnusable(f"Python's SQLite is {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
-        logs = [*filter(is_filled, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
-        if create and logs and not os.path.lexists(path):  # in this order: who makes a file makes its log later
-            raise DatabaseUnusable(
-                f"there is no {path}, but {logs[0]} of one that was there: put both together, or remove it"
-            )
         if create:
+            logs = [*filter(is_filled, (f"{os.path.realpath(path)}{suffix}" for suffix in ("-wal", "-journal")))]
+            if logs and not os.path.lexists(path):  # in this order: who makes a file makes its log later
+                raise DatabaseUnusable(
+                    f"there is no {path}, but {logs[0]} of one that was there: put both together, or remove it"
+                )
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         return patiently(partial(connect, settings, read_only=read_only), settings.busy_timeout)
@@ -1708,9 +1712,13 @@ class SQLiteDatabase(Database):
         self._file: tuple[int, int] | None = None
         self._away = False  # whether the file at the path was found to be another one
         self._folded: object = None  # what others had committed when the WAL was rid of all that was deleted
-        path = Path(settings.db).absolute()  # wherever we go
-        absolute = msgspec.structs.replace(settings, db=str(path))
-        super().__init__(absolute, settings.db, os.path.realpath(path), path.parent)
+        absolute = Path(settings.db).absolute()  # wherever we go
+        super().__init__(msgspec.structs.replace(settings, db=str(absolute)), settings.db, absolute.parent)
+
+    @property
+    def location(self) -> str:
+        """The path of the file, from the root."""
+        return os.path.realpath(self.settings.db)
 
     def absence(self) -> str:
         """Say that there is no file, or none with our schema; "" where there is."""
@@ -1730,8 +1738,10 @@ class SQLiteDatabase(Database):
         self._require_own()
         with self._reading:
             if self._reader is None:  # behind the one that writes: who closes last folds the WAL into the file
-                with self.maintaining():
-                    pass
+                if self._writer is None:  # else it may be at work, and no read waits for that
+                    with self.maintaining():
+                        pass
+                self._require_file()
                 self._reader = open_database(self.settings, read_only=True, create=False)
             self._require_file()
             yield self._reader
@@ -2241,7 +2251,7 @@ def bounded(keyword: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     def judge(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
         tick()
-        try:  # what C calls in between counts there, and near the limit of a thousand Rust panics
+        try:  # 300 frames are kept: what C calls counts too, and near the limit of a thousand Rust panics
             sys._getframe(sys.getrecursionlimit() - 300)
         except ValueError:  # it is not so deep
             if isinstance(instance, Members) and keyword not in (*REFERENCES, "allOf"):
@@ -3407,8 +3417,8 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
     """
     search = None
     if query.q is not None:  # an unsound parameter is told before an unknown run
+        absent = load_part("findings_features/search.py")
         if REGISTRY.search is None:
-            absent = load_part("findings_features/search.py")
             raise InvalidParameter("q", f"needs {absent}, which is not there")
         search = REGISTRY.search(query.q)
     ids, names = query.run_id, query.branch
@@ -3533,7 +3543,7 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
     """Plan the list that a filter asks for: the ranges that hold the fewest rows, in which all else is looked at."""
     if (run := wanted.missing_from) is not None:  # what is missing is unfinished, of the run's type and target
         about = frozenset({run.project_type} if wanted.is_about(*run.type_and_target) else ())
-        statuses = frozenset(UNFINISHED) & (wanted.statuses or frozenset(UNFINISHED))
+        statuses = frozenset(UNFINISHED if wanted.statuses is None else wanted.statuses.intersection(UNFINISHED))
         wanted = msgspec.structs.replace(wanted, types=about, target_url=run.target_url, statuses=statuses)
     asked = wanted.conditions("tasks")
     if wanted.external_id is not None:
@@ -4607,8 +4617,8 @@ def read_moment(name: str, text: str) -> str:
         moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
         moment += timedelta(microseconds=-moment.microsecond % 1000)
     except (ValueError, OverflowError):
-        detail = "must be a day or a time such as 2026-11-21 or 2026-11-21T02:15:30Z, the + of a zone written as %2B"
-        raise InvalidParameter(name, detail) from None
+        such = "such as 2026-11-21 or 2026-11-21T02:15:30Z, with the + of a zone written as %2B"
+        raise InvalidParameter(name, f"must be a day or a time {such}") from None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -4771,6 +4771,9 @@ def test_a_read_waits_for_no_transaction_and_sees_the_last_commit(app: flask.Fla
         connection.execute("UPDATE tasks SET title = 'behind' WHERE client_id = 'default'")
         assert elsewhere(title) == title() == "before"
     assert elsewhere(title) == title() == "behind"
+    database_of(app).close()
+    with database_of(app).transaction():
+        assert elsewhere(title) == "behind"  # also the first read, which opens its connection
 
 
 @pytest.mark.parametrize("absent", ["click", "flask", "jsonschema", "msgspec", "werkzeug"])

@@ -108,7 +108,7 @@ class Document:
 
     _is_open = False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         """Begin one. :raises Busy: when there are as many as there may be."""
         if not DOCUMENTS.acquire(blocking=False):
             raise heart.Busy(f"{MOST_DOCUMENTS} long lists are on their way")

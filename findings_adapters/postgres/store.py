@@ -12,12 +12,10 @@ from __future__ import annotations
 import itertools
 import os
 import select
-import tempfile
 import threading
 import time
 import typing
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -435,7 +433,7 @@ class PostgresDatabase(heart.Database):
         self._commits = itertools.count(1)
         self.engine = "PostgreSQL", ""  # its version is known behind the first connection
         self._maintenance: Link | None = None  # the connection that has the lock of the maintenance, if any has
-        super().__init__(settings, self.address.name, self.address.name, Path(tempfile.gettempdir()))
+        super().__init__(settings, self.address.name)
 
     # Connections
 
