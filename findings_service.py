@@ -206,8 +206,9 @@ def parse_word(meanings: Mapping[str, Any], text: str) -> Any:
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What can be set, each also as `FINDINGS_` and the name in capitals: its type, what reads it from text, and what
-    it means. Times are seconds, sizes bytes.
+    """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes.
+
+    Behind its type, each has what reads it from text, and what it means.
     """
 
     db: Annotated[str, parse_path, "The database file, which is made with mode 0600, or a postgresql:// URL."] = (
@@ -271,18 +272,17 @@ class Settings(Struct, frozen=True, kw_only=True):
         :raises ConfigurationError: for a setting that is unknown or makes no sense.
         """
         hints = typing.get_type_hints(cls, include_extras=True)
-        chosen: dict[str, Any] = {}
-        for name in dict.fromkeys([*cls.__struct_fields__, *given]):
-            if name not in cls.__struct_fields__:
-                raise ConfigurationError(f"unknown setting {name!r}; known: {', '.join(cls.__struct_fields__)}")
-            variable = f"FINDINGS_{name.upper()}"
-            if (value := given.get(name)) is None and not (value := os.environ.get(variable)):
-                continue
+        known = cls.__struct_fields__
+        chosen: dict[str, Any] = {name: told for name in known if (told := os.environ.get(f"FINDINGS_{name.upper()}"))}
+        chosen |= {name: value for name, value in given.items() if value is not None}
+        for name, value in chosen.items():
+            if name not in known:
+                raise ConfigurationError(f"unknown setting {name!r}; known: {', '.join(known)}")
+            parse, _ = hints[name].__metadata__
             try:
-                parse = hints[name].__metadata__[0]
                 chosen[name] = parse(f"{value:f}" if isinstance(value, float) else str(value))
             except ValueError as error:
-                raise ConfigurationError(f"{variable}: {error}") from None
+                raise ConfigurationError(f"FINDINGS_{name.upper()}: {error}") from None
         return cls(**chosen)
 
 
@@ -327,8 +327,7 @@ class ServiceError(Exception):
     code: ClassVar[str] = "internal_error"
 
     def __init_subclass__(cls, status: int = 0, code: str = "") -> None:
-        if status:
-            cls.status, cls.code = status, code
+        cls.status, cls.code = status or cls.status, code or cls.code
 
     def __init__(self, detail: str, problems: Sequence[Problem] = (), headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -1522,7 +1521,6 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
 
 
 READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
-
 BUSY_SLICE = 0.02  # seconds that one attempt may block inside SQLite; what waits longer, waits in Python
 
 
@@ -2251,7 +2249,7 @@ def bounded(keyword: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     def judge(validator: Any, rule: Any, instance: Any, schema: Any) -> Any:
         tick()
-        try:  # 300 frames are kept: what C calls counts too, and near the limit of a thousand Rust panics
+        try:  # 300 frames are left: what C calls counts too, and near the limit of a thousand Rust panics
             sys._getframe(sys.getrecursionlimit() - 300)
         except ValueError:  # it is not so deep
             if isinstance(instance, Members) and keyword not in (*REFERENCES, "allOf"):
@@ -2506,7 +2504,6 @@ def check_extensions(schema: str, extensions: Iterable[tuple[str | None, str]], 
 # ---------------------------------------------------------------------------
 
 MAIN_LINE = ""  # where the name of a branch would stand
-
 LISTED = "IN (SELECT value FROM json_each(?))"  # any number of texts, as JSON
 LISTED_SEQS = "IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
 # Any number of tasks of a client, by their seqs. Otherwise SQLite takes the index that begins with the client: that
@@ -2926,23 +2923,27 @@ def plan_cells(
     """
     cells, asked = select_cells(connection, client_id, table, wanted), wanted.conditions(table)
     start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    whole, ranges = not asked and order != "severity", list[IndexRange]()
-    for project_type, line, status, severity in () if whole else cells:
-        found = start.where(f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''")  # as the indexes have it
-        fixed = {"project_type": project_type, "target_url": wanted.target_url, "branch": line or None}
-        for column, value in (fixed | {"status": status, "severity": severity or None}).items():  # runs have none
-            if value is not None:
-                found = found.where(f"{table}.{column} = ?", value)
-        ranges.append(msgspec.structs.replace(found, severity=severity))
+    whole = not asked and order != "severity"
     total = sum(cells.values())
     return ListPlan(
         client_id=client_id,
         table=table,
-        ranges=(start,) if whole else tuple(ranges),
+        ranges=(start,) if whole else tuple(cell_range(start, wanted.target_url, cell) for cell in cells),
         settled=asked.keys(),
         size=total,
         total=total,
     )
+
+
+def cell_range(start: IndexRange, target_url: str | None, cell: Cell) -> IndexRange:
+    """Return the index range of a cell, of all targets or one. Runs have no severity."""
+    (project_type, line, status, severity), table = cell, start.table
+    found = start.where(f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''")  # as the indexes have it
+    fixed = {"project_type": project_type, "target_url": target_url, "branch": line or None, "status": status}
+    for column, value in (fixed | {"severity": severity or None}).items():
+        if value is not None:
+            found = found.where(f"{table}.{column} = ?", value)
+    return msgspec.structs.replace(found, severity=severity)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -4432,17 +4433,7 @@ def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
     try:
         tasks = read_model(TaskBatch, text).tasks
     except msgspec.ValidationError as error:
-        document_of(text)
-        members = decoder(dict[str, Raw]).decode(text)
-        around: dict[str, Any] = dict.fromkeys(members)
-        items: list[Raw] = []
-        try:
-            items = decoder(list[Raw]).decode(members["tasks"])
-            around["tasks"] = []
-        except msgspec.ValidationError:
-            around["tasks"] = document_of(bytes(members["tasks"]))
-        if around != {"tasks": []}:
-            parsed.problems += model_problems(TaskBatch, around, error)
+        items = batch_items(parsed, text, error)
         require_size(items, settings)
         for index, item in enumerate(items):
             tick()
@@ -4451,6 +4442,22 @@ def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
         require_size(tasks, settings)
         for index, task in enumerate(tasks):
             parsed.add(task, f"/tasks/{index}", levels=3)
+
+
+def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -> list[Raw]:
+    """Return the tasks of a batch unread, and note what is wrong around them."""
+    document_of(text)
+    members = decoder(dict[str, Raw]).decode(text)
+    around: dict[str, Any] = dict.fromkeys(members)
+    items: list[Raw] = []
+    try:
+        items = decoder(list[Raw]).decode(members["tasks"])
+        around["tasks"] = []
+    except msgspec.ValidationError:
+        around["tasks"] = document_of(bytes(members["tasks"]))
+    if around != {"tasks": []}:
+        parsed.problems += model_problems(TaskBatch, around, refusal)
+    return items
 
 
 def require_size(tasks: Sequence[Any], settings: Settings) -> None:
@@ -4485,6 +4492,16 @@ class FreeForm(Struct, frozen=True):
     member: str
     read: Callable[[Raw, Settings], object]
     nul: bool = False
+
+    def problems(self, text: bytes, document: Any, settings: Settings) -> Sequence[Problem]:
+        """Tell what is wrong with the member, by itself, of a body that its model has refused."""
+        if not isinstance(document, dict) or not isinstance(document.get(self.member), dict):
+            return []
+        try:
+            self.read(decoder(dict[str, Raw]).decode(text)[self.member], settings)
+        except ValidationFailed as error:
+            return error.problems
+        return []
 
 
 def read_metadata(raw: Raw, _: Settings) -> str:
@@ -4527,11 +4544,7 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
             if refusal is not None:
                 document = document_of(text)
                 problems += model_problems(model, document, refusal)
-                if free and isinstance(document, dict) and isinstance(document.get(free.member), dict):
-                    try:
-                        free.read(decoder(dict[str, Raw]).decode(text)[free.member], settings)
-                    except ValidationFailed as error:
-                        problems += error.problems
+                problems += free.problems(text, document, settings) if free else ()
             problems += nul_problems(text, free.member if free and free.nul else None)
     except (OutOfTime, ExtensionCheckTimeout):
         problems.append(OUT_OF_TIME)
@@ -5051,8 +5064,6 @@ class PendingWrite(Struct, eq=False, frozen=True):
 
 
 Outcome: TypeAlias = Answer | Deferred | PendingWrite  # of what can be judged about a request without a lock
-
-
 NOBODY = Principal("", "", "", "")
 PAUSES = (0.01, 0.05, 0.2, 0.5)  # seconds at most before what a database has undone is done again
 
@@ -5074,7 +5085,7 @@ class Call:
         # By `open`
         self.route = "-"  # as the log and figures name it
         self.run_id: str | None = None
-        self.principal, self.client_id = principal, principal.client_id  # whose data this is about
+        self.principal = principal
         self.operation: Operation
         self._parts: Mapping[str, str] = {}  # of the path, by their names
         self.form: Any = None  # of the body
@@ -5113,7 +5124,7 @@ class Call:
         if (level := self.operation.level) is not None:
             if self.principal is NOBODY:
                 self.principal = self.service.authenticate(self.environ.get("HTTP_AUTHORIZATION", ""))
-                self.client_id = self.principal.client_id
+
             if LEVELS.index(self.principal.level) < LEVELS.index(level):
                 raise Forbidden(f"This needs a key of level {level}; yours is of level {self.principal.level}.")
         if formats := self.operation.formats:
@@ -5230,6 +5241,11 @@ class Call:
         return self.finish(given)
 
     # For the routes
+
+    @property
+    def client_id(self) -> str:
+        """Whose data this is about."""
+        return self.principal.client_id
 
     def checked_body(
         self,
@@ -5685,7 +5701,7 @@ def get_health(call: Call) -> Answer:
     return json_answer(200, Health("ok", __version__, **{name.lower(): version}))
 
 
-REGISTRY.add_operations(*[each for each in [*globals().values()] if isinstance(each, Operation)])
+REGISTRY.add_operations(*[each for each in globals().values() if isinstance(each, Operation)])  # all from above
 
 
 # ---------------------------------------------------------------------------

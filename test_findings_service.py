@@ -2376,7 +2376,7 @@ def test_a_report_keeps_peoples_triage_and_reopens_what_was_fixed(
     assert client.read(f"tasks/{task_id}")["status"] == status
 
 
-CHANGES = cases(
+CHANGED_FIELDS = cases(
     title={"title": "Other"},
     severity={"severity": "low"},
     description={"description": "other"},
@@ -2397,7 +2397,7 @@ FULL_REPORT = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", CHANGED_FIELDS)
 def test_a_report_names_what_it_changed(client: Client, run: str, change: dict[str, Any]) -> None:
     task_id = client.add(run, **FULL_REPORT)
     time.sleep(0.002)

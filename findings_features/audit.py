@@ -32,7 +32,7 @@ def word_faults(connection: heart.Connection) -> Iterator[str]:
                    ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
                LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
                WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
-            (client_id, last, 512),
+            (client_id, last, 512),  # tasks at once
         ).fetchall():
             for last, task_id, title, external_id, evidence, words in rows:  # noqa: B007
                 if words != heart.words_of(title, external_id, heart.labels_of(decode(evidence))):

@@ -211,7 +211,7 @@ def remove_run(connection: heart.Connection, client_id: str, run_id: str) -> Non
     connection.execute(
         "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
     )
-    while not prune_slice(connection, client_id, run, 512, deleted=True)[1]:
+    while not prune_slice(connection, client_id, run, 512, deleted=True)[1]:  # sightings at once
         pass
 
 

@@ -126,6 +126,7 @@ def test_importing_a_part_changes_nothing() -> None:
 
 def test_every_part_that_is_asked_for_is_there() -> None:
     asked = {*heart.API_PARTS, *heart.COMMAND_PARTS.values(), *heart.ENGINE_PARTS.values()}
+    asked |= {*heart.OBSERVER_PARTS.values()}
     assert [file for file in asked if heart.load_part(file)] == []
 
 
@@ -145,6 +146,7 @@ def test_a_part_that_others_need_may_be_absent_and_is_named(tmp_path: Path, abse
         print({heart.load_part(file) for file in sys.argv[3:]})
     """
     files = {*heart.API_PARTS, *heart.COMMAND_PARTS.values(), *heart.ENGINE_PARTS.values()}
+    files |= {*heart.OBSERVER_PARTS.values()}
     line = [sys.executable, "-c", program, str(tmp_path / "x.db"), absent, *files]
     told = subprocess.run(line, cwd=HERE, env=environment(), check=True, timeout=60, capture_output=True, text=True)
     assert ast.literal_eval(told.stdout) <= {"", f"{absent.replace('.', '/')}.py"}

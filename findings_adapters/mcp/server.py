@@ -848,3 +848,4 @@ def serve_http(host: str, port: int, url: str) -> None:
         runner.run(
             processes.serve_until_stopped(door, host, port, partial(heart.write_unlocked, message), interface="asgi")
         )
+    processes.leave()

@@ -231,10 +231,11 @@ def run_workers(service: heart.Service, host: str, port: int, greeting: Callable
 
 
 def leave() -> NoReturn:
-    """End the process without taking the interpreter apart.
+    """End the process that granian has served in, without taking the interpreter apart.
 
     A thread of granian's may want its lock even then, and would have the process aborted
-    (https://github.com/PyO3/pyo3/issues/4874).
+    (https://github.com/PyO3/pyo3/issues/4874). What was registered with `atexit` is called, for which Python has no
+    public function.
     """
     atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -255,7 +256,10 @@ def metrics_folder() -> Iterator[None]:
 
 
 def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
-    """Serve until one of the signals that end a service. :raises ChildProcessError: when a worker died by itself."""
+    """Serve until one of the signals that end a service, with which a single process ends, too.
+
+    :raises ChildProcessError: when a worker died by itself.
+    """
     os.environ.pop(METRICS_FOLDER, None)  # which another start had
     with metrics_folder() if settings.metrics and workers > 1 else nullcontext():
         service = heart.start_service(settings)

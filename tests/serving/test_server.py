@@ -554,3 +554,19 @@ def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, 
         if not fails:
             process.terminate()
         assert process.wait(5) == int(fails)
+
+
+LEFT_BEHIND = r"""
+import atexit, os, threading
+import findings_service
+
+threading.Thread(target=threading.Event().wait).start()  # for which Python waits when it ends the interpreter
+atexit.register(os.write, 2, b"said at exit\n")
+findings_service.main()
+"""
+
+
+def test_a_stop_calls_what_is_registered_and_waits_for_no_interpreter(serve: Callable[..., Server]) -> None:
+    server = serve(program=(sys.executable, "-c", LEFT_BEHIND))
+    assert server.stop() == 0
+    assert "said at exit" in server.heard()
