@@ -511,7 +511,9 @@ ITEM_CURSOR = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z"
 ENTRY_CURSOR = r"^[0-9]{1,15}\Z"
 SEVERITY_CURSOR = r"^((critical|high|medium|low|info)\.)?" + ITEM_CURSOR.removeprefix("^")
 
-BRANCH_NAME = r"^[^\x00-\x1f\x7f-\x9f]*\Z"  # nothing of Unicode's category Cc
+CONTROLS = r"\x00-\x1f\x7f-\x9f"  # Unicode's category Cc
+BRANCH_NAME = rf"^[^{CONTROLS}]*\Z"
+MARK = rf"^[^\S{CONTROLS}]*[^\s{CONTROLS}][^{CONTROLS}]*\Z"
 ASSIGNEE = r"^([^\x00]*[^\s\x00][^\x00]*)?\Z"
 
 # What a pattern is called in an error.
@@ -520,6 +522,7 @@ PATTERNS = {
     ABSOLUTE_URL: "must be an absolute URL with a scheme, without spaces",
     HTTP_URL: "must be an absolute http or https URL, without spaces",
     BRANCH_NAME: "must not contain control characters",
+    MARK: "must not be blank, nor contain control characters",
     ASSIGNEE: "must not be blank; leave it empty for nobody",
     ITEM_CURSOR: "is no place in this list; follow the next link as it is",
     ENTRY_CURSOR: "is no place in this history; follow the next link as it is",
@@ -544,6 +547,9 @@ ExternalId = Annotated[str, Meta(min_length=1, max_length=256, extra_json_schema
 TargetUrl = Annotated[str, Meta(max_length=2048, pattern=HTTP_URL)]
 BranchName = Annotated[str, Meta(min_length=1, max_length=255, pattern=BRANCH_NAME)]
 EvidenceUrl = Annotated[str, Meta(max_length=256 * KIB, pattern=ABSOLUTE_URL)]
+Rule = Annotated[str, Meta(max_length=256, pattern=MARK)]
+Location = Annotated[str, Meta(max_length=1024, pattern=MARK)]
+Tag = Annotated[str, Meta(max_length=64, pattern=MARK)]
 FREE_FORM = "Any JSON object, returned exactly as it was sent. No text and no name in it may contain U+0000."
 JsonObject = Annotated[
     Raw,
@@ -601,7 +607,10 @@ class SuccessCriterion(Request, gc=False):
 
 
 class TaskReport(Request):
-    """One finding, as an agent reports it."""
+    """One finding, as an agent reports it.
+
+    `rule` is what it breaks, by the finder's own id, `location` where: a path and line, an address, a selector.
+    """
 
     title: Title
     severity: Severity
@@ -612,6 +621,9 @@ class TaskReport(Request):
     remediation: Annotated[list[RemediationStep], Meta(max_length=100)] | None = None
     success_criteria: Annotated[list[SuccessCriterion], Meta(max_length=100)] | None = None
     extensions: SentObject = msgspec.field(default_factory=Raw)
+    rule: Rule | None = None
+    location: Location | None = None
+    tags: Annotated[list[Tag], Meta(max_length=20)] | None = None
 
 
 class TaskBatch(Request):
@@ -739,6 +751,9 @@ class TaskHead(Model, gc=False):
     updated_at: str
     last_seen_at: str
     times_seen: int
+    rule: str | None
+    location: str | None
+    tags: list[str]
 
 
 class Task(TaskHead, gc=False):
@@ -859,6 +874,7 @@ SEVERAL = "One value, or several, separated by commas or by repeating the parame
 CommaList = Annotated[list[Value], Meta(max_length=1000)]
 EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
 RepeatedParam = Annotated[tuple[Value, ...], Meta(max_length=100)]
+WholeOrParts = Annotated[set[Value], Meta(max_length=1000)]  # a text with commas is meant whole, too
 
 
 PageNumber = Annotated[
@@ -900,9 +916,8 @@ DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 
 
 class TaskFilters(Request):
-    """Which tasks, in which order."""
+    """Which tasks."""
 
-    after: Annotated[str, Meta(pattern=SEVERITY_CURSOR, description=AFTER)] | None = None
     status: Annotated[CommaList[TaskStatus], Meta(description=f"Tasks with these statuses. {SEVERAL}")] | None = None
     severity: Annotated[CommaList[Severity], Meta(description=f"Tasks of these severities. {SEVERAL}")] | None = None
     run_id: Annotated[CommaList[NoComma], Meta(description=f"Tasks that these runs reported. {SEVERAL}")] | None = None
@@ -920,6 +935,26 @@ class TaskFilters(Request):
     ) = None
     external_id: (
         Annotated[NonEmpty, Meta(description="Tasks with this id of the agent's, exactly as stored.")] | None
+    ) = None
+    rule: Annotated[WholeOrParts[NonEmpty], Meta(description=f"Tasks that break these rules. {SEVERAL}")] | None = None
+    location: (
+        Annotated[
+            NonEmpty,
+            Meta(
+                description="Tasks there, exactly as stored, and what goes on behind it with `/` or `:`: `src`,"
+                " `src/app.py` and `src/app.py:42` find `src/app.py:42`. Where it ends in one of these, what begins so."
+            ),
+        ]
+        | None
+    ) = None
+    tag: Annotated[WholeOrParts[NonEmpty], Meta(description=f"Tasks with any of these tags. {SEVERAL}")] | None = None
+    without: Annotated[Literal["rule", "location", "tag"], Meta(description="Tasks that have none.")] | None = None
+    new_in: (
+        Annotated[
+            NonEmpty,
+            Meta(description="A run: what it reported, and the completed run of the main line before it did not."),
+        ]
+        | None
     ) = None
     missing_from: (
         Annotated[
@@ -945,13 +980,20 @@ class TaskFilters(Request):
             str,
             Meta(
                 min_length=1,
-                description="Words, each of which must stand somewhere in the title, the externalId or a label of the"
-                " evidence, whatever its case and accents. No sign has a meaning of its own.",
+                description="Words, each of which must stand somewhere in the title, the externalId, the rule, the"
+                " location, a tag or a label of the evidence, whatever its case and accents. No sign has a meaning of"
+                " its own.",
                 extra_json_schema={"pattern": "^[^\\u0000]*[^\\u0000\\s][^\\u0000]*$"},
             ),
         ]
         | None
     ) = None
+
+
+class TaskOrder(TaskFilters):
+    """Which tasks, in which order, and from where on."""
+
+    after: Annotated[str, Meta(pattern=SEVERITY_CURSOR, description=AFTER)] | None = None
     sort: Annotated[
         Literal["-createdAt", "createdAt", "severity"],
         Meta(
@@ -961,7 +1003,7 @@ class TaskFilters(Request):
     ] = "-createdAt"
 
 
-class TaskQuery(TaskFilters):
+class TaskQuery(TaskOrder):
     """Which page of a list of tasks."""
 
     page: PageNumber | None = None
@@ -978,12 +1020,16 @@ class TaskQuery(TaskFilters):
     @property
     def may_take_long(self) -> bool:
         """Whether many tasks may have to be looked at to list a few, because no index or counter tells which."""
-        counted = (self.status, self.severity, self.project_type, self.target_url, self.main_line)
-        looked_at = (self.q, self.missing_from, self.created_since, self.created_before, self.assignee, self.assigned)
-        reporters = len(self.run_id or ()) + len(self.branch or ())
-        others = (*looked_at, *counted) if reporters else looked_at
+        counted = (self.status, self.severity, self.main_line)
+        placed = (self.project_type, self.target_url)
+        looked_at = (
+            *(self.q, self.missing_from, self.created_since, self.created_before, self.assignee, self.assigned),
+            *(self.location, self.without, self.new_in),
+        )
+        reporters, marks = len(self.run_id or ()) + len(self.branch or ()), len(self.rule or ()) + len(self.tag or ())
+        others = (*looked_at, *(placed if reporters or marks else ()), *(counted if reporters else ()))
         is_far_down = (self.page or 1) * self.limit > 10_000
-        return reporters > 1 or is_far_down or any(each is not None for each in others)
+        return reporters + marks > 1 or is_far_down or any(each is not None for each in others)
 
 
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
@@ -1091,6 +1137,7 @@ class Registry(Struct):
     engines: dict[str, Callable[[Settings], Database]] = {}
     page_files: dict[str, Callable[[Call], Answer]] = {}
     search: Callable[[str], Search] | None = None
+    baseline: Callable[[Connection, str, RunKey], RunKey | None] | None = None
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
     serve: Callable[[Settings, str, int, int], None] | None = None
     observers: dict[str, Callable[[Service], object]] = {}
@@ -1146,7 +1193,7 @@ class Listeners(Struct):
 # `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
 # part's, and may have many connections at once.
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
@@ -1470,8 +1517,15 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
 
 
-# The steps from version 8 on: a script each, by the version that it leads to, which schema.sql is run behind.
-MIGRATIONS: dict[int, str] = {}
+# The steps from version 8 on, by the version that each leads to: a script, which schema.sql is run behind, and then what
+# fills the rows that are there.
+MIGRATIONS: dict[int, str] = {
+    9: """ALTER TABLE tasks ADD COLUMN rule TEXT;
+ALTER TABLE tasks ADD COLUMN location TEXT;
+ALTER TABLE tasks ADD COLUMN tags TEXT;
+"""
+}
+FILLERS: dict[int, Callable[[Connection], None]] = {}
 
 
 def require_version(name: str, version: int) -> None:
@@ -1517,7 +1571,15 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
     scripts = [*(MIGRATIONS[step] for step in steps), schema_path().read_text("utf-8")]
     for statement in statements_of("\n".join(scripts)):
         connection.execute(statement)
+    fill(connection, steps)
     connection.execute("COMMIT")
+
+
+def fill(connection: Connection, steps: Iterable[int]) -> None:
+    """Bring rows up to date, behind the scripts of some steps and in their transaction."""
+    for fill_rows in filter(None, map(FILLERS.get, steps)):
+        fill_rows(connection)
+    connection.write_counts()
 
 
 READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
@@ -2656,10 +2718,30 @@ def counter_name(kind: str, project_type: str | None, target_url: str | None, br
 
 @lru_cache(maxsize=64)
 def counter_names(kind: str, project_type: str, target_url: str, branch: str = MAIN_LINE) -> tuple[str, ...]:
-    """Name all scopes that a task or run counts in. By the names of their branches, only runs are counted."""
+    """Name the scopes that a task or run counts in by where it is. By the names of branches, only runs are counted."""
     lines: list[str | None] = [branch] if branch == MAIN_LINE else [None, branch] if kind == "runs" else [None]
     places = list(itertools.product((None, project_type), (None, target_url)))
     return tuple(counter_name(kind, *place, line) for line in lines for place in places)
+
+
+TAGGED = "tasks tagged"
+
+
+def tags_in(text: str | None) -> list[str]:
+    """Return the tags that a task has, which are stored as JSON."""
+    return msgspec.json.decode(text) if text else []
+
+
+def mark_counter(column: str, value: str) -> str:
+    """Name what counts all tasks with a rule or tag; the quotes keep its spaces from meaning a branch."""
+    return f'tasks {column}:"{value}"'
+
+
+def mark_counters(rule: str | None, tags: str | None, branch: str = MAIN_LINE) -> list[str]:
+    """Name the scopes that a task counts in by its rule and tags, the latter a JSON text."""
+    names = [mark_counter("rule", rule)] if rule else []
+    names += [TAGGED, *(mark_counter("tag", tag) for tag in tags_in(tags))] if tags else ()
+    return [f"{name}{BRANCHES if branch else ''}" for name in names]
 
 
 def select_counts(connection: Connection, client_id: str, names: Sequence[str]) -> list[tuple[str, str, int, int]]:
@@ -2747,18 +2829,25 @@ def frozenset_or_none(values: Iterable[Value] | None) -> frozenset[Value] | None
     return None if values is None else frozenset(values)
 
 
-# What is listed together: project type (where types are named), line (the main one, a branch that is named, or None for
-# all branches), status, severity.
+# What is listed together: project type (where types are named) or rule or tag, line (the main one, a branch that is
+# named, or None for all branches), status, severity.
 Cell = tuple[str | None, str | None, str, int]
 
 
 def select_cells(connection: Connection, client_id: str, table: str, wanted: Filter) -> dict[Cell, int]:
     """Count what a filter leaves of a table, in cells none of which is empty."""
-    named = {
+    named: dict[str, tuple[str | None, str | None]] = {
         counter_name(table, project_type, wanted.target_url, line): (project_type, line)
         for project_type in ((None,) if wanted.types is None else wanted.types)
         for line in ((MAIN_LINE, None) if wanted.names is None else wanted.names)
     }
+    return select_named_cells(connection, client_id, named, wanted)
+
+
+def select_named_cells(
+    connection: Connection, client_id: str, named: Mapping[str, tuple[str | None, str | None]], wanted: Filter
+) -> dict[Cell, int]:
+    """Count what a filter lets through of some counters, each with the begin of its cells."""
     cells = Counter[Cell]()
     for name, status, severity, n in select_counts(connection, client_id, list(named)):
         cells[*named[name], status, severity] += n
@@ -2781,6 +2870,11 @@ class IndexRange(Struct, frozen=True, gc=False):
     def seq(self) -> str:
         """The column that holds the order."""
         return f"{self.table}.{'seq' if self.table in ('runs', 'tasks') else 'task_seq'}"
+
+    @property
+    def rank(self) -> str:
+        """The column that holds the severity; where that is fixed, the one that the index has."""
+        return f"{self.table if self.severity else 'tasks'}.severity"
 
     def where(self, condition: str, *values: Any) -> IndexRange:
         """Return the range with one more condition."""
@@ -2895,9 +2989,10 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         The database merges the ranges, so that nothing is sorted and a page far down costs what the first one
         costs. A range that stands there twice changes nothing, and neither does a task that several ranges have.
         """
-        rank, order = ("tasks.severity AS severity, ", "severity DESC, ") if self.order == "severity" else ("", "")
-        order += "seq ASC" if self.order == "createdAt" else "seq DESC"
-        merged = connection.merged([each.select(f"{rank}{each.seq} AS seq") for each in ranges], order, limit + offset)
+        ranked = self.order == "severity"
+        order = f"{'severity DESC, ' if ranked else ''}seq {'ASC' if self.order == 'createdAt' else 'DESC'}"
+        places = [each.select(f"{f'{each.rank} AS severity, ' if ranked else ''}{each.seq} AS seq") for each in ranges]
+        merged = connection.merged(places, order, limit + offset)
         values = (value for each in ranges for value in each.values)
         return f"{merged} ORDER BY {order} LIMIT ? OFFSET ?", (*values, limit, offset)
 
@@ -2928,18 +3023,24 @@ def plan_cells(
     return ListPlan(
         client_id=client_id,
         table=table,
-        ranges=(start,) if whole else tuple(cell_range(start, wanted.target_url, cell) for cell in cells),
+        ranges=(start,)
+        if whole
+        else tuple(cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells),
         settled=asked.keys(),
         size=total,
         total=total,
     )
 
 
-def cell_range(start: IndexRange, target_url: str | None, cell: Cell) -> IndexRange:
-    """Return the index range of a cell, of all targets or one. Runs have no severity."""
-    (project_type, line, status, severity), table = cell, start.table
-    found = start.where(f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''")  # as the indexes have it
-    fixed = {"project_type": project_type, "target_url": target_url, "branch": line or None, "status": status}
+def cell_range(start: IndexRange, cell: Cell, column: str, **fixed: str | None) -> IndexRange:
+    """Return the index range of a cell, by the column of its first part, of all else or what is fixed.
+
+    Runs have no severity.
+    """
+    (value, line, status, severity), table = cell, start.table
+    is_main = f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''"  # as the indexes have it
+    found = start.where(f"task_tags.main_line = {int(line == MAIN_LINE)}" if table == "task_tags" else is_main)
+    fixed |= {column: value, "branch": line or None, "status": status}
     for column, value in (fixed | {"severity": severity or None}).items():
         if value is not None:
             found = found.where(f"{table}.{column} = ?", value)
@@ -3336,9 +3437,9 @@ def folded(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(itertools.filterfalse(unicodedata.combining, plain)))
 
 
-def words_of(title: str, external_id: str | None, labels: str) -> str:
-    """Return the words that a task is found by, with a space between them."""
-    return " ".join(folded(f"{title} {external_id or ''} {labels}").split())
+def words_of(*texts: str | None) -> str:
+    """Return the words that a task is found by, of all of its texts that are searched, with a space between them."""
+    return " ".join(folded(" ".join(filter(None, texts))).split())
 
 
 def labels_of(evidence: Iterable[Any]) -> str:
@@ -3350,16 +3451,22 @@ SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" f
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
     NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     {SEVERITY_NAME}, tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
-    tasks.times_seen"""
+    tasks.times_seen, tasks.rule, tasks.location, COALESCE(tasks.tags, '[]')"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
     COALESCE(task_details.extensions, '{}')"""
 DETAILS = "JOIN task_details ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq"
 
 
+def task_head(row: Sequence[Any]) -> TaskHead:
+    """Return a task from a row of HEAD_COLUMNS. Stored JSON goes out as it is."""
+    return TaskHead(*(*row[:-1], Raw(row[-1])))
+
+
 def task_model(row: Sequence[Any]) -> Task:
     """Return a task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. Stored JSON goes out as it is."""
-    return Task(*(*row[:-4], *map(Raw, row[-4:])))
+    *head, tags, description = row[:-4]
+    return Task(*head, Raw(tags), description, *map(Raw, row[-4:]))
 
 
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
@@ -3390,6 +3497,12 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     external_id: str | None = None
     runs: Sequence[RunKey] | None = None
     branches: Sequence[BranchKey] | None = None
+    rules: frozenset[str] | None = None
+    location: str | None = None
+    tags: frozenset[str] | None = None
+    without: str | None = None
+    new_in: Sequence[RunKey] | None = None
+    baseline: RunKey | None = None
     missing_from: RunKey | None = None
     assignee: str | None = None
     assigned: bool | None = None
@@ -3399,7 +3512,7 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     @property
     def reporters(self) -> dict[str, Sequence[Source]]:
         """The runs, and the branches, of which one each must have reported a task: those of its type and target."""
-        given = {"runs": self.runs, "branches": self.branches}
+        given = {"runs": self.runs, "branches": self.branches, "new_in": self.new_in}
         return {
             field: [each for each in reporters if self.is_about(*each.type_and_target)]
             for field, reporters in given.items()
@@ -3413,16 +3526,18 @@ MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
     """Look up what a query names.
 
-    :raises Missing: when `missingFrom` is no run of the client.
-    :raises InvalidParameter: for too many branches, and for a search of nothing.
+    :raises Missing: when `missingFrom` or `newIn` is no run of the client.
+    :raises InvalidParameter: for too many branches, for a search of nothing, and for what an absent part would find.
     """
-    search = None
-    if query.q is not None:  # an unsound parameter is told before an unknown run
-        absent = load_part("findings_features/search.py")
-        if REGISTRY.search is None:
-            raise InvalidParameter("q", f"needs {absent}, which is not there")
-        search = REGISTRY.search(query.q)
+    for parameter, value, found, file in (  # an unsound parameter is told before an unknown run
+        ("q", query.q, REGISTRY.search, "findings_features/search.py"),
+        ("newIn", query.new_in, REGISTRY.baseline, "findings_features/gate.py"),
+    ):
+        if value is not None and found is None:
+            raise InvalidParameter(parameter, f"needs {load_part(file)}, which is not there")
+    search = REGISTRY.search(query.q) if REGISTRY.search and query.q is not None else None
     ids, names = query.run_id, query.branch
+    new_in = select_run_key(connection, client_id, query.new_in) if query.new_in else None
     wanted = TaskFilter(
         types=frozenset_or_none(query.project_type),
         target_url=query.target_url,
@@ -3432,6 +3547,12 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         external_id=query.external_id,
         runs=find_runs(connection, client_id, f"id {LISTED}", json.dumps(ids)) if ids else None,
         branches=find_branches(connection, client_id, f"name {LISTED}", json.dumps(names)) if names else None,
+        rules=frozenset_or_none(query.rule),
+        location=query.location,
+        tags=frozenset_or_none(query.tag),
+        without=query.without,
+        new_in=[new_in] if new_in else None,
+        baseline=REGISTRY.baseline(connection, client_id, new_in) if REGISTRY.baseline and new_in else None,
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
         assignee=query.assignee,
         assigned=query.assigned,
@@ -3520,6 +3641,74 @@ def plan_reported(client_id: str, field: str, reporters: Sequence[Source]) -> Li
     )
 
 
+def tagged(client_id: str, tags: Iterable[str]) -> Condition:
+    """Return the condition that a task has one of some tags: each is looked up by the whole key of `task_tags`."""
+    one, values = among("tag", tags)
+    line = "main_line = CASE tasks.branch WHEN '' THEN 1 ELSE 0 END"
+    same = f"{line} AND status = tasks.status AND severity = tasks.severity AND task_seq = tasks.seq"
+    return f"(SELECT 1 FROM task_tags WHERE client_id = ? AND {one} AND {same} LIMIT 1) IS NOT NULL", (
+        client_id,
+        *values,
+    )
+
+
+def plan_marked(connection: Connection, client_id: str, field: str, wanted: TaskFilter) -> ListPlan:
+    """Plan the list of what has one of the rules (or tags) that a field of a filter names, from the index of those."""
+    table, column = ("tasks", "rule") if field == "rules" else ("task_tags", "tag")
+    values = getattr(wanted, field)
+    named: dict[str, tuple[str | None, str | None]] = {
+        f"{mark_counter(column, value)}{ending}": (value, line)
+        for value in values
+        for line, ending in ((MAIN_LINE, ""), (None, BRANCHES))
+    }
+    cells = select_named_cells(connection, client_id, named, wanted)
+    start, size = IndexRange((f"{table}.client_id = ?",), (client_id,), table), sum(cells.values())
+    one, texts = among(f"{table}.{column}", values)
+    alone = column == "rule" or len(values) == 1  # else a task may be in several ranges
+    return ListPlan(
+        client_id=client_id,
+        table="tasks",
+        ranges=tuple(cell_range(start, cell, column) for cell in cells),
+        settled={field, *(("main_line", "statuses", "ranks") if alone else ())},
+        size=size,
+        total=size if alone else None,
+        tally=None if alone else start.where(one, *texts),
+    )
+
+
+INDEXED_LOCATION = 200  # characters of one that its index holds
+MOST_LOCATED = 200_000  # tasks at a location that are counted to choose a plan
+
+
+def located(location: str) -> Condition:
+    """Return the condition that a task is at a location, or at one that goes on behind it."""
+    if location.endswith(("/", ":")):
+        return "instr(tasks.location, ?) = 1", (location,)
+    further = "instr(tasks.location, ?) = 1 OR instr(tasks.location, ?) = 1"
+    return f"(tasks.location = ? OR {further})", (location, f"{location}/", f"{location}:")
+
+
+def plan_located(connection: Connection, client_id: str, location: str) -> ListPlan:
+    """Plan the list of what is at a location, or goes on behind it, from the index of what locations begin with."""
+    start = f"substr(located.location, 1, {INDEXED_LOCATION})"
+    one = "SELECT seq FROM tasks AS located WHERE located.client_id = ? AND located.location IS NOT NULL AND"
+    ends = location.endswith(("/", ":"))
+    found = [] if ends else [(f"{start} = ?", (location[:INDEXED_LOCATION],))]
+    for text in (location,) if ends else (f"{location}/", f"{location}:"):
+        if len(text) <= INDEXED_LOCATION:
+            behind = text[:-1] + chr(ord(text[-1]) + 1)
+            found.append((f"{start} >= ? AND {start} < ?", (text, behind)))
+        elif ends:
+            found.append((f"{start} = ?", (text[:INDEXED_LOCATION],)))
+    seqs = " UNION ALL ".join(f"{one} {condition}" for condition, _ in found)
+    values = [value for _, texts in found for value in (client_id, *texts)]
+    few = f"SELECT COUNT(*) FROM (SELECT seq FROM ({seqs}) AS listed LIMIT ?) AS counted"
+    (size,) = connection.execute(few, (*values, MOST_LOCATED)).fetchone()
+    rows = IndexRange(("tasks.client_id = ?", f"tasks.seq IN ({seqs})"), (client_id, *values), "tasks")
+    settled = {"location"} if len(location) < INDEXED_LOCATION else set[str]()
+    return ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled=settled, size=size)
+
+
 def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: str) -> Iterator[ListPlan]:
     """Give the ranges that hold all tasks that a filter lets through. What is looked up by a name of its own is few."""
     start = IndexRange(("tasks.client_id = ?",), (client_id,), "tasks")
@@ -3536,6 +3725,11 @@ def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: 
     yield plan_cells(connection, client_id, "tasks", wanted, order)
     for field, reporters in wanted.reporters.items():
         yield plan_reported(client_id, field, reporters)
+    for field in ("rules", "tags"):
+        if getattr(wanted, field) is not None:
+            yield plan_marked(connection, client_id, field, wanted)
+    if wanted.location is not None:
+        yield plan_located(connection, client_id, wanted.location)
     if wanted.search is not None:
         yield wanted.search.plan(connection, client_id)
 
@@ -3555,6 +3749,18 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
         asked["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
     for field, reporters in wanted.reporters.items():
         asked[field] = reported_by(client_id, reporters)
+    if wanted.baseline is not None:
+        known, values = reported_by(client_id, [wanted.baseline])
+        asked["baseline"] = (f"NOT {known}", values)
+    if wanted.rules is not None:
+        asked["rules"] = among("tasks.rule", wanted.rules)
+    if wanted.tags is not None:
+        asked["tags"] = tagged(client_id, wanted.tags)
+    if wanted.location is not None:
+        asked["location"] = located(wanted.location)
+    if wanted.without is not None:
+        column = "tags" if wanted.without == "tag" else wanted.without
+        asked["without"] = (f"tasks.{column} IS NULL", ())
     if wanted.missing_from is not None:
         asked["missing_from"] = missing_from(connection, client_id, wanted.missing_from)
     if wanted.search is not None:
@@ -3575,7 +3781,7 @@ def select_tasks(
     columns, joined = (f"{HEAD_COLUMNS}, {DETAIL_COLUMNS}", DETAILS) if whole else (HEAD_COLUMNS, "")
     plan = plan_tasks(connection, client_id, wanted, query.sort)
     rows = plan.behind(position).page(connection, columns, joined, query)
-    return map(task_model, rows) if whole else itertools.starmap(TaskHead, rows), plan
+    return map(task_model if whole else task_head, rows), plan
 
 
 def select_history(
@@ -3609,11 +3815,15 @@ class NewTask(Struct, gc=False):
     success_criteria: str | None
     extensions: str | None
     labels: str = ""
+    rule: str | None = None
+    location: str | None = None
+    tags: str | None = None
 
     @property
     def words(self) -> str:
         """What the task is found by."""
-        return words_of(self.title, self.external_id, self.labels)
+        marks = (self.rule, self.location, *tags_in(self.tags))
+        return words_of(self.title, self.external_id, self.labels, *marks)
 
     @property
     def details(self) -> tuple[str | None, ...]:
@@ -3622,7 +3832,7 @@ class NewTask(Struct, gc=False):
 
 
 class TaskRow(Struct, frozen=True, gc=False):
-    """What the counters and the history need to know of a stored task."""
+    """What the counters and the history need to know of a stored task; `tags` is a JSON text."""
 
     seq: int
     id: str
@@ -3633,11 +3843,13 @@ class TaskRow(Struct, frozen=True, gc=False):
     project_type: str
     target_url: str
     branch: str
+    rule: str | None
+    tags: str | None
 
     @property
-    def cell(self) -> tuple[str, int, str]:
-        """What can change of what the task is counted by."""
-        return self.status, self.severity, self.branch
+    def cell(self) -> tuple[str, int, str, str | None, str | None]:
+        """What can change of what the task is counted and listed by."""
+        return self.status, self.severity, self.branch, self.rule, self.tags
 
     def after(self, update: TaskUpdate) -> TaskRow:
         """Return what the task is after a decision; a move leaves behind why it was what it was."""
@@ -3650,7 +3862,8 @@ class TaskRow(Struct, frozen=True, gc=False):
 
 
 JSON_CONTENT = ("evidence", "remediation", "successCriteria", "extensions")
-CONTENT = ("title", "severity", "description", *JSON_CONTENT, "branch")
+CONTENT = ("title", "severity", "description", *JSON_CONTENT, "rule", "location", "tags", "branch")
+SEARCHED = {"title", "evidence", "rule", "location", "tags"}  # of what a report may change
 
 
 class StoredFinding(Struct, frozen=True, gc=False):
@@ -3659,13 +3872,17 @@ class StoredFinding(Struct, frozen=True, gc=False):
     state: TaskRow
     external_id: str
     title: str
+    location: str | None
     details: tuple[str | None, ...]
     seen_by_run: bool
 
     def changed(self, report: NewTask, branch: str) -> list[str]:
         """Name the fields that the report, and the branch behind it, change, as the API calls them."""
-        before: tuple[Any, ...] = (self.title, self.state.severity, *self.details, self.state.branch)
-        after: tuple[Any, ...] = (report.title, report.severity, *report.details, branch)
+        state = self.state
+        before: tuple[Any, ...] = (self.title, state.severity, *self.details)
+        before += (state.rule, self.location, state.tags, state.branch)
+        after: tuple[Any, ...] = (report.title, report.severity, *report.details)
+        after += (report.rule, report.location, report.tags, branch)
         # Left out, extensions are {}: only they are stored as they were sent.
         return [
             name
@@ -3677,13 +3894,15 @@ class StoredFinding(Struct, frozen=True, gc=False):
         """Return what the finding is after the report: people's triage stays, what was fixed reopens."""
         reopens = self.state.status == "resolved" and report.status not in ("resolved", "dismissed")
         state = self.state.after(TaskUpdate(status="open")) if reopens else self.state
-        if (state.status, report.severity, branch) == self.state.cell:
+        if (state.status, report.severity, branch, report.rule, report.tags) == self.state.cell:
             return self.state
-        return msgspec.structs.replace(state, severity=report.severity, branch=branch)
+        return msgspec.structs.replace(
+            state, severity=report.severity, branch=branch, rule=report.rule, tags=report.tags
+        )
 
 
 TASK_ROW_COLUMNS = """tasks.seq, tasks.id, tasks.status, tasks.reason, tasks.assignee, tasks.severity,
-    tasks.project_type, tasks.target_url, tasks.branch"""
+    tasks.project_type, tasks.target_url, tasks.branch, tasks.rule, tasks.tags"""
 
 
 def select_task_rows(connection: Connection, client_id: str, condition: str, value: str) -> list[TaskRow]:
@@ -3705,7 +3924,7 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
     What the same transaction has stored has other ids. PostgreSQL counts none of it yet, and would go through all.
     """
     rows = connection.execute(
-        f"""SELECT {TASK_ROW_COLUMNS}, tasks.external_id, tasks.title,
+        f"""SELECT {TASK_ROW_COLUMNS}, tasks.external_id, tasks.title, tasks.location,
                 task_details.description, task_details.evidence, task_details.remediation,
                 task_details.success_criteria, task_details.extensions,
                 (SELECT sightings.run_seq FROM sightings WHERE sightings.client_id = tasks.client_id
@@ -3725,21 +3944,90 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
             json.dumps(external_ids),
         ),
     )
-    return {row[9]: StoredFinding(TaskRow(*row[:9]), row[9], row[10], row[11:16], bool(row[16])) for row in rows}
+    return {
+        row[11]: StoredFinding(TaskRow(*row[:11]), row[11], row[12], row[13], row[14:19], bool(row[19])) for row in rows
+    }
 
 
-def add_task_to_counters(connection: Connection, client_id: str, state: TaskRow, n: int) -> None:
-    """Count a task in, or out."""
-    names = counter_names("tasks", state.project_type, state.target_url, state.branch)
-    add_to_counters(connection, client_id, names, state.status, state.severity, n)
+def index_tasks(connection: Connection, client_id: str, states: Sequence[TaskRow], n: Literal[1, -1]) -> None:
+    """Count tasks in, and list them by their tags; or out, with -1."""
+    kinds = Counter((state.project_type, state.target_url, *state.cell) for state in states)
+    for (project_type, target_url, status, severity, branch, rule, tags), times in kinds.items():
+        names = (*counter_names("tasks", project_type, target_url, branch), *mark_counters(rule, tags, branch))
+        add_to_counters(connection, client_id, names, status, severity, n * times)
+    tagged = [
+        (client_id, tag, int(not state.branch), state.status, state.severity, state.seq)
+        for state in states
+        for tag in tags_in(state.tags)
+    ]
+    if tagged:
+        connection.executemany(INSERT_TAG if n > 0 else DELETE_TAG, tagged)
+
+
+INSERT_TAG = """INSERT INTO task_tags (client_id, tag, main_line, status, severity, task_seq)
+    VALUES (?, ?, ?, ?, ?, ?)"""
+DELETE_TAG = """DELETE FROM task_tags WHERE client_id = ? AND tag = ? AND main_line = ? AND status = ? AND severity = ?
+    AND task_seq = ?"""
 
 
 def move_in_counters(connection: Connection, client_id: str, changes: Iterable[tuple[TaskRow, TaskRow]]) -> None:
-    """Count tasks that have moved to another status, severity or line, each as it was and as it is."""
-    for old, new in changes:
-        if old.cell != new.cell:
-            add_task_to_counters(connection, client_id, old, -1)
-            add_task_to_counters(connection, client_id, new, 1)
+    """Count and list tasks anew whose status, severity, line, rule or tags have changed: as they were and as they are."""
+    moved = [(old, new) for old, new in changes if old.cell != new.cell]
+    index_tasks(connection, client_id, [old for old, _ in moved], -1)
+    index_tasks(connection, client_id, [new for _, new in moved], 1)
+
+
+def fitting(text: Any, length: int) -> str | None:
+    """Return a text without control characters and white space at its ends, None where nothing of up to that is left."""
+    plain = regex.sub(f"[{CONTROLS}]+", " ", text).strip() if isinstance(text, str) else ""
+    return plain if 0 < len(plain) <= length else None
+
+
+def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | None, str | None, str | None]:
+    """Return what another program calls rule, file, line and tags as a task has them: nothing of it is refused.
+
+    A longer rule is cut, a location at its front, and of tags the first that fit are taken.
+    """
+    rule, place = fitting(rule, sys.maxsize), fitting(file, sys.maxsize)
+    if place and isinstance(line, int) and not isinstance(line, bool):
+        place = f"{place}:{line}"
+    fit = dict.fromkeys(filter(None, (fitting(tag, 64) for tag in tags))) if isinstance(tags, (list, tuple)) else ()
+    return (
+        rule if rule is None or len(rule) <= 256 else f"{rule[:255]}…",
+        place if place is None or len(place) <= 1024 else f"…{place[-1023:]}",
+        to_json_text([*fit][:20]) if fit else None,
+    )
+
+
+def fill_marks(connection: Connection) -> None:
+    """Give tasks that came as SARIF their rule, location and tags, which only their extensions had until schema 9."""
+    rows_of = f"""SELECT {TASK_ROW_COLUMNS}, task_details.extensions, task_words.words FROM tasks {DETAILS}
+        JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
+        WHERE tasks.client_id = ? AND tasks.seq > ? AND task_details.extensions IS NOT NULL
+        ORDER BY tasks.seq LIMIT ?"""
+    for client_id in select_clients(connection):
+        last = 0
+        while rows := connection.execute(rows_of, (client_id, last, REPORTS_AT_ONCE)).fetchall():
+            filled: list[tuple[TaskRow, TaskRow, str | None, str]] = []
+            for *fields, extensions, words in rows:
+                state, told = TaskRow(*fields), msgspec.json.decode(extensions)
+                last = state.seq
+                if isinstance(told.get("tool"), str):
+                    rule, location, tags = foreign_marks(*map(told.get, ("ruleId", "file", "line", "tags")))
+                    listed = msgspec.structs.replace(state, rule=rule, tags=tags)
+                    filled.append((state, listed, location, words_of(words, rule, location, *tags_in(tags))))
+            connection.executemany(
+                "UPDATE tasks SET rule = ?, location = ?, tags = ? WHERE client_id = ? AND seq = ?",
+                [(new.rule, location, new.tags, client_id, new.seq) for _, new, location, _ in filled],
+            )
+            connection.executemany(
+                "UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?",
+                [(words, client_id, new.seq) for _, new, _, words in filled],
+            )
+            move_in_counters(connection, client_id, [(old, new) for old, new, *_ in filled])
+
+
+FILLERS[9] = fill_marks
 
 
 def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
@@ -3828,42 +4116,40 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
     """Store new findings, and return what became of each report."""
     who, run, now = by.who, by.run, by.now
     seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
-    added: list[tuple[int, str, TaskStatus, NewTask]] = [
-        (seq, task_id, report.status or "open", report)
-        for seq, task_id, report in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
-    ]
     scope = (*run.type_and_target, run.branch)
+    added: list[tuple[TaskRow, NewTask]] = [
+        (TaskRow(seq, id, new.status or "open", None, None, new.severity, *scope, new.rule, new.tags), new)
+        for seq, id, new in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
+    ]
     connection.executemany(
         """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
-               title, severity, status, created_at, updated_at, last_seen_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+               title, severity, status, created_at, updated_at, last_seen_at, rule, location, tags)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
-            (seq, who.client_id, task_id, *scope, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
-            + (report.severity, status, now, now, now)
-            for seq, task_id, status, report in added
+            (state.seq, who.client_id, state.id, *scope, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
+            + (report.severity, state.status, now, now, now, report.rule, report.location, report.tags)
+            for state, report in added
         ],
     )
     connection.executemany(
         """INSERT INTO task_details (task_seq, client_id, description, evidence, remediation, success_criteria,
                extensions) VALUES (?, ?, ?, ?, ?, ?, ?)""",
-        [(seq, who.client_id, *report.details) for seq, _, _, report in added],
+        [(state.seq, who.client_id, *report.details) for state, report in added],
     )
     insert_sightings(connection, by, seqs)
     insert_history(
         connection,
         [
-            (who.client_id, seq, now, "created", who.name, run.id, None, status, None, None, None, None)
-            for seq, _, status, _ in added
+            (who.client_id, state.seq, now, "created", who.name, run.id, None, state.status, None, None, None, None)
+            for state, _ in added
         ],
     )
     connection.executemany(
         "INSERT INTO task_words (client_id, task_seq, words) VALUES (?, ?, ?)",
-        [(who.client_id, seq, report.words) for seq, _, _, report in added],
+        [(who.client_id, state.seq, report.words) for state, report in added],
     )
-    kinds = Counter((status, report.severity) for _, _, status, report in added)
-    for kind, n in kinds.items():
-        add_to_counters(connection, who.client_id, counter_names("tasks", *scope), *kind, n)
-    return [TaskResult(task_id, status, report.external_id, "created") for _, task_id, status, report in added]
+    index_tasks(connection, who.client_id, [state for state, _ in added], 1)
+    return [TaskResult(state.id, state.status, report.external_id, "created") for state, report in added]
 
 
 class RepeatedReport(Struct, frozen=True, gc=False):
@@ -3887,11 +4173,12 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
     who, now = by.who, by.now
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
-        """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?, updated_at = ?
+        """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?, rule = ?, location = ?, tags = ?,
+               updated_at = ?
            WHERE client_id = ? AND seq = ?""",
         [
-            (item.report.title, state.severity, state.status, state.reason, state.branch, now)  # noqa: RUF005
-            + (who.client_id, state.seq)
+            (item.report.title, state.severity, state.status, state.reason, state.branch)  # noqa: RUF005
+            + (state.rule, item.report.location, state.tags, now, who.client_id, state.seq)
             for item in rewritten
             for state in (item.state,)
         ],
@@ -3906,7 +4193,7 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
         [
             (item.report.words, who.client_id, item.state.seq)
             for item in rewritten
-            if {"title", "evidence"} & {*item.changed}
+            if SEARCHED.intersection(item.changed)
         ],
     )
     move_in_counters(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
@@ -4256,7 +4543,7 @@ class Parsed(Struct):
 
     def add(self, task: TaskReport, pointer: str, levels: int) -> None:
         """Take one task that its model has accepted, or note what rules it breaks."""
-        problems = rule_problems(task.description, task.evidence or (), task.remediation or ())
+        problems = rule_problems(task.description, task.evidence or (), task.remediation or (), task.tags or ())
         self.problems += [problem.below(pointer) for problem in problems]
         extensions = self.add_extensions(task.extensions, pointer, levels)
         numbered = enumerate(task.remediation or (), start=1)
@@ -4275,6 +4562,9 @@ class Parsed(Struct):
                 to_json_text(task.success_criteria) if task.success_criteria else None,
                 extensions,
                 labels_of(task.evidence) if task.evidence else "",
+                task.rule,
+                task.location,
+                to_json_text(task.tags) if task.tags else None,
             )
         )
 
@@ -4300,6 +4590,7 @@ class Parsed(Struct):
             description if isinstance(description, str) else None,
             readable_items(document.get("evidence"), Evidence),
             readable_items(document.get("remediation"), RemediationStep),
+            tags[:PROBLEMS_OF_ONE] if isinstance(tags := document.get("tags"), list) else (),
         )
         there = {problem.pointer for problem in self.problems[others:]}
         more = (problem.below(pointer) for problem in rules)
@@ -4331,7 +4622,10 @@ def exceeds_bytes(text: str | None, limit: int) -> bool:
 
 
 def rule_problems(
-    description: str | None, evidence: Sequence[Evidence | None], remediation: Sequence[RemediationStep | None]
+    description: str | None,
+    evidence: Sequence[Evidence | None],
+    remediation: Sequence[RemediationStep | None],
+    tags: Sequence[Any],
 ) -> Iterator[Problem]:
     """Tell which rules a task breaks that its model cannot express. An item that is None has been refused already."""
     if exceeds_bytes(description, 64 * KIB):
@@ -4347,6 +4641,9 @@ def rule_problems(
         if number in taken:
             yield Problem(f"step {number} is there already; steps must differ", f"/remediation/{index}/step")
         taken.add(number)
+    for index, tag in enumerate(tags):
+        if isinstance(tag, str) and tag in tags[:index]:
+            yield Problem("is there already; tags must differ", f"/tags/{index}", value=truncate(tag))
 
 
 def evidence_problems(item: Evidence) -> list[Problem]:
@@ -4576,13 +4873,16 @@ def reason_problem(update: TaskUpdate, state: TaskRow, pointer: str) -> Problem 
 
 @cache
 def parameter_kinds(model: Any) -> dict[str, type]:
-    """Tell of each query parameter whether it is several (a tuple's have commas), a number, a bool, a time or text."""
+    """Tell of each query parameter whether it is several, a number, a bool, a time or text.
+
+    Of those that are several, a tuple's values have commas, and a set's may.
+    """
     hints = typing.get_type_hints(model)
     kinds: dict[str, type] = {}
     for each in msgspec.structs.fields(model):
         parts = (hints[each.name], *typing.get_args(hints[each.name]))
         found = {*parts, *map(typing.get_origin, parts)}
-        kinds[each.encode_name] = next((kind for kind in (list, tuple, bool, int, Moment) if kind in found), str)
+        kinds[each.encode_name] = next((kind for kind in (list, set, tuple, bool, int, Moment) if kind in found), str)
     return kinds
 
 
@@ -4603,7 +4903,7 @@ def read_query(model: type[Checked], text: str) -> Checked:
     for name, value in pairs:
         if name not in kinds:
             raise InvalidParameter(name, f"is not a known parameter; known here: {', '.join(kinds) or 'none'}")
-        several = kinds[name] in (list, tuple)
+        several = kinds[name] in (list, set, tuple)
         if name in values and not several:
             raise InvalidParameter(name, "is given more than once, and takes one value")
         read = parameter_value(name, value, kinds[name])
@@ -4647,10 +4947,10 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
         if text not in ("true", "false"):
             raise InvalidParameter(name, "must be true or false")
         return text == "true"
-    if kind is list:
+    if kind in (list, set):
         if not all(parts := text.split(",")):
             raise InvalidParameter(name, "must not be empty, nor have an empty part")
-        return parts
+        return parts if kind is list or len(parts) == 1 else [*parts, text]
     if not text:
         raise InvalidParameter(name, "must not be empty")
     if kind is Moment:

@@ -14,7 +14,7 @@
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 8;
+PRAGMA user_version = 9;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -86,7 +86,8 @@ CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE s
 
 -- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
 -- or another sighting never rewrites a screenshot. `branch` is '' once a run of the main line has reported the task,
--- else the branch that reported it first. `reason` is why a finished one is that, `assignee` who sees to it.
+-- else the branch that reported it first. `reason` is why a finished one is that, `assignee` who sees to it. `tags` is a
+-- JSON array, NULL where there is none.
 CREATE TABLE IF NOT EXISTS tasks (
     seq           INTEGER PRIMARY KEY,
     client_id     TEXT NOT NULL,
@@ -109,7 +110,10 @@ CREATE TABLE IF NOT EXISTS tasks (
         OR status IN ('resolved', 'dismissed')
         AND reason IN ('fixed', 'false_positive', 'accepted_risk', 'wont_fix', 'used_in_tests', 'duplicate')
     ),
-    assignee      TEXT CHECK (assignee <> '')
+    assignee      TEXT CHECK (assignee <> ''),
+    rule          TEXT,
+    location      TEXT,
+    tags          TEXT
 ) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_id ON tasks (client_id, id);
 CREATE UNIQUE INDEX IF NOT EXISTS tasks_by_identity ON tasks (client_id, external_id, project_type, target_url);
@@ -124,6 +128,23 @@ CREATE INDEX IF NOT EXISTS branch_tasks_by_type ON tasks (client_id, project_typ
 CREATE INDEX IF NOT EXISTS branch_tasks_by_target ON tasks (client_id, target_url, status, severity) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS tasks_by_assignee ON tasks (client_id, assignee) WHERE assignee IS NOT NULL;
 CREATE INDEX IF NOT EXISTS assigned_tasks ON tasks (client_id) WHERE assignee IS NOT NULL;
+CREATE INDEX IF NOT EXISTS tasks_by_rule ON tasks (client_id, rule, status, severity)
+    WHERE branch = '' AND rule IS NOT NULL;
+CREATE INDEX IF NOT EXISTS branch_tasks_by_rule ON tasks (client_id, rule, status, severity)
+    WHERE branch <> '' AND rule IS NOT NULL;
+CREATE INDEX IF NOT EXISTS tasks_by_location ON tasks (client_id, substr(location, 1, 200)) WHERE location IS NOT NULL;
+
+-- Which tasks have a tag, in the order in which they are listed: made of a task's columns, and changed with them.
+-- Nothing refers to the task, because a key that finds its rows would have to be kept for that alone.
+CREATE TABLE IF NOT EXISTS task_tags (
+    client_id  TEXT NOT NULL,
+    tag        TEXT NOT NULL,
+    main_line  INTEGER NOT NULL CHECK (main_line IN (0, 1)),
+    status     TEXT NOT NULL,
+    severity   INTEGER NOT NULL,
+    task_seq   INTEGER NOT NULL,
+    PRIMARY KEY (client_id, tag, main_line, status, severity, task_seq)
+) STRICT, WITHOUT ROWID;
 
 -- The bulk of a task. Arrays and extensions are JSON text; NULL is an empty one.
 CREATE TABLE IF NOT EXISTS task_details (
@@ -137,8 +158,9 @@ CREATE TABLE IF NOT EXISTS task_details (
     FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
 ) STRICT;
 
--- What a task is searched by: its title, its external id and the labels of its evidence without case and accents, with
--- a space between two words. By itself, because a search reads that of all tasks of a client.
+-- What a task is searched by: its title, its external id, the labels of its evidence, its rule, location and tags,
+-- without case and accents and with a space between two words. By itself, because a search reads that of all tasks of a
+-- client.
 CREATE TABLE IF NOT EXISTS task_words (
     client_id  TEXT NOT NULL,
     task_seq   INTEGER NOT NULL,
@@ -210,9 +232,9 @@ CREATE INDEX IF NOT EXISTS history_by_resolving_run ON history (client_id, run_i
     WHERE event = 'status' AND run_id IS NOT NULL;
 
 -- How many tasks of the main line (or runs, with severity 0) a scope holds: 'tasks', 'tasks type:T', 'tasks target:U',
--- 'tasks type:T target:U', and the same for 'runs'. Of what is not of the main line, all have ' branches' at their end,
--- and for runs each again ' branch:NAME'. 'changes' only rises, with each transaction that changes what is the client's:
--- a stamp.
+-- 'tasks type:T target:U', and the same for 'runs'; also 'tasks rule:"R"', 'tasks tag:"T"', and 'tasks tagged' for those
+-- with any tag. Of what is not of the main line, all have ' branches' at their end, and for runs each again
+-- ' branch:NAME'. 'changes' only rises, with each transaction that changes what is the client's: a stamp.
 CREATE TABLE IF NOT EXISTS counters (
     client_id  TEXT NOT NULL,
     scope      TEXT NOT NULL,

@@ -6,6 +6,8 @@ written.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -27,26 +29,46 @@ def word_faults(connection: heart.Connection) -> Iterator[str]:
     for client_id in heart.select_clients(connection):
         last = -1
         while rows := connection.execute(
-            """SELECT tasks.seq, id, title, external_id, COALESCE(evidence, '[]'), task_words.words
+            """SELECT tasks.seq, id, title, external_id, rule, location, tags, COALESCE(evidence, '[]'), task_words.words
                FROM tasks LEFT JOIN task_details
                    ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
                LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
                WHERE tasks.client_id = ? AND tasks.seq > ? ORDER BY tasks.seq LIMIT ?""",
             (client_id, last, 512),  # tasks at once
         ).fetchall():
-            for last, task_id, title, external_id, evidence, words in rows:  # noqa: B007
-                if words != heart.words_of(title, external_id, heart.labels_of(decode(evidence))):
+            for last, task_id, title, external_id, rule, location, tags, evidence, words in rows:  # noqa: B007
+                marks = rule, location, *heart.tags_in(tags)
+                if words != heart.words_of(title, external_id, heart.labels_of(decode(evidence)), *marks):
                     yield f"task {task_id} is searched by other words than it has"
+
+
+def tag_faults(connection: heart.Connection) -> Iterator[str]:
+    """Tell where lists by tag are not what the tasks are, from both in the same order."""
+    for client_id in heart.select_clients(connection):
+        tasks = connection.stream(
+            """SELECT seq, tags, CASE branch WHEN '' THEN 1 ELSE 0 END, status, severity FROM tasks
+               WHERE client_id = ? AND tags IS NOT NULL ORDER BY seq""",
+            (client_id,),
+        )
+        expected = ((seq, tag, *state) for seq, tags, *state in tasks for tag in sorted(heart.tags_in(tags)))
+        listed = connection.stream(
+            """SELECT task_seq, tag, main_line, status, severity FROM task_tags
+               WHERE client_id = ? ORDER BY task_seq, tag""",
+            (client_id,),
+        )
+        for (seq, tag, *_), same in itertools.groupby(heapq.merge(expected, map(tuple, listed))):
+            if len(list(same)) != 2:
+                yield f"tag: {client_id}, {tag!r} lists the task of seq {seq} otherwise than that is"
 
 
 def recounted(connection: heart.Connection) -> Counter[heart.CounterKey]:
     """Count everything that the counters count, one by one, but for changes."""
     counts: Counter[heart.CounterKey] = Counter()
     place, kind = "client_id, project_type, target_url, branch", "status, severity"
-    for client, *at, status, severity, n in connection.execute(
-        f"SELECT {place}, {kind}, COUNT(*) FROM tasks GROUP BY {place}, {kind}"
+    for client, *at, rule, tags, status, severity, n in connection.execute(
+        f"SELECT {place}, rule, tags, {kind}, COUNT(*) FROM tasks GROUP BY {place}, rule, tags, {kind}"
     ):
-        for name in heart.counter_names("tasks", *at):
+        for name in (*heart.counter_names("tasks", *at), *heart.mark_counters(rule, tags, at[-1])):
             counts[client, name, status, severity] += n
     for client, *at, status, n in connection.execute(
         f"SELECT {place}, status, COUNT(*) FROM runs GROUP BY {place}, status"
@@ -158,6 +180,7 @@ def integrity_errors(connection: heart.Connection) -> Iterator[str]:
     for (client, name, status, severity), n in expected.items():
         yield f"counter: {client}, {name}, {status}, severity {severity} is missing, but there are {n}"
     yield from word_faults(connection)
+    yield from tag_faults(connection)
     for complaint, statement in INTEGRITY_CHECKS.items():
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 

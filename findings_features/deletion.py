@@ -81,8 +81,7 @@ def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[h
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
     connection.deletes = True
     drop_answers_about_tasks(connection, client_id, [task.id for task in tasks])
-    for task in tasks:
-        heart.add_task_to_counters(connection, client_id, task, -1)
+    heart.index_tasks(connection, client_id, tasks, -1)
     seqs = [task.seq for task in tasks]
     uncount_reported(connection, client_id, heart.RunKey, seqs)
     branches = uncount_reported(connection, client_id, heart.BranchKey, seqs)

@@ -26,7 +26,7 @@ import findings_features.gate as gate
 import findings_service as heart
 
 
-class ExportQuery(heart.TaskFilters):
+class ExportQuery(heart.TaskOrder):
     """Which part of a list of tasks that goes out in another form than JSON."""
 
     limit: Annotated[int, Meta(ge=1, le=100_000, description="Tasks in a document.")] = 10_000
@@ -225,8 +225,9 @@ class Lines:
 
 
 TASK_COLUMNS = (
-    *("id", "external_id", "title", "severity", "status", "reason", "assignee", "project_type", "target_url", "branch"),
-    *("run_id", "last_run_id", "created_at", "updated_at", "last_seen_at", "times_seen"),
+    *("id", "external_id", "title", "severity", "status", "reason", "assignee", "rule", "location", "tags"),
+    *("project_type", "target_url", "branch", "run_id", "last_run_id"),
+    *("created_at", "updated_at", "last_seen_at", "times_seen"),
 )
 
 
@@ -235,13 +236,18 @@ def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     writer = csv.writer(Lines(), lineterminator="\r\n")
     names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
     header: Sequence[Any] = [names[name] for name in TASK_COLUMNS]
-    rows = ([cell(getattr(item.task, name)) for name in TASK_COLUMNS] for item in listed)
+    rows = ([cell(value_of(item.task, name)) for name in TASK_COLUMNS] for item in listed)
     yield from map(writer.writerow, itertools.chain([header], rows))
 
 
 # What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
 # the way there: white space, quotes, and signs that show nothing.
 FORMULA = regex.compile(r"[\s\p{QMark}\p{C}\p{DI}\u2800]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
+
+
+def value_of(task: heart.TaskHead, name: str) -> Any:
+    """Return a field of a task as one text or number: its tags, which are still JSON, with commas between them."""
+    return ", ".join(heart.tags_in(task.tags)) if name == "tags" else getattr(task, name)
 
 
 def cell(value: str | int | None) -> str | int | None:

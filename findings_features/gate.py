@@ -165,7 +165,7 @@ def select_offenders(
             OFFENDERS_LISTED,
         ),
     )
-    return list(itertools.starmap(heart.TaskHead, rows))
+    return list(map(heart.task_head, rows))
 
 
 def gate_reason(run: heart.RunKey, baseline: heart.RunKey | None, query: GateQuery, offenders: int) -> str:
@@ -218,5 +218,6 @@ def get_run_gate(call: heart.Call, run_id: str) -> heart.Deferred:
 
 
 def register() -> None:
-    """Have runs judged."""
+    """Have runs judged, and lists of what is new in one."""
     heart.REGISTRY.add_operations(get_run_gate)
+    heart.REGISTRY.baseline = find_latest_on_main_line

@@ -66,9 +66,8 @@ def read_table(fresh: sqlite3.Connection, name: str) -> Table | None:
     client = "id" if name == "clients" else "client_id"
     if client not in columns:
         return None
-    owners = dict(fresh.execute('SELECT "from", "table" FROM pragma_foreign_key_list(?) WHERE "to" = \'seq\'', (name,)))
-    owners |= {"seq": name} if "seq" in columns else {}
-    numbers = {columns.index(column): owner for column, owner in owners.items()}
+    owners = {"seq": name, "run_seq": "runs", "branch_seq": "branches", "task_seq": "tasks"}
+    numbers = {place: owners[column] for place, column in enumerate(columns) if column in owners}
     return Table(name, columns, key, columns.index(client), numbers)
 
 

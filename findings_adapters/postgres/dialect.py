@@ -84,7 +84,7 @@ SCHEMA: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\bINTEGER\b", "BIGINT"),
         # These keys have an index, and other indexes end with the number, as each of SQLite's does with its rowid.
         (r"CREATE UNIQUE INDEX [^()]*\(client_id, seq\)", ""),
-        (r"(CREATE INDEX [^()]* ON (runs|tasks|branches|history) \([^()]*)", r"\1, seq"),
+        (r"(CREATE INDEX [^()]* ON (runs|tasks|branches|history) \((?:[^()]|\([^()]*\))*)", r"\1, seq"),
     )
 )
 
