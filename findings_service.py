@@ -1114,6 +1114,7 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     ),
     "findings_features/exports.py": (),
     "findings_features/gate.py": ("GET /api/v1/runs/{run_id}/gate",),
+    "findings_features/groups.py": ("GET /api/v1/groups",),
     "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
     "findings_features/overview.py": ("GET /api/v1/overview",),
     "findings_features/search.py": (),
@@ -1517,8 +1518,8 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
 
 
-# The steps from version 8 on, by the version that each leads to: a script, which schema.sql is run behind, and then what
-# fills the rows that are there.
+# The steps from version 8 on, by the version that each leads to: a script, behind which schema.sql is run, and what
+# fills the rows that are there then.
 MIGRATIONS: dict[int, str] = {
     9: """ALTER TABLE tasks ADD COLUMN rule TEXT;
 ALTER TABLE tasks ADD COLUMN location TEXT;
@@ -2727,9 +2728,9 @@ def counter_names(kind: str, project_type: str, target_url: str, branch: str = M
 TAGGED = "tasks tagged"
 
 
-def tags_in(text: str | None) -> list[str]:
-    """Return the tags that a task has, which are stored as JSON."""
-    return msgspec.json.decode(text) if text else []
+def tags_in(unread: Any) -> list[str]:
+    """Return the tags of a task, which are still the text that is stored, or None."""
+    return msgspec.json.decode(unread) if unread else []
 
 
 def mark_counter(column: str, value: str) -> str:
@@ -3040,10 +3041,10 @@ def cell_range(start: IndexRange, cell: Cell, column: str, **fixed: str | None) 
     (value, line, status, severity), table = cell, start.table
     is_main = f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''"  # as the indexes have it
     found = start.where(f"task_tags.main_line = {int(line == MAIN_LINE)}" if table == "task_tags" else is_main)
-    fixed |= {column: value, "branch": line or None, "status": status}
-    for column, value in (fixed | {"severity": severity or None}).items():
-        if value is not None:
-            found = found.where(f"{table}.{column} = ?", value)
+    whole = {column: value, **fixed, "branch": line or None, "status": status, "severity": severity or None}
+    for name, each in whole.items():
+        if each is not None:
+            found = found.where(f"{table}.{name} = ?", each)
     return msgspec.structs.replace(found, severity=severity)
 
 
@@ -3466,7 +3467,7 @@ def task_head(row: Sequence[Any]) -> TaskHead:
 def task_model(row: Sequence[Any]) -> Task:
     """Return a task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. Stored JSON goes out as it is."""
     *head, tags, description = row[:-4]
-    return Task(*head, Raw(tags), description, *map(Raw, row[-4:]))
+    return Task(*(*head, Raw(tags), description, *map(Raw, row[-4:])))
 
 
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
@@ -3693,7 +3694,7 @@ def plan_located(connection: Connection, client_id: str, location: str) -> ListP
     start = f"substr(located.location, 1, {INDEXED_LOCATION})"
     one = "SELECT seq FROM tasks AS located WHERE located.client_id = ? AND located.location IS NOT NULL AND"
     ends = location.endswith(("/", ":"))
-    found = [] if ends else [(f"{start} = ?", (location[:INDEXED_LOCATION],))]
+    found: list[Condition] = [] if ends else [(f"{start} = ?", (location[:INDEXED_LOCATION],))]
     for text in (location,) if ends else (f"{location}/", f"{location}:"):
         if len(text) <= INDEXED_LOCATION:
             behind = text[:-1] + chr(ord(text[-1]) + 1)
@@ -3971,14 +3972,14 @@ DELETE_TAG = """DELETE FROM task_tags WHERE client_id = ? AND tag = ? AND main_l
 
 
 def move_in_counters(connection: Connection, client_id: str, changes: Iterable[tuple[TaskRow, TaskRow]]) -> None:
-    """Count and list tasks anew whose status, severity, line, rule or tags have changed: as they were and as they are."""
+    """Count and list tasks anew, each as it was and as it is, whose status, severity, line, rule or tags changed."""
     moved = [(old, new) for old, new in changes if old.cell != new.cell]
     index_tasks(connection, client_id, [old for old, _ in moved], -1)
     index_tasks(connection, client_id, [new for _, new in moved], 1)
 
 
 def fitting(text: Any, length: int) -> str | None:
-    """Return a text without control characters and white space at its ends, None where nothing of up to that is left."""
+    """Return a text without control characters and white space around it, None where it is blank or longer."""
     plain = regex.sub(f"[{CONTROLS}]+", " ", text).strip() if isinstance(text, str) else ""
     return plain if 0 < len(plain) <= length else None
 
@@ -4118,8 +4119,8 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
     seqs = connection.take_seqs(who.client_id, len(reports), by.newest)
     scope = (*run.type_and_target, run.branch)
     added: list[tuple[TaskRow, NewTask]] = [
-        (TaskRow(seq, id, new.status or "open", None, None, new.severity, *scope, new.rule, new.tags), new)
-        for seq, id, new in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
+        (TaskRow(seq, task_id, new.status or "open", None, None, new.severity, *scope, new.rule, new.tags), new)
+        for seq, task_id, new in zip(seqs, new_ids(len(reports), by.newest_id), reports, strict=True)
     ]
     connection.executemany(
         """INSERT INTO tasks (seq, client_id, id, project_type, target_url, branch, external_id, run_id, last_run_id,
@@ -4173,8 +4174,8 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
     who, now = by.who, by.now
     rewritten = [item for item in repeated if item.result != "unchanged"]
     connection.executemany(
-        """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?, rule = ?, location = ?, tags = ?,
-               updated_at = ?
+        """UPDATE tasks SET title = ?, severity = ?, status = ?, reason = ?, branch = ?,
+               rule = ?, location = ?, tags = ?, updated_at = ?
            WHERE client_id = ? AND seq = ?""",
         [
             (item.report.title, state.severity, state.status, state.reason, state.branch)  # noqa: RUF005

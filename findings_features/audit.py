@@ -29,7 +29,7 @@ def word_faults(connection: heart.Connection) -> Iterator[str]:
     for client_id in heart.select_clients(connection):
         last = -1
         while rows := connection.execute(
-            """SELECT tasks.seq, id, title, external_id, rule, location, tags, COALESCE(evidence, '[]'), task_words.words
+            """SELECT tasks.seq, id, title, external_id, rule, location, tags, COALESCE(evidence, '[]'), words
                FROM tasks LEFT JOIN task_details
                    ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
                LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq

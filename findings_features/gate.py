@@ -6,7 +6,6 @@ stored.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable
 from typing import Annotated, Literal

@@ -1,0 +1,148 @@
+"""What the findings of a list have in common: `GET /api/v1/groups`, how many there are of each rule, place or tag.
+
+Where nothing is asked for but what counters tell, they are read; else every task of the list is looked at, within the
+time that a list has. Nothing is stored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import regex
+from msgspec import Meta
+
+import findings_service as heart
+
+By = Literal["rule", "location", "tag", "projectType", "targetUrl", "assignee"]
+Group = tuple[str | None, str, int]  # what a task is counted under: the value, its status, its severity's rank
+
+
+class GroupOfTasks(heart.Model):
+    """The tasks that share a value; it is null for those without one."""
+
+    value: str | None
+    total: int
+    by_severity: heart.SeverityCounts
+    by_status: heart.StatusCounts
+
+
+class Groups(heart.Model):
+    """The largest groups of a list, and how many tasks all others have together. A task is in one for each tag."""
+
+    by: By
+    groups: list[GroupOfTasks]
+    others: int
+
+
+class GroupQuery(heart.TaskFilters, kw_only=True):
+    """What the tasks that filters leave are grouped by."""
+
+    by: Annotated[By, Meta(description="What they have in common. A location counts without its line and column.")]
+    limit: Annotated[int, Meta(ge=1, le=200, description="Groups that are listed.")] = 50
+
+
+# The names of the counters that count by one value alone: what they begin with, and the value, and whether it is of
+# what is not of the main line.
+NAMES = {
+    "rule": ('tasks rule:"', r'(.*)"( branches)?'),
+    "tag": ('tasks tag:"', r'(.*)"( branches)?'),
+    "projectType": ("tasks type:", r"(\S+)( branches)?"),
+    "targetUrl": ("tasks target:", r"(\S*)( branches)?"),
+}
+
+
+def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted: heart.TaskFilter) -> Counter[Group]:
+    """Count by the counters of all values."""
+    start, rest = NAMES[by]
+    rows = connection.execute(
+        "SELECT scope, status, severity, n FROM counters WHERE client_id = ? AND scope >= ? AND scope < ?",
+        (client_id, start, start[:-1] + chr(ord(start[-1]) + 1)),
+    )
+    counts: Counter[Group] = Counter()
+    for name, status, rank, n in rows:
+        match = regex.fullmatch(rest, name, pos=len(start))
+        if match and wanted.accepts(not match[2], status, rank):
+            counts[match[1], status, rank] += n
+    if by in ("rule", "tag"):  # those without one are what is left of all
+        having: Mapping[tuple[Any, ...], int] = dict(counts)
+        if by == "tag":
+            tagged = {heart.TAGGED: (None, heart.MAIN_LINE), heart.TAGGED + heart.BRANCHES: (None, None)}
+            having = heart.select_named_cells(connection, client_id, tagged, wanted)
+        for (*_, status, rank), n in heart.select_cells(connection, client_id, "tasks", wanted).items():
+            counts[None, status, rank] += n
+        for (*_, status, rank), n in having.items():
+            counts[None, status, rank] -= n
+    return counts
+
+
+COLUMNS = {"tag": "tags", "projectType": "project_type", "targetUrl": "target_url"}
+LINE = regex.compile(r"(.+):[0-9]+")
+ADDRESS = regex.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#@]*@)?(\[[^/?#\]]*\]|[^/?#@:\[\]]*)")  # what a port follows
+
+
+def file_of(location: str) -> str:
+    """Return a location without its line and column; a port of an address is none."""
+    for _ in range(2):
+        match = LINE.fullmatch(location)
+        if match is None or ADDRESS.fullmatch(match[1]):
+            break
+        location = match[1]
+    return location
+
+
+def values_of(by: str, stored: str | None) -> list[str | None]:
+    """Return the values that a task is counted under, None for none."""
+    if not stored:
+        return [None]
+    if by == "location":
+        return [file_of(stored)]
+    return [*heart.tags_in(stored)] if by == "tag" else [stored]
+
+
+def listed_groups(connection: heart.Connection, client_id: str, by: str, wanted: heart.TaskFilter) -> Counter[Group]:
+    """Count all tasks that a filter leaves."""
+    plan, counts = heart.plan_tasks(connection, client_id, wanted), Counter[Group]()
+    for each in (plan.tally,) if plan.tally else plan.ranges:
+        counted = f"COUNT(DISTINCT {each.seq})" if plan.tally else "COUNT(*)"
+        columns = f"tasks.{COLUMNS.get(by, by)}, tasks.status, tasks.severity, {counted}"
+        for stored, status, rank, n in connection.execute(f"{each.select(columns)} GROUP BY 1, 2, 3", each.values):
+            for value in values_of(by, stored):
+                counts[value, status, rank] += n
+    return counts
+
+
+def select_groups(connection: heart.Connection, client_id: str, query: GroupQuery) -> Groups:
+    """Return the largest groups of what a query's filters leave; those without a value come last of the same size."""
+    wanted = heart.read_task_filter(connection, client_id, query)
+    plain = heart.TaskFilter(statuses=wanted.statuses, ranks=wanted.ranks, main_line=wanted.main_line)
+    count = counted_groups if query.by in NAMES and wanted == plain else listed_groups
+    kinds: dict[str | None, list[tuple[str, int, int]]] = {}
+    for (value, status, rank), n in count(connection, client_id, query.by, wanted).items():
+        if n:
+            kinds.setdefault(value or None, []).append((status, rank, n))
+    sizes = {value: sum(n for *_, n in counted) for value, counted in kinds.items()}
+    largest = heapq.nsmallest(query.limit, sizes, key=lambda value: (-sizes[value], value is None, value or ""))
+    groups = []
+    for value in largest:
+        summary = heart.summary_of(kinds[value])
+        groups.append(GroupOfTasks(value, summary.total, summary.by_severity, summary.by_status))
+    return Groups(query.by, groups, sum(sizes.values()) - sum(group.total for group in groups))
+
+
+@heart.operation("GET", "/api/v1/groups", "read", {200: Groups}, query=GroupQuery)
+def get_groups(call: heart.Call) -> heart.Deferred:
+    """Count the tasks of a list by what they have in common."""
+
+    def read(connection: heart.Connection) -> heart.Answer:
+        with heart.in_list_time(connection):
+            return heart.json_answer(200, select_groups(connection, call.client_id, call.query))
+
+    return call.read_slowly(read)
+
+
+def register() -> None:
+    """Have groups answered."""
+    heart.REGISTRY.add_operations(get_groups)
