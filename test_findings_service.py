@@ -76,11 +76,14 @@ from tests.support import (
     LISTENING,
     MODULE,
     OPERATIONS,
+    PLACES,
     PROGRAM,
     PROJECT,
+    RULES,
     SECRET,
     SEVERITIES,
     STATUSES,
+    TAGS,
     TARGETS,
     TESTER,
     TIME,
@@ -162,7 +165,7 @@ TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
 BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
 HEAD_FIELDS = {
     *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
-    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen"),
+    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen", "rule", "location", "tags"),
 }
 RUN_FIELDS = {
     *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
@@ -892,9 +895,10 @@ def every_combination(options: dict[str, tuple[Any, ...]]) -> list[dict[str, Any
 
 
 def some_combinations(options: dict[str, tuple[Any, ...]], dice: random.Random, count: int) -> list[dict[str, Any]]:
-    """Return queries for some combinations of options, in which half of the parameters are left out."""
+    """Return queries for some combinations of options, in which two thirds of the parameters are left out."""
     return [
-        {name: dice.choice(values[1:]) for name, values in options.items() if dice.random() < 0.5} for _ in range(count)
+        {name: dice.choice(values[1:]) for name, values in options.items() if dice.random() < 1 / 3}
+        for _ in range(count)
     ]
 
 
@@ -918,7 +922,12 @@ def task_options(survey: Survey) -> dict[str, tuple[Any, ...]]:
         "assigned": (None, "true", "false"),
         "createdSince": (None, *times[:2]),
         "createdBefore": (None, *times[2:]),
-        **({"q": (None, "FIND 3", "f-3")} if findings_service.REGISTRY.search else {}),
+        "rule": (None, RULES[0], ",".join(RULES[:2]), "a,b"),
+        "location": (None, "src", "src/app.py:", "L" * 300),
+        "tag": (None, TAGS[0], "a,b", f"{TAGS[2]},{TAGS[3]},{TAGS[0]}"),
+        "without": (None, "rule", "tag", "location"),
+        **({"newIn": (None, third, branch)} if findings_service.REGISTRY.baseline else {}),
+        **({"q": (None, "FIND 3", "f-3", "src/app S101")} if findings_service.REGISTRY.search else {}),
         "sort": (None, "createdAt", "severity"),
     }
 
@@ -965,14 +974,18 @@ def test_every_combination_of_task_filters_finds_and_counts_the_right_tasks(
     "name",
     [
         *("status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom", "mainLine", "branch"),
-        *("assignee", "assigned", "createdSince", "createdBefore", pytest.param("q", marks=pytest.mark.parts)),
+        *("assignee", "assigned", "createdSince", "createdBefore", "rule", "location", "tag", "without"),
+        *(pytest.param(name, marks=pytest.mark.parts) for name in ("newIn", "q")),
     ],
 )
 def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey, name: str) -> None:
     times = [*{item["createdAt"] for item in survey.tasks}, "2099-01-01"]
     values = {
         **{field: sorted({str(item[field]) for item in survey.tasks if item[field]}) for field in HEAD_FIELDS},
-        **{field: [run["id"] for run in survey.runs] for field in ("runId", "missingFrom")},
+        **{field: [run["id"] for run in survey.runs] for field in ("runId", "missingFrom", "newIn")},
+        "location": [*PLACES, "src/", "src/app.py:", "https://h:80/", "SRC", "L" * 299, "L" * 301, f"{'L' * 300}:"],
+        "tag": [*TAGS, ",".join(TAGS[::2]), "unknown"],
+        "without": ["rule", "location", "tag"],
         "mainLine": ["true", "false"],
         "branch": [["a"], ["b,c"], ["a", "b,c"]],
         "assigned": ["true", "false"],
@@ -1028,6 +1041,9 @@ def test_what_stays_quick_at_a_million_neither_scans_a_table_nor_sorts(survey: S
     fields = ("status", "severity", "projectType", "targetUrl", "mainLine", "branch")
     plain = {name: options[name] for name in (*fields, "sort")}
     queries = some_combinations(plain, random.Random(5), 1000)
+    counted = {name: options[name] for name in ("status", "severity", "mainLine", "sort")}
+    for mark in ({"rule": RULES[0]}, {"tag": TAGS[0]}):
+        queries += [mark | query for query in some_combinations(counted, random.Random(5), 50)]
     queries.append({"runId": options["runId"][1]})
     runs = [query for query in run_queries() if not {"projectType", "targetUrl"} <= query.keys()]
     connection = reader_of(survey.app)

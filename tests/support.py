@@ -595,6 +595,12 @@ def server(serve: Callable[..., Server]) -> Server:
 TYPES = ("web", "cli", "docs")
 TARGETS = (None, "https://example.com/", "https://example.com/shop?q=a,b")
 LINES = (None, None, "a", "b,c")
+RULES = ("S101", "a,b", "E9 branches")
+PLACES = (
+    *("src", "src/app.py", "src/app.py:42", "src/app.py:42:7", "srcs/a", "https://h:80", "https://h:80/a:1"),
+    "L" * 300,
+)
+TAGS = ("wcag2a", "a,b", 'quo"te', "x branches")
 
 
 @dataclass(frozen=True)
@@ -619,15 +625,23 @@ class Survey:
     def is_missing_from(self, item: dict[str, Any], run_id: str) -> bool:
         """Tell whether a task is one that a run did not report, though it might have."""
         run = self.run(run_id)
-        surface = ("projectType", "targetUrl")
         return bool(
             run
             and item["externalId"]
             and item["status"] in ("open", "in_progress")
-            and all(item[name] == run[name] for name in surface)
+            and same_surface(item, run)
             and item["id"] not in self.reported[run_id]
             and (not item["branch"] or (run["branch"] and self.is_known_to(item, run["branch"])))
         )
+
+    def is_new_in(self, item: dict[str, Any], run_id: str) -> bool:
+        """Tell whether a run reported a task, and the main line's last completed run before it did not."""
+        runs = [run["id"] for run in self.runs]
+        run, known = self.runs[runs.index(run_id)], set[str]()
+        for other in self.runs[: runs.index(run_id)]:
+            if other["status"] == "completed" and other["branch"] is None:
+                known = self.reported[other["id"]] if same_surface(run, other) else known
+        return item["id"] in self.reported[run_id] - known
 
     def is_known_to(self, item: dict[str, Any], branch: str) -> bool:
         """Tell whether a run of a branch has reported a task."""
@@ -641,10 +655,13 @@ class Survey:
             return any(item["id"] in self.reported.get(run_id, ()) for run_id in value.split(","))
         if name == "missingFrom":
             return self.is_missing_from(item, value)
+        if name == "newIn":
+            return self.is_new_in(item, value)
         if name in ("createdSince", "createdBefore"):
             return (item["createdAt"] >= value) is (name == "createdSince")
         if name == "q":
-            return all(word in f"{item['title']}\n{item['externalId'] or ''}".lower() for word in value.lower().split())
+            texts = (item["title"], item["externalId"], item["rule"], item["location"], *item["tags"])
+            return all(word in "\n".join(filter(None, texts)).lower() for word in value.lower().split())
         return name == "sort" or matches(item, name, value)
 
     def expected_tasks(self, query: dict[str, Any]) -> list[str]:
@@ -656,8 +673,21 @@ class Survey:
         return [item["id"] for item in found]
 
 
+def same_surface(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell whether two runs, or a run and a task, are of the same project type and target."""
+    return all(one[name] == other[name] for name in ("projectType", "targetUrl"))
+
+
 def matches(item: dict[str, Any], name: str, value: Any) -> bool:
     """Tell whether a run or task has one of a filter's values."""
+    if name == "without":
+        return not item["tags" if value == "tag" else value]
+    if name == "location":
+        ends = (value,) if value[-1] in "/:" else (f"{value}/", f"{value}:")
+        return bool(item["location"]) and (item["location"] == value or item["location"].startswith(ends))
+    if name in ("rule", "tag"):
+        having = item["tags"] if name == "tag" else [item["rule"]]
+        return not {value, *value.split(",")}.isdisjoint(having)
     if name == "mainLine":
         return (item["branch"] is None) is (value == "true")
     if name == "branch":
@@ -675,6 +705,9 @@ def random_task(dice: random.Random) -> dict[str, Any]:
         fields["externalId"] = f"f-{dice.randrange(12)}"
     if dice.random() < 0.4:
         fields["status"] = dice.choice(STATUSES)
+    fields["rule"] = dice.choice((None, *RULES))
+    fields["location"] = dice.choice((None, *PLACES))
+    fields["tags"] = dice.sample(TAGS, dice.randrange(3))
     return fields
 
 
