@@ -49,7 +49,7 @@ from werkzeug.datastructures import Headers
 
 import findings_service
 from findings_adapters.serving import commits
-from findings_features import brief, deletion
+from findings_features import brief, deletion, groups
 from findings_service import LARGE_WAL, Settings, TryAgain, create_app, create_blueprint
 from tests.engines import (
     ON_POSTGRES,
@@ -163,9 +163,10 @@ def read_only(app: flask.Flask) -> Iterator[None]:
 READ_ONLY = "busy" if ON_POSTGRES else "storage_full"  # what a database that takes no writes is called
 TYPE_FIELDS = {"id", "name", "label", "description", "createdAt"}
 BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "extensions"}
+MARKS = ("rule", "location", "tags")
 HEAD_FIELDS = {
     *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
-    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen", "rule", "location", "tags"),
+    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen", *MARKS),
 }
 RUN_FIELDS = {
     *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
@@ -331,6 +332,8 @@ NULS = cases(
     ),
     extensions=("POST", "runs/RUN/tasks", task(extensions={"a": {"b": "\0"}}), "/extensions/a/b"),
     member_name=("POST", "runs/RUN/tasks", task(extensions={"a\0b": 1}), "/extensions/a\0b"),
+    rule=("POST", "runs/RUN/tasks", task(rule="\0"), "/rule"),
+    tag=("POST", "runs/RUN/tasks", task(tags=["a", "a\0"]), "/tags/1"),
     comment=("PATCH", "tasks/TASK", {"status": "open", "comment": "\0"}, "/comment"),
     assignee=("PATCH", "tasks/TASK", {"assignee": "a\0b"}, "/assignee"),
     label=("POST", "project-types", {"name": "a", "label": "\0"}, "/label"),
@@ -653,6 +656,9 @@ FAULTY_TASK = {
     "remediation": [{"instruction": "a", "step": 2}, {"step": 1.5}, {"instruction": "b", "step": 2}],
     "successCriteria": [{"automatable": "yes"}],
     "extensions": {"wcag": "1.1", "pages": ["one"]},
+    "rule": "\x7f",
+    "location": ["src"],
+    "tags": ["a", " ", 1, "a"],
 }
 FAULTS = {
     "/title": "'xxx",
@@ -672,6 +678,11 @@ FAULTS = {
     "/successCriteria/0/automatable": "'yes' is not of type 'boolean'",
     "/extensions/wcag": "'1.1' does not match",
     "/extensions/pages/0": "'one' is not of type 'integer'",
+    "/rule": "must not be blank, nor contain control characters",
+    "/location": "['src'] is not of type 'string'",
+    "/tags/1": "must not be blank, nor contain control characters",
+    "/tags/2": "1 is not of type 'string'",
+    "/tags/3": "is there already; tags must differ",
 }
 
 
@@ -2249,6 +2260,18 @@ TASK_REJECTIONS = cases(
         {"successCriteria": [{"description": "x", "automatable": 1}]},
         "/successCriteria/0/automatable",
     ),
+    rule_blank=({"rule": " \u3000"}, "/rule"),
+    rule_empty=({"rule": ""}, "/rule"),
+    rule_long=({"rule": "x" * 257}, "/rule"),
+    rule_control=({"rule": "S101\t"}, "/rule"),
+    location_long=({"location": "x" * 1025}, "/location"),
+    location_control=({"location": "a\x85b"}, "/location"),
+    tags_text=({"tags": "a"}, "/tags"),
+    tags_many=({"tags": [f"t{n}" for n in range(21)]}, "/tags"),
+    tags_equal=({"tags": ["a", "b", "a"]}, "/tags/2"),
+    tag_blank=({"tags": ["a", "\n"]}, "/tags/1"),
+    tag_long=({"tags": ["x" * 65]}, "/tags/0"),
+    tag_null=({"tags": [None]}, "/tags/0"),
     extensions_list=({"extensions": []}, "/extensions"),
     extensions_large=({"extensions": {"a": "x" * (256 * KIB - 7)}}, "/extensions"),
     extensions_bytes=({"extensions": {"a": "é" * (128 * KIB)}}, "/extensions"),
@@ -2284,6 +2307,10 @@ TASK_BOUNDS = cases(
     remediation_many={"remediation": [{"step": n + 1, "instruction": "x"} for n in range(100)]},
     step_large={"remediation": [{"step": 1, "instruction": "x"}, {"step": 10_000, "instruction": "y"}]},
     criteria_many={"successCriteria": [{"description": "x", "automatable": False}] * 100},
+    rule_long={"rule": "😀" * 256},
+    location_long={"location": f" {'😀' * 1022} "},
+    tags_many={"tags": [f"{'😀' * 62}{n}" for n in range(20, 0, -1)]},
+    tags_that_differ_in_case_and_spaces={"tags": ["a", "A", " a", 'a"', "a,a"]},
     extensions_large={"extensions": {"a": "x" * (256 * KIB - 8)}},
     extensions_bytes={"extensions": {"a": "é" * (128 * KIB - 4)}},
 )
@@ -2402,6 +2429,10 @@ CHANGED_FIELDS = cases(
     successCriteria={"successCriteria": []},
     extensions={"extensions": {"a": 1.0, "b": [1, 2]}},
     extensions_order_of_items={"extensions": {"a": 1, "b": [2, 1]}},
+    rule={"rule": "S102"},
+    location_left_out={"location": None},
+    tags_order={"tags": ["b", "a"]},
+    all_that_lists_go_by={"severity": "low", "rule": None, "tags": []},
 )
 FULL_REPORT = {
     "externalId": "x",
@@ -2410,6 +2441,9 @@ FULL_REPORT = {
     "remediation": [{"step": 1, "instruction": "do"}],
     "successCriteria": [{"description": "z"}],
     "extensions": {"a": 1, "b": [1, 2]},
+    "rule": "S101",
+    "location": "src/a.py:1",
+    "tags": ["a", "b"],
 }
 
 
@@ -5249,7 +5283,7 @@ def test_every_route_is_open_to_whom_it_says(
     body = {"ids": [task_id], **body} if body and (each.method, each.path) == ("PATCH", f"{API}/tasks") else body
     asking = client_of(app)
     asking.key = key_of(app, holder)
-    query = {"projectType": "web"} if each.query is brief.BriefQuery else None
+    query = {brief.BriefQuery: {"projectType": "web"}, groups.GroupQuery: {"by": "rule"}}.get(each.query)
     response = asking.open(path, method=each.method, json=body, query_string=query)
     if each.level is None:
         assert response.status_code == 200
@@ -5392,6 +5426,40 @@ def test_a_step_to_a_newer_schema_is_taken_once_and_whole_or_not_at_all(
             opened.result().close()
     assert {run[-1] for run in content_of(aged)[2]} == {"red"}
     assert faults_of(aged) == []
+
+
+TO_VERSION_8 = (
+    *(f"DROP INDEX {name}" for name in ("tasks_by_rule", "branch_tasks_by_rule", "tasks_by_location")),
+    "DROP TABLE task_tags",
+    *(f"ALTER TABLE tasks DROP COLUMN {name}" for name in ("rule", "location", "tags")),
+    "UPDATE schema_version SET version = 8" if ON_POSTGRES else "PRAGMA user_version = 8",
+)
+
+
+@pytest.mark.parts
+def test_what_came_as_sarif_has_a_rule_a_location_and_tags_once_the_schema_has_them(
+    app: flask.Flask, client: Client, run: str, tmp_path: Path
+) -> None:
+    known = {"tool": "bandit", "ruleId": "B101", "file": "src/é.py", "line": 3, "tags": ["a", "x" * 65, "a", "b\n"]}
+    long = {"tool": "t", "ruleId": "r" * 500, "file": "d/" * 1000 + "end.py", "tags": [f"t{n}" for n in range(40)]}
+    tasks = {name: client.add(run, extensions=each) for name, each in (("known", known), ("long", long))}
+    tasks |= {"odd": client.add(run, extensions={"tool": "t", "ruleId": 1, "file": "", "line": True, "tags": {"a": 1}})}
+    tasks |= {"agents": client.add(run, extensions=known | {"tool": ["bandit"]}), "bare": client.add(run)}
+    tasks |= {"branch": client.add(client.start(branch="topic"), extensions=known)}
+    database = database_of(app)
+    with database.transaction() as connection:
+        for statement in TO_VERSION_8:
+            connection.execute(statement)
+    database.close()
+    client = client_of(create_app(db=db_at(tmp_path / "findings.db")))
+    marks = {name: [client.read(f"tasks/{each}")[field] for field in MARKS] for name, each in tasks.items()}
+    assert marks.pop("long") == ["r" * 255 + "…", f"…{('d/' * 1000 + 'end.py')[-1023:]}", [f"t{n}" for n in range(20)]]
+    nothing, filled = [None, None, []], ["B101", "src/é.py:3", ["a", "b"]]
+    assert marks == {"known": filled, "branch": filled, "odd": nothing, "agents": nothing, "bare": nothing}
+    for query in ({"rule": "B101"}, {"tag": "b"}, {"location": "src/é.py"}, {"q": "B101 E.PY"}):
+        assert client.read("tasks", mainLine="true", **query)["total"] == 1
+    database_of(client.application).close()
+    assert faults_of(tmp_path / "findings.db") == []
 
 
 @pytest.mark.sqlite

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import regex
@@ -54,21 +54,34 @@ NAMES = {
 }
 
 
-def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted: heart.TaskFilter) -> Counter[Group]:
-    """Count by the counters of all values."""
+def select_values(connection: heart.Connection, client_id: str, by: str) -> Iterator[tuple[Any, ...]]:
+    """Give what counters (or the index of assignees) tell of all values: the value, line, status, severity, number."""
+    if by == "assignee":
+        yield from connection.execute(
+            """SELECT assignee, CASE branch WHEN '' THEN 1 ELSE 0 END, status, severity, COUNT(*) FROM tasks
+               WHERE client_id = ? AND assignee IS NOT NULL GROUP BY 1, 2, 3, 4""",
+            (client_id,),
+        )
+        return
     start, rest = NAMES[by]
     rows = connection.execute(
         "SELECT scope, status, severity, n FROM counters WHERE client_id = ? AND scope >= ? AND scope < ?",
         (client_id, start, start[:-1] + chr(ord(start[-1]) + 1)),
     )
+    for name, *kind in rows:
+        if match := regex.fullmatch(rest, name, pos=len(start)):
+            yield match[1], not match[2], *kind
+
+
+def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted: heart.TaskFilter) -> Counter[Group]:
+    """Count without looking at each task. Those without a value are what those with one leave of all."""
     counts: Counter[Group] = Counter()
-    for name, status, rank, n in rows:
-        match = regex.fullmatch(rest, name, pos=len(start))
-        if match and wanted.accepts(not match[2], status, rank):
-            counts[match[1], status, rank] += n
-    if by in ("rule", "tag"):  # those without one are what is left of all
+    for value, is_main, status, rank, n in select_values(connection, client_id, by):
+        if wanted.accepts(bool(is_main), status, rank):
+            counts[value, status, rank] += n
+    if by in ("rule", "tag", "assignee"):
         having: Mapping[tuple[Any, ...], int] = dict(counts)
-        if by == "tag":
+        if by == "tag":  # a task may have several
             tagged = {heart.TAGGED: (None, heart.MAIN_LINE), heart.TAGGED + heart.BRANCHES: (None, None)}
             having = heart.select_named_cells(connection, client_id, tagged, wanted)
         for (*_, status, rank), n in heart.select_cells(connection, client_id, "tasks", wanted).items():
@@ -118,7 +131,7 @@ def select_groups(connection: heart.Connection, client_id: str, query: GroupQuer
     """Return the largest groups of what a query's filters leave; those without a value come last of the same size."""
     wanted = heart.read_task_filter(connection, client_id, query)
     plain = heart.TaskFilter(statuses=wanted.statuses, ranks=wanted.ranks, main_line=wanted.main_line)
-    count = counted_groups if query.by in NAMES and wanted == plain else listed_groups
+    count = counted_groups if query.by != "location" and wanted == plain else listed_groups
     kinds: dict[str | None, list[tuple[str, int, int]]] = {}
     for (value, status, rank), n in count(connection, client_id, query.by, wanted).items():
         if n:

@@ -1,0 +1,159 @@
+"""The groups of a list: what its tasks have in common."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import findings_service
+from tests.support import (
+    API,
+    RULES,
+    SEVERITIES,
+    STATUSES,
+    TAGS,
+    Client,
+    Survey,
+    assert_problem,
+    cases,
+    client_of,
+    start_on,
+    task,
+)
+
+BY = ("rule", "location", "tag", "projectType", "targetUrl", "assignee")
+FILES = {  # of the survey's places
+    "src/app.py:42": "src/app.py",
+    "src/app.py:42:7": "src/app.py",
+    "https://h:80/a:1": "https://h:80/a",
+}
+
+
+def values_of(item: dict[str, Any], by: str) -> list[str | None]:
+    """Return what a task is counted under."""
+    if by == "tag":
+        return item["tags"] or [None]
+    return [FILES.get(item[by], item[by])]
+
+
+def recounted(tasks: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
+    """Return the groups of some tasks, counted by hand."""
+    groups: dict[str | None, list[dict[str, Any]]] = {}
+    for item in tasks:
+        for value in values_of(item, by):
+            groups.setdefault(value, []).append(item)
+    found = []
+    for value, items in sorted(groups.items(), key=lambda each: (-len(each[1]), each[0] is None, each[0] or "")):
+        severities, statuses = (Counter(item[name] for item in items) for name in ("severity", "status"))
+        found.append(
+            {
+                "value": value,
+                "total": len(items),
+                "bySeverity": {name: severities[name] for name in SEVERITIES},
+                "byStatus": {name: statuses[name] for name in STATUSES},
+            }
+        )
+    return found
+
+
+FILTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"status": "open,dismissed", "severity": "low,high"},
+    {"mainLine": "true", "status": "open"},
+    {"mainLine": "false"},
+    {"projectType": "web"},
+    {"targetUrl": "https://example.com/", "severity": "critical"},
+    {"rule": RULES[1]},
+    {"tag": ",".join(TAGS)},
+    {"location": "src"},
+    {"without": "tag"},
+    {"branch": ["a", "b,c"]},
+    {"assigned": "true"},
+    {"q": "src"},
+)
+
+
+@pytest.mark.parametrize("by", BY)
+def test_groups_count_what_the_list_has(survey: Survey, by: str) -> None:
+    reporters = [{"runId": ",".join(run["id"] for run in survey.runs[:9])}, {"missingFrom": survey.runs[12]["id"]}]
+    for query, limit in itertools.product((*FILTERS, *reporters), (200, 2)):
+        told = survey.client.read("groups", by=by, limit=limit, **query)
+        wanted = set(survey.expected_tasks(query))
+        expected = recounted([item for item in survey.tasks if item["id"] in wanted], by)
+        others = sum(group["total"] for group in expected[limit:])
+        assert told == {"by": by, "groups": expected[:limit], "others": others}, query
+
+
+PLACES = cases(
+    line=("a.py:1", "a.py"),
+    column=("a.py:1:2", "a.py"),
+    third=("a.py:1:2:3", "a.py:1"),
+    letters=("a.py:b", "a.py:b"),
+    digits_of_others=("a.py:١", "a.py:١"),
+    nothing_before=(":1", ":1"),
+    drive=("C:\\a.py:7", "C:\\a.py"),
+    port=("http://h:80", "http://h:80"),
+    port_and_line=("http://h:80:7:9", "http://h:80"),
+    port_of_six=("http://[::1]:80", "http://[::1]:80"),
+    port_behind_a_user=("http://u:p@h:80", "http://u:p@h:80"),
+    path=("http://h:80/a.js:7:9", "http://h:80/a.js"),
+    query=("http://h?a:7", "http://h?a"),
+)
+
+
+@pytest.mark.parametrize(("location", "file"), PLACES)
+def test_a_location_counts_without_its_line_and_column(client: Client, run: str, location: str, file: str) -> None:
+    client.add(run, location=location)
+    assert [group["value"] for group in client.read("groups", by="location")["groups"]] == [file]
+
+
+def test_groups_follow_what_happens(client: Client, run: str) -> None:
+    def told(by: str, **query: Any) -> list[tuple[Any, ...]]:
+        groups = client.read("groups", by=by, **query)["groups"]
+        return [(group["value"], group["total"], group["byStatus"]["open"]) for group in groups]
+
+    first = client.add(run, externalId="x", rule="R1", tags=["a", "b"])
+    client.submit(start_on(client, "topic"), task(externalId="y", rule="R1", tags=["a"]))
+    client.triage(first, "resolved")
+    assert told("rule") == [("R1", 2, 1)]
+    assert told("rule", mainLine="true") == [("R1", 1, 0)]
+    assert told("tag") == [("a", 2, 1), ("b", 1, 0)]
+    client.submit(run, task(externalId="x", rule="R2"), task(externalId="y"))
+    assert told("rule") == [("R2", 1, 1), (None, 1, 1)]
+    assert told("tag") == [(None, 2, 2)]
+    client.remove(f"tasks/{first}")
+    assert told("rule") == [(None, 1, 1)]
+
+
+def test_groups_are_of_one_client(client: Client, run: str) -> None:
+    client.add(run, rule="R", location="l", tags=["t"])
+    other = client_of(client.application, client="other")
+    assert [other.read("groups", by=by)["groups"] for by in BY] == [[]] * len(BY)
+
+
+@pytest.mark.parametrize(
+    ("query", "parameter"),
+    cases(
+        by_missing=("", "by"),
+        by_unknown=("by=title", "by"),
+        limit=("by=rule&limit=201", "limit"),
+        page=("by=rule&page=1", "page"),
+        sort=("by=rule&sort=severity", "sort"),
+        filter=("by=rule&status=opn", "status"),
+    ),
+)
+def test_what_groups_do_not_take_is_refused(client: Client, query: str, parameter: str) -> None:
+    assert_problem(client.get(f"{API}/groups?{query}"), 400, "invalid_parameter", parameter)
+
+
+def test_groups_that_would_take_long_are_refused_like_a_list(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        client.submit(run, *[task(location=f"a.py:{line}") for line in range(1000)])
+    monkeypatch.setattr(findings_service, "LIST_TIME", 0.0001)
+    assert_problem(client.get(f"{API}/groups?by=location"), 400, "invalid_parameter", "query string")
+    assert client.read("groups", by="rule")["groups"][0]["total"] == 3000
