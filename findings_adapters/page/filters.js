@@ -7,7 +7,7 @@ import { capital, SEVERITIES, STATUS_NAMES } from "./words.js";
 
 export const FILTER_NAMES = [
 	"q", "status", "severity", "projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince",
-	"createdBefore", "externalId", "runId", "missingFrom",
+	"createdBefore", "externalId", "rule", "location", "tag", "without", "runId", "newIn", "missingFrom",
 ];
 const SORTS = [["", "Newest first"], ["createdAt", "Oldest first"], ["severity", "Most severe first"]];
 const SEVERITY_NAMES = Object.fromEntries(SEVERITIES.map((name) => [name, capital(name)]));
@@ -16,7 +16,7 @@ const DAY = /^\d{4}-\d\d-\d\d$/;
 
 export function queryOf(query) {
 	const given = {};
-	for (const name of ["sort", ...FILTER_NAMES]) if (query[name]?.trim()) given[name] = query[name].trim();
+	for (const name of ["sort", ...FILTER_NAMES]) if (query[name]?.trim()) given[name] = query[name];
 	for (const name of ["createdSince", "createdBefore"]) {
 		if (DAY.test(given[name] ?? "")) given[name] += "T00:00:00.000Z";
 	}
@@ -104,7 +104,16 @@ const Chip = ({ label, value, onRemove }) => html`
 	<button class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${value} /></span> <span aria-hidden="true">×</span>
 		<span class="hidden">remove this filter</span></button>`;
 
-const CHIPS = { runId: "Reported by run", missingFrom: "Missing from run", externalId: "External id" };
+const CHIPS = {
+	rule: "Rule",
+	location: "Location",
+	tag: "Tag",
+	without: "Without",
+	runId: "Reported by run",
+	newIn: "New in run",
+	missingFrom: "Missing from run",
+	externalId: "External id",
+};
 
 export function Filters({ query, onChange, search, people }) {
 	const many = ["projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince", "createdBefore"];
@@ -127,6 +136,8 @@ export function Filters({ query, onChange, search, people }) {
 					<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
 					<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
 						onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
+					${["rule", "location", "tag"].map((name) =>
+						html`<${Field} label=${CHIPS[name]} value=${query[name]} onChange=${(value) => onChange({ [name]: value })} />`)}
 					<${Field} label="Created since" type="date" value=${query.createdSince?.slice(0, 10)}
 						onChange=${(createdSince) => onChange({ createdSince })} />
 					<${Field} label="Created before" type="date" value=${query.createdBefore?.slice(0, 10)}

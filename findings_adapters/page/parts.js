@@ -144,7 +144,7 @@ export function Field({ label, value, onChange, options = [], type = "text", ...
 	return html`
 		<label class="field"><span>${label}</span>
 			<input type=${type} value=${draft ?? value ?? ""} onInput=${(event) => setDraft(event.target.value)} list=${options.length ? id : undefined} autocomplete="off" ...${more}
-				onChange=${(event) => onChange(event.target.value)} />
+				onChange=${(event) => onChange(event.target.value.trim())} />
 			${options.length > 0 && html`<datalist id=${id}>${options.map((each) => html`<option value=${each} />`)}</datalist>`}
 		</label>`;
 }

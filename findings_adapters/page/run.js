@@ -12,6 +12,11 @@ import { count, number, SEVERITIES, STATUSES } from "./words.js";
 const LISTED = 50; // of each list, as many as the gate tells
 
 const missedBy = (run) => ({ missingFrom: run.id, createdBefore: run.createdAt, sort: "severity" });
+const newIn = ({ id, branch }) => ({
+	newIn: id,
+	status: branch ? "open,in_progress,resolved" : "open,in_progress", // as the gate counts
+	sort: "severity",
+});
 
 /**
  * Load a run beside its baseline. A gate whose bar is the lowest offends by all that is new; what was reported, is not
@@ -60,7 +65,7 @@ const Comparison = ({ run, gate, missing, known }) => html`
 			: "There is no completed run of the main line before it, so that all is new."}
 			${gate.ignored.dismissed + gate.ignored.resolved > 0 && html`
 				<span class="muted"> Not counted: ${number(gate.ignored.dismissed)} dismissed, ${number(gate.ignored.resolved)} resolved.</span>`}</p>
-		<${Part} title="New" total=${gate.offendersTotal} tasks=${gate.offenders} query=${{ runId: run.id, sort: "severity" }} open />
+		<${Part} title="New" total=${gate.offendersTotal} tasks=${gate.offenders} query=${newIn(run)} open />
 		<${Part} title=${run.status === "completed" ? "Fixed, or not reported" : "Not reported yet"} total=${missing.total} tasks=${missing.tasks}
 			query=${missedBy(run)} fixed=${run.submitted.resolved} />
 		<${Part} title="Still there" total=${gate.ignored.known} tasks=${known} query=${{ runId: run.id, sort: "severity" }} />
