@@ -651,6 +651,9 @@ WHOLE = task(
     remediation=[{"step": 2, "instruction": "Then test"}, {"step": 1, "instruction": "Label it"}],
     successCriteria=[{"description": "A screen reader says it", "automatable": True}],
     extensions={"rule": {"id": "R1", "tags": ["a11y", "forms"]}, "score": 0.5, "sure": True},
+    rule="label",
+    location="src/app.py:41",
+    tags=["wcag 1.3.1", "search, forms"],
 )
 
 
@@ -671,6 +674,38 @@ def test_one_finding_shows_all_that_is_known(person: Person, findings: Findings)
         person.sees(told, ".facts")
     assert person.page.locator(f".facts a[href='#/runs/{run}']").count() == 2
     assert person.page.title() == "The search field has no label · Findings"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "link"),
+    cases(
+        rule=("Rule", "rule", "TEXT"), location=("Location", "location", "Findings there"), tag=("Tag", "tags", "TEXT")
+    ),
+)
+def test_a_finding_leads_to_those_that_share_what_it_breaks_where_it_is_or_a_tag(
+    person: Person, findings: Findings, name: str, field: str, link: str
+) -> None:
+    text = f" {findings.type[-40:]}, src/a.py:41"
+    findings.report(task(title="One") | {field: [text] if field == "tags" else text}, task(title="Another"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.page.get_by_role("link", name=link.replace("TEXT", text)).click()
+    person.sees_titles("One")
+    person.page.get_by_role("button", name=f"{name}: {text}").click()
+    person.sees("Another", "tbody")
+
+
+@pytest.mark.parametrize(
+    ("location", "links"),
+    cases(address=("https://example.com/a?b", 1), path=("//example.com/x:1", 0), script=("javascript:alert(1)", 0)),
+)
+def test_a_location_is_a_link_to_the_web_only_where_it_is_one(
+    person: Person, findings: Findings, location: str, links: int
+) -> None:
+    findings.report(task(location=location))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees(location, ".facts")
+    assert person.page.locator(f".facts a[href='{location}'][rel='noopener noreferrer']").count() == links
+    assert person.page.locator(".fact:has(dt:text-is('Location')) a").count() == links + 1
 
 
 def test_pictures_of_other_hosts_are_fetched_on_a_click_only(person: Person, findings: Findings) -> None:

@@ -79,12 +79,21 @@ const Criteria = ({ of }) => html`
 				${automatable && html` <span class="kind">can be automated</span>`}</li>`)}
 	</ul>`;
 
+const Alike = ({ to, children, ...more }) => html`<a href=${link("findings", null, to)} ...${more}>${children}</a>`;
+
 const Facts = ({ task }) => html`
 	<dl class="facts">
 		<${Fact} name="Status"><${Status} is=${task.status} /><//>
 		${task.reason && html`<${Fact} name="Reason">${REASONS[task.reason] ?? task.reason}<//>`}
 		<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
 		<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
+		${task.rule && html`<${Fact} name="Rule"><${Alike} to=${{ rule: task.rule }}><${Text} of=${task.rule} /><//><//>`}
+		${task.location && html`
+			<${Fact} name="Location"><p><${Address} url=${task.location} /></p>
+				<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }}>Findings there<//><//>`}
+		${task.tags.length > 0 && html`
+			<${Fact} name="Tags"><ul class="tags">
+				${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} class="kind"><${Text} of=${tag} /><//></li>`)}</ul><//>`}
 		<${Place} of=${task} />
 		<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
 		<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
