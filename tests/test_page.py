@@ -625,6 +625,29 @@ def test_findings_of_one_title_are_told_apart_while_they_are_small(person: Perso
     assert ["view=full" in url for url in asked if "/tasks?" in url] == [False]
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_of_a_long_location_the_end_is_seen_in_a_row_that_is_no_taller(
+    make_person: Callable[..., Person], findings: Findings, width: int
+) -> None:
+    long = f"/{'folder/' * 140}app.py:42"
+    findings.report(*(task(title="One", rule="S101", location=where) for where in (long, "app.py:42")))
+    person = make_person(width)
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees_titles("One", "One")
+    measure = """rows => rows.map((row) => {
+        const [range, last] = [new Range(), row.querySelector(".location bdi").lastChild];
+        range.setStart(last, last.data.length - "app.py:42".length);
+        range.setEnd(last, last.data.length);
+        const [end, cell] = [range.getBoundingClientRect(), row.querySelector(".title").getBoundingClientRect()];
+        const [line, rule] = [row.querySelector(".spot"), row.querySelector(".spot bdi").getBoundingClientRect()];
+        return [line.offsetHeight, rule.right < end.left && end.right <= cell.right && end.width > 30];
+    })"""
+    short, cut = person.page.locator("table.findings tbody tr").evaluate_all(measure)
+    assert short == cut
+    assert short[1]
+    assert person.overflow() <= 0
+
+
 def test_the_way_back_from_a_finding_leads_to_its_row(person: Person, findings: Findings) -> None:
     findings.report(*numbered(50))
     person.open(f"#/findings?projectType={findings.type}")
@@ -1119,6 +1142,7 @@ def hostile_task(text: str) -> dict[str, Any]:
         "https://example.com/#javascript:alert(9)",
         "ftp://example.com/x",
     ]
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text)
     vnode = {"type": "script", "props": {"children": "alert(10)"}, "constructor": None, "__v": 1, "key": text}
     return task(
         title=text[:500],
@@ -1132,6 +1156,9 @@ def hostile_task(text: str) -> dict[str, Any]:
         remediation=[{"instruction": text}, {"instruction": "javascript:alert(12)"}],
         successCriteria=[{"description": text}],
         extensions={text[:200]: {text[:200]: [text, {text[:100]: [[[[text]]]]}]}, "vnode": vnode, "list": [vnode]},
+        rule=line[:256],
+        location=line[:1024],
+        tags=[f"{line[:60]}{n}" for n in range(20)],
     )
 
 
@@ -1163,8 +1190,10 @@ def test_hostile_text_neither_runs_nor_breaks_the_layout(
     run = findings.report(hostile_task(text), metadata=metadata, targetUrl=f"https://example.com/{quote(text[:600])}")
     triage = {"status": "dismissed", "comment": text[:4000], "assignee": text[:200]}
     findings.send("PATCH", f"tasks/{findings.ids[0]}", triage)
+    shared = "&".join(f"{name}={quote(str(findings.read(0)[name]))}" for name in ("rule", "location"))
     places = (
         f"#/findings?projectType={findings.type}",
+        f"#/findings?projectType={findings.type}&{shared}",
         f"#/findings/{findings.ids[0]}",
         f"#/runs?projectType={findings.type}",
         f"#/runs/{run}",

@@ -171,9 +171,16 @@ function Rows({ tasks, busy, full, chosen, choose, chooseAll, cursor, setCursor 
 		<//>`;
 }
 
+/** What a finding breaks, and where: in one line, of which the end is seen. */
+const Spot = ({ rule, location }) => html`
+	<span class="spot muted">
+		${rule && html`<span><${Text} of=${rule} /></span>`}
+		<span class="location"><${Text} of=${location} /></span>
+	</span>`;
+
 function Row({ task, full, chosen, choose, here, setCursor }) {
 	const arrive = () => setCursor(task.id);
-	const label = task.evidence?.find((each) => each.label)?.label; // tells apart what has the same title
+	const label = task.evidence?.find((each) => each.label)?.label ?? task.rule; // tells apart what has the same title
 	return html`
 		<tr role="row" class="${here ? "here" : ""} ${chosen ? "chosen" : ""}">
 			${full && html`
@@ -184,7 +191,9 @@ function Row({ task, full, chosen, choose, here, setCursor }) {
 			<${RowHead}>
 				<a id="row-${task.id}" href=${link("findings", task.id)} onFocus=${arrive} onClick=${arrive}>
 					<${Text} of=${task.title} /></a>
-				${label && html`<span class="label muted"><${Text} of=${label} /></span>`}
+				${task.location
+					? html`<${Spot} ...${task} />`
+					: label && html`<span class="label muted"><${Text} of=${label} /></span>`}
 			<//>
 			<${Cell} kind="status">
 				<${Status} is=${task.status} />${task.reason && html`<span class="muted"> ${REASONS[task.reason]}</span>`}
