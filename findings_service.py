@@ -3956,13 +3956,13 @@ def index_tasks(connection: Connection, client_id: str, states: Sequence[TaskRow
     for (project_type, target_url, status, severity, branch, rule, tags), times in kinds.items():
         names = (*counter_names("tasks", project_type, target_url, branch), *mark_counters(rule, tags, branch))
         add_to_counters(connection, client_id, names, status, severity, n * times)
-    tagged = [
+    rows = [
         (client_id, tag, int(not state.branch), state.status, state.severity, state.seq)
         for state in states
         for tag in tags_in(state.tags)
     ]
-    if tagged:
-        connection.executemany(INSERT_TAG if n > 0 else DELETE_TAG, tagged)
+    if rows:
+        connection.executemany(INSERT_TAG if n > 0 else DELETE_TAG, rows)
 
 
 INSERT_TAG = """INSERT INTO task_tags (client_id, tag, main_line, status, severity, task_seq)
@@ -3978,7 +3978,7 @@ def move_in_counters(connection: Connection, client_id: str, changes: Iterable[t
     index_tasks(connection, client_id, [new for _, new in moved], 1)
 
 
-def fitting(text: Any, length: int) -> str | None:
+def fit_text(text: Any, length: int) -> str | None:
     """Return a text without control characters and white space around it, None where it is blank or longer."""
     plain = regex.sub(f"[{CONTROLS}]+", " ", text).strip() if isinstance(text, str) else ""
     return plain if 0 < len(plain) <= length else None
@@ -3989,10 +3989,10 @@ def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | Non
 
     A longer rule is cut, a location at its front, and of tags the first that fit are taken.
     """
-    rule, place = fitting(rule, sys.maxsize), fitting(file, sys.maxsize)
+    rule, place = fit_text(rule, sys.maxsize), fit_text(file, sys.maxsize)
     if place and isinstance(line, int) and not isinstance(line, bool):
         place = f"{place}:{line}"
-    fit = dict.fromkeys(filter(None, (fitting(tag, 64) for tag in tags))) if isinstance(tags, (list, tuple)) else ()
+    fit = dict.fromkeys(filter(None, (fit_text(tag, 64) for tag in tags))) if isinstance(tags, (list, tuple)) else ()
     return (
         rule if rule is None or len(rule) <= 256 else f"{rule[:255]}…",
         place if place is None or len(place) <= 1024 else f"…{place[-1023:]}",

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import findings_service
 from tests.support import (
     API,
     RULES,
@@ -149,11 +148,7 @@ def test_what_groups_do_not_take_is_refused(client: Client, query: str, paramete
     assert_problem(client.get(f"{API}/groups?{query}"), 400, "invalid_parameter", parameter)
 
 
-def test_groups_that_would_take_long_are_refused_like_a_list(
-    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for _ in range(3):
-        client.submit(run, *[task(location=f"a.py:{line}") for line in range(1000)])
-    monkeypatch.setattr(findings_service, "LIST_TIME", 0.0001)
+@pytest.mark.usefixtures("hurried")
+def test_groups_that_would_take_long_are_refused_like_a_list(client: Client, run: str) -> None:
+    client.add(run, location="a.py:1")
     assert_problem(client.get(f"{API}/groups?by=location"), 400, "invalid_parameter", "query string")
-    assert client.read("groups", by="rule")["groups"][0]["total"] == 3000
