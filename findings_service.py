@@ -874,7 +874,9 @@ SEVERAL = "One value, or several, separated by commas or by repeating the parame
 CommaList = Annotated[list[Value], Meta(max_length=1000)]
 EXACTLY = "One name, exactly as it is, or several by repeating the parameter."
 RepeatedParam = Annotated[tuple[Value, ...], Meta(max_length=100)]
-WholeOrParts = Annotated[set[Value], Meta(max_length=1000)]  # a text with commas is meant whole, too
+WholeOrParts = Annotated[  # a text with commas is meant whole, too
+    set[Value], Meta(max_length=1000, extra_json_schema={"uniqueItems": False})
+]
 
 
 PageNumber = Annotated[
