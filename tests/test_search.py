@@ -77,7 +77,7 @@ def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: 
             continue
         walked = [item["id"] for page in client.walk("tasks", q=text, limit=30) for item in page["tasks"]]
         assert walked == [item["id"] for item in tasks if holds(item, text)], text
-    with database_of(app).reading() as connection:
+    with database_of(app).snapshot() as connection:
         assert list(audit.integrity_errors(connection)) == []
 
 
@@ -139,7 +139,7 @@ def test_a_search_follows_what_is_reported_again(client: Client) -> None:
 def test_a_task_without_any_words_is_found_by_none(app: flask.Flask, client: Client, run: str) -> None:
     client.submit(run, task(title="\u0301", externalId="\u0308"), task(title="Old"))
     assert (searched(client, "old"), searched(client, "old", externalId="\u0308")) == (["Old"], [])
-    with database_of(app).reading() as connection:
+    with database_of(app).snapshot() as connection:
         assert list(audit.integrity_errors(connection)) == []
 
 
