@@ -3980,9 +3980,12 @@ def move_in_counters(connection: Connection, client_id: str, changes: Iterable[t
     index_tasks(connection, client_id, [new for _, new in moved], 1)
 
 
+CONTROL_RUN = regex.compile(f"[{CONTROLS}]+")  # looking it up for each text would take longer than its work
+
+
 def fit_text(text: Any, length: int) -> str | None:
     """Return a text without control characters and white space around it, None where it is blank or longer."""
-    plain = regex.sub(f"[{CONTROLS}]+", " ", text).strip() if isinstance(text, str) else ""
+    plain = CONTROL_RUN.sub(" ", text).strip() if isinstance(text, str) else ""
     return plain if 0 < len(plain) <= length else None
 
 
