@@ -134,7 +134,7 @@ def results_of(document: bytes) -> list[dict[str, Any]]:
 
 def stored_task(number: int) -> heart.Task:
     """Return a task as the store gives it, its arrays and extensions unread."""
-    bulk: Any = {name: msgspec.Raw(b"[]") for name in ("evidence", "remediation", "success_criteria")}
+    bulk: Any = {name: msgspec.Raw(b"[]") for name in ("tags", "evidence", "remediation", "success_criteria")}
     bulk |= {"description": None, "extensions": msgspec.Raw(b"{}")}
     head: Any = {name: "x" for name in heart.TaskHead.__struct_fields__ if name not in bulk}
     return heart.Task(**head | {"severity": "low", "status": "open", "external_id": f"{number}"}, **bulk)
@@ -649,6 +649,8 @@ EVIDENCE = st.fixed_dictionaries(
         "url": st.just("https://example.com/s.png"),
     },
 )
+NO_CONTROLS = st.characters(exclude_categories=["Cc"], codec="utf-8")
+SHORT = st.text(NO_CONTROLS, min_size=1, max_size=64).filter(str.strip)
 TASKS = st.fixed_dictionaries(
     {
         "title": st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1).filter(
@@ -665,10 +667,16 @@ TASKS = st.fixed_dictionaries(
             st.fixed_dictionaries({"description": WORDS, "automatable": st.booleans()}), max_size=2
         ),
         "extensions": EXTENSIONS,
+        "rule": SHORT,
+        "location": SHORT | st.sampled_from(["src/a.py:7:1", "C:/x.cs", "#main > a", "https://example.com/x"]),
+        "tags": st.lists(SHORT, max_size=3, unique=True),
     },
 )
 COUNTER = itertools.count()
-OWN_FIELDS = ("externalId", "title", "severity", "status", "description", "evidence", "remediation", "successCriteria")
+OWN_FIELDS = (
+    *("externalId", "title", "severity", "status", "description", "evidence", "remediation", "successCriteria"),
+    *("extensions", "rule", "location", "tags"),
+)
 
 
 @hypothesis.settings(
@@ -691,7 +699,6 @@ def test_any_task_comes_back_as_it_was(app: flask.Flask, tmp_path: Path, submitt
     assert [[item[name] for name in OWN_FIELDS] for item in by_id(other)] == [
         [item[name] for name in OWN_FIELDS] for item in by_id(client)
     ]
-    assert [item["extensions"] for item in by_id(other)] == [item["extensions"] for item in by_id(client)]
 
 
 def by_id(client: Client) -> list[dict[str, Any]]:
@@ -738,6 +745,22 @@ def test_results_tell_code_scanning_what_it_asks_for(client: Client) -> None:
     ]
 
 
+def test_an_agents_rule_location_and_tags_tell_code_scanning_as_much(client: Client, run: str) -> None:
+    marks = {"rule": "1.4.3", "location": "src/app.css:42", "tags": ["wcag2aa", "contrast"], "severity": "info"}
+    client.submit(run, task(**marks), task(**marks | {"tags": ["other"]}), task(**marks, extensions={"tool": "axe"}))
+    tool, results = (json.loads(export(client, sort="createdAt"))["runs"][0][name] for name in ("tool", "results"))
+    assert [{name: each[name] for name in ("rule", "ruleId", "ruleIndex") if name in each} for each in results] == [
+        {"ruleId": "1.4.3", "ruleIndex": 0},
+        {"ruleId": "1.4.3", "ruleIndex": 0},
+        {"rule": {"id": "1.4.3", "index": 0, "toolComponent": {"name": "axe", "index": 0}}},
+    ]
+    assert [each["locations"] for each in results] == [[at("src/app.css", 42)]] * 3
+    for part in (tool["driver"], *tool["extensions"]):
+        assert [(rule["id"], rule["properties"]) for rule in part["rules"]] == [
+            ("1.4.3", {"tags": ["wcag2aa", "contrast"]})
+        ]
+
+
 @pytest.mark.parametrize(
     ("severity", "level", "score"),
     [
@@ -759,6 +782,10 @@ def test_a_severity_becomes_a_level_and_a_score(
     assert exported["ruleId"] == "web"
 
 
+NO_PATHS = (
+    *("main", "button.primary", "#main", "#/login", "li:nth-child(2)", "main>a", "a[href='/x']", "//div/a"),
+    *("in src/a.py:7", "pkg.mod::f", "https://example.com/a.py:7", "http://localhost:80", "/find?q=x", "…rc/a.py:7"),
+)
 LOCATED = cases(
     file=({"extensions": {"file": "a b.py", "line": 7, "endLine": 9}}, "a%20b.py", {"startLine": 7, "endLine": 9}),
     lines_that_are_none=({"extensions": {"file": "a.py", "line": "7", "endLine": True}}, "a.py", {"startLine": 1}),
@@ -771,6 +798,24 @@ LOCATED = cases(
     ),
     an_address_with_a_port=({"evidence": [{"label": "http://localhost:8080"}]}, "example.com/", {"startLine": 1}),
     target=({}, "example.com/", {"startLine": 1}),
+    location=(
+        {"location": "src/[id]/C#.cs:42", "evidence": [{"label": "lib/a.py:12"}]},
+        "src/%5Bid%5D/C%23.cs",
+        {"startLine": 42},
+    ),
+    location_with_a_column=({"location": r"C:\src\a.cs:42:7"}, "file:///C:/src/a.cs", {"startLine": 42}),
+    location_without_a_line=({"location": "./src/app"}, "src/app", {"startLine": 1}),
+    location_of_a_name=({"location": "pyproject.toml"}, "pyproject.toml", {"startLine": 1}),
+    location_beside_a_file=({"location": "b.py:7", "extensions": {"file": "a.py"}}, "a.py", {"startLine": 1}),
+    location_beside_a_label=(
+        {"location": "main > a", "evidence": [{"label": "lib/a.py:12"}]},
+        "lib/a.py",
+        {"startLine": 12},
+    ),
+    **{
+        f"no_path_in_{number}": ({"location": location}, "example.com/", {"startLine": 1})
+        for number, location in enumerate(NO_PATHS)
+    },
 )
 
 
@@ -816,8 +861,8 @@ def test_what_the_baseline_did_not_have_is_new_in_a_list_of_one_run(client: Clie
 # ---------------------------------------------------------------------------
 
 COLUMNS = (
-    "id,externalId,title,severity,status,reason,assignee,projectType,targetUrl,branch,runId,lastRunId,createdAt,updatedAt,"
-    "lastSeenAt,timesSeen"
+    "id,externalId,title,severity,status,reason,assignee,rule,location,tags,projectType,targetUrl,branch,runId,lastRunId,"
+    "createdAt,updatedAt,lastSeenAt,timesSeen"
 )
 
 
@@ -961,6 +1006,9 @@ RICH = log_of(
                     "remediation": [{"step": 1, "instruction": "x"}],
                     "successCriteria": [{"description": "x", "automatable": True}],
                     "extensions": {"file": "a.py"},
+                    "rule": "R1",
+                    "location": "a.py:1",
+                    "tags": ["a", "b"],
                 }
             },
         ),
@@ -1301,6 +1349,8 @@ def various(client: Client) -> bytes:
                 run, severity=severity, extensions={"file": place, "line": number, "tool": "T", "ruleId": f"r{number}"}
             )
         client.triage(client.add(run, severity=severity, title="{0} [x](1)"), "dismissed", comment="so it is")
+    for number, location in enumerate(("src/a b.py:7", "src/é#.py:7:1", r"C:\x.cs", "/abs/[x]", "#main > a")):
+        client.add(run, rule=f"1.{number} <é>", location=location, tags=["a", f"{number} é"])
     client.add(client.start("web", targetUrl="https://example.com:8080/a?b=c#d"))
     return export(client)
 

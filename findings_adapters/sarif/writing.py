@@ -36,9 +36,10 @@ class Tools:
         self.described = 0
 
     def rule_of(self, task: heart.Task, extensions: Mapping[str, Any]) -> Written:
-        """Return the rule of a task: its scanner's, else one that has the name of its project type."""
-        tool, rule_id = (word_in(extensions, name) for name in ("tool", "ruleId"))
-        if not tool or not rule_id:
+        """Return the rule of a task: its own or its scanner's, else one that has the name of its project type."""
+        tool = word_in(extensions, "tool")
+        rule_id = task.rule or (tool and word_in(extensions, "ruleId"))
+        if not rule_id:
             tool, rule_id = None, task.project_type
         rules = self.rules.setdefault(tool, {})
         rule = rules.get(rule_id)
@@ -91,36 +92,60 @@ def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
     texts = {"shortDescription": task.title, "fullDescription": cut(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
-    return {"id": rule_id, **{name: {"text": text} for name, text in texts.items()}, **link}
+    tags = items_of(task.tags, str)
+    marks = {"properties": {"tags": tags}} if tags else {}
+    return {"id": rule_id, **{name: {"text": text} for name, text in texts.items()}, **link, **marks}
 
 
 def rules_of(rules: Mapping[str, Written]) -> list[dict[str, Any]]:
     """Return the rules of one part of the tool, each as severe as its worst result."""
-    return [{**rule.descriptor, **severity_marks(heart.SEVERITIES[-rule.severity])} for rule in rules.values()]
+    described = []
+    for rule in rules.values():
+        severity = heart.SEVERITIES[-rule.severity]
+        properties = {**rule.descriptor.get("properties", {}), **score_of(severity)}
+        level = {"defaultConfiguration": {"level": LEVELS[severity]}}
+        described.append({**rule.descriptor, **level, **({"properties": properties} if properties else {})})
+    return described
 
 
 LEVELS = {"critical": "error", "high": "error", "medium": "warning", "low": "note", "info": "none"}
 SECURITY_SEVERITY = {"critical": "9.5", "high": "8.0", "medium": "5.5", "low": "2.0"}
 
 
-def severity_marks(severity: str) -> dict[str, Any]:
-    """Return what tells code scanning how severe the results of a rule are."""
-    marks: dict[str, Any] = {"defaultConfiguration": {"level": LEVELS[severity]}}
-    if severity in SECURITY_SEVERITY:
-        marks["properties"] = {"security-severity": SECURITY_SEVERITY[severity]}
-    return marks
+def score_of(severity: str) -> dict[str, str]:
+    """Return what tells code scanning how severe a rule or result is; info has no score."""
+    return {"security-severity": SECURITY_SEVERITY[severity]} if severity in SECURITY_SEVERITY else {}
 
 
 Where = tuple[str, int | None, int | None]  # a path or URI, and its lines as far as they are known
 
-
 LABELLED = re.compile(r"(?P<path>\S(?:[^:\n]|:(?!//))*):(?P<line>[1-9][0-9]{0,8})")
+# What ends the name of a file where no folder or line tells that it is one: button.primary is a selector.
+SUFFIXES = (
+    "c|cc|cfg|cpp|cs|css|go|h|html?|ini|java|jsx?|json|kt|lock|md|mod|php|py|rb|rs|sh|sql|swift|tf|toml|tsx?|txt|vue|"
+    "xml|ya?ml"
+)
+LOCATION = re.compile(
+    rf"(?=.*(?:/|:[0-9]+\Z|\.(?:{SUFFIXES})\Z))(?!//|#)(?:\./)?"
+    r"(?P<path>(?:[A-Za-z]:(?=/))?[^\s:\"'<>|?*…]+)(?::(?P<line>[0-9]{1,9})(?::[0-9]+)?)?"
+)
+
+
+def path_and_line(location: str | None) -> Where | None:
+    """Return the place that a task's location means, None where it may be a selector, an address, a name or cut.
+
+    A column is passed over: the code of a result is whole lines.
+    """
+    match = LOCATION.fullmatch((location or "").replace("\\", "/"))
+    return (match["path"], int(match["line"] or 0) or None, None) if match else None
 
 
 def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable[heart.Evidence]) -> Where:
     """Return where a task is: code scanning wants to know of each."""
     if file := word_in(extensions, "file"):
         return file, line_in(extensions, "line"), line_in(extensions, "endLine")
+    if place := path_and_line(task.location):
+        return place
     for item in evidence:
         if match := LABELLED.fullmatch(item.label or ""):
             return match["path"], int(match["line"]), None
@@ -186,7 +211,7 @@ def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
 
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
-    marks = {"taskId": task.id, "targetUrl": task.target_url, **severity_marks(task.severity).get("properties", {})}
+    marks = {"taskId": task.id, "targetUrl": task.target_url, **score_of(task.severity)}
     ours = {
         "title": task.title,
         "severity": task.severity,
@@ -196,6 +221,9 @@ def bag_of(task: heart.Task) -> dict[str, Any]:
         "remediation": task.remediation,
         "successCriteria": task.success_criteria,
         "extensions": task.extensions,
+        "rule": task.rule,
+        "location": task.location,
+        "tags": task.tags,
     }
     return {**marks, OURS: ours}
 
