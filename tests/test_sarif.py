@@ -207,6 +207,9 @@ WILD = cases(
             "evidence": [{"type": "code", "label": "src/a.py:3", "url": None, "content": "eval(x)"}],
             "remediation": [],
             "extensions": {"ruleId": "R1", "tool": "Scanner", "file": "src/a.py", "line": 3},
+            "rule": "R1",
+            "location": "src/a.py:3",
+            "tags": [],
         },
     ),
     a_rule_that_tells_everything=(
@@ -223,7 +226,7 @@ WILD = cases(
         log_with(
             {"ruleId": "R1"} | dict.fromkeys(("rule", "level", "kind", "message", "locations", "properties", "taxa"))
         ),
-        {"title": "R1", "severity": "medium", "evidence": []},
+        {"title": "R1", "severity": "medium", "evidence": [], "rule": "R1", "location": None, "tags": []},
     ),
     a_message_in_markdown_alone=(log_with(result(message={"markdown": "Bad **call**"})), {"title": "Bad **call**"}),
     nul_in_a_message=(log_with(result(message={"text": "a\0b \\u0000"})), {"title": "a\ufffdb \\u0000"}),
@@ -246,8 +249,15 @@ WILD = cases(
     ),
     logical_locations_only=(
         log_with(result(locations=[{"logicalLocations": [{"name": "f", "fullyQualifiedName": "pkg.mod.f"}]}])),
-        {"label": "pkg.mod.f", "file": None},
+        {"label": "pkg.mod.f", "file": None, "location": "pkg.mod.f"},
     ),
+    a_line_of_a_logical_location=(
+        log_with(
+            result(locations=[{"logicalLocations": [{"name": "f"}], "physicalLocation": {"region": {"startLine": 7}}}])
+        ),
+        {"label": "f:7", "location": "f"},
+    ),
+    no_rule=(log_with(result(ruleId=...)), {"title": "Bad call", "rule": None, "location": "src/a.py:3"}),
     a_file_by_index=(
         log_with(
             result(locations=[{"physicalLocation": {"artifactLocation": {"index": 0}}}]),
@@ -340,7 +350,7 @@ WILD = cases(
         ),
         {"label": "a.py:1"},
     ),
-    a_line_zero=(log_with(result(locations=[at("a.py", 0)])), {"label": "a.py", "line": None}),
+    a_line_zero=(log_with(result(locations=[at("a.py", 0)])), {"label": "a.py", "line": None, "location": "a.py"}),
     a_line_written_with_a_point=(log_with(result(locations=[at("a.py", 3.0)])), {"label": "a.py:3", "line": 3}),
     taxonomies=(
         log_with(
@@ -434,6 +444,53 @@ def test_texts_that_are_too_long_are_cut(client: Client) -> None:
     assert [len(tag) for tag in found["extensions"]["tags"]] == [200] * 40
 
 
+def test_a_result_fills_rule_location_and_tags_beside_its_extensions(client: Client) -> None:
+    taxa = [{"id": "79", "toolComponent": {"name": "CWE"}}]
+    tagged = result(properties={"tags": ["own", "security"]}, taxa=taxa)
+    found = only_task(client, log_with(tagged, rules=[RULE], taxonomies=[CWE]))
+    tags = ["security", "own", "CWE-79"]
+    assert (found["rule"], found["location"], found["tags"]) == ("R1", "src/a.py:3", tags)
+    assert found["extensions"] == {"ruleId": "R1", "tool": "Scanner", "file": "src/a.py", "line": 3, "tags": tags}
+    assert [item["id"] for item in tasks_of(client, rule="R1", location="src", tag="CWE-79")] == [found["id"]]
+    # Tasks of before schema 9 were given theirs by these extensions, so that the next scan leaves them as they are.
+    told = (found["extensions"][name] for name in ("ruleId", "file", "line", "tags"))
+    assert heart.foreign_marks(*told) == ("R1", "src/a.py:3", heart.to_json_text(tags))
+
+
+UNFIT = cases(
+    too_long=(
+        {
+            "ruleId": "R" * 900,
+            "locations": [at("d/" * 600 + "a.py", 7)],
+            "properties": {"tags": [*(f"{n}" * 65 for n in range(35)), *(f"t{n}" for n in range(30))]},
+        },
+        ("R" * 255 + "…", "…" + ("d/" * 600 + "a.py:7")[-1023:], [f"t{n}" for n in range(20)]),
+    ),
+    control_characters=(
+        {"ruleId": "R\x1b1", "locations": [at("a%0Ab.py", 7)], "properties": {"tags": ["a\tb", "\0", "a b"]}},
+        ("R 1", "a b.py:7", ["a b", "\ufffd"]),
+    ),
+    blank=({"ruleId": " ", "locations": [at("%20", 7)], "properties": {"tags": [" ", "\n", ""]}}, (None, None, [])),
+)
+
+
+@pytest.mark.parametrize(("members", "expected"), UNFIT)
+def test_no_run_is_lost_for_a_rule_location_or_tags_that_do_not_fit(
+    client: Client, members: Any, expected: tuple[str | None, str | None, list[str]]
+) -> None:
+    found = only_task(client, log_with(result(**members)))
+    assert (found["rule"], found["location"], found["tags"]) == expected
+
+
+def test_rule_location_and_tags_weigh_like_other_texts_of_a_finding() -> None:
+    left = []
+    for marks in ({}, {"rule": "R" * 100, "location": "l" * 1000, "tags": '["t"]'}):
+        reading = sarif.reading.Reading(heart.Settings())
+        reading.take(heart.NewTask("1", None, "x", 1, *[None] * 5, **marks), "")
+        left.append(reading.room)
+    assert left[0] - left[1] == 4 * (100 + 1000 + 5)
+
+
 # ---------------------------------------------------------------------------
 # Identity
 # ---------------------------------------------------------------------------
@@ -491,7 +548,7 @@ def test_a_moved_line_leaves_a_finding_as_it_is_but_for_its_line(client: Client)
     bring(client, log_with(result()))
     moved = bring(client, log_with(result(locations=[at("src/a.py", 42, "eval(x)")])))
     assert done(moved) == (0, 1, 0, 0)
-    assert client.history(moved["tasks"][0]["id"])[-1]["changed"] == ["evidence", "extensions"]
+    assert client.history(moved["tasks"][0]["id"])[-1]["changed"] == ["evidence", "extensions", "location"]
     assert done(bring(client, log_with(result(locations=[at("src/a.py", 42, "eval(x)")])))) == (0, 0, 0, 1)
 
 
@@ -740,7 +797,7 @@ def test_results_tell_code_scanning_what_it_asks_for(client: Client) -> None:
             "fullDescription": {"text": "eval runs what it is given."},
             "help": {"text": "Use literal_eval."},
             "defaultConfiguration": {"level": "error"},
-            "properties": {"security-severity": "9.5"},
+            "properties": {"tags": ["security"], "security-severity": "9.5"},
         }
     ]
 
@@ -1095,6 +1152,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         + "}}}]"
     ),
     "many_rules": lambda: raw_log('[{"ruleId":"r"}]', ',"rules":' + many('{"id":"x"}', 500_000)),
+    "many_tags": lambda: raw_log(
+        many('{"ruleIndex":0}', 30_000),
+        ',"rules":[{"id":"R","properties":{"tags":[' + ",".join(f'"{number}"' for number in range(400_000)) + "]}}]",
+    ),
     "many_arguments": lambda: raw_log('[{"message":{"text":"{0}","arguments":' + many('"a"', 2 * MIB) + "}}]"),
     "many_placeholders": lambda: raw_log(
         '[{"message":{"text":"' + "{0}" * 10_000 + f'","arguments":["{"a" * MIB}"]}}}}]'
@@ -1149,7 +1210,7 @@ for path in sys.argv[1:]:
 """
 TAKEN = {
     *("many_results", "many_overrides", "many_placeholders", "nested_unread", "a_chain_of_bases"),
-    *("long_message", "long_rule_id", "long_snippet"),
+    *("long_message", "long_rule_id", "long_snippet", "many_tags"),
 }
 
 

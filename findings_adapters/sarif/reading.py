@@ -398,10 +398,8 @@ class Reading:
         """Take a finding."""
         self.parsed.reports.append(report)
         self.parsed.extensions.append((report.extensions, pointer))
-        own = sum(
-            len(text or "")
-            for text in (report.title, report.description, report.evidence, report.extensions, report.labels)
-        )
+        texts = (report.title, report.description, report.evidence, report.extensions, report.labels)
+        own = sum(len(text or "") for text in (*texts, report.rule, report.location, report.tags))
         self._weigh(OWN_WEIGHT * own + len(report.remediation or ""), pointer)
 
     def take_ours(self, raw: Raw, external_id: str | None, pointer: str) -> None:
@@ -734,7 +732,8 @@ def severity_of(result: Result, rule: KnownRule) -> int:
 
 TITLE_LENGTH = 500  # characters, like the next
 NAME_LENGTH = 500  # of a rule or tool in the extensions
-TAGS = 40
+MOST_TAGS = 60  # of a result and its rule, that are looked at
+TAGS = 40  # in the extensions, like the next
 TAG_LENGTH = 200
 MOST_LOCATIONS = 100
 LINK = re.compile(r"\[([^\[\]]*)\]\([0-9]+\)")  # to a place of the result (3.11.6)
@@ -799,6 +798,8 @@ class RunReading:
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
         evidence = [item for place in places if (item := place.evidence)]
+        tags = self._tags(result, rule)
+        where = (first.path, first.line) if first.path else (first.name, None)
         report = heart.NewTask(
             known_as or self.reading.numbered(identity_of(result, self.tool_name, rule.id, first)),
             "dismissed" if result.is_suppressed else None,
@@ -808,8 +809,9 @@ class RunReading:
             heart.to_json_text(evidence) if evidence else None,
             rule.remediation,
             None,
-            self._extensions(result, rule, first),
+            self._extensions(rule, first, tags),
             heart.labels_of(evidence),
+            *heart.foreign_marks(cut(rule.id, NAME_LENGTH), *where, tags),
         )
         self.reading.take(report, pointer)
 
@@ -849,15 +851,19 @@ class RunReading:
             text = filled(text, message.arguments or ())
         return LINK.sub(r"\1", text[:MESSAGE_LENGTH]).strip()
 
-    def _extensions(self, result: Result, rule: KnownRule, place: Place) -> str:
-        tags = dict.fromkeys((*rule.tags, *tags_of(result.properties), *self.rules.taxa(result.taxa or ())))
+    def _tags(self, result: Result, rule: KnownRule) -> list[str]:
+        """Return the different tags of a result: its rule's, its own and its taxa."""
+        tags = itertools.chain(rule.tags, tags_of(result.properties), self.rules.taxa(result.taxa or ()))
+        return [*dict.fromkeys(itertools.islice(tags, MOST_TAGS))]
+
+    def _extensions(self, rule: KnownRule, place: Place, tags: Sequence[str]) -> str:
         known = {
             "ruleId": cut(rule.id, NAME_LENGTH),
             "tool": cut(self.tool_name, NAME_LENGTH),
             "file": place.path,
             "line": place.line,
             "endLine": place.end_line if place.line else None,
-            "tags": [cut(tag, TAG_LENGTH) for tag in itertools.islice(tags, TAGS)],
+            "tags": [cut(tag, TAG_LENGTH) for tag in tags[:TAGS]],
         }
         return msgspec.json.encode({name: value for name, value in known.items() if value}).decode()
 
