@@ -294,9 +294,9 @@ REPEATED_TEXT = 200  # characters of the caller's text that an error repeats
 LISTED_PROBLEMS = 100
 
 
-def truncate(text: str) -> str:
-    """Shorten the caller's text to what an error may repeat."""
-    return text if len(text) <= REPEATED_TEXT else text[: REPEATED_TEXT - 1] + "…"
+def truncate(text: str, length: int = REPEATED_TEXT) -> str:
+    """Shorten a caller's text, to what an error may repeat unless it says otherwise."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def scalar_preview(value: Any) -> Any:

@@ -7,11 +7,12 @@ JSON by `add`.
 from __future__ import annotations
 
 import heapq
-import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 import findings_features.overview as overview
@@ -19,14 +20,20 @@ import findings_service as heart
 
 
 class KnownFinding(heart.Model, gc=False):
-    """A finding that is known already; `lastComment` is the last that anybody wrote in its history."""
+    """A finding that is known already; `lastComment` is the last that anybody wrote in its history.
+
+    `excerpt` is the first line of its first evidence's content that is not blank, at most 120 characters of it.
+    """
 
     external_id: str
     title: str
+    rule: str | None
+    location: str | None
     severity: heart.Severity
     status: heart.TaskStatus
     reason: heart.Reason | None
     last_comment: str | None
+    excerpt: str | None
 
 
 class Brief(heart.Model):
@@ -64,19 +71,36 @@ class BriefQuery(heart.Request):
     limit: Annotated[int, Meta(ge=1, le=200, description="Findings that are listed.")] = 50
 
 
+EXCERPT_LENGTH = 120
+# The content of a task's first evidence from its name on, as much as an excerpt needs even where each sign of it is
+# escaped. A quote inside a text is escaped, so it is the name; the first evidence has it, be it null, as all have.
+CONTENT = """substr(task_details.evidence, instr(task_details.evidence, '"content":'), 1000)"""
+WHOLE_SIGNS = re.compile(r'"content":("(?:[^"\\]|\\u[0-9a-f]{4}|\\[^u])*)')  # the last may be cut in two
+
+
+def excerpt_of(content: str | None) -> str | None:
+    """Return the first line that is not blank of what CONTENT found, None where there is none."""
+    signs = WHOLE_SIGNS.match(content or "")
+    lines = msgspec.json.decode(f'{signs[1]}"', type=str).splitlines() if signs else []
+    return next((heart.truncate(line, EXCERPT_LENGTH) for line in lines if line.strip()), None)
+
+
 IN_BRIEF = """tasks.external_id IS NOT NULL AND tasks.status IN ('open', 'in_progress', 'dismissed')"""
 
 
 def select_known_findings(connection: heart.Connection, client_id: str, seqs: Sequence[int]) -> list[KnownFinding]:
     """Return findings as a brief lists them, and in its order."""
     rows = connection.execute(
-        f"""SELECT tasks.external_id, tasks.title, {heart.SEVERITY_NAME}, tasks.status, tasks.reason, (
-                SELECT comment FROM history WHERE history.client_id = tasks.client_id AND task_seq = tasks.seq
-                    AND comment IS NOT NULL ORDER BY history.seq DESC LIMIT 1)
-            FROM tasks WHERE {heart.BY_SEQ} ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
+        f"""SELECT tasks.external_id, tasks.title, tasks.rule, tasks.location, {heart.SEVERITY_NAME}, tasks.status,
+                tasks.reason, (
+                SELECT comment FROM history WHERE history.client_id = tasks.client_id
+                    AND history.task_seq = tasks.seq AND comment IS NOT NULL ORDER BY history.seq DESC LIMIT 1),
+                {CONTENT}
+            FROM tasks {heart.DETAILS}
+            WHERE {heart.BY_SEQ} ORDER BY tasks.severity DESC, tasks.last_seen_at DESC, tasks.seq DESC""",
         (client_id, json.dumps(seqs)),
     )
-    return list(itertools.starmap(KnownFinding, rows))
+    return [KnownFinding(*(*known, excerpt_of(content))) for *known, content in rows]
 
 
 def select_brief(

@@ -32,20 +32,24 @@ def test_a_brief_tells_all_that_the_contract_names_in_its_order(client: Client) 
     schema = {"minProperties": 0, "type": "object"}
     client.register("web", schema)
     run = client.start(targetUrl=TARGETS[1])
-    noted = client.add(run, externalId="a", severity="low", title="Contrast")
+    shown = [{"content": "\n  p { color: #aaa }\n}"}, {"content": "Another"}]
+    noted = client.add(
+        run, externalId="a", severity="low", title="Contrast", rule="1.4.3", location="a.css:7", evidence=shown
+    )
     client.submit(run, task(), task(externalId="b", status="resolved"))
     client.triage(noted, "dismissed", reason="accepted_risk", comment="The brand's colour")
     told = client.read("brief", projectType="web", targetUrl=TARGETS[1])
     severities = dict.fromkeys(SEVERITIES, 0) | {"high": 2, "low": 1}
     statuses = {"open": 1, "in_progress": 0, "resolved": 1, "dismissed": 1}
-    finding = {"externalId": "a", "title": "Contrast", "severity": "low", "status": "dismissed"}
+    finding = {"externalId": "a", "title": "Contrast", "rule": "1.4.3", "location": "a.css:7", "severity": "low"}
+    finding |= {"status": "dismissed", "reason": "accepted_risk", "lastComment": "The brand's colour"}
     right = {
         "projectType": "web",
         "targetUrl": TARGETS[1],
         "branch": None,
         "summary": {"total": 3, "bySeverity": severities, "byStatus": statuses},
         "extensionSchema": schema,
-        "tasks": [{**finding, "reason": "accepted_risk", "lastComment": "The brand's colour"}],
+        "tasks": [finding | {"excerpt": "  p { color: #aaa }"}],
         "omitted": 0,
     }
     assert json.dumps(told) == json.dumps(right)  # the order of the members, too
@@ -103,6 +107,39 @@ def test_the_last_comment_of_a_brief_is_the_last_that_anybody_wrote(client: Clie
         "moved_without": "Not ours",
         "moved_with": "Mine",
     }
+
+
+@pytest.mark.parametrize(
+    ("evidence", "excerpt"),
+    cases(
+        none=([], None),
+        second=([{"url": "https://example.com/a"}, {"content": "x"}], None),
+        blank=([{"content": " \n\t\r\n"}], None),
+        short=([{"content": "x" * 120}], "x" * 120),
+        long=([{"content": "x" * 121}], "x" * 119 + "…"),
+        escaped=([{"label": '"content":"y', "content": "\"\\\x1b'é😀\x85z"}], "\"\\\x1b'é😀"),
+    ),
+)
+def test_an_excerpt_is_the_first_line_of_the_first_evidence(
+    client: Client, run: str, evidence: list[Any], excerpt: str | None
+) -> None:
+    client.add(run, externalId="a", evidence=evidence)
+    (told,) = client.read("brief", projectType="web", targetUrl="https://example.com/")["tasks"]
+    assert told["excerpt"] == excerpt
+
+
+def test_of_large_evidence_no_more_is_read_than_an_excerpt_needs(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {"url": f"data:image/png;base64,{'A' * 200_000}", "content": "\x01" * 40_000}
+    for name in "abc":
+        client.add(run, externalId=name, evidence=[large] * 3)
+    read: list[int] = []
+    excerpt_of = brief.excerpt_of
+    monkeypatch.setattr(brief, "excerpt_of", lambda text: (read.append(len(text)), excerpt_of(text))[1])
+    told = client.read("brief", projectType="web", targetUrl="https://example.com/", limit=2)["tasks"]
+    assert [each["excerpt"] for each in told] == ["\x01" * 119 + "…"] * 2
+    assert (len(read), max(read) <= 1000) == (2, True)
 
 
 def test_a_brief_of_an_unregistered_type_says_which_there_are(app: flask.Flask, client: Client) -> None:
