@@ -687,12 +687,16 @@ class RunSession:
         remediation: Parts[heart.RemediationStep] = (),
         success_criteria: Parts[heart.SuccessCriterion] = (),
         extensions: Mapping[str, Any] | None = None,
+        rule: str | None = None,
+        location: str | None = None,
+        tags: Iterable[str] = (),
     ) -> None:
         """Report a finding. It is sent with others: when there are enough, after some seconds, or when the block ends.
 
         :param external_id: what it is known by from run to run, see `fingerprint`; without it, it is always new.
         :param evidence: what shows it; a text is the content. :param remediation: steps in their order.
         :param success_criteria: what must be true after the fix.
+        :param rule: what it breaks. :param location: where, as `src/app.py:42`. :param tags: several, or one text.
         :raises FindingsRefused: for findings, this one or earlier ones, that the service does not take.
         :raises Refused: when it takes none. :raises Unavailable: when it cannot be reached. Both: they are kept, and
             sent again with the next ones. :raises ValueError: for a finding that JSON cannot tell.
@@ -707,6 +711,9 @@ class RunSession:
             remediation=items_of(remediation, "instruction"),
             success_criteria=items_of(success_criteria, "description"),
             extensions=None if extensions is None else dict(extensions),
+            rule=rule,
+            location=location,
+            tags=([tags] if isinstance(tags, str) else list(tags)) or None,
         )
         try:
             encoded = in_json(finding, f"the finding {title!r}")
@@ -813,7 +820,7 @@ MARKDOWN = "text/markdown"
 
 
 class TaskFilters(TypedDict, total=False):
-    """The filters and orders of the list of tasks, as the API has them (`findings_service.TaskFilters`)."""
+    """The filters and orders of the list of tasks, as the API has them (`findings_service.TaskOrder`)."""
 
     status: heart.TaskStatus | Sequence[heart.TaskStatus] | None
     severity: heart.Severity | Sequence[heart.Severity] | None
@@ -823,6 +830,11 @@ class TaskFilters(TypedDict, total=False):
     main_line: bool | None
     branch: str | Sequence[str] | None
     external_id: str | None
+    rule: str | Sequence[str] | None
+    location: str | None
+    tag: str | Sequence[str] | None
+    without: Literal["rule", "location", "tag"] | None
+    new_in: str | None
     missing_from: str | None
     assignee: str | None
     assigned: bool | None

@@ -433,12 +433,18 @@ def test_a_finding_is_stored_as_it_was_submitted(agent: Agent) -> None:
             remediation=["Read.", {"instruction": "Write.", "step": 7}],
             success_criteria=findings_service.SuccessCriterion(description="Good.", automatable=True),
             extensions={"a": {"b": [None, 1.5, "é"]}},
+            rule="S307",
+            location="a.py:3",
+            tags=(tag for tag in ("owasp, a03", "eval")),
         )
-    texts, parts = [agent.task(each.id) for each in agent.tasks(run_id=run.id, sort="createdAt")]
+        run.submit("A tag", "info", tags="a11y")
+    texts, parts, tagged = [agent.task(each.id) for each in agent.tasks(run_id=run.id, sort="createdAt")]
     assert (texts.remediation[0].instruction, texts.evidence[0].content) == ("Mend it.", "eval(x)")
     assert [each.description for each in texts.success_criteria] == ["It is mended."]
     assert (parts.external_id, parts.status, parts.description) == ("it", "in_progress", "All of it.")
     assert (parts.evidence[0], parts.evidence[1].type) == (shown, "log")
+    assert (parts.rule, parts.location, parts.tags) == ("S307", "a.py:3", ["owasp, a03", "eval"])
+    assert (texts.rule, texts.location, texts.tags, tagged.tags) == (None, None, [], ["a11y"])
     assert [(each.step, each.instruction) for each in parts.remediation] == [(1, "Read."), (7, "Write.")]
     assert (parts.success_criteria[0].automatable, json.loads(bytes(parts.extensions))) == (
         True,
@@ -813,8 +819,22 @@ def test_a_list_is_walked_to_its_end(agent: Agent, monkeypatch: pytest.MonkeyPat
     assert [each.title for each in agent.tasks(external_id="&3", project_type=[agent.name, "x"])] == ["3, and more"]
 
 
+def test_findings_are_listed_by_what_they_break_and_where(agent: Agent) -> None:
+    with agent.start() as first:
+        first.submit("One", "high", external_id="1", rule="S101", location="src/a.py:1", tags=["test", "owasp, a03"])
+    with agent.start() as run:
+        run.submit("One", "high", external_id="1", rule="S101", location="src/a.py:2", tags=["test", "owasp, a03"])
+        run.submit("Two", "low", external_id="2", location="src/b.py")
+
+    def listed(**filters: Any) -> list[str]:
+        return [each.title for each in agent.tasks(project_type=agent.name, sort="createdAt", **filters)]
+
+    assert listed(rule=["S101", "S102"]) == listed(tag="owasp, a03") == listed(location="src/a.py") == ["One"]
+    assert (listed(location="src"), listed(without="tag"), listed(new_in=run.id)) == (["One", "Two"], ["Two"], ["Two"])
+
+
 def test_the_filters_of_a_list_are_the_services(agent: Agent) -> None:
-    theirs = set(findings_service.TaskFilters.__struct_fields__) - {"after"}
+    theirs = set(findings_service.TaskOrder.__struct_fields__) - {"after"}
     assert set(TaskFilters.__annotations__) == theirs
     with pytest.raises(Refused, match="sevrity"):
         list(agent.tasks(sevrity="high"))
