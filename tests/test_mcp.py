@@ -274,6 +274,32 @@ def test_a_whole_night(agent: Agent) -> None:
     assert [each["event"] for each in history] == ["created", "status"]
 
 
+def test_a_finding_is_known_by_its_rule_its_place_and_its_tags(agent: Agent) -> None:
+    agent.ask("register_project_type", name="marked")
+    run = agent.ask("start_run", projectType="marked")["id"]
+    marks = {"rule": "S101", "location": "src/a.py:1", "tags": ["tests", "owasp, a03"]}
+    agent.ask("submit_findings", runId=run, tasks=[task(externalId="a", **marks), task(severity="low")])
+    for filters in ({"rule": ["S102", "S101"]}, {"tag": ["owasp, a03"]}, {"location": "src/a.py"}):
+        (found,) = agent.ask("list_findings", projectType=["marked"], newIn=run, **filters)["tasks"]
+        assert {name: found[name] for name in marks} == marks
+    (bare,) = agent.ask("list_findings", projectType=["marked"], without="location")["tasks"]
+    assert bare["severity"] == "low"
+    agent.ask("finish_run", runId=run, status="completed")
+    (offender,) = agent.ask("check_gate", runId=run)["offenders"]
+    (known,) = agent.ask("read_brief", projectType="marked")["tasks"]
+    assert [(each["rule"], each["location"]) for each in (offender, known)] == [("S101", "src/a.py:1")] * 2
+
+
+def test_what_marks_a_finding_is_described_in_few_words(local: Agent) -> None:
+    tools = local.tools()
+    sent = tools["submit_findings"].input_schema["properties"]["tasks"]["items"]["properties"]
+    listed = tools["list_findings"].input_schema["properties"]
+    told = [sent[name] for name in ("rule", "location", "tags")]
+    told += [listed[name] for name in ("rule", "location", "tag", "without", "newIn", "q")]
+    assert [each for each in told if not 0 < len(each.get("description", "")) <= 110] == []
+    assert "control characters" not in json.dumps(told[:2])
+
+
 def test_an_answer_that_got_lost_makes_no_second_run(shaky: Shaky) -> None:
     with shaky.connected() as agent:
         agent.ask("register_project_type", name="web")

@@ -95,7 +95,7 @@ TOOLS = {
             method="GET",
             path="brief",
             words="Read what is known before you examine a target: its open and dismissed findings with their"
-            " externalIds and why they were dismissed, and the schema that extensions must fit.",
+            " externalIds, where they are and why they were dismissed, and the schema that extensions must fit.",
         ),
         Tool(
             name="register_project_type",
@@ -182,8 +182,13 @@ MEANINGS = {
     "TaskReport.status": "Leave it out, and it is open; it counts for a new finding only.",
     "TaskReport.extensions": "What the extensionSchema of the project type asks for.",
     "TaskReport.evidence": "Each with a label, a url or a content.",
+    "TaskReport.rule": "What it breaks, by its own name: S101, 1.4.3.",
+    "TaskReport.location": "Where it is: src/app.py:42, an address, a selector.",
+    "TaskReport.tags": "What else to find it by.",
     "TaskBatch.tasks": "The findings; an empty list says that nothing was found.",
     "TaskQuery.limit": "Findings on a page.",
+    "TaskQuery.location": "There, and below it: src/app.py finds src/app.py:42, and so does src.",
+    "TaskQuery.q": "Words, each somewhere in the title, externalId, rule, location, a tag or a label of the evidence.",
     "TaskUpdate.reason": "Goes with the statuses resolved and dismissed.",
     "TaskUpdate.assignee": 'Who works on it; "" for nobody.',
     "ProjectTypeDefinition.name": "Letters, digits, '.', '_' and '-'.",
