@@ -33,13 +33,16 @@ try:
             done = subprocess.run(BANDIT, cwd=given.folder, capture_output=True, text=True, check=False)
             for found in json.loads(done.stdout or sys.exit(f"bandit failed: {done.stderr}"))["results"]:
                 test, file, line = found["test_id"], found["filename"].removeprefix("./"), found["line_number"]
+                place = f"{file}:{line}"
                 lines = dict(numbered.partition(" ")[::2] for numbered in found["code"].splitlines())
                 fields = {"testId": test, "confidence": found["issue_confidence"].lower(), "file": file, "line": line}
                 run.submit(
                     f"{found['issue_text']} ({file})"[:500],
                     found["issue_severity"].lower().replace("undefined", "info"),
                     external_id=run.fingerprint(test, file, lines[str(line)]),
-                    evidence=[{"type": "code", "label": f"{file}:{line}", "content": found["code"]}],
+                    rule=test,
+                    location=place,
+                    evidence=[{"type": "code", "label": place, "content": found["code"]}],
                     remediation=[f"Read {found['more_info']}", f"Change the code in {file}."],
                     success_criteria=[{"description": f"bandit -t {test} {file} reports nothing", "automatable": True}],
                     extensions=fields | ({"cwe": found["issue_cwe"]["id"]} if found["issue_cwe"] else {}),
