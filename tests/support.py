@@ -181,7 +181,7 @@ class Client(FlaskClient):
     def finish(self, run_id: str, status: str = "completed", **fields: Any) -> dict[str, Any]:
         """Finish a run."""
         response = self.patch(f"{API}/runs/{run_id}", json={"status": status, **fields})
-        assert response.status_code == 200, (response.text, query)
+        assert response.status_code == 200, response.json
         return response.json
 
     def submit(self, run_id: str, *tasks: dict[str, Any]) -> dict[str, Any]:
@@ -197,13 +197,13 @@ class Client(FlaskClient):
     def triage(self, task_id: str, status: str | None = None, **fields: Any) -> dict[str, Any]:
         """Give a task a status, or make another decision about it."""
         response = self.patch(f"{API}/tasks/{task_id}", json={"status": status, **fields})
-        assert response.status_code == 200, (response.text, query)
+        assert response.status_code == 200, response.json
         return response.json
 
     def read(self, path: str, **query: Any) -> Any:
         """Get a path below the API's and return the JSON."""
         response = self.get(path if path.startswith("/") else f"{API}/{path}", query_string=query or None)
-        assert response.status_code == 200, (response.text, query)
+        assert response.status_code == 200, response.json
         return response.json
 
     def remove(self, path: str) -> None:
