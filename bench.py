@@ -106,6 +106,13 @@ def make_task(number: int) -> dict[str, Any]:
     }
 
 
+def marks_of(number: int) -> dict[str, Any]:
+    """Return the rule, location and tags of one finding."""
+    mixed = zlib.crc32(number.to_bytes(8, "big"))
+    location = f"shop/part-{mixed % 200}/form-{mixed // 200 % 50}.html:{mixed % 300}"
+    return {"rule": f"rule-{mixed % 60}", "location": location, "tags": [f"wcag-{mixed % 12}", f"team-{mixed % 7}"]}
+
+
 def target_of(number: int) -> str:
     """Return the site that a run examined."""
     return f"https://site-{number % TARGETS}.example/"
@@ -379,7 +386,7 @@ def start_run(server: Server, key: str, number: int = 0, branch: str = "") -> st
 def filled(db: str | Path, rows: int, *, per_run: int = BATCH, branched: bool = False, **same: str) -> Stored:
     """Make a database with that many tasks, which runs have reported in batches.
 
-    :param branched: whether the later half of them is known to branches only.
+    :param branched: whether the later half of them is known to branches only, and each has a rule, location and tags.
     :param same: what is the same in all of them.
     """
     key = service_says("keys", "create", "bench", "--level", "full", "--new", "--db", str(db))
@@ -390,7 +397,8 @@ def filled(db: str | Path, rows: int, *, per_run: int = BATCH, branched: bool = 
         for number, first in enumerate(range(0, rows, per_run)):
             runs.append(start_run(server, key, number, branch_of(number) if branched and first >= rows // 2 else ""))
             for begin in range(first, min(first + per_run, rows), BATCH):
-                tasks = [make_task(each) | same for each in range(begin, min(begin + BATCH, rows))]
+                numbers = range(begin, min(begin + BATCH, rows))
+                tasks = [make_task(each) | (marks_of(each) if branched else {}) | same for each in numbers]
                 answer = server.ask("POST", f"{runs[-1]}/tasks", {"tasks": tasks}, key)
                 ids += [task["id"] for task in answer["tasks"][:: max(1, rows // 10_000)]]
             server.ask("PATCH", runs[-1], {"status": "completed"}, key)
@@ -730,6 +738,10 @@ def flat_reads(stored: Stored, server: Server) -> Mapping[str, list[bytes]]:
         "one target": f"targetUrl={target_of(0)}",
         "one run": f"runId={stored.runs[0].rpartition('/')[2]}",
         "one externalId": f"externalId={make_task(stored.rows // 2)['externalId']}",
+        "one rule": "rule=rule-7",
+        "one rule and status, by severity": "rule=rule-7&status=open&sort=severity",
+        "one tag": "tag=wcag-3",
+        "one tag and status, by severity": "tag=wcag-3&status=open&sort=severity",
         "the main line": "mainLine=true",
         "one branch": f"branch={branch_of(half)}",
         "next links behind nine tenths": link.partition("?")[2].replace("limit=200", "view=default"),
@@ -755,12 +767,17 @@ def measure_size(bench: Bench) -> Iterator[Row]:
             "assigned to nobody": "assigned=false",
             "open since a day": "status=open&createdSince=2020-01-01",
             "of a hundred runs, one severity": f"runId={runs}&severity=high",
+            "one location": "location=shop/part-7",
+            "one of two tags": "tag=wcag-3,team-5",
         }
         for name, query in queries.items():
             paths = other_pages(f"/api/v1/tasks?{query}")
             with suppress(ValueError):  # where it has to be read from the disk, it may be refused
                 bench.run(Job(big, gets(many.key, paths[-1:]), 200, connections=1))
             yield slowness(bench, many, big, f"list of {many.rows:,}: {name}", paths[: plan.rounds], 500)
+        for by in ("rule", "tag", "location&rule=rule-7"):
+            paths = [f"/api/v1/groups?limit={limit}&by={by}" for limit in range(50, 50 + plan.rounds)]
+            yield slowness(bench, many, big, f"groups of {many.rows:,}: by {by}", paths, 500)
         yield from search_rows(bench, many, big, 500)
         if sys.platform == "linux":
             yield within(f"resident memory at {many.rows:,}", " MB", big.peak(), 150)
