@@ -29,9 +29,12 @@ if not given.folder.is_dir() or find_spec("bandit") is None:
 try:
     with stoppable(), Findings() as findings:
         findings.register("bandit", label="Bandit", extension_schema=SCHEMA)
-        with findings.run("bandit", target_url=given.target) as run:
+        with findings.run("bandit", target_url=given.target, resolve_missing=True) as run:
             done = subprocess.run(BANDIT, cwd=given.folder, capture_output=True, text=True, check=False)
-            for found in json.loads(done.stdout or sys.exit(f"bandit failed: {done.stderr}"))["results"]:
+            report = json.loads(done.stdout or sys.exit(f"bandit failed: {done.stderr}"))
+            if unread := ", ".join(each["filename"] for each in report["errors"]):  # what is in them is not gone
+                sys.exit(f"bandit could not read {unread}")
+            for found in report["results"]:
                 test, file, line = found["test_id"], found["filename"].removeprefix("./"), found["line_number"]
                 place = f"{file}:{line}"
                 lines = dict(numbered.partition(" ")[::2] for numbered in found["code"].splitlines())

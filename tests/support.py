@@ -1286,7 +1286,8 @@ if pathlib.Path("slow").exists():
 if pathlib.Path("broken").exists():
     raise SystemExit("bandit broke")
 code = "3 exec(user_input) " + "x" * 300_000 * pathlib.Path("refused").exists()
-print(json.dumps({"results": 2 * [{
+errors = [{"filename": "./b.py", "reason": "syntax error"}] * pathlib.Path("unread").exists()
+print(json.dumps({"errors": errors, "results": 2 * (not pathlib.Path("mended").exists()) * [{
     "test_id": "B102", "filename": "./a.py", "line_number": 3, "code": code, "issue_text": "Use of exec.",
     "issue_severity": "HIGH", "issue_confidence": "HIGH", "issue_cwe": {"id": 78}, "more_info": "https://example.com/",
 }]}))

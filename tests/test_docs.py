@@ -122,7 +122,7 @@ BANDIT_OF_THE_PAGES = """
 import json
 
 levels = ["HIGH"] + ["MEDIUM"] * 3 + ["LOW"] * 9
-print(json.dumps({"results": [
+print(json.dumps({"errors": [], "results": [
     {"test_id": f"B{100 + n}", "filename": "./app.py", "line_number": n, "code": f"{n} call({n})",
      "issue_text": "Unsafe", "issue_severity": level, "issue_confidence": "HIGH", "issue_cwe": {}, "more_info": ""}
     for n, level in enumerate(levels, start=1)

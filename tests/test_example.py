@@ -30,6 +30,12 @@ def test_the_example_agent_reports_and_knows_its_findings_again(agent: Any, serv
     assert runs_of(server) == [("completed", None)] * 2
 
 
+def test_what_is_gone_is_resolved_by_the_example_agent(agent: Any, server: Server) -> None:
+    for file, told in (("there", "2 created"), ("mended", "2 resolved")):
+        out, errors = (process := agent(file)).communicate(timeout=20)
+        assert (process.returncode, errors, told in out) == (0, "", True), out
+
+
 MISSING = cases(
     key=({"FINDINGS_KEY": ""}, "FINDINGS_KEY is not set"),
     bad_key=({"FINDINGS_KEY": "fts_x"}, "API key"),
@@ -50,7 +56,14 @@ def test_the_example_agent_says_in_one_line_what_is_missing(
     assert runs_of(server) == []
 
 
-@pytest.mark.parametrize(("file", "reason"), [("broken", "bandit failed: bandit broke"), ("refused", "2 findings ")])
+FAILING = [
+    ("broken", "bandit failed: bandit broke"),
+    ("unread", "bandit could not read ./b.py"),
+    ("refused", "2 findings "),
+]
+
+
+@pytest.mark.parametrize(("file", "reason"), FAILING)
 def test_a_run_of_the_example_agent_fails_with_it(agent: Any, server: Server, file: str, reason: str) -> None:
     _, errors = (process := agent(file)).communicate(timeout=20)
     assert (process.returncode, len(errors.strip().splitlines())) == (1, 1), errors
