@@ -3825,7 +3825,7 @@ class NewTask(Struct, gc=False):
     @property
     def words(self) -> str:
         """What the task is found by."""
-        marks = (self.rule, self.location, *tags_in(self.tags))
+        marks = (self.rule, self.location, *(tags_in(self.tags) if self.tags else ()))
         return words_of(self.title, self.external_id, self.labels, *marks)
 
     @property
@@ -3952,15 +3952,21 @@ def select_findings(connection: Connection, by: Submitting, external_ids: Sequen
     }
 
 
+COUNTED_BY = operator.attrgetter("project_type", "target_url", "branch", "rule", "tags", "status", "severity")
+
+
 def index_tasks(connection: Connection, client_id: str, states: Sequence[TaskRow], n: Literal[1, -1]) -> None:
     """Count tasks in, and list them by their tags; or out, with -1."""
-    kinds = Counter((state.project_type, state.target_url, *state.cell) for state in states)
-    for (project_type, target_url, status, severity, branch, rule, tags), times in kinds.items():
-        names = (*counter_names("tasks", project_type, target_url, branch), *mark_counters(rule, tags, branch))
+    kinds = Counter(map(COUNTED_BY, states))
+    for (project_type, target_url, branch, rule, tags, status, severity), times in kinds.items():
+        names = counter_names("tasks", project_type, target_url, branch)
+        if rule or tags:
+            names = (*names, *mark_counters(rule, tags, branch))
         add_to_counters(connection, client_id, names, status, severity, n * times)
     rows = [
         (client_id, tag, int(not state.branch), state.status, state.severity, state.seq)
         for state in states
+        if state.tags
         for tag in tags_in(state.tags)
     ]
     if rows:

@@ -45,6 +45,7 @@ try:
                     external_id=run.fingerprint(test, file, lines[str(line)]),
                     rule=test,
                     location=place,
+                    tags=[f"CWE-{found['issue_cwe']['id']}"] if found["issue_cwe"] else (),
                     evidence=[{"type": "code", "label": place, "content": found["code"]}],
                     remediation=[f"Read {found['more_info']}", f"Change the code in {file}."],
                     success_criteria=[{"description": f"bandit -t {test} {file} reports nothing", "automatable": True}],

@@ -164,6 +164,9 @@ def scan_with_bandit(folder: Path, server: Server) -> None:
     assert done.returncode == 0, done.stderr
 
 
+REPORTED = ("title", "severity", "externalId", "extensions", "rule", "location", "tags")
+
+
 @pytest.fixture
 def bandits(server: Server, tmp_path: Path) -> tuple[Path, str]:
     """A database with what bandit found in four runs, one on a branch, and decisions about it; and a key for it."""
@@ -193,9 +196,9 @@ def bandits(server: Server, tmp_path: Path) -> tuple[Path, str]:
     for branch, kept in (("feature", found[:3]), (None, found[1:4])):
         run = ask("POST", "runs", start | {"branch": branch}, **{"Idempotency-Key": f"of {branch}"})["id"]
         whole = [ask("GET", f"tasks/{each['id']}") for each in kept]
-        reports = [{name: each[name] for name in ("title", "severity", "externalId", "extensions")} for each in whole]
+        reports = [{name: each[name] for name in REPORTED} for each in whole]
         new = whole[0] | {"externalId": "new", "title": "Né'w \\ finding"}
-        reports.append({name: new[name] for name in ("title", "severity", "externalId", "extensions")})
+        reports.append({name: new[name] for name in REPORTED})
         ask("POST", f"runs/{run}/tasks", {"tasks": reports})
         ask("PATCH", f"runs/{run}", {"status": "completed", "resolveMissing": True})
     server.stop()
@@ -280,7 +283,7 @@ def test_what_refers_to_a_seq_is_known() -> None:
     found = {f"{table.name}.{table.columns[at]}": owner for table in TABLES for at, owner in table.numbers.items()}
     referring = {
         *("task_details.task_seq", "task_words.task_seq", "sightings.task_seq", "sightings.run_seq"),
-        *("branch_sightings.task_seq", "branch_sightings.branch_seq", "history.task_seq"),
+        *("branch_sightings.task_seq", "branch_sightings.branch_seq", "history.task_seq", "task_tags.task_seq"),
     }
     numbered = {f"{table.name}.seq" for table in TABLES if "seq" in table.columns}
     columns = {f"{table.name}.{column}" for table in TABLES for column in table.columns}
