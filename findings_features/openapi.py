@@ -19,7 +19,7 @@ ERRORS_OF_ALL = (heart.InternalError, heart.StorageFull, heart.Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
 TAG = "What the answer is: another one as soon as anything in it is."
 WEAK_TAG = "Another one once anything of the client has changed."
-TEXT = {"type": "string"}
+TEXT, OBJECT = {"type": "string"}, {"type": "object"}
 ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3
 # What the HTTP server refuses before the request comes here.
 BARE_REFUSALS = {
@@ -64,7 +64,8 @@ def described_answers(each: heart.Operation, references: Mapping[Any, Any]) -> d
         if status == 201 and model is not heart.Submission:
             described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
     if each.exports:
-        described["200"]["content"] |= {other: {"schema": {}} for other in each.exports}
+        forms = {other: OBJECT if "json" in other else TEXT for other in each.exports}
+        described["200"]["content"] |= {other: {"schema": schema} for other, schema in forms.items()}
     headers: dict[str, Any] = {}
     if each.tagged:
         headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}
@@ -143,12 +144,15 @@ def described_parameters(each: heart.Operation) -> list[dict[str, Any]]:
 
 
 def in_ecma(schema: Any) -> Any:
-    """Return a schema with its patterns as ECMA 262, and so OpenAPI, writes them."""
+    """Return a schema with its patterns as ECMA 262, and so OpenAPI, writes them.
+
+    That what is left out is null, as its type says, is not said again: generators take such a default for a value.
+    """
     if isinstance(schema, list):
         return [in_ecma(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {name: in_ecma(value) for name, value in schema.items()}
+    schema = {name: in_ecma(value) for name, value in schema.items() if (name, value) != ("default", None)}
     if (pattern := schema.get("pattern")) == heart.NOT_BLANK:
         schema["pattern"] = "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$"
     elif pattern in heart.PATTERNS:
@@ -171,13 +175,13 @@ def described_operation(each: heart.Operation, references: Mapping[Any, Any]) ->
         described["description"] = f"Needs a key of level `{each.level}` or higher."
     if each.body is not None:
         content = {heart.JSON_TYPE: {"schema": reference_to(each.body, references)}}
-        content |= {other: {"schema": {"type": "object"}} for other in each.formats if other != heart.JSON_TYPE}
+        content |= {other: {"schema": OBJECT} for other in each.formats if other != heart.JSON_TYPE}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
 
 # In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
-ORDER = (*TAGS, "overview", "brief", "healthz", "metrics", "openapi.json")
+ORDER = (*TAGS, "overview", "groups", "brief", "healthz", "metrics", "openapi.json")
 
 
 def place_of(each: heart.Operation) -> tuple[int, str]:

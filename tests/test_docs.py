@@ -47,7 +47,7 @@ from tests.support import (
 PAGES = (HERE / "README.md", *sorted((HERE / "docs").glob("*.md")))
 
 
-NAMED_FILE = re.compile(r"(?:#!.*\n)?# ([\w./-]*(?:\.\w+|/Caddyfile))\n")
+NAMED_FILE = re.compile(r"(?:#!.*\n)?(?:#|//) ([\w./-]*(?:\.\w+|/Caddyfile))\n")
 PRINTED = re.compile(r"^\$ ((?:.*\\\n)*.*\n)((?:(?!\$ ).*\n)*)", re.MULTILINE)
 SERVES = re.compile(r"(?:findings-service serve|^(?:gunicorn|waitress-serve|uwsgi) .*)\n\Z")
 VARYING = (
@@ -60,8 +60,9 @@ VARYING = (
     (r"PostgreSQL \d+\.\d+", "PostgreSQL 0.0"),
     (r'"(ms|bytes|sqlite|version)": ?("?)[\d.]+', r'"\1":\g<2>0'),
 )
-# .ci/run runs the first two; the third takes minutes; and the databases that a page's reader makes are there.
-NOT_RUN = ("pytest", "bench.py", "failover.py", "CREATE DATABASE")
+# .ci/run runs the first two; the third takes minutes; the databases that a page's reader makes are there; and another
+# test runs what npm has installed.
+NOT_RUN = ("pytest", "bench.py", "failover.py", "CREATE DATABASE", "npm install")
 SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installed
 EXAMPLE_DATABASE = re.compile(r"postgresql://findings@db\.example\.com/\w+")
 OF_POSTGRES = re.compile(rf"{EXAMPLE_DATABASE.pattern}|\$FINDINGS_DB|^psql|^pg_", re.MULTILINE)
