@@ -591,10 +591,32 @@ def in_words(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def items_of(given: Parts[Part], text: str) -> list[Any] | None:
-    """Return the items of a part of a finding, None where there are none; one that is a text has it in that field."""
-    several = [given] if isinstance(given, (str, Mapping, Struct)) else given
-    return [{text: each} if isinstance(each, str) else each for each in several] or None
+# The lists of a finding, of which one item will do, too, and the member that a text alone is of an item.
+LISTS_OF_FINDING = {"evidence": "content", "remediation": "instruction", "successCriteria": "description", "tags": ""}
+
+
+def as_taken(finding: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a finding, under the API's names, as the service takes it.
+
+    One item or a text alone is good for a list, and a severity with capitals. What is no such thing stays for the
+    service to refuse.
+    """
+    taken = dict(finding)
+    for name, text in LISTS_OF_FINDING.items():
+        items = listed(taken.pop(name, None))
+        if isinstance(items, list):
+            items = [{text: each} if text and isinstance(each, str) else each for each in items]
+        if items not in (None, []):
+            taken[name] = items
+    severity = str(taken.get("severity")).lower()
+    return taken | ({"severity": severity} if severity in heart.SEVERITIES else {})
+
+
+def listed(given: Any) -> Any:
+    """Return a list of several items, or of one alone, and anything else as it is."""
+    if isinstance(given, (str, Mapping, Struct)):
+        return [given]
+    return list(given) if isinstance(given, Iterable) else given
 
 
 REASON = 1000  # characters of a run's statusReason
@@ -693,6 +715,7 @@ class RunSession:
     ) -> None:
         """Report a finding. It is sent with others: when there are enough, after some seconds, or when the block ends.
 
+        :param severity: capitals, as a model writes them in `High`, do no harm.
         :param external_id: what it is known by from run to run, see `fingerprint`; without it, it is always new.
         :param evidence: what shows it; a text is the content. :param remediation: steps in their order.
         :param success_criteria: what must be true after the fix.
@@ -701,20 +724,21 @@ class RunSession:
         :raises Refused: when it takes none. :raises Unavailable: when it cannot be reached. Both: they are kept, and
             sent again with the next ones. :raises ValueError: for a finding that JSON cannot tell.
         """
-        finding = as_sent(
+        given = as_sent(
             title=title,
             severity=severity,
             external_id=external_id,
             status=status,
             description=description,
-            evidence=items_of(evidence, "content"),
-            remediation=items_of(remediation, "instruction"),
-            success_criteria=items_of(success_criteria, "description"),
+            evidence=evidence,
+            remediation=remediation,
+            success_criteria=success_criteria,
             extensions=None if extensions is None else dict(extensions),
             rule=rule,
             location=location,
-            tags=([tags] if isinstance(tags, str) else list(tags)) or None,
+            tags=tags,
         )
+        finding = as_taken(given)
         try:
             encoded = in_json(finding, f"the finding {title!r}")
         except ValueError:

@@ -422,7 +422,7 @@ def test_a_run_is_completed_with_its_block(agent: Agent) -> None:
 def test_a_finding_is_stored_as_it_was_submitted(agent: Agent) -> None:
     shown = findings_service.Evidence(type="code", label="a.py:3", content="eval(x)")
     with agent.start() as run:
-        run.submit("Texts", "high", remediation="Mend it.", success_criteria=["It is mended."], evidence="eval(x)")
+        run.submit("Texts", "High", remediation="Mend it.", success_criteria=["It is mended."], evidence="eval(x)")
         run.submit(
             "Parts",
             "info",
