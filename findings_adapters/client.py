@@ -603,7 +603,7 @@ def as_taken(finding: Mapping[str, Any]) -> dict[str, Any]:
     """
     taken = dict(finding)
     for name, text in LISTS_OF_FINDING.items():
-        items = listed(taken.pop(name, None))
+        items = as_list(taken.pop(name, None))
         if isinstance(items, list):
             items = [{text: each} if text and isinstance(each, str) else each for each in items]
         if items not in (None, []):
@@ -612,7 +612,7 @@ def as_taken(finding: Mapping[str, Any]) -> dict[str, Any]:
     return taken | ({"severity": severity} if severity in heart.SEVERITIES else {})
 
 
-def listed(given: Any) -> Any:
+def as_list(given: Any) -> Any:
     """Return a list of several items, or of one alone, and anything else as it is."""
     if isinstance(given, (str, Mapping, Struct)):
         return [given]

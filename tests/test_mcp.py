@@ -100,7 +100,7 @@ class Agent:
 
     def add(self, run_id: str, **fields: Any) -> str:
         """Submit a finding and return its id."""
-        return self.ask("submit_findings", runId=run_id, tasks=[task(**fields)])["tasks"][0]["id"]
+        return self.ask("submit_findings", runId=run_id, findings=[task(**fields)])["tasks"][0]["id"]
 
 
 def data_of(result: types.CallToolResult) -> str:
@@ -255,8 +255,8 @@ def test_a_whole_night(agent: Agent) -> None:
     agent.ask("register_project_type", name="night", extensionSchema=WCAG_SCHEMA)
     first = agent.ask("start_run", projectType="night", targetUrl=TARGET)["id"]
     found = [task(externalId=name, extensions={"wcag": "1.1.1"}) for name in ("alt", "label")]
-    told = agent.ask("submit_findings", runId=first, tasks=found)
-    again = agent.ask("submit_findings", runId=first, tasks=found)  # as after a lost answer
+    told = agent.ask("submit_findings", runId=first, findings=found)
+    again = agent.ask("submit_findings", runId=first, findings=found)  # as after a lost answer
     assert [told["created"], again["created"], again["unchanged"]] == [2, 0, 2]
     agent.ask("triage_finding", taskId=told["tasks"][0]["id"], status="dismissed", reason="false_positive")
     assert agent.ask("finish_run", runId=first, status="completed")["summary"]["total"] == 2
@@ -265,7 +265,7 @@ def test_a_whole_night(agent: Agent) -> None:
     brief = agent.ask("read_brief", projectType="night", targetUrl=TARGET)
     assert {each["externalId"]: each["reason"] for each in brief["tasks"]} == {"alt": "false_positive", "label": None}
     second = agent.ask("start_run", projectType="night", targetUrl=TARGET)["id"]
-    agent.ask("submit_findings", runId=second, tasks=found[:1])
+    agent.ask("submit_findings", runId=second, findings=found[:1])
     agent.ask("finish_run", runId=second, status="completed", resolveMissing=True)
     assert agent.ask("check_gate", runId=second)["pass"]
     listed = agent.ask("list_findings", projectType=["night"], sort="createdAt")["tasks"]
@@ -278,7 +278,7 @@ def test_a_finding_is_known_by_its_rule_its_place_and_its_tags(agent: Agent) -> 
     agent.ask("register_project_type", name="marked")
     run = agent.ask("start_run", projectType="marked")["id"]
     marks = {"rule": "S101", "location": "src/a.py:1", "tags": ["tests", "owasp, a03"]}
-    agent.ask("submit_findings", runId=run, tasks=[task(externalId="a", **marks), task(severity="low")])
+    agent.ask("submit_findings", runId=run, findings=[task(externalId="a", **marks), task(severity="low")])
     for filters in ({"rule": ["S102", "S101"]}, {"tag": ["owasp, a03"]}, {"location": "src/a.py"}):
         (found,) = agent.ask("list_findings", projectType=["marked"], newIn=run, **filters)["tasks"]
         assert {name: found[name] for name in marks} == marks
@@ -290,9 +290,45 @@ def test_a_finding_is_known_by_its_rule_its_place_and_its_tags(agent: Agent) -> 
     assert [(each["rule"], each["location"]) for each in (offender, known)] == [("S101", "src/a.py:1")] * 2
 
 
+def test_what_the_client_for_python_forgives_is_forgiven(agent: Agent) -> None:
+    texts = {"remediation": "Mend it.", "evidence": "eval(x)", "tags": "owasp", "severity": "High"}
+    run = agent.start_run()
+    sent = {"title": "Texts", "successCriteria": {"description": "It is mended."}, **texts}
+    told = agent.ask("submit_findings", runId=run, findings=sent)
+    stored = agent.ask("read_finding", taskId=told["tasks"][0]["id"])
+    assert (stored["severity"], stored["tags"]) == ("high", ["owasp"])
+    assert stored["remediation"] == [{"step": 1, "instruction": "Mend it."}]
+    assert [each["content"] for each in stored["evidence"]] == ["eval(x)"]
+    assert stored["successCriteria"] == [{"description": "It is mended.", "automatable": False}]
+
+
+def test_findings_that_would_double_are_warned_of(agent: Agent) -> None:
+    run = agent.start_run()
+    assert agent.ask("submit_findings", runId=run, findings=[task(externalId="a")])["warnings"] == []
+    mixed = [task(), task(externalId="a"), task(externalId=None)]
+    result = agent.call("submit_findings", runId=run, findings=mixed)
+    (warning,) = result.structured_content["warnings"]
+    assert warning.startswith("2 of 3 findings have no externalId (findings[0], findings[2])")
+    assert json.loads(data_of(result)) == result.structured_content
+
+
+def test_a_target_that_is_nearly_a_known_one_is_warned_of(agent: Agent) -> None:
+    known = "https://nearly.example/Shop"
+    agent.add(agent.start_run(targetUrl=known))
+    for target in (f"{known}/", known.lower()):
+        for name in ("read_brief", "start_run"):
+            result = agent.call(name, projectType="web", targetUrl=target)
+            (warning,) = result.structured_content["warnings"]
+            assert json.dumps(known) in warning
+            assert "Heed the `warnings`" in result.content[0].text
+            assert FENCED.search(result.content[0].text)[3].count("nearly.example") >= 2
+    other = agent.ask("start_run", projectType="web", targetUrl=f"{known}/cart")
+    assert [other["warnings"], agent.ask("start_run", projectType="web")["warnings"]] == [[], []]
+
+
 def test_what_marks_a_finding_is_described_in_few_words(local: Agent) -> None:
     tools = local.tools()
-    sent = tools["submit_findings"].input_schema["properties"]["tasks"]["items"]["properties"]
+    sent = tools["submit_findings"].input_schema["properties"]["findings"]["items"]["properties"]
     listed = tools["list_findings"].input_schema["properties"]
     told = [sent[name] for name in ("rule", "location", "tags")]
     told += [listed[name] for name in ("rule", "location", "tag", "without", "newIn", "q")]
@@ -306,16 +342,16 @@ def test_an_answer_that_got_lost_makes_no_second_run(shaky: Shaky) -> None:
         shaky.fake.replies = [None]
         run = agent.ask("start_run", projectType="web", targetUrl=f"{TARGET}lost")["id"]
         shaky.fake.replies = [None]
-        assert agent.ask("submit_findings", runId=run, tasks=[task()])["created"] == 1
+        assert agent.ask("submit_findings", runId=run, findings=[task()])["created"] == 1
         assert agent.ask("list_findings", targetUrl=f"{TARGET}lost")["total"] == 1
 
 
 def test_an_agent_asks_again_under_its_own_key(agent: Agent) -> None:
     runs = {agent.start_run(idempotencyKey="night-1") for _ in range(2)}
     assert len(runs) == 1
-    sent = {"runId": runs.pop(), "tasks": [task()], "idempotencyKey": "night-1-a"}
+    sent = {"runId": runs.pop(), "findings": [task()], "idempotencyKey": "night-1-a"}
     assert agent.ask("submit_findings", **sent) == agent.ask("submit_findings", **sent)
-    told = agent.refused("submit_findings", **sent | {"tasks": []})
+    told = agent.refused("submit_findings", **sent | {"findings": []})
     assert told["code"] == "idempotency_conflict"
 
 
@@ -344,7 +380,7 @@ def test_next_leads_through_a_list_and_a_history(local: Agent) -> None:
 def test_what_others_wrote_stays_inside_the_fence(local: Agent, words: str) -> None:
     run = local.start_run(targetUrl=f"{TARGET}hostile")
     sent = task(title=words, description=words, externalId=words, extensions={words: words})
-    task_id = local.ask("submit_findings", runId=run, tasks=[sent])["tasks"][0]["id"]
+    task_id = local.ask("submit_findings", runId=run, findings=[sent])["tasks"][0]["id"]
     for name, arguments in (("read_finding", {"taskId": task_id}), ("list_findings", {"runId": run})):
         result = local.call(name, **arguments)
         assert json.loads(data_of(result)) == result.structured_content
@@ -360,28 +396,35 @@ def test_what_others_wrote_stays_inside_the_fence(local: Agent, words: str) -> N
 # Refusals
 # ---------------------------------------------------------------------------
 
+BROKEN = task(severity="hgh", evidence=[{"my label": "x"}])
 REFUSALS = cases(
-    unknown_type=("start_run", {"projectType": "wbe"}, "unknown_project_type", "/projectType"),
-    unknown_member=("start_run", {"projectType": "web", "colour": 1}, "validation_failed", "/colour"),
+    unknown_type=("start_run", {"projectType": "wbe"}, "unknown_project_type", "projectType"),
+    unknown_member=("start_run", {"projectType": "web", "colour": 1}, "validation_failed", "colour"),
     too_deep=(
         "start_run",
         {"projectType": "web", "metadata": json.loads('{"a":' * 150 + "1" + "}" * 150)},
         "malformed_json",
         None,
     ),
-    once_key=("start_run", {"projectType": "web", "idempotencyKey": "ä"}, "validation_failed", "/idempotencyKey"),
+    once_key=("start_run", {"projectType": "web", "idempotencyKey": "ä"}, "validation_failed", "idempotencyKey"),
     other_definition=("register_project_type", {"name": "web", "label": "Other"}, "project_type_exists", None),
-    tasks_left_out=("submit_findings", {}, "validation_failed", "/tasks"),
-    bare_finding=("submit_findings", {"title": "x", "severity": "low"}, "validation_failed", "/title"),
-    no_run=("submit_findings", {"runId": None, "tasks": []}, "validation_failed", "/runId"),
+    findings_left_out=("submit_findings", {}, "validation_failed", "findings"),
+    bare_finding=("submit_findings", {"title": "x", "severity": "low"}, "validation_failed", "title"),
+    two_names=("submit_findings", {"findings": [], "tasks": [task()]}, "validation_failed", "findings"),
+    second_finding=("submit_findings", {"tasks": [task(), BROKEN]}, "validation_failed", "findings[1].severity"),
+    its_evidence=("submit_findings", {"findings": [BROKEN]}, "validation_failed", "findings[0].evidence[0].my label"),
+    no_list=("submit_findings", {"findings": 5}, "validation_failed", "findings"),
+    no_run=("submit_findings", {"runId": None, "findings": []}, "validation_failed", "runId"),
     run_with_a_slash=("check_gate", {"runId": "a/b"}, "not_found", None),
     finding_and_more=("read_finding", {"taskId": "TASK/history"}, "not_found", None),
     bar=("check_gate", {"failOn": "hgh"}, "invalid_parameter", "failOn"),
     odd_filter=("list_findings", {"status": {"a": 1}}, "invalid_parameter", "status"),
-    odd_next=("list_findings", {"next": "http://[x"}, "validation_failed", "/next"),
-    made_up_next=("list_findings", {"next": "/api/v1/tasks?limit=3"}, "validation_failed", "/next"),
+    unknown_filter=("list_findings", {"page": 2}, "validation_failed", "page"),
+    odd_next=("list_findings", {"next": "http://[x"}, "validation_failed", "next"),
+    made_up_next=("list_findings", {"next": "/api/v1/tasks?limit=3"}, "validation_failed", "next"),
+    tampered_next=("list_findings", {"next": "/api/v1/tasks?after=x"}, "invalid_parameter", "next"),
     unknown_finding=("read_finding", {"taskId": UNKNOWN_ID}, "not_found", None),
-    reason_alone=("triage_finding", {"taskId": "TASK", "reason": "fixed"}, "validation_failed", "/reason"),
+    reason_alone=("triage_finding", {"taskId": "TASK", "reason": "fixed"}, "validation_failed", "reason"),
     brief_of_nothing=("read_brief", {}, "invalid_parameter", "projectType"),
 )
 
@@ -396,8 +439,26 @@ def test_a_refusal_says_what_to_mend(
         arguments = arguments | {"taskId": arguments["taskId"].replace("TASK", local.add(run))}
     told = local.refused(name, **given | arguments)
     assert told["code"] == code
-    places = [each.get("pointer", each.get("parameter", "")) for each in told.get("errors", [])]
+    places = [each.get("argument", "") for each in told.get("errors", [])]
     assert place is None or place in places, told
+    assert not SPEAKS_OF_HTTP.search(json.dumps(told)), told
+
+
+SPEAKS_OF_HTTP = re.compile(r"/api/v1|request body|query string|[Pp]arameter\b(?!\")|Idempotency-Key|\btasks?\b|\"/")
+
+
+def test_a_refusal_names_the_tool_that_mends_it(local: Agent) -> None:
+    assert "Register it first: register_project_type with" in local.refused("start_run", projectType="wbe")["detail"]
+    local.ask("register_project_type", name="web")
+    told = local.refused("register_project_type", name="web", label="Other")
+    assert told["detail"] == "Project type 'web' is registered with another definition; no tool replaces it."
+
+
+def test_no_sentence_of_the_service_reaches_an_agent_with_a_path_of_the_api() -> None:
+    sources = [Path(heart.__file__), *(HERE / "findings_features").glob("*.py")]
+    sentences = [each for file in sources for each in re.findall(r'"[^"\n]* /api/v1/[^"\n]*"', file.read_text("utf-8"))]
+    assert len(sentences) > 10
+    assert [each for each in map(mcp_server.as_tools_say, sentences) if "/api/v1" in each] == []
 
 
 def test_what_is_no_json_is_refused_by_the_service(doors: Doors) -> None:
@@ -456,8 +517,9 @@ def test_an_unknown_tool_is_an_error_of_the_protocol(agent: Agent) -> None:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 @pytest.mark.parametrize(("level", "offered"), [("read", READING), ("agent", REPORTING), ("full", DECIDING)])
 def test_a_key_is_offered_what_it_may_do(
-    doors: Doors, keys: Mapping[str, str], mode: str, level: str, offered: Any
+    doors: Doors, keys: Mapping[str, str], remote: Agent, mode: str, level: str, offered: Any
 ) -> None:
+    remote.ask("register_project_type", name="web")
     with doors.with_key(keys[level], mode) as agent:
         assert set(agent.tools()) == offered
         decided = agent.refused("triage_finding", taskId=UNKNOWN_ID, status="open")
@@ -521,15 +583,19 @@ def test_keys_are_in_no_log(doors: Doors) -> None:
 
 def test_schemas_stand_by_themselves(local: Agent) -> None:
     for name, tool in local.tools().items():
-        for schema in (tool.input_schema, tool.output_schema):
-            jsonschema.Draft202012Validator.check_schema(schema)
-            assert schema["type"] == "object", name
-            assert "$ref" not in json.dumps(schema), name
-            # What some clients refuse a tool for, and what would refuse the answers of a newer service.
-            assert all(each.get("type") == "string" for each in inside(schema) if "enum" in each), name
-        assert not any("additionalProperties" in each for each in inside(tool.output_schema)), name
-        assert tool.input_schema["additionalProperties"] is False
+        schema = tool.input_schema
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert (schema["type"], schema["additionalProperties"]) == ("object", False), name
+        assert "$ref" not in json.dumps(schema), name
+        # What some clients refuse a tool for.
+        assert all(each.get("type") == "string" for each in inside(schema) if "enum" in each), name
         assert tool.description
+
+
+def test_ten_tools_leave_a_model_its_room(local: Agent) -> None:
+    told = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in local.tools().values()]
+    assert len(told) == 10
+    assert len(json.dumps(told, ensure_ascii=False, separators=(",", ":"))) <= 12_000
 
 
 def inside(schema: Any) -> Iterator[dict[str, Any]]:
@@ -547,8 +613,8 @@ def test_arguments_are_what_the_api_takes(local: Agent) -> None:
         described = document["paths"][f"{API}/{known.path}"][known.method.lower()]
         taken = {in_camel_case(each["name"]) for each in described.get("parameters", []) if each["in"] != "header"}
         if known.method != "GET":
-            (model,) = mcp_server.taken_models(known)
-            taken |= set(document["components"]["schemas"][model.__name__]["properties"])
+            body = document["components"]["schemas"][known.model.__name__]["properties"]
+            taken |= {"findings" if each == "tasks" else each for each in body}
         own = {"next"} | ({"idempotencyKey"} if known.method == "POST" else set())
         assert set(tool.input_schema["properties"]) - own == taken - {"after", "page"}, name
 
@@ -586,6 +652,7 @@ def test_project_types_and_tasks_are_resources(agent: Agent) -> None:
         f"findings://tasks/{UNKNOWN_ID}",
         "findings://tasks",
         "findings://runs/x",
+        "findings://brief/x",
         "file:///etc/passwd",
     ],
 )
