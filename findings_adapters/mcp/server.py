@@ -1,4 +1,4 @@
-"""What the command `mcp` serves: the tools of `tools.py`, and resources, over the service's own operations.
+"""What the command `mcp` serves: the tools of `tools.py`, resources and a prompt, over the service's own operations.
 
 A tool is an operation of the API under a name; its arguments are the parts of the path, the parameters and the members
 of the body, and the service judges them. An answer comes as structured content, and for older clients as a text in
@@ -43,6 +43,7 @@ from findings_adapters.client import (
     ToldProblem,
     Unavailable,
     as_list,
+    as_sent,
     as_taken,
     hurried,
     in_camel_case,
@@ -196,7 +197,7 @@ SAYINGS = {
     "query string": "this call",
     "another body": "other arguments",
     "Idempotency-Key": "idempotencyKey",
-    "known parameter": "known argument",
+    "known parameter": "known argument",  # of a resource
     "known: tasks": "known: findings",
     "the next link": "`next`",
     "There is no task ": "There is no finding ",
@@ -391,7 +392,7 @@ def tools_for(service: Service) -> list[types.Tool]:
 
 
 # ---------------------------------------------------------------------------
-# Resources: the project types with their schemas, and tasks
+# Resources: the project types with their schemas, tasks, and briefs; the prompt, which begins with a brief
 # ---------------------------------------------------------------------------
 
 SCHEME = "findings://"
@@ -413,6 +414,9 @@ def list_resources(service: Service) -> types.ListResourcesResult:
 
 def read_resource(service: Service, uri: str) -> types.ReadResourceResult:
     """Return a resource. :raises MCPError: when there is none."""
+    if uri.startswith(f"{SCHEME}brief?"):
+        brief = written_brief(service, dict(parse_qsl(uri.partition("?")[2])))
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=MARKDOWN, text=brief)])
     kind, _, name = uri.removeprefix(SCHEME).partition("/")
     known = uri.startswith(SCHEME) and (kind in ("project-types", "tasks") if name else uri == f"{SCHEME}project-types")
     if not known:
@@ -433,6 +437,62 @@ def no_resource(uri: str) -> NoReturn:
     raise MCPError(types.INVALID_PARAMS, f"Unknown resource: {heart.truncate(uri)}", {"uri": heart.truncate(uri)})
 
 
+def written_brief(service: Service, query: Mapping[str, str]) -> str:
+    """Return a brief as a text for a prompt, with warnings about its target."""
+    warnings = warn_of_target(service, {"targetUrl": query.get("targetUrl")})
+    return brief_text(service, f"brief?{urlencode(query)}", warnings)
+
+
+REVIEW = types.Prompt(
+    name="review",
+    title="Review a target",
+    description="Examine a target and report what is found: what is known of it, how to report, and when to stop.",
+    arguments=[
+        types.PromptArgument(name="project_type", description="A registered project type.", required=True),
+        types.PromptArgument(name="target_url", description="What is examined: a site or a repository."),
+        types.PromptArgument(name="branch", description="Its branch, where that is not the main line."),
+    ],
+)
+# Without the arguments: they stand in the first line of the brief's block, as data.
+REVIEW_TEXT = """\
+Examine the target that the first line of the code block below names, and report what is wrong with it by the tools of
+the Findings Task Service.
+
+{brief}
+# How to report
+
+1. start_run, with the projectType, the targetUrl and the branch of that line, letter for letter, but for what is null.
+2. submit_findings, some at a time, as you find them. A finding needs
+   - a title and a severity: critical, high, medium, low or info;
+   - an externalId: the one of the block where it is known; else one that another run will come to again, made of the
+     rule and the place, not of wording or line numbers;
+   - its rule: what it breaks, by that one's own name (S101, 1.4.3), or the class of problem in words that you always
+     use;
+   - its location: src/app.py:42, an address, a selector;
+   - evidence that shows it to somebody who was not there: the lines themselves, what was answered, a picture's url;
+   - extensions, where the extensionSchema of the block asks for them.
+   Say what you have seen, and nothing that you only suppose. Heed the `warnings` of each answer.
+
+# When to stop
+
+- Once you have looked at all of the target, and not before: finish_run with the status completed and resolveMissing
+  true, which resolves what is gone. If something kept you from a part of it, finish_run with the status failed and the
+  reason.
+- Then check_gate, say in one sentence what it answers, and stop. Mend nothing: what becomes of a finding people decide.
+"""
+
+
+def get_prompt(service: Service, arguments: Mapping[str, str]) -> types.GetPromptResult:
+    """Return the prompt `review`; what is empty is left out. :raises MCPError: for other arguments than its own."""
+    if not arguments.get("project_type") or arguments.keys() - {each.name for each in REVIEW.arguments or ()}:
+        raise MCPError(types.INVALID_PARAMS, "review needs a project_type, and takes a target_url and a branch")
+    brief = written_brief(service, as_sent(**{name: value or None for name, value in arguments.items()}))
+    content = types.TextContent(type="text", text=REVIEW_TEXT.format(brief=brief))
+    return types.GetPromptResult(
+        description=REVIEW.description, messages=[types.PromptMessage(role="user", content=content)]
+    )
+
+
 # ---------------------------------------------------------------------------
 # The server, whatever it is spoken to over
 # ---------------------------------------------------------------------------
@@ -451,6 +511,12 @@ TEMPLATES = [
         name="task",
         description="A whole finding, with evidence, remediation and success criteria.",
         mime_type=heart.JSON_TYPE,
+    ),
+    types.ResourceTemplate(
+        uri_template=f"{SCHEME}brief{{?projectType,targetUrl,branch}}",
+        name="brief",
+        description="What is known of a target before it is examined, as a text for a prompt.",
+        mime_type=MARKDOWN,
     ),
 ]
 
@@ -489,6 +555,16 @@ class Desk:
     async def read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         """Return a resource."""
         return await self._ask(ctx, partial(read_resource, uri=str(params.uri)))
+
+    async def list_prompts(self, _: Context, __: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+        """Return the one prompt."""
+        return types.ListPromptsResult(prompts=[REVIEW])
+
+    async def get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        """Return what a prompt says."""
+        if params.name != REVIEW.name:
+            raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {heart.truncate(params.name)}")
+        return await self._ask(ctx, partial(get_prompt, arguments=params.arguments or {}))
 
     async def _ask(self, ctx: Context, work: Callable[[Service], Value]) -> Value:
         """Do something with the caller's service. :raises MCPError: for what only people can mend."""
@@ -538,6 +614,8 @@ def make_server(service_for: Callable[[Context], Service]) -> Server[Any]:
         on_list_resources=desk.list_resources,
         on_list_resource_templates=desk.list_templates,
         on_read_resource=desk.read_resource,
+        on_list_prompts=desk.list_prompts,
+        on_get_prompt=desk.get_prompt,
         get_tool_input_schema=lambda name: input_schema(name) if name in TOOLS else None,  # else it lists the tools
     )
 
