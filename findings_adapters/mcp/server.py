@@ -334,7 +334,7 @@ def warn_of_doubles(_: Service, told: Json) -> list[str]:
 
 
 def warn_of_target(service: Service, told: Json) -> list[str]:
-    """Say which targets with findings differ from this one by slashes at the end or the case of letters alone.
+    """Say which targets with findings differ from one without by slashes at the end or the case of letters alone.
 
     Where they are not told in a moment, there is no warning.
     """
@@ -346,8 +346,10 @@ def warn_of_target(service: Service, told: Json) -> list[str]:
             groups = service.request("GET", f"groups?by=targetUrl&limit={KNOWN_TARGETS}").read(Json).get("groups", ())
     except (Refused, Unavailable):
         return []
-    known = ((each["value"], each["total"]) for each in groups if each["value"] not in (None, target))
-    similar = [(value, total) for value, total in known if plain(value) == plain(target)]
+    known = {each["value"]: each["total"] for each in groups if each["value"] is not None}
+    similar = [(value, total) for value, total in known.items() if plain(value) == plain(target)]
+    if target in known:  # both are meant
+        return []
     return [
         f"The targetUrl is {compact(target)}, and findings are known of {compact(value)} ({total:,}). These are two"
         " targets: what is known of one is not known of the other, and doubles. If you mean the known one, name it as"
