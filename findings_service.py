@@ -7,6 +7,7 @@
 #     "jsonschema>=4.21,<5",
 #     "jsonschema-rs>=0.30; sys_platform in 'linux darwin win32' and platform_machine in 'x86_64 aarch64 arm64 AMD64'",
 #     "msgspec>=0.20",
+#     "pathspec>=0.12.1",
 #     "regex>=2024.11.6",
 #     "urllib3>=2.6.3,<3",
 #     "uvloop>=0.21; sys_platform in 'linux darwin' and platform_machine in 'x86_64 aarch64 arm64'",

@@ -44,6 +44,7 @@ from findings_adapters.client import (
     service_options,
     stoppable,
 )
+from findings_adapters.scan_config import BARS, OPTIONS, Config, Prepared, count_missing, prepare, read_config
 from findings_features.exports import ExportQuery
 from findings_features.gate import Gate, blocking_statuses
 
@@ -771,6 +772,17 @@ def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, 
     return [(name, tool[:LONGEST_LABEL], tools[tool]) for tool, name in types_of(tools).items()]
 
 
+def prepare_part(config: Config, documents: Documents, *, explain: bool) -> Prepared:
+    """Return documents as they are sent, by what is configured, and tell what decided. :raises BadInput: for size."""
+    settings = heart.Settings.read()
+    prepared = prepare(config, heart.REGISTRY.submission_formats[SARIF], documents, settings)
+    for name, document in prepared.documents:
+        require_size(name, document, settings.max_sarif)
+    for line in prepared.explained if explain else ():
+        note(line)
+    return prepared
+
+
 def register_type(service: Service, name: str, label: str | None) -> None:
     """Register a project type, unless it is there."""
     try:
@@ -782,7 +794,7 @@ def register_type(service: Service, name: str, label: str | None) -> None:
 
 
 def report_in_runs(
-    service: Service, runs: Sequence[tuple[Mapping[str, Any], Documents]], *, resolve_missing: bool
+    service: Service, runs: Sequence[tuple[Mapping[str, Any], Prepared]], *, resolve_missing: bool
 ) -> list[str]:
     """Report documents in runs and return their ids.
 
@@ -790,12 +802,17 @@ def report_in_runs(
     """
     with ExitStack() as open_runs:
         begun = [
-            (open_runs.enter_context(RunSession(service, start, resolve_missing=resolve_missing)), documents)
-            for start, documents in runs
+            (open_runs.enter_context(RunSession(service, start, resolve_missing=resolve_missing)), prepared)
+            for start, prepared in runs
         ]
-        for run, documents in begun:
-            for name, document in documents:
+        for run, prepared in begun:
+            for name, document in prepared.documents:
                 submit(service, run.id, name, document)
+        counted = begun if resolve_missing else []
+        resolved = [count_missing(service, run.id, prepared.left_out) for run, prepared in counted]
+    for (start, _), number in zip(runs, resolved, strict=False):
+        if number:
+            note(f"Findings of {start['projectType']} resolved because their paths are left out: {number:,}.")
     return [run.id for run, _ in begun]
 
 
@@ -810,8 +827,6 @@ def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
 # ---------------------------------------------------------------------------
 # Commands
 # ---------------------------------------------------------------------------
-
-BARS = (*SEVERITIES, "none")
 
 
 def several(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -843,6 +858,28 @@ gate_options = several(
         show_default=True,
         help="Let a run pass that has no baseline, or judge all that it reported as new.",
     ),
+)
+
+
+def read_options(context: click.Context, _: click.Parameter, name: str | None) -> Config:
+    """Return what a configuration file says, and have it stand for the options that are not given."""
+    with exit_codes():
+        config = read_config(name)
+        if config.found:
+            note("Note: findings.toml is used.")
+    context.default_map = {**(context.default_map or {}), **config.defaults}
+    return config
+
+
+config_options = several(
+    click.option(
+        "--config",
+        is_eager=True,  # other options have their defaults from it
+        callback=read_options,
+        metavar="FILE",
+        help="What holds for each scan, in TOML; options go before it. [default: findings.toml, if it is here]",
+    ),
+    *OPTIONS,
 )
 
 
@@ -902,6 +939,7 @@ def report_gates(service: Service, run_ids: Iterable[str], bar: Bar, form: str) 
     metavar="DIR",
     help="The checkout, for relative paths and the lines that a result lacks.",
 )
+@config_options
 @service_options
 def scan(
     files: Sequence[str],
@@ -914,14 +952,21 @@ def scan(
     form: str,
     resolve_missing: bool,
     source: str | None,
+    config: Config,
+    severities: Sequence[str],
+    patterns: Sequence[str],
+    explain: bool,
     url: str,
     db: str,
 ) -> None:
     """Report what scanners found, in SARIF files, and judge it. Exit code 0: passed, 1: not, 2: bad input, 3: other."""
     with exit_codes():
+        config = config.with_options(severities, patterns)
         place = place_given(os.environ, branch, target)
-        documents = read_documents(files, source)
-        parts = parts_of(documents, project_type)
+        parts = [
+            (name, label, prepare_part(config, documents, explain=explain))
+            for name, label, documents in parts_of(read_documents(files, source), project_type)
+        ]
         with service_at(url, db, new=True) as service:
             for name, label, _ in parts:
                 register_type(service, name, label)

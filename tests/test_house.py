@@ -31,7 +31,13 @@ ARROWS = {
     "findings_adapters.sarif": {"findings_features.exports"},
     "findings_adapters.markdown": {"findings_features.brief"},
     "findings_adapters.client": {"findings_features.brief", "findings_features.gate"},
-    "findings_adapters.ci": {"findings_adapters.client", "findings_features.exports", "findings_features.gate"},
+    "findings_adapters.ci": {
+        "findings_adapters.client",
+        "findings_adapters.scan_config",
+        "findings_features.exports",
+        "findings_features.gate",
+    },
+    "findings_adapters.scan_config": {"findings_adapters.client"},
     "findings_adapters.mcp": {
         "findings_adapters.client",
         "findings_adapters.markdown",

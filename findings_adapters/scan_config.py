@@ -1,0 +1,398 @@
+"""What a scan is told beside the findings: how bad each rule is, and which paths are left out.
+
+`findings.toml` (https://toml.io) says it for a project, options for one command, and ready maps for tools that mark
+everything `error`. All of it is applied to SARIF documents before they are sent, so that the service stores what was
+decided. Patterns of paths are gitignore's (https://git-scm.com/docs/gitignore#_pattern_format), by pathspec.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import click
+import msgspec
+import pathspec
+import regex
+from msgspec import Struct
+
+import findings_service as heart
+from findings_adapters.client import Service, query_of, quoted
+
+OURS = "findingsTaskService/v1"  # a whole task in a result's properties
+FILE = "findings.toml"
+BARS = (*heart.SEVERITIES, "none")
+
+# ---------------------------------------------------------------------------
+# What is configured
+# ---------------------------------------------------------------------------
+
+TEXTS = {  # of the file, which stand for options: what they must match, and how that is said
+    "type": ("project_type", heart.NAME_PATTERN, "the name of a project type, such as ruff"),
+    "target": ("target", rf"\Z|{heart.HTTP_URL}", 'an http or https URL, or "" for none'),
+    "fail-on": ("fail_on", rf"(?:{'|'.join(BARS)})\Z", f"one of {', '.join(BARS)}"),
+}
+KEYS = sorted((*TEXTS, "exclude", "severity"))
+
+
+class Lines(Struct, frozen=True):
+    """Severities by the beginning of a rule's id, and where they stand."""
+
+    where: str
+    severities: Mapping[str, str]
+
+    def decide(self, rule: str) -> tuple[str, str] | None:
+        """Return the severity of a rule, and the line that says so: the longest beginning that it has."""
+        prefix = max(filter(rule.startswith, self.severities), key=len, default=None)
+        return None if prefix is None else (self.severities[prefix], f'{self.where} "{prefix}"')
+
+
+class Config(Struct):
+    """What is configured: lines, the first that decide first; patterns with where they stand; and other options."""
+
+    lines: list[Lines] = []
+    patterns: list[tuple[str, str]] = []
+    defaults: dict[str, str] = {}
+    found: bool = False
+
+    def with_options(self, severities: Iterable[str], patterns: Iterable[str]) -> Config:
+        """Return this with options, which win: their lines decide first, their patterns, as in a .gitignore, last.
+
+        :raises ConfigurationError: for one that cannot be used.
+        """
+        given = dict(line_of(text) for text in severities)
+        more = [(require_pattern("--exclude", each), "--exclude") for each in patterns]
+        return Config([Lines("--severity", given), *self.lines], [*self.patterns, *more])
+
+
+def line_of(option: str) -> tuple[str, str]:
+    """Return the beginning of a rule's id and the severity that an option gives it."""
+    prefix, sign, severity = option.rpartition("=")
+    if not sign or severity not in heart.SEVERITIES:
+        raise heart.ConfigurationError(f"--severity {option}: say PREFIX=LEVEL, the level one of {LEVELS}")
+    return prefix, severity
+
+
+LEVELS = ", ".join(heart.SEVERITIES)
+
+
+def require_pattern(where: str, pattern: Any) -> str:
+    """Return a pattern of gitignore. :raises ConfigurationError: where it is none, or one that never matches."""
+    if isinstance(pattern, str):
+        try:
+            made = list(pathspec.GitIgnoreSpec.from_lines([pattern]).patterns)
+        except (ValueError, re.error):
+            made = []
+        if made and made[0].include is not None:
+            return pattern
+    raise heart.ConfigurationError(f'{where}: {pattern!r} is no pattern of a .gitignore: say one such as "tests/**"')
+
+
+def read_config(name: str | None) -> Config:
+    """Return what a file says; without its name, `findings.toml` of the current folder, if there is one.
+
+    :raises ConfigurationError: for a file that cannot be read or used, with its key and what would do.
+    """
+    if name is None and not Path(FILE).is_file():
+        return Config()
+    told, path = read_toml(name or FILE), name or FILE
+    if unknown := [key for key in told if key not in KEYS]:
+        raise heart.ConfigurationError(f"{path}: unknown key {unknown[0]!r}: there are {', '.join(KEYS)}")
+    severities, patterns = told.get("severity", {}), told.get("exclude", [])
+    if not isinstance(severities, dict):
+        raise heart.ConfigurationError(f'{path}: severity must be a table: say [severity], then lines "S101" = "low"')
+    for prefix, severity in severities.items():
+        if severity not in heart.SEVERITIES:
+            advice = f"say one of {LEVELS}, and put a prefix with other signs than A-Z, a-z, 0-9, - and _ into quotes"
+            raise heart.ConfigurationError(f'{path}: [severity] "{prefix}" = {severity!r}: {advice}')
+    if not isinstance(patterns, list):
+        raise heart.ConfigurationError(f'{path}: exclude must be a list: say exclude = ["tests/**"]')
+    where = f"{path}: exclude"
+    return Config(
+        [Lines(f"{path}: [severity]", severities)],
+        [(require_pattern(where, each), where) for each in patterns],
+        {TEXTS[key][0]: require_text(path, key, told[key]) for key in TEXTS if key in told},
+        found=name is None,
+    )
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Return what a file of TOML holds. :raises ConfigurationError: for what is none."""
+    try:
+        return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise heart.ConfigurationError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise heart.ConfigurationError(f"{path} is not UTF-8: save it as that") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise heart.ConfigurationError(f"{path} is no TOML: {error}; texts, and such keys, stand in quotes") from None
+
+
+def require_text(path: str, key: str, value: Any) -> str:
+    """Return the text of a key. :raises ConfigurationError: where it is not what the option takes."""
+    _, pattern, advice = TEXTS[key]
+    if not isinstance(value, str) or not regex.match(pattern, value):
+        raise heart.ConfigurationError(f"{path}: {key} = {value!r}: say {advice}")
+    return value
+
+
+OPTIONS = (
+    click.option(
+        "--severity",
+        "severities",
+        multiple=True,
+        metavar="PREFIX=LEVEL",
+        help="The severity of the rules whose ids begin so; the longest beginning decides.",
+    ),
+    click.option(
+        "--exclude",
+        "patterns",
+        multiple=True,
+        metavar="PATTERN",
+        help="Leave out findings in such paths, as a .gitignore would.",
+    ),
+    click.option("--explain", is_flag=True, help="Say of each finding what decided how severe it is."),
+)
+
+
+# ---------------------------------------------------------------------------
+# Ready maps, for tools that mark everything `error`
+# ---------------------------------------------------------------------------
+
+
+def each_of(**severities: str) -> dict[str, str]:
+    """Return a map of the beginnings that each severity names."""
+    return {prefix: severity for severity, prefixes in severities.items() for prefix in prefixes.split()}
+
+
+# Bandit's own severities by the number of the test, the highest where it has several. What is not here is medium.
+BANDIT = each_of(
+    high="103 201 202 304 312 321 324 401 402 411 412 413 415 501 502 505 507 602 605 609 613 701",
+    low="101 105 106 107 110 112 311 403 404 405 406 407 408 409 504 603 606 607",
+)
+READY = {
+    "bandit": {"": "medium"} | {f"B{number}": severity for number, severity in BANDIT.items()},
+    # Its S rules are bandit's tests. What fails when it runs is high, what is likely a bug medium, how it is laid out,
+    # named and annotated info, and the rest low.
+    "ruff": {"": "low"}
+    | each_of(
+        high="E9 F7 F82 PLE invalid-syntax",
+        medium="ASYNC B0 F5 F6 F9 S1 S2 S3 S4 S5 S6 S7",
+        info="ANN COM CPY D1 D2 D3 D4 DOC E1 E2 E3 E5 ERA FIX I0 ISC N8 Q0 TC TD UP W1 W2 W3 W5 W6",
+    )
+    | {f"S{number}": severity for number, severity in BANDIT.items()},
+    # What runs text as code, and plug-ins for security, are high; of the rules that ESLint lists as possible problems
+    # most are medium; the rest are suggestions.
+    "eslint": {"": "low"}
+    | each_of(
+        high="@microsoft/sdl/ no-eval no-implied-eval no-new-func no-script-url no-secrets/ no-unsanitized/ security/",
+        medium="array-callback-return constructor-super for-direction getter-return no-async-promise no-class-assign"
+        " no-compare-neg-zero no-cond-assign no-const no-dupe no-duplicate-case no-ex-assign no-fallthrough"
+        " no-func-assign no-import-assign no-invalid-regexp no-loss-of-precision no-obj-calls no-self no-setter-return"
+        " no-sparse-arrays no-this-before-super no-undef no-unreachable no-unsafe react-hooks/rules require-atomic"
+        " use-isnan valid-typeof",
+        info="@stylistic/ prettier/ sort-",
+    ),
+    # ERROR is its own word for high; outside of security it is about bugs and habits.
+    "semgrep": {"": "high"}
+    | {
+        f"{language}.lang.{category}": severity
+        for language in ("bash", "c", "go", "java", "javascript", "ocaml", "python", "ruby", "typescript")
+        for category, severity in {"best-practice": "low", "correctness": "medium", "maintainability": "low"}.items()
+    },
+    # Its checks are numbered as they came, and their severities are not in what is free: only kinds are told apart.
+    "checkov": {"": "medium"} | each_of(high="CKV_SECRET_ CVE-"),
+}
+
+
+def ready_lines(run: Mapping[str, Any], severities: Iterable[str]) -> list[Lines]:
+    """Return the ready map for a run, given what its document comes to for each finding.
+
+    One is for a run of level error alone, without GitHub's finer figure. A tool whose rules have other levels, as
+    Semgrep lists them, tells findings apart, also where it found only errors.
+    """
+    tool = next(iter(re.findall("[a-z]+", run["tool"]["driver"]["name"].lower())), "")
+    rules = list(rules_of(run))
+    levels = {(each.get("defaultConfiguration") or {}).get("level") or "error" for each in rules}
+    scored = any(SCORE in (each.get("properties") or {}) for each in (*rules, *run["results"]))
+    if tool not in READY or scored or levels - {"error"} or {*severities} != {"high"}:
+        return []
+    return [Lines(f"ready map for {tool}:", READY[tool])]
+
+
+def rules_of(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the rules of a run's tool and of its plug-ins."""
+    for part in (run["tool"]["driver"], *(run["tool"].get("extensions") or ())):
+        yield from (part or {}).get("rules") or ()
+
+
+# ---------------------------------------------------------------------------
+# Applying it to documents
+# ---------------------------------------------------------------------------
+
+SCORE = "security-severity"
+# How a severity is written, so that it is read as that: GitHub's figure, and SARIF's level.
+WRITTEN = {
+    "critical": ("9.0", "error"),
+    "high": ("7.0", "error"),
+    "medium": ("4.0", "warning"),
+    "low": ("0.1", "note"),
+    "info": (None, "none"),
+}
+
+
+class Spot(Struct, frozen=True):
+    """Where a document has a finding."""
+
+    path: str = ""
+    line: int | None = None
+    end_line: int | None = None
+    column: int | None = None
+    end_column: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else self.path
+
+
+class Reported(Struct):
+    """A finding of a document: the result itself, and what the service would make of it."""
+
+    result: dict[str, Any]
+    external_id: str | None
+    severity: str
+    rule: str
+    spot: Spot
+
+
+class Prepared(Struct):
+    """What goes into a run: its documents, where these have each finding, and the findings that were left out."""
+
+    documents: list[tuple[str, bytes]] = []
+    spots: dict[str, Spot] = {}
+    left_out: set[str] = set()
+    explained: list[str] = []
+
+
+def prepare(
+    config: Config, form: heart.SubmissionFormat, documents: Sequence[tuple[str, bytes]], settings: heart.Settings
+) -> Prepared:
+    """Return documents with the severities that are configured, without what is left out."""
+    prepared, known = Prepared(), set[str]()
+    judge = Judge(config)
+    for name, document in documents:
+        log = json.loads(document)
+        reported = reported_in(log, form.parse(document, settings))
+        known |= {each.external_id for found in reported for each in found if each.external_id}
+        changed = [judge.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
+        if any(changed):
+            document = json.dumps(log, ensure_ascii=False).encode()
+            reported = reported_in(log, form.parse(document, settings))  # the rest of several alike is numbered anew
+        prepared.documents.append((name, document))
+        prepared.spots |= {each.external_id: each.spot for found in reported for each in found if each.external_id}
+    prepared.left_out, prepared.explained = known - prepared.spots.keys(), judge.explained
+    return prepared
+
+
+def reported_in(log: Mapping[str, Any], parsed: heart.Parsed) -> list[list[Reported]]:
+    """Return the findings of each run of a document."""
+    reported: list[list[Reported]] = [[] for _ in log["runs"]]
+    for report, (text, pointer) in zip(parsed.reports, parsed.extensions, strict=True):
+        _, _, run, _, number, *_ = pointer.split("/")
+        result = log["runs"][int(run)]["results"][int(number)]
+        known = msgspec.json.decode(text or "{}")
+        severity = heart.SEVERITIES[-report.severity]
+        rule = str(result.get("ruleId") or known.get("ruleId") or report.rule or "").strip()
+        reported[int(run)].append(Reported(result, report.external_id, severity, rule, spot_of(result, known)))
+    return reported
+
+
+def spot_of(result: Mapping[str, Any], known: Mapping[str, Any]) -> Spot:
+    """Return where a result is: its path as it was read, or else as it stands there."""
+    first: dict[str, Any] = next(filter(None, result.get("locations") or ()), {})
+    place = first.get("physicalLocation") or {}
+    path = known.get("file") or unquote((place.get("artifactLocation") or {}).get("uri") or "")
+    names = ("startLine", "endLine", "startColumn", "endColumn")
+    region = place.get("region") or {}
+    return Spot(str(path), *(counted(region.get(each)) for each in names))
+
+
+def counted(value: Any) -> int | None:
+    """Return a number of a region, which begin with 1; some tools write 1.0."""
+    return int(value) if type(value) in (int, float) and 1 <= value < 2**31 else None
+
+
+class Judge:
+    """Decides about findings, and remembers why."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.explained = config, list[str]()
+        spec = pathspec.GitIgnoreSpec.from_lines(pattern for pattern, _ in config.patterns)
+        self.check = lru_cache(4096)(spec.check_file)
+
+    def apply(self, run: dict[str, Any], reported: Sequence[Reported]) -> bool:
+        """Decide about the findings of a run, and write that into it. Return whether anything is not as it was."""
+        ready = ready_lines(run, (each.severity for each in reported))
+        left_out, kept, decided = set[int](), list[tuple[Reported, str]](), False
+        decide = lru_cache(4096)(partial(first_decision, [*self.config.lines, *ready]))
+        for each in reported:
+            if pattern := self.pattern_of(each.spot.path):
+                left_out.add(id(each.result))
+                self._explain("left out", each, pattern)
+                continue
+            severity, why = decide(each.rule) or (each.severity, "the document")
+            decided |= severity != each.severity
+            kept.append((each, severity))
+            self._explain(severity, each, why)
+        if left_out:
+            run["results"] = [each for each in run["results"] if id(each) not in left_out]
+        if decided:
+            write_severities(run, kept)
+        return bool(left_out) or decided
+
+    def pattern_of(self, path: str) -> str:
+        """Return the pattern by which a path is left out, with where it stands; "" where it is not."""
+        checked = self.check(path) if path else None
+        if not checked or not checked.include or checked.index is None:
+            return ""
+        pattern, where = self.config.patterns[checked.index]
+        return f'{where} "{pattern}"'
+
+    def _explain(self, decision: str, reported: Reported, why: str) -> None:
+        place = f"  {reported.spot}" if reported.spot.path else ""
+        self.explained.append(f"{decision.ljust(8)}  {reported.rule or '(no rule)'}{place}  {why}")
+
+
+def first_decision(lines: Iterable[Lines], rule: str) -> tuple[str, str] | None:
+    """Return what the first lines that know a rule decide, None where none do."""
+    return next(filter(None, (each.decide(rule) for each in lines)), None)
+
+
+def write_severities(run: Mapping[str, Any], kept: Iterable[tuple[Reported, str]]) -> None:
+    """Write into all findings of a run how severe they are; its rules' own figures would go before the level `none`."""
+    for rule in rules_of(run):
+        (rule.get("properties") or {}).pop(SCORE, None)
+    for each, severity in kept:
+        score, level = WRITTEN[severity]
+        properties = {name: value for name, value in (each.result.get("properties") or {}).items() if name != SCORE}
+        each.result |= {"level": level, "properties": properties | ({SCORE: score} if score else {})}
+        if task := properties.get(OURS):
+            task["severity"] = severity
+
+
+LISTED = 200  # in a page
+
+
+def count_missing(service: Service, run_id: str, external_ids: set[str]) -> int:
+    """Return how many of some findings the end of a run will resolve: those of its own line that it did not report."""
+    if not external_ids:
+        return 0
+    branch = service.request("GET", f"runs/{quoted(run_id)}").read(heart.Run).branch
+    pages = service.walk(f"tasks?{query_of(missing_from=run_id, limit=LISTED)}", heart.TaskPage)
+    missing = (each for page in pages for each in page.tasks)
+    return sum(each.branch == branch and each.external_id in external_ids for each in missing)

@@ -1,0 +1,308 @@
+"""What a scan is told beside the findings: severities by rule, paths that are left out, and where that stands."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from test_ci import Job, assert_one_line, document, job, of_tool, result
+
+import findings_service
+from findings_adapters.scan_config import READY, Config, Lines, prepare
+from tests.support import cases
+
+__all__ = ["job"]
+
+
+def found(rule_id: str, file: str = "src/app.py", line: int = 3, level: str | None = "error", **more: Any) -> Any:
+    """Return a result whose title is its rule and its file."""
+    graded = {"level": level} if level else {}
+    name = {"ruleId": rule_id} if rule_id else {}
+    made = result(f"{rule_id} {file}", file=file, line=line) | {"ruleId": None, "level": None}
+    return {key: value for key, value in made.items() if value} | name | graded | more
+
+
+def configure(job: Job, text: str | bytes, name: str = "findings.toml") -> None:
+    (job.folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def severities(job: Job) -> dict[str, str]:
+    """Return the severity of each stored finding by the first word of its title."""
+    return {title.split()[0]: task["severity"] for title, task in job.tasks().items()}
+
+
+# ---------------------------------------------------------------------------
+# The file
+# ---------------------------------------------------------------------------
+
+BAD_CONFIGS = cases(
+    key=('excludes = ["tests/**"]', ("unknown key 'excludes'", "exclude, fail-on, severity, target, type")),
+    empty_key=('"" = 1', ("unknown key ''",)),
+    severity=('[severity]\n"S1" = "hgh"', ("[severity] \"S1\" = 'hgh'", "critical, high, medium, low, info")),
+    number=('[severity]\n"S1" = 5', ('"S1" = 5', "say one of critical")),
+    dotted=('[severity]\npython.lang = "low"', ('"python"', "into quotes")),
+    no_table=('severity = "low"', ("severity must be a table", "[severity]")),
+    pattern=('exclude = ["tests/**", "!"]', ("exclude: '!'", "tests/**")),
+    comment=('exclude = ["# tests"]', ("exclude: '# tests'",)),
+    blank=('exclude = [""]', ("exclude: ''",)),
+    range=('exclude = ["[z-a]"]', ("exclude: '[z-a]'",)),
+    no_text=("exclude = [5]", ("exclude: 5",)),
+    no_list=('exclude = "tests/**"', ("exclude must be a list", 'exclude = ["tests/**"]')),
+    bar=('fail-on = "hgh"', ("fail-on = 'hgh'", "critical, high, medium, low, info, none")),
+    type=('type = "no name"', ("type = 'no name'", "such as ruff")),
+    target=('target = "git@host:repo"', ("target = 'git@host:repo'", "http or https")),
+    text=("type = 5", ("type = 5",)),
+    no_toml=("severity: low", ("is no TOML", "line 1")),
+    deep=("type = " + "[" * 5000, ("is no TOML",)),
+    latin=('type = "caf\xe9"'.encode("latin-1"), ("is not UTF-8",)),
+    utf16=('type = "a"'.encode("utf-16"), ("is not UTF-8",)),
+)
+
+
+@pytest.mark.parametrize(("text", "said"), BAD_CONFIGS)
+def test_a_bad_file_is_told_before_a_run_starts(job: Job, text: str | bytes, said: tuple[str, ...]) -> None:
+    configure(job, text)
+    assert_one_line(job.scan(job.write("a.sarif", result())), 2, "findings.toml", *said)
+    assert not (job.folder / "findings.db").exists()
+
+
+BAD_OPTIONS = cases(
+    level=(("--severity", "S1=hgh"), ("--severity S1=hgh", "PREFIX=LEVEL", "critical, high")),
+    sign=(("--severity", "S1"), ("PREFIX=LEVEL",)),
+    pattern=(("--exclude", "!"), ("--exclude: '!'",)),
+    absent=(("--config", "no.toml"), ("no.toml: No such file",)),
+    folder=(("--config", "."), (".: Is a directory",)),
+)
+
+
+@pytest.mark.parametrize(("words", "said"), BAD_OPTIONS)
+def test_a_bad_option_is_told_before_a_run_starts(job: Job, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    assert_one_line(job.scan(job.write("a.sarif", result()), *words), 2, *said)
+    assert not (job.folder / "findings.db").exists()
+
+
+def test_text_of_a_file_commands_nothing(job: Job) -> None:
+    configure(job, '"##[error]x\\n::error::y" = 1')
+    done = job.scan(job.write("a.sarif", result()), code=2)
+    assert "##[" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_file_is_that_of_the_current_folder_unless_one_is_named(job: Job) -> None:
+    (job.folder / "sub").mkdir()
+    configure(job, '\ufefftype = "here"')
+    configure(job, 'type = "other"', "other.toml")
+    job.write("a.sarif", result())
+    assert "Note: findings.toml is used." in job.scan("a.sarif", code=1).stderr
+    assert job.last_run()["projectType"] == "here"
+    done = job.scan("a.sarif", "--config", "other.toml", code=1)
+    assert (job.last_run()["projectType"], "Note" in done.stderr) == ("other", False)
+    below = Job(job.folder / "sub")
+    below.scan("../a.sarif", code=1)
+    assert below.last_run()["projectType"] == "demo"
+
+
+def test_options_go_before_the_file(job: Job) -> None:
+    configure(job, 'type = "here"\ntarget = "https://git.example/a"\nfail-on = "critical"')
+    job.scan(job.write("a.sarif", result()), code=0)
+    run = job.last_run()
+    assert (run["projectType"], run["targetUrl"]) == ("here", "https://git.example/a")
+    told = job.judge("a.sarif", "--type", "there", "--target", "", "--fail-on", "high")
+    run = job.last_run()
+    assert (told["pass"], run["projectType"], run["targetUrl"]) == (False, "there", None)
+
+
+# ---------------------------------------------------------------------------
+# Severities
+# ---------------------------------------------------------------------------
+
+
+def test_the_longest_beginning_decides_options_first_then_the_file(job: Job) -> None:
+    configure(job, '[severity]\n"S" = "low"\n"S10" = "info"\n"S101" = "critical"\n"" = "medium"')
+    job.write("a.sarif", *map(found, ("S101", "S102", "S2", "X1")))
+    job.scan("a.sarif", "--fail-on", "none", code=0)
+    assert severities(job) == {"S101": "critical", "S102": "info", "S2": "low", "X1": "medium"}
+    job.scan("a.sarif", "--severity", "S=high", "--severity", "S2=medium", "--fail-on", "none", code=0)
+    assert severities(job) == {"S101": "high", "S102": "high", "S2": "medium", "X1": "medium"}
+
+
+@pytest.mark.parametrize("severity", findings_service.SEVERITIES)
+@pytest.mark.parametrize("figure", [None, "9.8"])
+def test_every_severity_is_read_as_it_was_decided(job: Job, severity: str, figure: str | None) -> None:
+    scored = {"properties": {"security-severity": figure, "tags": ["t"]}} if figure else {}
+    rules = [{"id": "R1", "defaultConfiguration": {"level": "note"}, **scored}]
+    extension = {"name": "more", "rules": [{"id": "R2", "guid": "g", **scored}]}
+    tool = {"driver": {"name": "demo", "rules": rules}, "extensions": [extension]}
+    by_place = found("", line=2, level=None, ruleIndex=0)
+    by_reference = found("", "b.py", level=None, rule={"index": 0, "toolComponent": {"index": 0}})
+    ours = {"findingsTaskService/v1": {"title": "ours", "severity": "high"}}
+    whole = found("R3", "c.py", level="warning", properties=ours, fingerprints={"findingsTaskService/v1": "1"})
+    job.write("a.sarif", by_place, by_reference, whole, found("Y", "d.py", level="note", **scored), tool=tool)
+    job.scan("a.sarif", "--severity", f"R={severity}", "--fail-on", "none", code=0)
+    told = {title: task["severity"] for title, task in job.tasks().items()}
+    other = "critical" if figure else "low"
+    assert told == {"src/app.py": severity, "b.py": severity, "ours": severity, "Y d.py": other}
+    assert figure is None or job.tasks()["src/app.py"]["extensions"]["tags"] == ["t"]
+
+
+READY_CASES = cases(
+    ruff=("ruff", {"S101": "low", "S602": "high", "S704": "medium", "F821": "high", "E501": "info", "SIM102": "low"}),
+    bandit=("Bandit", {"B101": "low", "B602": "high", "B704": "medium"}),
+    eslint=(
+        "ESLint",
+        {"no-eval": "high", "no-dupe-keys": "medium", "no-unused-vars": "low", "@stylistic/semi": "info"},
+    ),
+    semgrep=("Semgrep OSS", {"python.lang.security.audit.eval": "high", "python.lang.correctness.pdb": "medium"}),
+    checkov=("Checkov", {"CKV_AWS_20": "medium", "CKV_SECRET_6": "high"}),
+    other=("demo", {"S101": "high"}),
+)
+
+
+@pytest.mark.parametrize(("tool", "wanted"), READY_CASES)
+def test_a_tool_that_marks_everything_error_has_a_ready_map(job: Job, tool: str, wanted: dict[str, str]) -> None:
+    job.scan(job.write("a.sarif", **of_tool(tool, *map(found, wanted))), "--fail-on", "none", code=0)
+    assert severities(job) == wanted
+
+
+def test_the_users_lines_go_before_the_ready_map(job: Job) -> None:
+    configure(job, '[severity]\n"S" = "critical"')
+    job.scan(job.write("a.sarif", **of_tool("ruff", found("S101"), found("E501"))), "--severity", "E=high")
+    assert severities(job) == {"S101": "critical", "E501": "high"}
+
+
+TELLING = cases(
+    level=([found("S101"), found("S102", level="warning")], {}),
+    default=([found("S101"), found("S102", level=None)], {}),
+    figure=([found("S101"), found("S102", properties={"security-severity": "7.5"})], {}),
+    rule=([found("S101"), found("S102")], {"rules": [{"id": "S9", "defaultConfiguration": {"level": "note"}}]}),
+)
+
+
+@pytest.mark.parametrize(("results", "driver"), TELLING)
+def test_a_tool_that_tells_findings_apart_has_none(job: Job, results: list[Any], driver: dict[str, Any]) -> None:
+    job.scan(job.write("a.sarif", *results, tool={"driver": {"name": "ruff"} | driver}), "--fail-on", "none", code=0)
+    assert severities(job)["S101"] == "high"
+
+
+def test_ready_maps_agree_with_bandit_where_it_found_the_worst_only() -> None:
+    blacklists = [pytest.importorskip(f"bandit.blacklists.{name}") for name in ("calls", "imports")]
+    known = [each for module in blacklists for group in module.gen_blacklist().values() for each in group]
+    for tool, letter in (("bandit", "B"), ("ruff", "S")):
+        decided = {each["id"]: Lines("", READY[tool]).decide(letter + each["id"][1:]) for each in known}
+        assert {name: told[0] for name, told in decided.items() if told} == {
+            each["id"]: each["level"].lower() for each in known
+        }
+
+
+# ---------------------------------------------------------------------------
+# Paths
+# ---------------------------------------------------------------------------
+
+
+def test_what_is_left_out_counts_as_not_reported_and_is_told_apart_where_it_is_resolved(job: Job) -> None:
+    job.write("a.sarif", found("S1"), found("S2", "tests/a.py"), found("S3", "tests/b.py"), found("S4", "old.py"))
+    job.scan("a.sarif", code=1)
+    job.triage("S3 tests/b.py", "dismissed")
+    configure(job, 'exclude = ["tests/**"]')
+    job.write("a.sarif", found("S1"), found("S2", "tests/a.py"), found("S3", "tests/b.py"), found("S5", "tests/c.py"))
+    done = job.scan("a.sarif", "--resolve-missing", code=0)
+    assert "Findings of demo resolved because their paths are left out: 1." in done.stderr
+    assert "2 resolved, because not reported any more" in done.stdout
+    told = {title.split()[0]: task["status"] for title, task in job.tasks().items()}
+    assert told == {"S1": "open", "S2": "resolved", "S3": "dismissed", "S4": "resolved"}
+    assert "left out" not in job.scan("a.sarif", "--resolve-missing", code=0).stderr
+    job.scan("a.sarif", "--exclude", "!tests/a.py", "--resolve-missing", "--fail-on", "none", code=0)
+    assert job.tasks()["S2 tests/a.py"]["status"] == "open"
+
+
+def test_a_branch_counts_what_of_its_own_was_left_out(job: Job) -> None:
+    job.scan(job.write("a.sarif", found("S1"), found("S2", "tests/a.py")), code=1)
+    job.write("a.sarif", found("S1"), found("S2", "tests/a.py"), found("S3", "tests/b.py"))
+    job.scan("a.sarif", "--branch", "fix", code=1)
+    done = job.scan("a.sarif", "--branch", "fix", "--resolve-missing", "--exclude", "tests/", code=0)
+    assert "resolved because their paths are left out: 1." in done.stderr
+    assert {task["status"] for title, task in job.tasks().items() if "S2" in title} == {"open"}
+
+
+def test_what_is_alike_is_numbered_as_if_the_others_were_not_there(job: Job) -> None:
+    marks = {"fingerprints": {"x/v1": "same"}}
+    job.scan(job.write("a.sarif", found("S1", "tests/a.py", **marks), found("S1", "b.py", **marks)), code=1)
+    done = job.scan("a.sarif", "--exclude", "tests/**", "--resolve-missing", code=0)
+    assert "resolved because their paths are left out: 1." in done.stderr
+    assert len([task for task in job.tasks().values() if task["status"] == "open"]) == 1
+
+
+def test_the_last_pattern_that_fits_decides(job: Job) -> None:
+    configure(job, 'exclude = ["tests/**", "*.js", "!tests/keep.py"]')
+    files = ("tests/a.py", "tests/keep.py", "src/tests/a.py", "a/b.js")
+    job.scan(job.write("a.sarif", *(found("S1", file) for file in files), found("S1", "")), code=1)
+    assert {task["extensions"].get("file") for task in job.tasks().values()} == {
+        "tests/keep.py",
+        "src/tests/a.py",
+        None,
+    }
+    job.scan("a.sarif", "--exclude", "*", "--resolve-missing", code=0)
+    assert job.last_run()["submitted"]["resolved"] == 2
+
+
+def test_what_another_format_was_read_as_is_left_out_by_its_place() -> None:
+    findings_service.load_parts()
+    task = {"title": "ours", "severity": "high", "location": "tests/a b.py:4"}
+    whole = found("S1", "tests/a%20b.py", properties={"findingsTaskService/v1": task})
+    form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
+    config = Config().with_options([], ["tests/a b.py"])
+    told = prepare(config, form, [("a", json.dumps(document(whole)).encode())], settings)
+    assert json.loads(told.documents[0][1])["runs"][0]["results"] == []
+
+
+def test_what_nothing_decides_about_is_sent_as_it_is() -> None:
+    findings_service.load_parts()
+    text = json.dumps(document(result())).encode()
+    form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
+    assert prepare(Config(), form, [("a", text)], settings).documents == [("a", text)]
+
+
+# ---------------------------------------------------------------------------
+# What decided
+# ---------------------------------------------------------------------------
+
+
+def test_explain_says_which_line_decided(job: Job) -> None:
+    configure(job, 'exclude = ["tests/**"]\n[severity]\n"S1" = "low"')
+    results = (
+        found("S101"),
+        found("S602", line=9),
+        found("S5", "tests/a.py"),
+        found("S6", "gen/a.py"),
+        found("E501", ""),
+    )
+    job.write("a.sarif", **of_tool("ruff", *results))
+    job.write("b.sarif", found("X1", level="warning"))
+    words = ("--severity", "E=medium", "--exclude", "gen/", "--explain", "--fail-on", "none", "--format", "json")
+    done = job.scan("a.sarif", "b.sarif", *words, code=0)
+    assert done.stderr.splitlines()[:7] == [
+        "Note: findings.toml is used.",
+        'low S101 src/app.py:3 findings.toml: [severity] "S1"',
+        'high S602 src/app.py:9 ready map for ruff: "S602"',
+        'left out S5 tests/a.py:3 findings.toml: exclude "tests/**"',
+        'left out S6 gen/a.py:3 --exclude "gen/"',
+        'medium E501 --severity "E"',
+        "medium X1 src/app.py:3 the document",
+    ]
+    assert json.loads(done.stdout)["pass"]
+
+
+def test_explained_text_commands_nothing(job: Job) -> None:
+    done = job.scan(job.write("a.sarif", found("::error::x ##[y]\n::z", "\x1b[2J")), "--explain", code=1)
+    assert not any(line.startswith("::") for line in done.stderr.splitlines())
+    assert "##[" not in done.stderr + done.stdout
+    assert "\x1b" not in done.stderr
+
+
+def test_a_document_that_outgrew_the_limit_is_told_before_a_run_starts(job: Job) -> None:
+    job.write("a.sarif", result())
+    size = (job.folder / "a.sarif").stat().st_size
+    done = job.scan("a.sarif", "--severity", "R=low", FINDINGS_MAX_SARIF=str(size + 1))
+    assert_one_line(done, 2, f"over {size + 1:,} bytes")
+    assert not (job.folder / "findings.db").exists()
