@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import itertools
 import json
+import operator
 import os
 import shutil
 import stat
@@ -44,7 +45,7 @@ from findings_adapters.client import (
     service_options,
     stoppable,
 )
-from findings_adapters.scan_config import BARS, OPTIONS, Config, Prepared, count_missing, prepare, read_config
+from findings_adapters.scan_config import BARS, OPTIONS, Config, Prepared, Spot, count_missing, prepare, read_config
 from findings_features.exports import ExportQuery
 from findings_features.gate import Gate, blocking_statuses
 
@@ -299,11 +300,15 @@ def place_given(env: Mapping[str, str], branch: str | None, target: str | None) 
 # ---------------------------------------------------------------------------
 
 
+Spots = Mapping[str, Spot]  # by external id
+
+
 class Finding(Struct):
-    """A finding to show."""
+    """A finding to show, and where the document that was scanned has it: the main line's place may be another."""
 
     task: heart.Task
     is_new: bool
+    spot: Spot = Spot()
 
     def extension(self, name: str, kind: type[Any]) -> Any:
         """Return an extension, None where it is not of that kind."""
@@ -313,6 +318,8 @@ class Finding(Struct):
     @property
     def place(self) -> tuple[str | None, int | None]:
         """The file and line of the finding, as far as it has any."""
+        if self.spot.path:
+            return self.spot.path, self.spot.line
         if file := self.extension("file", str):
             return file, self.extension("line", int)
         for each in self.task.evidence:
@@ -324,6 +331,12 @@ class Finding(Struct):
     def shown_place(self) -> str:
         """The same as one text."""
         return ":".join(str(part) for part in self.place if part is not None)
+
+    @property
+    def order(self) -> tuple[int, bool, str, int]:
+        """Where it stands among others: the worst first, then by its place, without one at the end."""
+        file, line = self.place
+        return SEVERITIES.index(self.task.severity), file is None, file or "", line or 0
 
 
 class Bar(Struct):
@@ -341,6 +354,7 @@ class Report(Struct):
     run: heart.Run
     gate: Gate
     unbarred: Gate
+    spots: Spots
     findings: list[Finding]
     total: int
 
@@ -366,7 +380,7 @@ class Report(Struct):
         return f"… and {rest} more" if rest > 0 else ""
 
 
-def report_of(service: Service, run_id: str, bar: Bar) -> Report:
+def report_of(service: Service, run_id: str, bar: Bar, spots: Spots) -> Report:
     """Return what is to be told of a run."""
     path = f"runs/{quoted(run_id)}"
 
@@ -383,13 +397,16 @@ def report_of(service: Service, run_id: str, bar: Bar) -> Report:
             f"{verdict.reason.removesuffix('.')}; passed all the same without a baseline, by --without-baseline pass."
         )
     new = {each.id for each in unbarred.offenders}
-    return Report(run, verdict, unbarred, *findings_of(service, run, new, new_first=bar.only == "new"))
+    found, total = findings_of(service, run, new, spots, new_first=bar.only == "new")
+    return Report(run, verdict, unbarred, spots, found, total)
 
 
 SHOWN = 50  # findings in a report
 
 
-def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: bool) -> tuple[list[Finding], int]:
+def findings_of(
+    service: Service, run: heart.Run, new: set[str], spots: Spots, *, new_first: bool
+) -> tuple[list[Finding], int]:
     """Return the findings of a run to show, the worst ones first, and how many it has that could be.
 
     :param new: the worst ones that are new. Other ones make room for these with `new_first`.
@@ -399,10 +416,18 @@ def findings_of(service: Service, run: heart.Run, new: set[str], *, new_first: b
     listed = service.request("GET", f"tasks?{query}").read(heart.FullTaskPage)
     absent = new - {each.id for each in listed.tasks} if new_first else set()
     asked = (service.request("GET", f"tasks/{quoted(each)}").read(heart.Task) for each in sorted(absent))
-    found = [Finding(each, each.id in new) for each in (*listed.tasks, *asked)]
+    found = [finding_at(spots, each, is_new=each.id in new) for each in (*listed.tasks, *asked)]
     fresh = [each for each in found if each.is_new]
     known = [each for each in found if not each.is_new][: max(SHOWN - len(fresh), 0)]
-    return sorted([*fresh, *known], key=lambda each: SEVERITIES.index(each.task.severity)), listed.total
+    return sorted([*fresh, *known], key=ORDER), listed.total
+
+
+ORDER = operator.attrgetter("order")
+
+
+def finding_at(spots: Spots, task: heart.Task, *, is_new: bool) -> Finding:
+    """Return a task as a finding at the place where the document has it, if that tells."""
+    return Finding(task, is_new, spots.get(task.external_id or "", Spot()))
 
 
 # ---------------------------------------------------------------------------
@@ -472,16 +497,23 @@ def command_text(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-ANNOTATIONS = {"critical": "error", "high": "error", "medium": "warning"}  # and notice
+ANNOTATIONS = {"error": ("critical", "high"), "warning": ("medium",), "notice": ("low", "info")}
+MOST_ANNOTATIONS = 10  # that GitHub shows of each level of a step
 
 
-def annotation(finding: Finding) -> str:
+def annotation(kind: str, finding: Finding) -> str:
     """Return the workflow command that shows a finding at its place."""
     file, line = finding.place
+    spot = finding.spot
+    end_line = spot.end_line if spot.path else finding.extension("endLine", int)
+    in_line = spot.path and end_line in (None, line)  # GitHub shows columns of one line only
+    column, behind = (spot.column, spot.end_column) if in_line else (None, None)
     fields = {
         "file": file,
         "line": line,
-        "endLine": finding.extension("endLine", int) if line else None,
+        "endLine": end_line if line else None,
+        "col": column,
+        "endColumn": behind - 1 if column and behind and behind > column else None,  # SARIF has the one behind it
         "title": f"{finding.task.severity}: {finding.extension('ruleId', str) or 'finding'}",
     }
     listed = (
@@ -489,15 +521,35 @@ def annotation(finding: Finding) -> str:
         for name, value in fields.items()
         if value is not None
     )
-    kind, said = ANNOTATIONS.get(finding.task.severity, "notice"), command_text(visible(finding.task.title))
-    return f"::{kind} {','.join(listed)}::{said}"
+    return f"::{kind} {','.join(listed)}::{command_text(visible(finding.task.title))}"
 
 
-def workflow_lines(report: Report, only: str) -> Iterator[str]:
-    """Give the lines of a report for a log of GitHub Actions."""
-    for each in report.findings:
-        if each.is_new or only == "all":
-            yield annotation(each)
+def workflow_commands(service: Service, reports: Sequence[Report], only: str) -> Iterator[str]:
+    """Give the workflow commands for the worst findings of all reports, and a line for those that GitHub would drop."""
+    more = 0
+    for kind, severities in ANNOTATIONS.items():
+        found = list[Finding]()
+        for report in reports:
+            listed = to_annotate(service, report.run, severities, only)
+            found += (finding_at(report.spots, each, is_new=False) for each in listed.tasks)
+            more += listed.total
+        shown = sorted(found, key=ORDER)[:MOST_ANNOTATIONS]
+        more -= len(shown)
+        yield from (annotation(kind, each) for each in shown)
+    if more:
+        yield f"… and {more} more without an annotation: GitHub shows {MOST_ANNOTATIONS} of a level"
+
+
+def to_annotate(service: Service, run: heart.Run, severities: Iterable[str], only: str) -> heart.FullTaskPage:
+    """Return the worst findings of a run that have these severities: what is new, or all."""
+    new = {"new_in": run.id} if only == "new" else {}
+    statuses = ",".join(blocking_statuses(run.branch))
+    asked = {"run_id": run.id, "status": statuses, "severity": ",".join(severities), "sort": "severity", **new}
+    return service.request("GET", f"tasks?{query_of(**asked, view='full', limit=SHOWN)}").read(heart.FullTaskPage)
+
+
+def workflow_lines(report: Report) -> Iterator[str]:
+    """Give the lines of a report for a log of GitHub Actions, besides annotations."""
     yield report.counts
     yield visible(report.gate.reason)
 
@@ -541,8 +593,10 @@ def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> N
     for_people: dict[str, Any] = {
         "table": (partial(table, width=width), "{}:"),
         "markdown": (markdown, "### {}\n"),
-        "github": (partial(workflow_lines, only=only), "{}:"),
+        "github": (workflow_lines, "{}:"),
     }
+    if form == "github":
+        write(f"{line}\n" for line in workflow_commands(service, reports, only))
     if form in for_people:
         lines = (f"{line}\n" for line in together(reports, *for_people[form]))
         write(lines if wants_colour(os.environ) else map(click.unstyle, lines))
@@ -914,9 +968,9 @@ def filter_options(command: Any) -> Any:
     return several(*(filter_option(name, fields[name], components) for name in names))(command)
 
 
-def report_gates(service: Service, run_ids: Iterable[str], bar: Bar, form: str) -> int:
-    """Tell of runs, and return the exit code that the gate's verdicts come to."""
-    reports = [report_of(service, run_id, bar) for run_id in run_ids]
+def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: str) -> int:
+    """Tell of runs, by their ids, and return the exit code that the gate's verdicts come to."""
+    reports = [report_of(service, run_id, bar, spots) for run_id, spots in runs.items()]
     tell(service, reports, form, bar.only)
     return 0 if passed(reports) else 1
 
@@ -975,7 +1029,8 @@ def scan(
             run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)
             for run_id, (name, _, _) in zip(run_ids, parts, strict=True):
                 note(f"Run {run_id} of {name}, {place.target or 'no target'}, {place.branch or 'main line'}.")
-            code = report_gates(service, run_ids, Bar(fail_on, only, without_baseline), form)
+            spots = {run_id: part.spots for run_id, (_, _, part) in zip(run_ids, parts, strict=True)}
+            code = report_gates(service, spots, Bar(fail_on, only, without_baseline), form)
     sys.exit(code)
 
 
@@ -990,7 +1045,7 @@ def gate(
 ) -> None:
     """Judge a run again, or by another bar. Exit code 0: passed, 1: not, 2: bad input, 3: anything else."""
     with exit_codes(), service_at(url, db) as service:
-        code = report_gates(service, [run], Bar(fail_on, only, without_baseline, baseline), form)
+        code = report_gates(service, {run: {}}, Bar(fail_on, only, without_baseline, baseline), form)
     sys.exit(code)
 
 

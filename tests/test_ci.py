@@ -674,6 +674,17 @@ def test_a_table_shows_the_worst_fifty_and_says_how_many_more(job: Job) -> None:
     assert lines[50:52] == ["… and 10 more", "60 new, 0 known, 0 dismissed"]
 
 
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_what_is_as_severe_is_in_the_order_of_its_place(job: Job, form: str) -> None:
+    places = {"three": ("b.py", 9), "five": ("b.py", 10), "two": ("a.py", 100), "six": (None, 1), "one": ("a.py", 20)}
+    known = [result(title, file=file, line=line) for title, (file, line) in places.items()]
+    job.scan(job.write("a.sarif", *known), code=1)
+    job.write("a.sarif", result("seven", level="note", file="a.py"), *known, result("four", file="b.py", line=9))
+    out = job.scan("a.sarif", "--format", form, code=1).stdout
+    shown = re.findall(r"\b(?:one|two|three|four|five|six|seven)\b", out)
+    assert shown == ["one", "two", "four", "three", "five", "six", "seven"]  # at one place what is new is first
+
+
 def test_what_is_new_is_shown_before_what_is_known_and_worse(job: Job) -> None:
     known = [result(f"known {number}") for number in range(60)]
     job.scan(job.write("a.sarif", *known), code=1)
@@ -749,6 +760,55 @@ def test_github_gets_annotations_at_file_and_line(job: Job) -> None:
     assert len(lines) == 5
     everything = job.scan("a.sarif", "--format", "github", "--only", "all").stdout
     assert "::known" in everything
+
+
+def at(line: int, end: int | None = None, **columns: int) -> dict[str, Any]:
+    """Return where a result is, with columns."""
+    region = {"startLine": line, "snippet": {"text": "x"}, **({"endLine": end} if end else {}), **columns}
+    return {"locations": [{"physicalLocation": {"artifactLocation": {"uri": "a.py"}, "region": region}}]}
+
+
+COLUMNS = cases(
+    none=(at(3), "line=3,"),
+    first=(at(3, startColumn=5), "line=3,col=5,"),
+    both=(at(3, 3, startColumn=5, endColumn=9), "line=3,endLine=3,col=5,endColumn=8,"),
+    empty=(at(3, startColumn=5, endColumn=5), "line=3,col=5,"),
+    lines=(at(3, 4, startColumn=5, endColumn=9), "line=3,endLine=4,"),
+)
+
+
+@pytest.mark.parametrize(("place", "said"), COLUMNS)
+def test_github_gets_columns_within_a_line(job: Job, place: dict[str, Any], said: str) -> None:
+    job.write("a.sarif", result(**place))
+    assert job.scan("a.sarif", "--format", "github", code=1).stdout.startswith(f"::error file=a.py,{said}title=")
+
+
+def test_a_branchs_findings_are_shown_where_its_own_document_has_them(job: Job) -> None:
+    job.scan(job.write("a.sarif", result("known", **at(3, 4))), code=1)
+    job.write("a.sarif", result("known", **at(30, startColumn=2)))
+    asked = ("a.sarif", "--branch", "fix", "--only", "all")
+    out = job.scan(*asked, "--format", "github", code=1).stdout
+    assert out.startswith("::error file=a.py,line=30,col=2,title=")
+    assert "a.py:30" in job.scan(*asked, code=1).stdout
+    assert "a.py\\:30" in job.scan(*asked, "--format", "markdown", code=1).stdout
+    assert job.tasks()["known"]["extensions"]["line"] == 3
+
+
+def test_github_gets_the_worst_ten_of_each_level_of_all_runs(job: Job) -> None:
+    def several(level: str, number: int, file: str = "b.py") -> list[dict[str, Any]]:
+        return [result(f"{level} {line}", file=file, line=line, level=level) for line in range(number, 0, -1)]
+
+    worst = result("worst", file="z.py", properties={"security-severity": "9.5"})
+    job.write("a.sarif", **of_tool("A", *several("error", 60), *several("warning", 12), *several("note", 3)))
+    job.write("b.sarif", **of_tool("B", worst, *several("none", 2), *several("note", 6), result("x", file="a.py")))
+    lines = job.scan("a.sarif", "b.sarif", "--format", "github", code=1).stdout.splitlines()
+    kinds = [line.split()[0] for line in lines if line.startswith("::")]
+    assert kinds == ["::error"] * 10 + ["::warning"] * 10 + ["::notice"] * 10
+    assert [line.rpartition("::")[2] for line in lines[:2]] == ["worst", "x"]
+    assert lines[30] == "… and 55 more without an annotation: GitHub shows 10 of a level"
+    assert lines[-1] == "Not passed: a, b."
+    lines = job.scan("a.sarif", "b.sarif", "--format", "github", code=0).stdout.splitlines()
+    assert not any(line.startswith(("::", "…")) for line in lines)
 
 
 def test_github_gets_a_summary_of_the_job(job: Job) -> None:
