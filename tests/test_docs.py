@@ -60,9 +60,9 @@ VARYING = (
     (r"PostgreSQL \d+\.\d+", "PostgreSQL 0.0"),
     (r'"(ms|bytes|sqlite|version)": ?("?)[\d.]+', r'"\1":\g<2>0'),
 )
-# .ci/run runs the first two; the third takes minutes; the databases that a page's reader makes are there; and another
-# test runs what npm has installed.
-NOT_RUN = ("pytest", "bench.py", "failover.py", "CREATE DATABASE", "npm install")
+# .ci/run runs the first two; the third takes minutes; the databases that a page's reader makes are there; another test
+# runs what npm has installed; and another project's code is not fetched.
+NOT_RUN = ("pytest", "bench.py", "failover.py", "CREATE DATABASE", "npm install", "flask-")
 SERVERS = ("gunicorn", "waitress-serve", "uwsgi")  # run where they are installed
 EXAMPLE_DATABASE = re.compile(r"postgresql://findings@db\.example\.com/\w+")
 OF_POSTGRES = re.compile(rf"{EXAMPLE_DATABASE.pattern}|\$FINDINGS_DB|^psql|^pg_", re.MULTILINE)
