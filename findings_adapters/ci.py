@@ -330,7 +330,7 @@ class Finding(Struct):
     @property
     def shown_place(self) -> str:
         """The same as one text."""
-        return ":".join(str(part) for part in self.place if part is not None)
+        return ":".join(str(part) for part in self.place if part is not None) or self.task.location or ""
 
     @property
     def order(self) -> tuple[int, bool, str, int]:
@@ -724,7 +724,7 @@ TOLD_PROBLEMS = 3  # of a document
 
 
 def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, bytes]]:
-    """Return SARIF documents with their names, with paths below the checkout relative to it and its lines of code.
+    """Return files as SARIF with their names, with paths below the checkout relative to it and its lines of code.
 
     :param source: the checkout; without it all is left as it is.
     :raises BadInput: when one cannot be used.
@@ -733,14 +733,18 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     form = heart.REGISTRY.submission_formats.get(SARIF)
     if form is None or form.with_source is None:
         raise BadInput("SARIF cannot be read: findings_adapters/sarif is not there")
+    from findings_adapters import formats  # which needs what reads SARIF
+
     settings = heart.Settings.read()
     documents, absolute = [], list[str]()
     for name in names:
         document = read_document(name, settings.max_sarif)
-        if source is not None:
-            document = form.with_source(document, Path(source))
-            require_size(name, document, settings.max_sarif)
         try:
+            document, paths = formats.as_sarif(name, document, source)
+            absolute += paths
+            if source is not None:
+                document = form.with_source(document, Path(source))
+            require_size(name, document, settings.max_sarif)
             parsed = form.parse(document, settings)
             if parsed.problems:
                 raise heart.ValidationFailed(parsed.problems)
@@ -976,7 +980,7 @@ def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: st
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE.sarif...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--type",
     "project_type",
@@ -1013,7 +1017,10 @@ def scan(
     url: str,
     db: str,
 ) -> None:
-    """Report what scanners found, in SARIF files, and judge it. Exit code 0: passed, 1: not, 2: bad input, 3: other."""
+    """Report what scanners found, as SARIF or in known formats of their own, and judge it.
+
+    Exit code 0: passed, 1: not, 2: bad input, 3: other.
+    """
     with exit_codes():
         config = config.with_options(severities, patterns)
         place = place_given(os.environ, branch, target)

@@ -453,7 +453,7 @@ BAD_FILES = cases(
     cut=(b'{"version": "2.1.0", "runs": [', "JSON"),
     utf16=('{"version": "2.1.0"}'.encode("utf-16"), "JSON"),
     deep=(b'{"runs":' + b"[" * 100_000, "levels"),
-    array=(b"[]", "Expected `object`"),
+    array=(b"[]", "[] does not tell which tool found nothing"),
     version=(b'{"version": "2.0.0", "runs": [{}]}', "/version: must be 2.1.0"),
     no_runs=(b'{"version": "2.1.0"}', "/runs: must hold a run"),
     failed=(json.dumps(document(invocations=[{"executionSuccessful": False}])).encode(), "says that it failed"),

@@ -33,10 +33,12 @@ ARROWS = {
     "findings_adapters.client": {"findings_features.brief", "findings_features.gate"},
     "findings_adapters.ci": {
         "findings_adapters.client",
+        "findings_adapters.formats",
         "findings_adapters.scan_config",
         "findings_features.exports",
         "findings_features.gate",
     },
+    "findings_adapters.formats": {"findings_adapters.sarif"},
     "findings_adapters.scan_config": {"findings_adapters.client"},
     "findings_adapters.mcp": {
         "findings_adapters.client",

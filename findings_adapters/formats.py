@@ -1,0 +1,716 @@
+"""Reports of scanners that are no SARIF: each known tool has a reader, and what it reads goes on as a SARIF document.
+
+A file is known by what it holds. A reader gives findings, and `as_sarif` writes them as results that carry their tasks
+whole, so that the rest of `scan` has one format to deal with. A report that says that its tool failed is refused, and
+what a tool could not look at is a finding of its own: neither must look like a clean scan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote, urlsplit
+from xml.etree import ElementTree
+from xml.parsers import expat
+
+import msgspec
+from msgspec import Struct
+
+import findings_service as heart
+from findings_adapters.sarif.reading import (
+    DESCRIPTION,
+    LABEL_LENGTH,
+    NUL,
+    OURS,
+    RULE_TEXT,
+    SNIPPET,
+    VERSION,
+    Checkout,
+    cut,
+    cut_bytes,
+    is_absolute,
+)
+from findings_adapters.sarif.writing import LEVELS
+
+MESSAGE = 500  # characters, like the next
+TEXT = 4096  # what is looked at of a text that is cut to less
+
+
+def refusal(detail: str) -> heart.ValidationFailed:
+    """Return the error that tells why a report cannot be used."""
+    return heart.ValidationFailed([heart.Problem(cut(" ".join(detail.split()), MESSAGE), "")])
+
+
+# ---------------------------------------------------------------------------
+# What readers give
+# ---------------------------------------------------------------------------
+
+
+class Finding(Struct, kw_only=True):
+    """What a tool found, in its own words and of any length.
+
+    It is in a file (`path`) or on a `page`, or in a `part` of it: an element by its selector, a package by its name.
+    `mark` stands for code that must not be stored.
+    """
+
+    title: str
+    severity: str
+    rule: str = ""
+    path: str = ""
+    page: str = ""
+    line: int | None = None
+    part: str = ""
+    code: str = ""
+    mark: str = ""
+    description: Iterable[str | None] = ()
+    fixes: Iterable[str | None] = ()
+    tags: Iterable[str] = ()
+    evidence: Sequence[dict[str, str]] = ()
+    is_dismissed: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it is, without the line."""
+        return ": ".join(filter(None, (self.path or self.page, self.part)))
+
+    @property
+    def uri(self) -> str:
+        """The file or page as a URI."""
+        return self.page or quote(self.path, errors="replace")
+
+    def identity(self, tool: str) -> str:
+        """Return what it is known by from scan to scan: by the same means as a SARIF result's snippet."""
+        known_by = " ".join((self.code or self.mark)[:SNIPPET].split())
+        marks = (tool, self.rule or None, "snippet", self.place, known_by)
+        return hashlib.sha256(msgspec.json.encode(marks)).hexdigest()[:40]
+
+    def report(self) -> dict[str, Any]:
+        """Return it as a task is submitted, each text cut to what a task may have."""
+        fitting = [tag for tag in self.tags if len(tag) < TEXT]
+        rule, location, tags = heart.foreign_marks(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
+        label = location and (location if len(location) <= LABEL_LENGTH else f"…{location[1 - LABEL_LENGTH :]}")
+        code = {"type": "code", "label": label, "content": cut_bytes(self.code, SNIPPET) or None}
+        evidence = (
+            [{name: value for name, value in code.items() if value}] if self.code or (label and self.line) else []
+        )
+        told = {
+            "title": cut(heart.fit_text(self.title[:TEXT], TEXT) or rule or "Untitled", 500),
+            "severity": self.severity,
+            "status": "dismissed" if self.is_dismissed else None,
+            "description": cut_bytes("\n\n".join(filter(None, self.description)), DESCRIPTION),
+            "evidence": [*evidence, *self.evidence],
+            "remediation": [{"instruction": cut_bytes(fix, RULE_TEXT)} for fix in self.fixes if fix and fix.strip()],
+            "rule": rule,
+            "location": location,
+            "tags": msgspec.json.decode(tags) if tags else None,
+        }
+        return {name: value for name, value in told.items() if value}
+
+    def result(self, external_id: str) -> dict[str, Any]:
+        """Return it as a SARIF result."""
+        region = {"startLine": self.line} if self.line else {}
+        place = {"artifactLocation": {"uri": self.uri}, "region": region}
+        report = self.report()
+        return {
+            "ruleId": self.rule,
+            "level": LEVELS[self.severity],
+            "message": {"text": report["title"]},
+            "locations": [{"physicalLocation": place}] if self.uri else [],
+            "fingerprints": {OURS: external_id},
+            "properties": {"tags": report.get("tags", []), OURS: report},
+        }
+
+
+def unchecked(
+    reason: str, severity: str = "high", *, path: str = "", line: int | None = None, page: str = "", part: str = ""
+) -> Finding:
+    """Return the finding that something was not looked at."""
+    title, rule = f"Not checked: {reason}", "not-checked"
+    return Finding(title=title, severity=severity, rule=rule, path=path, line=line, page=page, part=part)
+
+
+MOST_LINES = 2**31
+Read = TypeVar("Read")
+
+
+class Row:
+    """An object of a report. What is not there, or null, is empty; what is of another kind than asked is refused."""
+
+    def __init__(self, members: Any) -> None:
+        if not isinstance(members, dict):
+            raise TypeError(f"expected an object, got {type(members).__name__}")
+        self.members = members
+
+    def _get(self, name: str, kind: type[Read]) -> Read | None:
+        value = self.members.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    def text(self, *names: str) -> str:
+        """Return the first text of several members, "" where there is none."""
+        return next(filter(None, (self._get(name, str) for name in names)), "")
+
+    def number(self, name: str) -> float | None:
+        """Return a number."""
+        value = self.members.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+        return value
+
+    def line(self, name: str) -> int | None:
+        """Return the number of a line, None where it is none."""
+        number = self.number(name)
+        return int(number) if number and 0 < number < MOST_LINES else None
+
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of an array."""
+        return [each for each in self._get(name, list) or () if isinstance(each, str)]
+
+    def row(self, name: str) -> Row:
+        """Return an object, an empty one where there is none."""
+        return Row(self._get(name, dict) or {})
+
+    def rows(self, name: str) -> list[Row]:
+        """Return the objects of an array."""
+        return [Row(each) for each in self._get(name, list) or ()]
+
+
+# ---------------------------------------------------------------------------
+# Accessibility: axe, pa11y, Lighthouse
+# ---------------------------------------------------------------------------
+
+IMPACT = {"critical": "critical", "serious": "high", "moderate": "medium", "minor": "low"}
+
+
+def selector_of(node: Row) -> str:
+    """Return an element's selector: axe has one for each frame on the way, or a list, for each shadow tree."""
+    way = node.members.get("target") or ()
+    steps = [way] if isinstance(way, str) else way
+    return " ".join(" >>> ".join(step) if isinstance(step, list) else step for step in steps)
+
+
+def axe(page: Row) -> Iterator[Finding]:
+    """Read what axe-core found (https://github.com/dequelabs/axe-core/blob/develop/doc/API.md#results-object).
+
+    What it leaves to people to look at, its `incomplete`, is told as information.
+    """
+    if not any(page.rows(kind) for kind in ("violations", "passes", "incomplete", "inapplicable")):
+        raise refusal(f"axe applied no rule to {page.text('url') or 'the page'}")
+    for kind in ("violations", "incomplete"):
+        for rule in page.rows(kind):
+            yield from axe_rule(rule, page.text("url"), is_sure=kind == "violations")
+
+
+def axe_rule(rule: Row, url: str, *, is_sure: bool) -> Iterator[Finding]:
+    """Give a finding for each element that breaks a rule."""
+    for node in rule.rows("nodes"):
+        yield Finding(
+            title=rule.text("help", "description"),
+            severity=IMPACT.get(node.text("impact") or rule.text("impact"), "medium") if is_sure else "info",
+            rule=rule.text("id"),
+            page=url,
+            part=selector_of(node),
+            code=node.text("html"),
+            description=(rule.text("description"), url and f"On {url}"),
+            fixes=(node.text("failureSummary"), rule.text("helpUrl")),
+            tags=[*(() if is_sure else ["needs-review"]), *rule.texts("tags")],
+        )
+
+
+PA11Y_TYPES = {"error": "high", "warning": "medium", "notice": "info"}
+HTMLCS = re.compile(r"(WCAG2A{1,3})\.Principle\d\.Guideline\d_\d\.(\d+)_(\d+)_(\d+)\..*")
+
+
+def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
+    """Read what pa11y found (https://github.com/pa11y/pa11y), its criteria named as axe does: wcag143."""
+    if not issue.text("code"):  # so pa11y-ci tells why it could not test a page
+        raise refusal(f"pa11y could not test {url or 'the page'}: {issue.text('message')}")
+    criterion, extras = HTMLCS.fullmatch(issue.text("code")), issue.row("runnerExtras")
+    yield Finding(
+        title=extras.text("help") or issue.text("message"),
+        severity=IMPACT.get(extras.text("impact"), PA11Y_TYPES.get(issue.text("type"), "medium")),
+        rule=issue.text("code"),
+        page=url,
+        part=issue.text("selector"),
+        code=issue.text("context"),
+        description=(issue.text("message"), extras.text("description"), url and f"On {url}"),
+        fixes=(extras.text("helpUrl"),),
+        tags=[criterion[1], "wcag" + "".join(criterion.groups()[1:])] if criterion else (),
+    )
+
+
+def pa11y_page(page: Row) -> Iterator[Finding]:
+    """Read what pa11y's own API returns of a page."""
+    for issue in page.rows("issues"):
+        yield from pa11y(issue, page.text("pageUrl"))
+
+
+def pa11y_ci(report: Row) -> Iterator[Finding]:
+    """Read what pa11y-ci writes, by the pages' addresses (https://github.com/pa11y/pa11y-ci)."""
+    pages = report.row("results")
+    if not pages.members:
+        raise refusal("pa11y-ci tested no page")
+    for url in pages.members:
+        for issue in pages.rows(url):
+            yield from pa11y(issue, url)
+
+
+PASSED = 0.9  # the score from which on Lighthouse shows an audit as passed
+
+
+def lighthouse(report: Row) -> Iterator[Finding]:
+    """Read the audits that a page did not pass, each once, though it may count in several categories.
+
+    https://github.com/GoogleChrome/lighthouse/blob/main/docs/understanding-results.md
+    """
+    error, categories = report.row("runtimeError"), report.row("categories")
+    if error.text("code") not in ("", "NO_ERROR") or not categories.members:
+        raise refusal(f"Lighthouse failed: {error.text('message', 'code') or 'it ran no category'}")
+    weights: dict[str, float] = {}
+    groups: dict[str, list[str]] = {}
+    for category in categories.members:
+        for reference in categories.row(category).rows("auditRefs"):
+            name = reference.text("id")
+            weights[name] = max(weights.get(name, 0), reference.number("weight") or 0)
+            groups.setdefault(name, []).append(category)
+    for name, weight in weights.items():
+        audit, severity = report.row("audits").row(name), "medium" if weight else "low"
+        yield from lighthouse_audit(report, audit, groups[name], severity)
+
+
+def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Iterator[Finding]:
+    """Give a finding for each element that an audit says has failed, for the page where it names none."""
+    url, details = report.text("finalDisplayedUrl", "finalUrl"), audit.row("details")
+    how, score = audit.text("scoreDisplayMode"), audit.number("score")
+    if how == "error":
+        yield unchecked(f"{audit.text('title')}: {audit.text('errorMessage')}", severity, page=url)
+    if how in ("error", "informative") or score is None or score >= PASSED:
+        return
+    items = details.members.get("items")
+    items = items if isinstance(items, list) else []
+    nodes = [each.get("node") for each in items if isinstance(each, dict)]
+    elements = [Row(each) for each in nodes if isinstance(each, dict) and each.get("selector")]
+    told = cut_bytes(msgspec.json.encode(items).decode(), RULE_TEXT) if any(items) and not elements else ""
+    for node in elements or [Row({})]:
+        log = [{"type": "log", "label": "What Lighthouse tells of it", "content": told}] if told else ()
+        yield Finding(
+            title=": ".join(filter(None, (audit.text("title"), audit.text("displayValue")))),
+            severity=IMPACT.get(details.row("debugData").text("impact"), severity),
+            rule=audit.text("id"),
+            page=url,
+            part=node.text("selector"),
+            code=node.text("snippet"),
+            description=(audit.text("description"), url and f"On {url}"),
+            fixes=(node.text("explanation"),),
+            tags=[*groups, *details.row("debugData").texts("tags")],
+            evidence=[*lighthouse_picture(report, node.row("boundingRect")), *log],
+        )
+
+
+PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
+
+
+def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
+    """Return the page's screenshot as evidence, the whole one if it fits, and where on it an element is."""
+    whole = report.row("fullPageScreenshot").row("screenshot").text("data")
+    pictures = (whole, report.row("audits").row("final-screenshot").row("details").text("data"))
+    fitting = next((each for each in pictures if len(each) <= SNIPPET and PICTURE.fullmatch(each)), None)
+    size = [element.members.get(side) for side in ("width", "height", "left", "top")]
+    where = "; the element has {} × {} at {}, {}".format(*size) if fitting == whole and None not in size else ""
+    return [{"type": "screenshot", "label": cut(f"The page{where}", LABEL_LENGTH), "url": fitting}] if fitting else ()
+
+
+# ---------------------------------------------------------------------------
+# Code: bandit, ESLint, mypy, pylint, and tests
+# ---------------------------------------------------------------------------
+
+
+def bandit(report: Row) -> Iterator[Finding]:
+    """Read what bandit found; it writes lines with their numbers, of which the finding's own is taken."""
+    for error in report.rows("errors"):
+        yield unchecked(error.text("reason"), path=error.text("filename").removeprefix("./"))
+    for each in report.rows("results"):
+        line, cwe = each.line("line_number"), each.row("issue_cwe").line("id")
+        lines = dict(text.partition(" ")[::2] for text in each.text("code").splitlines())
+        severity = each.text("issue_severity").lower()
+        yield Finding(
+            title=each.text("issue_text"),
+            severity=severity if severity in heart.SEVERITIES else "info",
+            rule=each.text("test_id"),
+            path=each.text("filename").removeprefix("./"),
+            line=line,
+            code=lines.get(str(line), ""),
+            description=(f"Confidence: {each.text('issue_confidence').lower()}",),
+            fixes=(each.text("more_info"),),
+            tags=[each.text("test_name"), *([f"CWE-{cwe}"] if cwe else ())],
+        )
+
+
+def eslint(file: Row) -> Iterator[Finding]:
+    """Read what ESLint found (https://eslint.org/docs/latest/use/formatters/#json)."""
+    path, lines = file.text("filePath"), file.text("source").splitlines()
+    for each in file.rows("messages"):
+        line = each.line("line")
+        if each.members.get("fatal"):
+            yield unchecked(each.text("message"), path=path, line=line)
+            continue
+        yield Finding(
+            title=each.text("message"),
+            severity="high" if each.number("severity") == 2 else "medium",
+            rule=each.text("ruleId"),
+            path=path,
+            line=line,
+            code=lines[line - 1] if line and line <= len(lines) else "",
+        )
+
+
+def mypy(each: Row) -> Iterator[Finding]:
+    """Read what mypy found (`mypy --output json`)."""
+    yield Finding(
+        title=each.text("message"),
+        severity="high" if each.text("severity") == "error" else "low",
+        rule=each.text("code"),
+        path=each.text("file"),
+        line=each.line("line"),
+        fixes=(each.text("hint"),),
+    )
+
+
+PYLINT_TYPES = {"error": "high", "warning": "medium", "refactor": "low", "convention": "low"}
+
+
+def pylint(each: Row) -> Iterator[Finding]:
+    """Read what pylint found (`--output-format=json`)."""
+    if each.text("type") == "fatal":
+        yield unchecked(each.text("message"), path=each.text("path"), line=each.line("line"))
+        return
+    yield Finding(
+        title=each.text("message"),
+        severity=PYLINT_TYPES.get(each.text("type"), "info"),
+        rule=each.text("symbol"),
+        path=each.text("path"),
+        line=each.line("line"),
+        description=(each.text("obj") and f"In {each.text('obj')}",),
+        tags=[each.text("type")],
+    )
+
+
+def pylint_2(report: Row) -> Iterator[Finding]:
+    """Read pylint's newer form (`--output-format=json2`)."""
+    for each in report.rows("messages"):
+        yield from pylint(each)
+
+
+def junit(tests: ElementTree.Element) -> Iterator[Finding]:
+    """Read the tests that failed (https://github.com/testmoapp/junitxml)."""
+    cases = list(tests.iter("testcase"))
+    errors = [error for case in cases if (error := case.find("error")) is not None]
+    if len(errors) == len(cases):
+        raise refusal(f"nothing but errors: {errors[0].get('message')}" if errors else "no test was run")
+    for case in cases:
+        failure = next((each for each in case if each.tag in ("failure", "error")), None)
+        if failure is None:
+            continue
+        name, group, file = (case.get(key, "") for key in ("name", "classname", "file"))
+        log = cut_bytes("".join(failure.itertext()).strip(), SNIPPET)
+        said = failure.get("message", "").strip() or log or failure.tag
+        yield Finding(
+            title=f"{name}: {said.splitlines()[0]}",
+            severity="high",
+            rule=".".join(filter(None, (group, name))),
+            path=file,
+            part="" if file else group,
+            description=(failure.get("message"),),
+            tags=[failure.tag],
+            evidence=[{"type": "log", "label": "What the test says", "content": log}] if log else (),
+        )
+
+
+# ---------------------------------------------------------------------------
+# Packages and secrets: npm audit, pip-audit, trivy, gitleaks, detect-secrets
+# ---------------------------------------------------------------------------
+
+
+def severity_of(word: str) -> str:
+    """Return the severity that a word means; medium where it is none, like npm's moderate and trivy's UNKNOWN."""
+    return word.lower() if word.lower() in heart.SEVERITIES else "medium"
+
+
+def npm_audit(report: Row) -> Iterator[Finding]:
+    """Read the advisories, each of the package that it is about: for one that only depends on it, `via` is a name."""
+    for name in report.row("vulnerabilities").members:
+        package = report.row("vulnerabilities").row(name)
+        fix = package.members.get("fixAvailable")
+        upgrade = f"Upgrade to {fix.get('name')} {fix.get('version')}" if isinstance(fix, dict) else "Run npm audit fix"
+        via = package.members.get("via") or ()
+        for advisory in (Row(each) for each in via if not isinstance(each, str)):
+            yield Finding(
+                title=f"{name}: {advisory.text('title') or 'vulnerable version'}",
+                severity=severity_of(advisory.text("severity") or package.text("severity")),
+                rule=advisory.text("url").rpartition("/")[2],
+                part=name,
+                description=(f"Versions {advisory.text('range')}, in {', '.join(package.texts('nodes'))}",),
+                fixes=(upgrade if fix else None, advisory.text("url")),
+                tags=advisory.texts("cwe"),
+            )
+
+
+def pip_audit(report: Row) -> Iterator[Finding]:
+    """Read the vulnerabilities. There is no severity in them: they count as high, as pip-audit fails by any."""
+    packages = report.rows("dependencies")
+    skipped = [each for each in packages if each.text("skip_reason")]
+    if len(skipped) == len(packages):
+        raise refusal("pip-audit audited nothing" + "".join(f": {each.text('skip_reason')}" for each in skipped[:1]))
+    for package in packages:
+        name = package.text("name")
+        if package in skipped:
+            yield unchecked(package.text("skip_reason"), "medium", part=name)
+        for each in package.rows("vulns"):
+            fixed = " or ".join(each.texts("fix_versions"))
+            yield Finding(
+                title=f"{name} {package.text('version')} has the vulnerability {each.text('id')}",
+                severity="high",
+                rule=each.text("id"),
+                part=name,
+                description=(each.text("description"),),
+                fixes=(fixed and f"Upgrade {name} to {fixed}",),
+                tags=each.texts("aliases"),
+            )
+
+
+def trivy(report: Row) -> Iterator[Finding]:
+    """Read what trivy found (https://trivy.dev/latest/docs/configuration/reporting/#json); clean, it has no results.
+
+    Of a secret, only the line in which trivy itself has masked it stands for it.
+    """
+    kinds = ("Vulnerabilities", "Misconfigurations", "Secrets", "Licenses")
+    found = [
+        (part.text("Target"), each) for part in report.rows("Results") for kind in kinds for each in part.rows(kind)
+    ]
+    for target, each in found:
+        if each.text("Status") == "PASS":
+            continue
+        package, version, fixed = each.text("PkgName"), each.text("InstalledVersion"), each.text("FixedVersion")
+        cause = each.row("CauseMetadata")
+        title = each.text("Title", "Message", "VulnerabilityID") or f"{each.text('Name')} licence"
+        yield Finding(
+            title=f"{package}: {title}" if package else title,
+            severity=severity_of(each.text("Severity")),
+            rule=each.text("VulnerabilityID", "ID", "RuleID", "Name"),
+            path=target,
+            line=cause.line("StartLine") or each.line("StartLine"),
+            part=package,
+            mark=each.text("Match") or cause.text("Resource"),
+            description=(each.text("Message"), each.text("Description"), version and f"Installed: {package} {version}"),
+            fixes=(each.text("Resolution") or (fixed and f"Upgrade {package} to {fixed}"), each.text("PrimaryURL")),
+            tags=each.texts("CweIDs"),
+        )
+
+
+REVOKE = "Revoke the secret, then remove it from the code"
+
+
+def gitleaks(leak: Row) -> Iterator[Finding]:
+    """Read where gitleaks found secrets, without these (https://github.com/gitleaks/gitleaks#reports)."""
+    yield Finding(
+        title=leak.text("Description", "RuleID"),
+        severity="high",
+        rule=leak.text("RuleID"),
+        path=leak.text("File"),
+        line=leak.line("StartLine"),
+        mark=leak.text("Match") or "secret",
+        description=(leak.text("Commit") and f"In commit {leak.text('Commit')}",),
+        fixes=(REVOKE,),
+        tags=leak.texts("Tags"),
+    )
+
+
+def detect_secrets(report: Row) -> Iterator[Finding]:
+    """Read a baseline (https://github.com/Yelp/detect-secrets); what its audit calls no secret comes in dismissed."""
+    results = report.row("results")
+    for path, secret in [(file, each) for file in results.members for each in results.rows(file)]:
+        yield Finding(
+            title=f"{secret.text('type')} in the code",
+            severity="critical" if secret.members.get("is_verified") is True else "high",
+            rule=secret.text("type"),
+            path=path,
+            line=secret.line("line_number"),
+            mark=secret.text("hashed_secret") or "secret",
+            fixes=(REVOKE,),
+            is_dismissed=secret.members.get("is_secret") is False,
+        )
+
+
+# ---------------------------------------------------------------------------
+# Which tool wrote a file
+# ---------------------------------------------------------------------------
+
+
+class Known(Struct):
+    """A form of a known tool, by the members that its object has; a list of such objects is of the same form."""
+
+    tool: str
+    members: str
+    read: Callable[[Any], Iterable[Finding]]
+    may_be_empty: bool = False  # whether the tool writes [] when it finds nothing
+
+    def fits(self, objects: Any) -> bool:
+        """Tell whether objects are of this form."""
+        wanted = {*self.members.split()}
+        return all(isinstance(each, dict) and wanted <= each.keys() for each in objects)
+
+
+KNOWN = (
+    Known("axe-core", "violations passes", axe),
+    Known("pa11y", "code message selector context", pa11y, may_be_empty=True),
+    Known("pa11y", "pageUrl issues", pa11y_page),
+    Known("pa11y", "total passes errors results", pa11y_ci),
+    Known("Lighthouse", "lighthouseVersion audits", lighthouse),
+    Known("Bandit", "results errors metrics", bandit),
+    Known("ESLint", "filePath messages", eslint),
+    Known("mypy", "file line message severity hint", mypy),
+    Known("pylint", "message-id symbol path", pylint, may_be_empty=True),
+    Known("pylint", "messages statistics", pylint_2),
+    Known("npm audit", "auditReportVersion vulnerabilities", npm_audit),
+    Known("pip-audit", "dependencies fixes", pip_audit),
+    Known("Trivy", "SchemaVersion ArtifactName", trivy),
+    Known("gitleaks", "RuleID File StartLine", gitleaks, may_be_empty=True),
+    Known("detect-secrets", "plugins_used results", detect_secrets),
+)
+JUNIT = Known("JUnit", "", junit)
+
+# What writes SARIF where it is asked to: the members of its own format, and how it is asked.
+ADVICE = (
+    ("results errors paths version", "have semgrep write SARIF: semgrep scan --sarif"),
+    ("code filename location noqa_row", "have ruff write SARIF: ruff check --output-format sarif"),
+    ("check_type results summary", "have checkov write SARIF: checkov --output sarif"),
+    ("Issues Report", "have golangci-lint write SARIF: golangci-lint run --output.sarif.path FILE"),
+    ("Issues Stats GosecVersion", "have gosec write SARIF: gosec -fmt sarif"),
+    ("file line endLine column level code message", "have shellcheck-sarif make SARIF of what shellcheck writes"),
+    ("file line column level code message", "have hadolint write SARIF: hadolint --format sarif"),
+    ("matches source descriptor", "have grype write SARIF: grype --output sarif"),
+    ("vulnerabilities packageManager", "have snyk write SARIF: snyk test --sarif"),
+    ("scan_info warnings ignored_warnings", "have brakeman write SARIF: brakeman --format sarif"),
+    ("advisories metadata", "have npm 7 or newer write it: npm audit --json"),
+    ("id impact nodes helpUrl", "write all that axe.run() returns, not its violations alone"),
+)
+ACCEPTED = f"known are SARIF, and the JSON of {', '.join(dict.fromkeys(each.tool for each in KNOWN))}, and JUnit's XML"
+
+
+def xml_of(text: bytes) -> ElementTree.Element:
+    """Read XML that has no document type: so it has no entities, which may grow without end or name files."""
+
+    def refuse(*_: Any) -> None:
+        raise refusal("XML with a document type is not read")
+
+    builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = builder.data, refuse
+    try:
+        parser.Parse(text, True)
+    except (expat.ExpatError, LookupError, ValueError) as error:  # the latter for encodings
+        raise refusal(f"is broken XML: {error}") from None
+    return builder.close()
+
+
+def document_of(text: bytes) -> Any:
+    """Return what a file holds: JSON, a list of what its lines hold, or XML; None where it is none of these."""
+    if text.lstrip().startswith(b"<"):
+        return xml_of(text)
+    if b"\\u0000" in text:  # which is refused in a task
+        text = NUL.sub(rb"\1\\ufffd", text)
+    for decode in (msgspec.json.decode, msgspec.json.Decoder().decode_lines):
+        with contextlib.suppress(*heart.NOT_JSON):
+            return decode(text)
+    return None
+
+
+def form_of(name: str, document: Any) -> Known | None:
+    """Return the form of a document, None where that is left to the reader of SARIF.
+
+    :raises ValidationFailed: for what is not known.
+    """
+    if isinstance(document, ElementTree.Element):
+        if document.tag in ("testsuites", "testsuite"):
+            return JUNIT
+        raise refusal(f"is XML of no known format; {ACCEPTED}")
+    if document == []:
+        empty = {each.tool: each for each in KNOWN if each.may_be_empty}
+        named = [each for tool, each in empty.items() if tool in Path(name).name.lower()]
+        if len(named) == 1:
+            return named[0]
+        raise refusal(f"[] does not tell which tool found nothing; name the file after it: {' or '.join(empty)}")
+    objects = document if isinstance(document, list) else [document]
+    if form := next((each for each in KNOWN if each.fits(objects)), None):
+        return form
+    first = objects[0]
+    members = first.keys() if isinstance(first, dict) else set()
+    if advice := next((told for marks, told in ADVICE if set(marks.split()) <= members), None):
+        raise refusal(f"is of a format that is not read; {advice}")
+    if document is None or members & {"runs", "version", "$schema"}:
+        return None
+    error = (first.get("message") or first.get("error")) if "error" in members else None
+    told = f"tells of an error: {error}" if isinstance(error, str) else f"is of no known format; {ACCEPTED}"
+    raise refusal(told)
+
+
+def findings_of(form: Known, document: Any) -> list[Finding]:
+    """Read a document of a known form. :raises ValidationFailed: where it is broken, or its tool failed."""
+    objects = document if isinstance(document, list) else [document]
+    try:
+        if form is not JUNIT:
+            objects = [Row(each) for each in objects]
+        return [finding for each in objects for finding in form.read(each)]
+    except (TypeError, ValueError) as error:
+        raise refusal(f"is no report of {form.tool} as it is known: {error}") from None
+
+
+def page_of(url: str) -> str:
+    """Return a page as a location begins with it: without the host, which is another one for each preview."""
+    try:
+        there = urlsplit(url)
+    except ValueError:
+        return url
+    route = f"#{there.fragment}" if there.fragment.startswith(("/", "!")) else ""
+    return f"{there.path or '/'}{f'?{there.query}' if there.query else ''}{route}" if there.netloc else url
+
+
+def look_up(finding: Finding, checkout: Checkout) -> None:
+    """Make a path below the checkout relative to it, and take the line of code from there where it may be shown."""
+    location = {"uri": finding.uri}
+    checkout.make_relative(location)
+    if location["uri"] != finding.uri:
+        finding.path, finding.page = unquote(location["uri"]), ""
+    if finding.path and finding.line and not (finding.code or finding.mark):
+        finding.code = checkout.line(finding.path, finding.line)
+
+
+def as_sarif(name: str, text: bytes, source: str | None) -> tuple[bytes, list[str]]:
+    """Return a file of a known format as a SARIF document, any other as it is, and the absolute paths of findings.
+
+    :param source: the checkout, for relative paths and code that is not in the file.
+    :raises ValidationFailed: where the file is of no known format, or of a tool that failed.
+    """
+    document = document_of(text)
+    form = form_of(name, document)
+    if form is None:
+        return text, []
+    findings, checkout = findings_of(form, document), Checkout(Path(source)) if source is not None else None
+    occurrences: Counter[str] = Counter()
+    results = []
+    for finding in findings:
+        finding.page = page_of(finding.page)
+        if checkout:
+            look_up(finding, checkout)
+        identity = finding.identity(form.tool)
+        occurrences[identity] += 1
+        number = occurrences[identity]
+        results.append(finding.result(identity if number == 1 else f"{identity}-{number}"))
+    log = {"version": VERSION, "runs": [{"tool": {"driver": {"name": form.tool}}, "results": results}]}
+    return msgspec.json.encode(log), [each.path for each in findings if is_absolute(each.path)]

@@ -1,0 +1,366 @@
+"""What a scan may count on that was written in a scanner's own format: the samples were written by the tools."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_ci import Job, assert_one_line, job
+
+import findings_service as heart
+from findings_adapters import formats
+from findings_adapters.sarif.reading import OURS, parse
+from tests.support import cases
+
+__all__ = ["job"]
+
+SAMPLES = Path(__file__).parent / "formats"
+FOUND = {  # severity, rule and location, by the project type
+    "axe.json": (
+        "axe-core",
+        "high color-contrast /: p",
+        'critical image-alt /: img[src$="bread.png"]',
+        "critical image-alt /: iframe img",
+        "critical image-alt /: price-tag >>> .tag",
+        "high link-name /: a",
+        "critical image-alt /about.html: img",
+        "info color-contrast /about.html: p",
+    ),
+    "pa11y.json": (
+        "pa11y",
+        "high WCAG2AA.Principle3.Guideline3_1.3_1_1.H57.2 html",
+        "high WCAG2AA.Principle1.Guideline1_4.1_4_3.G18.Fail html > body > p",
+        "high WCAG2AA.Principle1.Guideline1_1.1_1_1.H37 html > body > img",
+        "critical image-alt html > body > main > img",
+    ),
+    "pa11y-ci.json": ("pa11y", "high WCAG2AA.Principle1.Guideline1_1.1_1_1.H37 /about.html: html > body > main > img"),
+    "lighthouse.json": (
+        "lighthouse",
+        "high color-contrast /: body > p.pale",
+        "critical image-alt /: body > img",
+        "critical image-alt /: img.tag",
+        "medium errors-in-console /",
+        "medium meta-description /",
+    ),
+    "bandit.json": (
+        "bandit",
+        "high not-checked shop/broken.py",
+        "high B324 shop/login.py:10",
+        "high B602 shop/login.py:14",
+    ),
+    "eslint.json": (
+        "eslint",
+        "high not-checked /home/ci/shop/web/broken.js:1",
+        "high no-unused-vars /home/ci/shop/web/cart.js:1",
+        "medium eqeqeq /home/ci/shop/web/cart.js:3",
+        "high no-eval /home/ci/shop/web/cart.js:3",
+    ),
+    "mypy.json": ("mypy", "high return-value shop/login.py:14", "high operator shop/login.py:18"),
+    "pylint.json": (
+        "pylint",
+        "low missing-module-docstring shop/login.py:1",
+        "medium subprocess-run-check shop/login.py:14",
+    ),
+    "pylint-json2.json": ("pylint", "medium unused-import shop/login.py:2"),
+    "npm-audit.json": ("npm-audit", "high GHSA-35jh-r3h4-6jhm lodash"),
+    "pip-audit.json": ("pip-audit", "high PYSEC-2019-217 jinja2", "medium not-checked shop"),
+    "trivy.json": (
+        "trivy",
+        "high CVE-2019-14806 requirements.txt: Werkzeug",
+        "high DS002 Dockerfile",
+        "critical aws-access-key-id deploy.sh:3",
+    ),
+    "gitleaks.json": ("gitleaks", "high generic-api-key settings.cfg:1"),
+    "detect-secrets.json": (
+        "detect-secrets",
+        "high AWS Access Key shop/login.py:5",
+        "high Secret Keyword shop/login.py:6",
+    ),
+    "junit.xml": ("junit", "high test_cart.test_total test_cart", "high test_cart.test_order test_cart"),
+}
+
+
+def read(text: str | bytes, name: str = "report.json", source: Path | None = None) -> list[dict[str, Any]]:
+    """Return the tasks of a report, which must be what a service takes."""
+    told = text if isinstance(text, bytes) else text.encode()
+    document, _ = formats.as_sarif(name, told, str(source) if source else None)
+    parsed = parse(document, heart.Settings())
+    assert not parsed.problems
+    results = json.loads(document)["runs"][0]["results"]
+    assert len(parsed.reports) == len(results)
+    return [each["properties"][OURS] | {"externalId": each["fingerprints"][OURS]} for each in results]
+
+
+def refused(text: str | bytes, name: str = "report.json") -> str:
+    """Return why a report is refused."""
+    with pytest.raises(heart.ValidationFailed) as error:
+        read(text, name)
+    return error.value.problems[0].detail
+
+
+def sample(name: str) -> Any:
+    """Return a sample."""
+    return json.loads((SAMPLES / name).read_text("utf-8"))
+
+
+# ---------------------------------------------------------------------------
+# What is read
+# ---------------------------------------------------------------------------
+
+
+def test_each_sample_is_tried() -> None:
+    assert {file.name for file in SAMPLES.iterdir()} == FOUND.keys()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_report_becomes_findings_that_are_known_again(job: Job, name: str) -> None:
+    project_type, *found = FOUND[name]
+    shutil.copy(SAMPLES / name, job.folder)
+    job.scan(name)
+    tasks = job.read("tasks?sort=createdAt&limit=200")["tasks"]
+    assert {task["projectType"] for task in tasks} == {project_type}
+    assert [f"{task['severity']} {task['rule']} {task['location']}" for task in tasks] == found
+    told = job.judge(name, "--fail-on", "info", code=0)
+    assert told["runs"][0]["offendersTotal"] == 0
+    assert job.last_run()["submitted"]["unchanged"] == len(found)
+
+
+def test_an_accessibility_finding_tells_what_a_person_needs(job: Job) -> None:
+    for name in ("axe.json", "lighthouse.json"):
+        shutil.copy(SAMPLES / name, job.folder)
+    shown = job.scan("axe.json", "lighthouse.json", "--target", "https://shop.example").stdout
+    assert re.search(r"\ncritical  new  /: iframe img +Images must have alternative text\n", shown)
+    by_axe, by_lighthouse = (
+        job.read(f"tasks?view=full&tag=wcag111&projectType={name}&sort=createdAt")["tasks"][0]
+        for name in ("axe-core", "lighthouse")
+    )
+    assert by_axe["title"] == "Images must have alternative text"
+    assert by_axe["description"].endswith("\n\nOn https://shop.example/")
+    assert by_axe["remediation"][0]["instruction"].startswith("Fix any of the following:\n")
+    assert "dequeuniversity.com/rules/axe" in by_axe["remediation"][1]["instruction"]
+    assert by_axe["evidence"][0]["content"] == '<img src="bread.png" width="120" height="80">'
+    code, picture = by_lighthouse["evidence"]
+    assert (code["type"], code["content"]) == ("code", '<img src="bread.png" width="120" height="80">')
+    assert picture["label"] == "The page; the element has 120 × 80 at 8, 116"
+    assert picture["url"].startswith("data:image/webp;base64,")
+    assert by_lighthouse["tags"][:3] == ["accessibility", "seo", "cat.text-alternatives"]
+
+
+def test_a_finding_is_known_by_neither_host_line_nor_message() -> None:
+    for name, others in (
+        ("axe.json", (("https://shop.example", "http://127.0.0.1:8080"), ("Images must", "All images have to"))),
+        (
+            "bandit.json",
+            (
+                ('"line_number": 10', '"line_number": 11'),
+                ("10     return", "11     return"),
+                ("\\n11 \\n", "\\n12 \\n"),
+            ),
+        ),
+    ):
+        text = (SAMPLES / name).read_text("utf-8")
+        ids = [task["externalId"] for task in read(text)]
+        for old, new in others:
+            assert old in text
+            text = text.replace(old, new)
+        assert [task["externalId"] for task in read(text)] == ids
+        assert len(set(ids)) == len(ids)
+
+
+def test_a_finding_is_the_same_as_in_sarif() -> None:
+    place = {"artifactLocation": {"uri": "shop/login.py"}}
+    place["region"] = {"startLine": 9, "snippet": {"text": "return hashlib.md5(text.encode()).hexdigest()\n"}}
+    result = {"ruleId": "B324", "message": {"text": "MD5"}, "locations": [{"physicalLocation": place}]}
+    run = {"tool": {"driver": {"name": "Bandit"}}, "results": [result]}
+    parsed = parse(json.dumps({"version": "2.1.0", "runs": [run]}).encode(), heart.Settings())
+    assert parsed.reports[0].external_id == read((SAMPLES / "bandit.json").read_text())[1]["externalId"]
+
+
+def test_a_checkout_gives_relative_paths_and_code(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "login.py").write_text("\n" * 17 + "    return 'x' + 1\n")
+    mypy = (SAMPLES / "mypy.json").read_text()
+    assert read(mypy, source=tmp_path)[1]["evidence"][0]["content"] == "    return 'x' + 1"
+    eslint = (SAMPLES / "eslint.json").read_text()
+    moved = read(eslint.replace("/home/ci/shop", str(tmp_path)), source=tmp_path)
+    assert [task["location"] for task in moved] == [
+        "web/broken.js:1",
+        "web/cart.js:1",
+        "web/cart.js:3",
+        "web/cart.js:3",
+    ]
+
+
+def test_absolute_paths_are_told(job: Job) -> None:
+    shutil.copy(SAMPLES / "eslint.json", job.folder)
+    told = job.scan("eslint.json").stderr
+    assert "absolute paths, such as /home/ci/shop/web/broken.js (4 in all)" in told
+
+
+def test_a_secret_is_not_stored(tmp_path: Path) -> None:
+    (tmp_path / "settings.cfg").write_text('vendor_api_key = "not-to-be-stored"\n')
+    assert "not-to-be-stored" in (SAMPLES / "gitleaks.json").read_text()
+    assert "not-to-be-stored" not in json.dumps(read((SAMPLES / "gitleaks.json").read_text(), source=tmp_path))
+    dismissed = [task.get("status") for task in read((SAMPLES / "detect-secrets.json").read_text())]
+    assert dismissed == [None, "dismissed"]
+
+
+# ---------------------------------------------------------------------------
+# Clean scans, and scans that failed
+# ---------------------------------------------------------------------------
+
+CLEAN = cases(
+    pylint=("pylint.json", "[]"),
+    gitleaks=("out/gitleaks-report.json", "[]"),
+    eslint=("r.json", '[{"filePath": "a.js", "messages": []}]'),
+    bandit=("r.json", '{"results": [], "errors": [], "metrics": {}}'),
+    npm=("r.json", '{"auditReportVersion": 2, "vulnerabilities": {}}'),
+    pip=("r.json", '{"dependencies": [{"name": "click", "version": "8.1.7", "vulns": []}], "fixes": []}'),
+    trivy=("r.json", '{"SchemaVersion": 2, "ArtifactName": "."}'),
+    axe=("r.json", '{"violations": [], "passes": [{"id": "bypass", "nodes": []}]}'),
+    pa11y=("r.json", '{"total": 1, "passes": 1, "errors": 0, "results": {"https://shop.example/": []}}'),
+    junit=("r.xml", '<testsuite><testcase name="a"/><testcase name="b"><skipped/></testcase></testsuite>'),
+)
+
+
+@pytest.mark.parametrize(("name", "text"), CLEAN)
+def test_an_empty_report_is_a_clean_scan(name: str, text: str) -> None:
+    assert read(text, name) == []
+
+
+CASE = '<testcase name="a"><error message="no such module"/></testcase>'
+FAILED = cases(
+    nobody=("[]", "[] does not tell which tool found nothing; name the file after it"),
+    axe=('{"url": "https://x/", "violations": [], "passes": []}', "axe applied no rule to https://x/"),
+    pa11y=(
+        '{"total": 1, "passes": 0, "errors": 1, "results": {"https://x/": [{"message": "net::ERR"}]}}',
+        "pa11y could not test https://x/: net::ERR",
+    ),
+    pa11y_nothing=('{"total": 0, "passes": 0, "errors": 0, "results": {}}', "pa11y-ci tested no page"),
+    lighthouse=(
+        '{"lighthouseVersion": "12", "audits": {}, "categories": {"seo": {}},'
+        ' "runtimeError": {"code": "NO_FCP", "message": "The page did not paint"}}',
+        "Lighthouse failed: The page did not paint",
+    ),
+    lighthouse_nothing=('{"lighthouseVersion": "12", "audits": {}, "categories": {}}', "it ran no category"),
+    pip=('{"dependencies": [{"name": "a", "skip_reason": "offline"}], "fixes": []}', "audited nothing: offline"),
+    pip_nothing=('{"dependencies": [], "fixes": []}', "pip-audit audited nothing"),
+    npm=('{"message": "405 Method Not Allowed", "error": {"summary": ""}}', "tells of an error: 405 Method Not"),
+    junit=(f"<testsuites><testsuite>{CASE}</testsuite></testsuites>", "nothing but errors: no such module"),
+    junit_nothing=('<testsuite tests="0"/>', "no test was run"),
+    junit_broken=("<testsuite><testcase>", "is broken XML: "),
+    other_xml=("<checkstyle/>", "is XML of no known format"),
+    broken=('{"results": {}, "errors": [], "metrics": {}}', "is no report of Bandit as it is known: results: expected"),
+)
+
+
+@pytest.mark.parametrize(("text", "said"), FAILED)
+def test_a_scan_that_failed_is_no_clean_scan(text: str, said: str) -> None:
+    assert said in refused(text)
+
+
+def test_what_a_tool_could_not_look_at_is_a_finding() -> None:
+    audits = {"lcp": {"title": "LCP", "scoreDisplayMode": "error", "score": None, "errorMessage": "NO_LCP"}}
+    categories = {"performance": {"auditRefs": [{"id": "lcp", "weight": 25}]}}
+    report = {"lighthouseVersion": "12", "finalUrl": "https://x/a", "audits": audits, "categories": categories}
+    fatal = {"message-id": "F0010", "type": "fatal", "symbol": "parse-error", "path": "a.py", "message": "no"}
+    for document, location, title in ((report, "/a", "Not checked: LCP: NO_LCP"), ([fatal], "a.py", "Not checked: no")):
+        (task,) = read(json.dumps(document))
+        assert (task["rule"], task["location"], task["title"]) == ("not-checked", location, title)
+
+
+OTHERS = cases(
+    semgrep=({"results": [], "errors": [], "paths": {}, "version": "1"}, "semgrep scan --sarif"),
+    ruff=([{"code": "F401", "filename": "a", "location": {}, "noqa_row": 1}], "ruff check --output-format sarif"),
+    hadolint=([dict.fromkeys(("file", "line", "column", "level", "code", "message"), 1)], "hadolint --format sarif"),
+    npm_6=({"advisories": {}, "metadata": {}}, "npm 7 or newer"),
+    axe_violations=([{"id": "x", "impact": None, "nodes": [], "helpUrl": ""}], "all that axe.run() returns"),
+    unknown=({"a": 1}, "is of no known format; known are SARIF, and the JSON of axe-core, pa11y,"),
+    numbers=([1], "is of no known format"),
+)
+
+
+@pytest.mark.parametrize(("document", "said"), OTHERS)
+def test_another_format_is_told_how_to_be_read(job: Job, document: Any, said: str) -> None:
+    (job.folder / "other.json").write_text(json.dumps(document))
+    assert_one_line(job.scan("other.json"), 2, "other.json: ", said)
+
+
+# ---------------------------------------------------------------------------
+# Hostile reports
+# ---------------------------------------------------------------------------
+
+STRANGE = (None, True, -1, 1.5, 10**30, "x", "\0\u202e\n", [], {}, [None], [["x"]], {"x": None})
+
+
+def places(part: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Give the way to each place in a document."""
+    items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    for name, each in items:
+        yield (*way, name)
+        yield from places(each, (*way, name))
+
+
+@pytest.mark.parametrize("name", [name for name in FOUND if name not in ("junit.xml", "mypy.json")])
+def test_wrong_kinds_anywhere_are_read_or_refused(name: str) -> None:
+    document = sample(name)
+    for number, (*way, last) in enumerate(places(document)):
+        for value in STRANGE[number % 4 :: 4]:
+            other = copy.deepcopy(document)
+            part = other
+            for step in way:
+                part = part[step]
+            part[last] = value
+            with suppress(heart.ValidationFailed):
+                read(json.dumps(other))
+
+
+def lengthened(part: Any) -> Any:
+    """Return a document with long texts."""
+    if isinstance(part, dict):
+        return {name: lengthened(each) for name, each in part.items()}
+    if isinstance(part, list):
+        return [lengthened(each) for each in part]
+    return part + " \0\u202e\n" * 9 + "€" * 90_000 if isinstance(part, str) else part
+
+
+@pytest.mark.parametrize("name", ["axe.json", "pa11y.json", "bandit.json", "trivy.json", "gitleaks.json"])
+def test_long_texts_are_cut(name: str) -> None:
+    document = sample(name)
+    tasks = read(json.dumps(lengthened(document[-1:] if isinstance(document, list) else document)))
+    assert tasks
+    assert max(len(task["title"]) for task in tasks) == 500
+
+
+def test_a_picture_that_does_not_fit_is_left_out() -> None:
+    for picture in ("data:image/webp;base64," + "A" * 300_000, "https://x/a.png", "data:text/html;base64,AAAA"):
+        report = sample("lighthouse.json")
+        report["fullPageScreenshot"]["screenshot"]["data"] = picture
+        assert {each["label"] for task in read(json.dumps(report)) for each in task["evidence"][1:2]} <= {
+            "The page",
+            "What Lighthouse tells of it",
+        }
+
+
+LAUGHS = "".join(f'<!ENTITY {name} "{"&" + before + ";" * 1}">' for name, before in zip("bcdef", "abcde", strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    cases(
+        laughs=(f'<!DOCTYPE t [<!ENTITY a "ha">{LAUGHS}]><testsuite>&f;</testsuite>', "a document type is not read"),
+        file=('<!DOCTYPE t [<!ENTITY a SYSTEM "file:///etc/passwd">]><testsuite/>', "a document type is not read"),
+        deep=("<testsuite>" * 200_000, "is broken XML"),
+        deep_and_closed=("<testsuite>" * 200_000 + "</testsuite>" * 200_000, "no test was run"),
+        unknown_encoding=('<?xml version="1.0" encoding="x"?><testsuite/>', "is broken XML"),
+    ),
+)
+def test_dangerous_xml_is_refused(text: str, said: str) -> None:
+    assert said in refused(text)
