@@ -740,7 +740,7 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     for name in names:
         document = read_document(name, settings.max_sarif)
         try:
-            document, paths = formats.as_sarif(name, document, source)
+            document, paths = formats.as_sarif(name, document, source, settings.max_sarif)
             absolute += paths
             if source is not None:
                 document = form.with_source(document, Path(source))

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 import findings_service as heart
 from findings_adapters.sarif.reading import (
@@ -261,6 +261,7 @@ def pa11y_ci(report: Row) -> Iterator[Finding]:
             yield from pa11y(issue, url)
 
 
+LEARN_MORE = re.compile(r"\[([^\[\]]*)\]\((https?://[^()\s]+)\)")
 PASSED = 0.9  # the score from which on Lighthouse shows an audit as passed
 
 
@@ -296,6 +297,7 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
     items = items if isinstance(items, list) else []
     nodes = [each.get("node") for each in items if isinstance(each, dict)]
     elements = [Row(each) for each in nodes if isinstance(each, dict) and each.get("selector")]
+    words = audit.text("description")[:TEXT]
     told = cut_bytes(msgspec.json.encode(items).decode(), RULE_TEXT) if any(items) and not elements else ""
     for node in elements or [Row({})]:
         log = [{"type": "log", "label": "What Lighthouse tells of it", "content": told}] if told else ()
@@ -306,8 +308,8 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
             page=url,
             part=node.text("selector"),
             code=node.text("snippet"),
-            description=(audit.text("description"), url and f"On {url}"),
-            fixes=(node.text("explanation"),),
+            description=(LEARN_MORE.sub(r"\1", words), url and f"On {url}"),
+            fixes=(node.text("explanation"), *(link[2] for link in LEARN_MORE.finditer(words))),
             tags=[*groups, *details.row("debugData").texts("tags")],
             evidence=[*lighthouse_picture(report, node.row("boundingRect")), *log],
         )
@@ -322,7 +324,7 @@ def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
     pictures = (whole, report.row("audits").row("final-screenshot").row("details").text("data"))
     fitting = next((each for each in pictures if len(each) <= SNIPPET and PICTURE.fullmatch(each)), None)
     size = [element.members.get(side) for side in ("width", "height", "left", "top")]
-    where = "; the element has {} × {} at {}, {}".format(*size) if fitting == whole and None not in size else ""
+    where = "; the element is {} × {} pixels at {}, {}".format(*size) if fitting == whole and None not in size else ""
     return [{"type": "screenshot", "label": cut(f"The page{where}", LABEL_LENGTH), "url": fitting}] if fitting else ()
 
 
@@ -660,13 +662,12 @@ def form_of(name: str, document: Any) -> Known | None:
     raise refusal(told)
 
 
-def findings_of(form: Known, document: Any) -> list[Finding]:
+def findings_of(form: Known, document: Any) -> Iterator[Finding]:
     """Read a document of a known form. :raises ValidationFailed: where it is broken, or its tool failed."""
     objects = document if isinstance(document, list) else [document]
     try:
-        if form is not JUNIT:
-            objects = [Row(each) for each in objects]
-        return [finding for each in objects for finding in form.read(each)]
+        for each in objects:
+            yield from form.read(each if form is JUNIT else Row(each))
     except (TypeError, ValueError) as error:
         raise refusal(f"is no report of {form.tool} as it is known: {error}") from None
 
@@ -691,26 +692,31 @@ def look_up(finding: Finding, checkout: Checkout) -> None:
         finding.code = checkout.line(finding.path, finding.line)
 
 
-def as_sarif(name: str, text: bytes, source: str | None) -> tuple[bytes, list[str]]:
+def as_sarif(name: str, text: bytes, source: str | None, most: int) -> tuple[bytes, list[str]]:
     """Return a file of a known format as a SARIF document, any other as it is, and the absolute paths of findings.
 
     :param source: the checkout, for relative paths and code that is not in the file.
-    :raises ValidationFailed: where the file is of no known format, or of a tool that failed.
+    :param most: bytes that the document may have.
+    :raises ValidationFailed: where the file is of no known format, of a tool that failed, or comes to more.
     """
     document = document_of(text)
     form = form_of(name, document)
     if form is None:
         return text, []
-    findings, checkout = findings_of(form, document), Checkout(Path(source)) if source is not None else None
-    occurrences: Counter[str] = Counter()
-    results = []
-    for finding in findings:
+    checkout = Checkout(Path(source)) if source is not None else None
+    results, absolute, occurrences = list[Raw](), list[str](), Counter[str]()
+    for finding in findings_of(form, document):
         finding.page = page_of(finding.page)
         if checkout:
             look_up(finding, checkout)
+        if is_absolute(finding.path):
+            absolute.append(finding.path)
         identity = finding.identity(form.tool)
         occurrences[identity] += 1
         number = occurrences[identity]
-        results.append(finding.result(identity if number == 1 else f"{identity}-{number}"))
+        results.append(Raw(msgspec.json.encode(finding.result(identity if number == 1 else f"{identity}-{number}"))))
+        most -= memoryview(results[-1]).nbytes
+        if most < 0:
+            raise refusal("comes to more SARIF than FINDINGS_MAX_SARIF lets through: split it, or raise that")
     log = {"version": VERSION, "runs": [{"tool": {"driver": {"name": form.tool}}, "results": results}]}
-    return msgspec.json.encode(log), [each.path for each in findings if is_absolute(each.path)]
+    return msgspec.json.encode(log), absolute

@@ -90,7 +90,7 @@ FOUND = {  # severity, rule and location, by the project type
 def read(text: str | bytes, name: str = "report.json", source: Path | None = None) -> list[dict[str, Any]]:
     """Return the tasks of a report, which must be what a service takes."""
     told = text if isinstance(text, bytes) else text.encode()
-    document, _ = formats.as_sarif(name, told, str(source) if source else None)
+    document, _ = formats.as_sarif(name, told, str(source) if source else None, heart.Settings().max_sarif)
     parsed = parse(document, heart.Settings())
     assert not parsed.problems
     results = json.loads(document)["runs"][0]["results"]
@@ -148,8 +148,10 @@ def test_an_accessibility_finding_tells_what_a_person_needs(job: Job) -> None:
     assert by_axe["evidence"][0]["content"] == '<img src="bread.png" width="120" height="80">'
     code, picture = by_lighthouse["evidence"]
     assert (code["type"], code["content"]) == ("code", '<img src="bread.png" width="120" height="80">')
-    assert picture["label"] == "The page; the element has 120 × 80 at 8, 116"
+    assert picture["label"] == "The page; the element is 120 × 80 pixels at 8, 116"
     assert picture["url"].startswith("data:image/webp;base64,")
+    assert by_lighthouse["description"].endswith("Learn more about the `alt` attribute.\n\nOn https://shop.example/")
+    assert by_lighthouse["remediation"][1]["instruction"] == "https://dequeuniversity.com/rules/axe/4.10/image-alt"
     assert by_lighthouse["tags"][:3] == ["accessibility", "seo", "cat.text-alternatives"]
 
 
@@ -337,6 +339,11 @@ def test_long_texts_are_cut(name: str) -> None:
     tasks = read(json.dumps(lengthened(document[-1:] if isinstance(document, list) else document)))
     assert tasks
     assert max(len(task["title"]) for task in tasks) == 500
+
+
+def test_a_report_that_comes_to_too_much_is_refused() -> None:
+    rule = {"id": "x", "help": "x", "description": "y" * 60_000, "nodes": [{"target": ["a"]}] * 20_000}
+    assert "FINDINGS_MAX_SARIF" in refused(json.dumps({"violations": [rule], "passes": []}))
 
 
 def test_a_picture_that_does_not_fit_is_left_out() -> None:
