@@ -168,9 +168,13 @@ class Row:
         number = self.number(name)
         return int(number) if number and 0 < number < MOST_LINES else None
 
+    def items(self, name: str) -> list[Any]:
+        """Return an array."""
+        return self._get(name, list) or []
+
     def texts(self, name: str) -> list[str]:
         """Return the texts of an array."""
-        return [each for each in self._get(name, list) or () if isinstance(each, str)]
+        return [each for each in self.items(name) if isinstance(each, str)]
 
     def row(self, name: str) -> Row:
         """Return an object, an empty one where there is none."""
@@ -178,7 +182,7 @@ class Row:
 
     def rows(self, name: str) -> list[Row]:
         """Return the objects of an array."""
-        return [Row(each) for each in self._get(name, list) or ()]
+        return [Row(each) for each in self.items(name)]
 
 
 # ---------------------------------------------------------------------------
@@ -450,8 +454,7 @@ def npm_audit(report: Row) -> Iterator[Finding]:
         package = report.row("vulnerabilities").row(name)
         fix = package.members.get("fixAvailable")
         upgrade = f"Upgrade to {fix.get('name')} {fix.get('version')}" if isinstance(fix, dict) else "Run npm audit fix"
-        via = package.members.get("via") or ()
-        for advisory in (Row(each) for each in via if not isinstance(each, str)):
+        for advisory in (Row(each) for each in package.items("via") if not isinstance(each, str)):
             yield Finding(
                 title=f"{name}: {advisory.text('title') or 'vulnerable version'}",
                 severity=severity_of(advisory.text("severity") or package.text("severity")),
@@ -471,7 +474,7 @@ def pip_audit(report: Row) -> Iterator[Finding]:
         raise refusal("pip-audit audited nothing" + "".join(f": {each.text('skip_reason')}" for each in skipped[:1]))
     for package in packages:
         name = package.text("name")
-        if package in skipped:
+        if package.text("skip_reason"):
             yield unchecked(package.text("skip_reason"), "medium", part=name)
         for each in package.rows("vulns"):
             fixed = " or ".join(each.texts("fix_versions"))
@@ -496,7 +499,7 @@ def trivy(report: Row) -> Iterator[Finding]:
         (part.text("Target"), each) for part in report.rows("Results") for kind in kinds for each in part.rows(kind)
     ]
     for target, each in found:
-        if each.text("Status") == "PASS":
+        if each.text("Status") in ("PASS", "EXCEPTION"):
             continue
         package, version, fixed = each.text("PkgName"), each.text("InstalledVersion"), each.text("FixedVersion")
         cause = each.row("CauseMetadata")
