@@ -514,14 +514,15 @@ def annotation(kind: str, finding: Finding) -> str:
         "endLine": end_line if line else None,
         "col": column,
         "endColumn": behind - 1 if column and behind and behind > column else None,  # SARIF has the one behind it
-        "title": f"{finding.task.severity}: {finding.extension('ruleId', str) or 'finding'}",
+        "title": f"{finding.task.severity}: {finding.task.rule or finding.extension('ruleId', str) or 'finding'}",
     }
     listed = (
         f"{name}={command_text(visible(str(value))).replace(':', '%3A').replace(',', '%2C')}"
         for name, value in fields.items()
         if value is not None
     )
-    return f"::{kind} {','.join(listed)}::{command_text(visible(finding.task.title))}"
+    elsewhere = f" ({finding.task.location})" if finding.task.location and not file else ""  # on a page, say
+    return f"::{kind} {','.join(listed)}::{command_text(visible(f'{finding.task.title}{elsewhere}'))}"
 
 
 def workflow_commands(service: Service, reports: Sequence[Report], only: str) -> Iterator[str]:

@@ -137,6 +137,8 @@ def test_an_accessibility_finding_tells_what_a_person_needs(job: Job) -> None:
         shutil.copy(SAMPLES / name, job.folder)
     shown = job.scan("axe.json", "lighthouse.json", "--target", "https://shop.example").stdout
     assert re.search(r"\ncritical  new  /: iframe img +Images must have alternative text\n", shown)
+    marks = job.scan("axe.json", "--target", "https://shop.example", "--format", "github", "--only", "all").stdout
+    assert "::error title=critical%3A image-alt::Images must have alternative text (/: iframe img)\n" in marks
     by_axe, by_lighthouse = (
         job.read(f"tasks?view=full&tag=wcag111&projectType={name}&sort=createdAt")["tasks"][0]
         for name in ("axe-core", "lighthouse")
