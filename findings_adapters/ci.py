@@ -318,7 +318,7 @@ class Finding(Struct):
     @property
     def place(self) -> tuple[str | None, int | None]:
         """The file and line of the finding, as far as it has any."""
-        if self.spot.path:
+        if self.spot.line:
             return self.spot.path, self.spot.line
         if file := self.extension("file", str):
             return file, self.extension("line", int)
@@ -505,8 +505,8 @@ def annotation(kind: str, finding: Finding) -> str:
     """Return the workflow command that shows a finding at its place."""
     file, line = finding.place
     spot = finding.spot
-    end_line = spot.end_line if spot.path else finding.extension("endLine", int)
-    in_line = spot.path and end_line in (None, line)  # GitHub shows columns of one line only
+    end_line = spot.end_line if spot.line else finding.extension("endLine", int)
+    in_line = spot.line and end_line in (None, line)  # GitHub shows columns of one line only
     column, behind = (spot.column, spot.end_column) if in_line else (None, None)
     fields = {
         "file": file,

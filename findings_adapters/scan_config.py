@@ -214,13 +214,13 @@ READY = {
 def ready_lines(run: Mapping[str, Any], severities: Iterable[str]) -> list[Lines]:
     """Return the ready map for a run, given what its document comes to for each finding.
 
-    One is for a run of level error alone, without GitHub's finer figure. A tool whose rules have other levels, as
-    Semgrep lists them, tells findings apart, also where it found only errors.
+    One is for a run of level error alone, without GitHub's finer figure or whole tasks. A tool whose rules have other
+    levels, as Semgrep lists them, tells findings apart, also where it found only errors.
     """
     tool = next(iter(re.findall("[a-z]+", run["tool"]["driver"]["name"].lower())), "")
     rules = list(rules_of(run))
     levels = {(each.get("defaultConfiguration") or {}).get("level") or "error" for each in rules}
-    scored = any(SCORE in (each.get("properties") or {}) for each in (*rules, *run["results"]))
+    scored = any({SCORE, OURS} & (each.get("properties") or {}).keys() for each in (*rules, *run["results"]))
     if tool not in READY or scored or levels - {"error"} or {*severities} != {"high"}:
         return []
     return [Lines(f"ready map for {tool}:", READY[tool])]
