@@ -1214,6 +1214,7 @@ def schema_path() -> Path:
 
 
 BRANCHES = " branches"  # ends the scope of a counter of what is not of the main line
+BY_TEXT = ("tasks rule:", "tasks tag:")  # begin the scopes that have a finding's own texts
 CounterKey = tuple[str, str, str, int]  # what a counter counts: client, scope, status, severity
 UseKey = tuple[str, str, str | int]  # what was used: client, table, a key's id or a run's seq
 
@@ -1244,7 +1245,7 @@ class Connection(ABC):
     `counted` is what the transaction has come to. `pages` are lists as they went out: only a `read_only` connection
     keeps them, because what another one reads may yet be undone. `is_late` tells whether the time for a list is over.
     `deletes` is whether the transaction takes anything away for good: then the counters that have come to nothing go
-    too, because their scopes name what is gone, and the log is truncated.
+    too, because their scopes name what is gone, as those of rules and tags do in any case, and the log is truncated.
     """
 
     read_only = False
@@ -1317,8 +1318,8 @@ class Connection(ABC):
                ON CONFLICT (client_id, scope, status, severity) DO UPDATE SET n = counters.n + excluded.n""",
             [(*key, n) for key, n in self.counted.items() if n],
         )
-        if self.deletes:
-            fewer = {key[:2] for key, n in self.counted.items() if n < 0}
+        fewer = {key[:2] for key, n in self.counted.items() if n < 0 and (self.deletes or key[1].startswith(BY_TEXT))}
+        if fewer:
             self.executemany(
                 "DELETE FROM counters WHERE client_id = ? AND scope IN (?, ?) AND n = 0",
                 [(client_id, scope, scope + BRANCHES) for client_id, scope in sorted(fewer)],
@@ -1571,12 +1572,20 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
     version = user_version(connection)  # another process may have been faster
     if version:
         require_version(path, version)
+        tell_of_steps(path, version)
     steps = range(version + 1, SCHEMA_VERSION + 1) if version else ()
     scripts = [*(MIGRATIONS[step] for step in steps), schema_path().read_text("utf-8")]
     for statement in statements_of("\n".join(scripts)):
         connection.execute(statement)
     fill(connection, steps)
     connection.execute("COMMIT")
+
+
+def tell_of_steps(name: str, version: int) -> None:
+    """Say that a database is brought up to date: with a million tasks that takes minutes, in which nobody is served."""
+    if version < SCHEMA_VERSION:
+        told = "%s has schema version %d and is brought to %d, which may take a while"
+        log.warning(told, name, version, SCHEMA_VERSION)
 
 
 def fill(connection: Connection, steps: Iterable[int]) -> None:
@@ -3443,7 +3452,7 @@ def folded(text: str) -> str:
 
 def words_of(*texts: str | None) -> str:
     """Return the words that a task is found by, of all of its texts that are searched, with a space between them."""
-    return " ".join(folded(" ".join(filter(None, texts))).split())
+    return " ".join(folded(" ".join([text for text in texts if text])).split())
 
 
 def labels_of(evidence: Iterable[Any]) -> str:
@@ -3455,22 +3464,28 @@ SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" f
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
     NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     {SEVERITY_NAME}, tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
-    tasks.times_seen, tasks.rule, tasks.location, COALESCE(tasks.tags, '[]')"""
+    tasks.times_seen, tasks.rule, tasks.location, tasks.tags"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
     COALESCE(task_details.extensions, '{}')"""
 DETAILS = "JOIN task_details ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq"
 
 
+NO_TAGS = Raw(b"[]")
+
+
 def task_head(row: Sequence[Any]) -> TaskHead:
     """Return a task from a row of HEAD_COLUMNS. Stored JSON goes out as it is."""
-    return TaskHead(*(*row[:-1], Raw(row[-1])))
+    head: Any = TaskHead(*row)
+    head.tags = Raw(head.tags) if head.tags else NO_TAGS
+    return typing.cast(TaskHead, head)
 
 
 def task_model(row: Sequence[Any]) -> Task:
     """Return a task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. Stored JSON goes out as it is."""
-    *head, tags, description = row[:-4]
-    return Task(*(*head, Raw(tags), description, *map(Raw, row[-4:])))
+    task: Any = Task(*(*row[:-4], *map(Raw, row[-4:])))
+    task.tags = Raw(task.tags) if task.tags else NO_TAGS
+    return typing.cast(Task, task)
 
 
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
@@ -3527,21 +3542,27 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
 MOST_REPORTERS = 1_000  # runs or branches that one list is merged of
 
 
+def part_for(parameter: str, registered: Value | None, file: str) -> Value:
+    """Return what a part does for a parameter. :raises InvalidParameter: where the part is not there."""
+    if registered is None:
+        raise InvalidParameter(parameter, f"needs {load_part(file)}, which is not there")
+    return registered
+
+
 def read_task_filter(connection: Connection, client_id: str, query: TaskFilters) -> TaskFilter:
     """Look up what a query names.
 
     :raises Missing: when `missingFrom` or `newIn` is no run of the client.
     :raises InvalidParameter: for too many branches, for a search of nothing, and for what an absent part would find.
     """
-    for parameter, value, found, file in (  # an unsound parameter is told before an unknown run
-        ("q", query.q, REGISTRY.search, "findings_features/search.py"),
-        ("newIn", query.new_in, REGISTRY.baseline, "findings_features/gate.py"),
-    ):
-        if value is not None and found is None:
-            raise InvalidParameter(parameter, f"needs {load_part(file)}, which is not there")
-    search = REGISTRY.search(query.q) if REGISTRY.search and query.q is not None else None
+    search, new_in, baseline = None, None, None
+    if query.q is not None:  # an unsound parameter is told before an unknown run
+        search = part_for("q", REGISTRY.search, "findings_features/search.py")(query.q)
+    if query.new_in is not None:
+        find_baseline = part_for("newIn", REGISTRY.baseline, "findings_features/gate.py")
+        new_in = select_run_key(connection, client_id, query.new_in)
+        baseline = find_baseline(connection, client_id, new_in)
     ids, names = query.run_id, query.branch
-    new_in = select_run_key(connection, client_id, query.new_in) if query.new_in else None
     wanted = TaskFilter(
         types=frozenset_or_none(query.project_type),
         target_url=query.target_url,
@@ -3556,7 +3577,7 @@ def read_task_filter(connection: Connection, client_id: str, query: TaskFilters)
         tags=frozenset_or_none(query.tag),
         without=query.without,
         new_in=[new_in] if new_in else None,
-        baseline=REGISTRY.baseline(connection, client_id, new_in) if REGISTRY.baseline and new_in else None,
+        baseline=baseline,
         missing_from=select_run_key(connection, client_id, query.missing_from) if query.missing_from else None,
         assignee=query.assignee,
         assigned=query.assigned,
@@ -4025,7 +4046,7 @@ def fill_marks(connection: Connection) -> None:
             for *fields, extensions, words in rows:
                 state, told = TaskRow(*fields), msgspec.json.decode(extensions)
                 last = state.seq
-                if isinstance(told.get("tool"), str):
+                if all(isinstance(told.get(name), str) for name in ("tool", "ruleId")):
                     rule, location, tags = foreign_marks(*map(told.get, ("ruleId", "file", "line", "tags")))
                     listed = msgspec.structs.replace(state, rule=rule, tags=tags)
                     filled.append((state, listed, location, words_of(words, rule, location, *tags_in(tags))))
@@ -4960,12 +4981,14 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
         if text not in ("true", "false"):
             raise InvalidParameter(name, "must be true or false")
         return text == "true"
-    if kind in (list, set):
+    if kind is list:
         if not all(parts := text.split(",")):
             raise InvalidParameter(name, "must not be empty, nor have an empty part")
-        return parts if kind is list or len(parts) == 1 else [*parts, text]
+        return parts
     if not text:
         raise InvalidParameter(name, "must not be empty")
+    if kind is set:
+        return [text, *filter(None, text.split(","))]
     if kind is Moment:
         return read_moment(name, text)
     return [text] if kind is tuple else text

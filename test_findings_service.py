@@ -1492,6 +1492,14 @@ def test_a_filter_takes_several_values_by_commas_and_by_repeating(client: Client
     assert len(client.get(shorter.json["next"]).json["tasks"]) == 1
 
 
+@pytest.mark.parametrize("text", ["a,", "a,,b", ",", ", x ,", "a"])
+def test_a_rule_or_tag_with_commas_is_found_as_a_whole(client: Client, run: str, text: str) -> None:
+    task_id = client.add(run, rule=text, tags=[text])
+    client.add(run, rule="other", tags=["other"])
+    for query in ({"rule": text}, {"tag": text}, {"tag": [text, "unknown"]}):
+        assert [each["id"] for each in client.read("tasks", **query)["tasks"]] == [task_id]
+
+
 @pytest.mark.parametrize("name", ["a", "a,b", ",", " a b", "type:x target:y", "ü/#?&=%", "branches"])
 def test_a_branch_is_asked_for_exactly_by_its_name(client: Client, run: str, name: str) -> None:
     for each in (name, "other"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import regex
@@ -79,30 +79,31 @@ def counted_groups(connection: heart.Connection, client_id: str, by: str, wanted
     for value, is_main, status, rank, n in select_values(connection, client_id, by):
         if wanted.accepts(bool(is_main), status, rank):
             counts[value, status, rank] += n
-    if by in ("rule", "tag", "assignee"):
-        having: Mapping[tuple[Any, ...], int] = dict(counts)
-        if by == "tag":  # a task may have several
-            tagged = {heart.TAGGED: (None, heart.MAIN_LINE), heart.TAGGED + heart.BRANCHES: (None, None)}
-            having = heart.select_named_cells(connection, client_id, tagged, wanted)
-        for (*_, status, rank), n in heart.select_cells(connection, client_id, "tasks", wanted).items():
-            counts[None, status, rank] += n
-        for (*_, status, rank), n in having.items():
-            counts[None, status, rank] -= n
+    if by in ("projectType", "targetUrl"):
+        return counts
+    having = [(status, rank, n) for (_, status, rank), n in counts.items()]
+    if by == "tag":  # a task may have several
+        tagged = {heart.TAGGED: (None, heart.MAIN_LINE), heart.TAGGED + heart.BRANCHES: (None, None)}
+        having = [(*cell[2:], n) for cell, n in heart.select_named_cells(connection, client_id, tagged, wanted).items()]
+    for (*_, status, rank), n in heart.select_cells(connection, client_id, "tasks", wanted).items():
+        counts[None, status, rank] += n
+    for status, rank, n in having:
+        counts[None, status, rank] -= n
     return counts
 
 
 COLUMNS = {"tag": "tags", "projectType": "project_type", "targetUrl": "target_url"}
-LINE = regex.compile(r"(.+):[0-9]+")
+DIGITS = "0123456789"
 ADDRESS = regex.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#@]*@)?(\[[^/?#\]]*\]|[^/?#@:\[\]]*)")  # what a port follows
 
 
 def file_of(location: str) -> str:
     """Return a location without its line and column; a port of an address is none."""
     for _ in range(2):
-        match = LINE.fullmatch(location)
-        if match is None or ADDRESS.fullmatch(match[1]):
+        start = location.rstrip(DIGITS)
+        if start == location or len(start) < 2 or start[-1] != ":" or ADDRESS.fullmatch(start[:-1]):
             break
-        location = match[1]
+        location = start[:-1]
     return location
 
 
@@ -118,10 +119,13 @@ def values_of(by: str, stored: str | None) -> list[str | None]:
 def listed_groups(connection: heart.Connection, client_id: str, by: str, wanted: heart.TaskFilter) -> Counter[Group]:
     """Count all tasks that a filter leaves."""
     plan, counts = heart.plan_tasks(connection, client_id, wanted), Counter[Group]()
+    columns = f"tasks.{COLUMNS.get(by, by)}, tasks.status, tasks.severity"
     for each in (plan.tally,) if plan.tally else plan.ranges:
         counted = f"COUNT(DISTINCT {each.seq})" if plan.tally else "COUNT(*)"
-        columns = f"tasks.{COLUMNS.get(by, by)}, tasks.status, tasks.severity, {counted}"
-        for stored, status, rank, n in connection.execute(f"{each.select(columns)} GROUP BY 1, 2, 3", each.values):
+        statement = f"{each.select(f'{columns}, {counted}')} GROUP BY 1, 2, 3"
+        if by == "location" and not plan.tally:  # few are the same: the database would sort for nothing
+            statement = each.select(f"{columns}, 1")
+        for stored, status, rank, n in connection.execute(statement, each.values):
             for value in values_of(by, stored):
                 counts[value, status, rank] += n
     return counts

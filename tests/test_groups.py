@@ -19,6 +19,7 @@ from tests.support import (
     assert_problem,
     cases,
     client_of,
+    rows_of,
     start_on,
     task,
 )
@@ -125,6 +126,12 @@ def test_groups_follow_what_happens(client: Client, run: str) -> None:
     assert told("tag") == [(None, 2, 2)]
     client.remove(f"tasks/{first}")
     assert told("rule") == [(None, 1, 1)]
+
+
+def test_what_no_finding_says_any_more_is_in_no_counter(client: Client, run: str) -> None:
+    for text in ("SECRET-1", "SECRET-2", None):
+        client.add(run, externalId="x", rule=text, tags=[text] if text else [])
+    assert rows_of(client.application, "SELECT scope FROM counters WHERE scope LIKE '%SECRET%'") == []
 
 
 def test_groups_are_of_one_client(client: Client, run: str) -> None:

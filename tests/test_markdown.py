@@ -100,7 +100,7 @@ def test_fifty_findings_of_a_scan_fit_into_nine_thousand_characters() -> None:
 
 
 @pytest.mark.parametrize("listed", [50, 200])
-def test_what_does_not_fit_is_left_out_from_the_end_and_counted(listed: int) -> None:
+def test_what_does_not_fit_is_left_out_and_counted(listed: int) -> None:
     long = [
         KnownFinding(f"{n}-{'i' * 250}", "t" * 500, "r" * 256, "p" * 99, "low", "open", None, "c" * 4000, "e" * 120)
         for n in range(listed)
@@ -113,9 +113,16 @@ def test_what_does_not_fit_is_left_out_from_the_end_and_counted(listed: int) -> 
     ]
     assert listed // 6 < len(told) < listed // 4
     assert len(text.decode()) <= 180 * listed
-    assert text.decode().endswith(
-        f"Left out: {listed - len(told) + 7} more, none of them more severe than what is listed.\n"
-    )
+    skipped = listed - len(told)
+    last = f"Left out: {skipped + 7} more, {skipped} of them for want of room. Any may be severe.\n"
+    assert text.decode().endswith(last)
+
+
+def test_a_finding_that_is_too_long_keeps_no_other_out() -> None:
+    endless = msgspec.structs.replace(scanned(0), severity="critical", location="a" + "\U000e0041" * 1000)
+    text = markdown.write_brief(brief_of(endless, *map(scanned, range(1, 40))), TYPE)
+    assert [row[0] for row in read(text)[1][3:]] == [f"{number:040x}" for number in range(1, 40)]
+    assert text.endswith(b"Left out: 1 more, 1 of them for want of room. Any may be severe.\n")
 
 
 @pytest.mark.parametrize(

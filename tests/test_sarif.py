@@ -812,6 +812,7 @@ def test_an_agents_rule_location_and_tags_tell_code_scanning_as_much(client: Cli
         {"rule": {"id": "1.4.3", "index": 0, "toolComponent": {"name": "axe", "index": 0}}},
     ]
     assert [each["locations"] for each in results] == [[at("src/app.css", 42)]] * 3
+    assert [each["properties"]["tags"] for each in results] == [marks["tags"], ["other"], marks["tags"]]
     for part in (tool["driver"], *tool["extensions"]):
         assert [(rule["id"], rule["properties"]) for rule in part["rules"]] == [
             ("1.4.3", {"tags": ["wcag2aa", "contrast"]})

@@ -678,6 +678,7 @@ class PostgresDatabase(heart.Database):
                 self.require_empty(link, dialect.tables_of(statements))
                 statements = [dialect.MAKE_VERSION_TABLE, *statements]
             else:
+                heart.tell_of_steps(self.name, version)
                 statements = [*dialect.steps_of(heart.MIGRATIONS, version), *statements]
             for statement in statements:
                 link.run(statement)

@@ -126,13 +126,13 @@ SUFFIXES = (
     "xml|ya?ml"
 )
 LOCATION = re.compile(
-    rf"(?=.*(?:/|:[0-9]+\Z|\.(?:{SUFFIXES})\Z))(?!//|#)(?:\./)?"
+    rf"(?=.*(?:/|:[0-9]+\Z|\.(?:{SUFFIXES})\Z))(?!//|#|.*\[[0-9]+\])(?:\./)?"  # [1] is of an XPath
     r"(?P<path>(?:[A-Za-z]:(?=/))?[^\s:\"'<>|?*…]+)(?::(?P<line>[0-9]{1,9})(?::[0-9]+)?)?"
 )
 
 
 def path_and_line(location: str | None) -> Where | None:
-    """Return the place that a task's location means, None where it may be a selector, an address, a name or cut.
+    """Return the place that a task's location means, None where it does not read as a path.
 
     A column is passed over: the code of a result is whole lines.
     """
@@ -211,7 +211,13 @@ def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
 
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
-    marks = {"taskId": task.id, "targetUrl": task.target_url, **score_of(task.severity)}
+    tags = items_of(task.tags, str)
+    marks = {
+        "taskId": task.id,
+        "targetUrl": task.target_url,
+        **score_of(task.severity),
+        **({"tags": tags} if tags else {}),
+    }
     ours = {
         "title": task.title,
         "severity": task.severity,
