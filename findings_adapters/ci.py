@@ -1018,9 +1018,9 @@ def scan(
     url: str,
     db: str,
 ) -> None:
-    """Report what scanners found, as SARIF or in known formats of their own, and judge it.
+    """Report what scanners found, and judge it.
 
-    Exit code 0: passed, 1: not, 2: bad input, 3: other.
+    The files are SARIF, or in a known format of a scanner's own. Exit code 0: passed, 1: not, 2: bad input, 3: other.
     """
     with exit_codes():
         config = config.with_options(severities, patterns)

@@ -101,7 +101,9 @@ def file_of(location: str) -> str:
     """Return a location without its line and column; a port of an address is none."""
     for _ in range(2):
         start = location.rstrip(DIGITS)
-        if start == location or len(start) < 2 or start[-1] != ":" or ADDRESS.fullmatch(start[:-1]):
+        if start == location or len(start) < 2 or start[-1] != ":":
+            break
+        if "://" in start and ADDRESS.fullmatch(start[:-1]):
             break
         location = start[:-1]
     return location
