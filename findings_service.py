@@ -3450,9 +3450,17 @@ def folded(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(itertools.filterfalse(unicodedata.combining, plain)))
 
 
-def words_of(*texts: str | None) -> str:
-    """Return the words that a task is found by, of all of its texts that are searched, with a space between them."""
-    return " ".join(folded(" ".join([text for text in texts if text])).split())
+def words_of(
+    title: str,
+    external_id: str | None = None,
+    labels: str = "",
+    rule: str | None = None,
+    location: str | None = None,
+    tags: Iterable[str] = (),
+) -> str:
+    """Return the words that a task is found by, with a space between them."""
+    marks = f"{rule or ''} {location or ''} {' '.join(tags)}"
+    return " ".join(folded(f"{title} {external_id or ''} {labels} {marks}").split())
 
 
 def labels_of(evidence: Iterable[Any]) -> str:
@@ -3847,8 +3855,8 @@ class NewTask(Struct, gc=False):
     @property
     def words(self) -> str:
         """What the task is found by."""
-        marks = (self.rule, self.location, *(tags_in(self.tags) if self.tags else ()))
-        return words_of(self.title, self.external_id, self.labels, *marks)
+        tags = tags_in(self.tags) if self.tags else ()
+        return words_of(self.title, self.external_id, self.labels, self.rule, self.location, tags)
 
     @property
     def details(self) -> tuple[str | None, ...]:
@@ -4049,7 +4057,8 @@ def fill_marks(connection: Connection) -> None:
                 if all(isinstance(told.get(name), str) for name in ("tool", "ruleId")):
                     rule, location, tags = foreign_marks(*map(told.get, ("ruleId", "file", "line", "tags")))
                     listed = msgspec.structs.replace(state, rule=rule, tags=tags)
-                    filled.append((state, listed, location, words_of(words, rule, location, *tags_in(tags))))
+                    words = words_of(words, rule=rule, location=location, tags=tags_in(tags))
+                    filled.append((state, listed, location, words))
             connection.executemany(
                 "UPDATE tasks SET rule = ?, location = ?, tags = ? WHERE client_id = ? AND seq = ?",
                 [(new.rule, location, new.tags, client_id, new.seq) for _, new, location, _ in filled],

@@ -37,8 +37,8 @@ def word_faults(connection: heart.Connection) -> Iterator[str]:
             (client_id, last, 512),  # tasks at once
         ).fetchall():
             for last, task_id, title, external_id, rule, location, tags, evidence, words in rows:  # noqa: B007
-                marks = rule, location, *heart.tags_in(tags)
-                if words != heart.words_of(title, external_id, heart.labels_of(decode(evidence)), *marks):
+                labels = heart.labels_of(decode(evidence))
+                if words != heart.words_of(title, external_id, labels, rule, location, heart.tags_in(tags)):
                     yield f"task {task_id} is searched by other words than it has"
 
 
