@@ -16,6 +16,8 @@ import pytest
 from tests.support import API, HERE, Server, blocks_of, environment
 
 MODULES = HERE / "node_modules"
+# In a project that has installed it, it knows the extension by the compiler's options, which lie beside its own folder.
+HEY_API = {"input": "openapi.json", "output": {"path": "hey", "importFileExtension": ".js"}}
 STRICT = {"strict": True, "target": "es2022", "module": "nodenext", "outDir": "out", "types": []}
 HEY_NIGHT = """
 import { client } from "./hey/client.gen.js";
@@ -45,6 +47,7 @@ def folder(server: Server, tmp_path: Path) -> Path:
     (tmp_path / "openapi.json").write_text(json.dumps(server.request("GET", f"{API}/openapi.json").json), "utf-8")
     (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
     (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": STRICT}), "utf-8")
+    (tmp_path / "openapi-ts.config.js").write_text(f"export default {json.dumps(HEY_API)}", "utf-8")
     return tmp_path
 
 
@@ -59,7 +62,7 @@ def run(folder: Path, *line: str, **env: str) -> str:
 
 NIGHTS = {
     "openapi_typescript": "openapi-typescript openapi.json --output findings.d.ts",
-    "hey_api": "openapi-ts --input openapi.json --output hey --silent --no-log-file",
+    "hey_api": "openapi-ts --silent --no-log-file",
 }
 
 
