@@ -18,7 +18,6 @@ from urllib.parse import unquote
 
 import click
 import msgspec
-import pathspec
 import regex
 from msgspec import Struct
 
@@ -82,11 +81,18 @@ def line_of(option: str) -> tuple[str, str]:
 LEVELS = ", ".join(heart.SEVERITIES)
 
 
+def patterns_of(lines: Iterable[str]) -> Any:
+    """Return what lines of a .gitignore match."""
+    from pathspec import GitIgnoreSpec  # here, because no other command needs it
+
+    return GitIgnoreSpec.from_lines(lines)
+
+
 def require_pattern(where: str, pattern: Any) -> str:
     """Return a pattern of gitignore. :raises ConfigurationError: where it is none, or one that never matches."""
     if isinstance(pattern, str):
         try:
-            made = list(pathspec.GitIgnoreSpec.from_lines([pattern]).patterns)
+            made = list(patterns_of([pattern]).patterns)
         except (ValueError, re.error):
             made = []
         if made and made[0].include is not None:
@@ -332,8 +338,7 @@ class Judge:
 
     def __init__(self, config: Config) -> None:
         self.config, self.explained = config, list[str]()
-        spec = pathspec.GitIgnoreSpec.from_lines(pattern for pattern, _ in config.patterns)
-        self.check = lru_cache(4096)(spec.check_file)
+        self.check = lru_cache(4096)(patterns_of(pattern for pattern, _ in config.patterns).check_file)
 
     def apply(self, run: dict[str, Any], reported: Sequence[Reported]) -> bool:
         """Decide about the findings of a run, and write that into it. Return whether anything is not as it was."""
