@@ -318,7 +318,7 @@ class Finding(Struct):
     @property
     def place(self) -> tuple[str | None, int | None]:
         """The file and line of the finding, as far as it has any."""
-        if self.spot.line:
+        if self.spot.path and self.spot.line:
             return self.spot.path, self.spot.line
         if file := self.extension("file", str):
             return file, self.extension("line", int)
@@ -739,11 +739,11 @@ def read_documents(names: Sequence[str], source: str | None) -> list[tuple[str, 
     settings = heart.Settings.read()
     documents, absolute = [], list[str]()
     for name in names:
-        document = read_document(name, settings.max_sarif)
+        sent = read_document(name, settings.max_sarif)
         try:
-            document, paths = formats.as_sarif(name, document, source, settings.max_sarif)
+            document, paths = formats.as_sarif(name, sent, source, settings.max_sarif)
             absolute += paths
-            if source is not None:
+            if source is not None and document is sent:  # what another format tells has its code, or must not
                 document = form.with_source(document, Path(source))
             require_size(name, document, settings.max_sarif)
             parsed = form.parse(document, settings)
@@ -834,7 +834,10 @@ def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, 
 def prepare_part(config: Config, documents: Documents, *, explain: bool) -> Prepared:
     """Return documents as they are sent, by what is configured, and tell what decided. :raises BadInput: for size."""
     settings = heart.Settings.read()
-    prepared = prepare(config, heart.REGISTRY.submission_formats[SARIF], documents, settings)
+    try:
+        prepared = prepare(config, heart.REGISTRY.submission_formats[SARIF], documents, settings)
+    except (ValueError, heart.MalformedJSON) as error:  # a number of thousands of digits, say, in what is not read
+        raise BadInput(f"{documents[0][0]} cannot be read whole: {error}") from None
     for name, document in prepared.documents:
         require_size(name, document, settings.max_sarif)
     for line in prepared.explained if explain else ():
@@ -860,18 +863,21 @@ def report_in_runs(
     Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
     """
     with ExitStack() as open_runs:
-        begun = [
-            (open_runs.enter_context(RunSession(service, start, resolve_missing=resolve_missing)), prepared)
-            for start, prepared in runs
-        ]
+        begun, resolved = list[tuple[RunSession, Prepared]](), list[int]()
+        for start, prepared in runs:
+            resolves = resolve_missing and not prepared.is_partial
+            run = RunSession(service, start, resolve_missing=resolves)
+            begun.append((open_runs.enter_context(run), prepared))
         for run, prepared in begun:
             for name, document in prepared.documents:
                 submit(service, run.id, name, document)
-        counted = begun if resolve_missing else []
-        resolved = [count_missing(service, run.id, prepared.left_out) for run, prepared in counted]
-    for (start, _), number in zip(runs, resolved, strict=False):
+        for run, prepared in begun if resolve_missing else ():
+            resolved.append(0 if prepared.is_partial else count_missing(service, run.id, prepared.left_out))
+    for (start, prepared), number in zip(runs, resolved, strict=False):
         if number:
             note(f"Findings of {start['projectType']} resolved because their paths are left out: {number:,}.")
+        if prepared.is_partial:
+            note(f"Nothing of {start['projectType']} is resolved: it says that it could not check everything.")
     return [run.id for run, _ in begun]
 
 

@@ -39,6 +39,7 @@ from findings_adapters.sarif.writing import LEVELS
 
 MESSAGE = 500  # characters, like the next
 TEXT = 4096  # what is looked at of a text that is cut to less
+UNCHECKED = "not-checked"  # the rule of what a tool passed over
 
 
 def refusal(detail: str) -> heart.ValidationFailed:
@@ -114,13 +115,13 @@ class Finding(Struct, kw_only=True):
     def result(self, external_id: str) -> dict[str, Any]:
         """Return it as a SARIF result."""
         region = {"startLine": self.line} if self.line else {}
-        place = {"artifactLocation": {"uri": self.uri}, "region": region}
+        place = {"physicalLocation": {"artifactLocation": {"uri": self.uri}, "region": region}}
         report = self.report()
         return {
             "ruleId": self.rule,
             "level": LEVELS[self.severity],
             "message": {"text": report["title"]},
-            "locations": [{"physicalLocation": place}] if self.uri else [],
+            "locations": [place] if self.path else [],  # a page is no path, by which it could be left out
             "fingerprints": {OURS: external_id},
             "properties": {"tags": report.get("tags", []), OURS: report},
         }
@@ -130,8 +131,13 @@ def unchecked(
     reason: str, severity: str = "high", *, path: str = "", line: int | None = None, page: str = "", part: str = ""
 ) -> Finding:
     """Return the finding that something was not looked at."""
-    title, rule = f"Not checked: {reason}", "not-checked"
-    return Finding(title=title, severity=severity, rule=rule, path=path, line=line, page=page, part=part)
+    title = f"Not checked: {reason}"
+    return Finding(title=title, severity=severity, rule=UNCHECKED, path=path, line=line, page=page, part=part)
+
+
+def on_page(url: str) -> str:
+    """Say on which page something is, without what signs in there."""
+    return url and f"On {re.sub(r'//[^/?#@]*@', '//', url)}"
 
 
 MOST_LINES = 2**31
@@ -221,7 +227,7 @@ def axe_rule(rule: Row, url: str, *, is_sure: bool) -> Iterator[Finding]:
             page=url,
             part=selector_of(node),
             code=node.text("html"),
-            description=(rule.text("description"), url and f"On {url}"),
+            description=(rule.text("description"), on_page(url)),
             fixes=(node.text("failureSummary"), rule.text("helpUrl")),
             tags=[*(() if is_sure else ["needs-review"]), *rule.texts("tags")],
         )
@@ -243,7 +249,7 @@ def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
         page=url,
         part=issue.text("selector"),
         code=issue.text("context"),
-        description=(issue.text("message"), extras.text("description"), url and f"On {url}"),
+        description=(issue.text("message"), extras.text("description"), on_page(url)),
         fixes=(extras.text("helpUrl"),),
         tags=[criterion[1], "wcag" + "".join(criterion.groups()[1:])] if criterion else (),
     )
@@ -303,7 +309,7 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
     elements = [Row(each) for each in nodes if isinstance(each, dict) and each.get("selector")]
     words = audit.text("description")[:TEXT]
     told = cut_bytes(msgspec.json.encode(items).decode(), RULE_TEXT) if any(items) and not elements else ""
-    for node in elements or [Row({})]:
+    for number, node in enumerate(elements or [Row({})]):
         log = [{"type": "log", "label": "What Lighthouse tells of it", "content": told}] if told else ()
         yield Finding(
             title=": ".join(filter(None, (audit.text("title"), audit.text("displayValue")))),
@@ -312,10 +318,10 @@ def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) 
             page=url,
             part=node.text("selector"),
             code=node.text("snippet"),
-            description=(LEARN_MORE.sub(r"\1", words), url and f"On {url}"),
+            description=(LEARN_MORE.sub(r"\1", words), on_page(url)),
             fixes=(node.text("explanation"), *(link[2] for link in LEARN_MORE.finditer(words))),
             tags=[*groups, *details.row("debugData").texts("tags")],
-            evidence=[*lighthouse_picture(report, node.row("boundingRect")), *log],
+            evidence=[*(lighthouse_picture(report, node.row("boundingRect")) if number == 0 else ()), *log],
         )
 
 
@@ -417,8 +423,10 @@ def junit(tests: ElementTree.Element) -> Iterator[Finding]:
     """Read the tests that failed (https://github.com/testmoapp/junitxml)."""
     cases = list(tests.iter("testcase"))
     errors = [error for case in cases if (error := case.find("error")) is not None]
+    if all(case.find("skipped") is not None for case in cases):
+        raise refusal("no test was run")
     if len(errors) == len(cases):
-        raise refusal(f"nothing but errors: {errors[0].get('message')}" if errors else "no test was run")
+        raise refusal(f"nothing but errors: {errors[0].get('message')}")
     for case in cases:
         failure = next((each for each in case if each.tag in ("failure", "error")), None)
         if failure is None:
@@ -511,7 +519,7 @@ def trivy(report: Row) -> Iterator[Finding]:
             path=target,
             line=cause.line("StartLine") or each.line("StartLine"),
             part=package,
-            mark=each.text("Match") or cause.text("Resource"),
+            mark=each.text("Match") or cause.text("Resource") or ("" if package else "finding"),
             description=(each.text("Message"), each.text("Description"), version and f"Installed: {package} {version}"),
             fixes=(each.text("Resolution") or (fixed and f"Upgrade {package} to {fixed}"), each.text("PrimaryURL")),
             tags=each.texts("CweIDs"),
@@ -579,7 +587,7 @@ KNOWN = (
     Known("Lighthouse", "lighthouseVersion audits", lighthouse),
     Known("Bandit", "results errors metrics", bandit),
     Known("ESLint", "filePath messages", eslint),
-    Known("mypy", "file line message severity hint", mypy),
+    Known("mypy", "file line message severity hint", mypy, may_be_empty=True),
     Known("pylint", "message-id symbol path", pylint, may_be_empty=True),
     Known("pylint", "messages statistics", pylint_2),
     Known("npm audit", "auditReportVersion vulnerabilities", npm_audit),
@@ -624,15 +632,21 @@ def xml_of(text: bytes) -> ElementTree.Element:
     return builder.close()
 
 
+# One half of a sign, where a tool has cut a text in the middle of it (RFC 8259, 8.2).
+HIGH, LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (HIGH, LOW, HIGH, LOW))
+
+
 def document_of(text: bytes) -> Any:
     """Return what a file holds: JSON, a list of what its lines hold, or XML; None where it is none of these."""
     if text.lstrip().startswith(b"<"):
         return xml_of(text)
     if b"\\u0000" in text:  # which is refused in a task
         text = NUL.sub(rb"\1\\ufffd", text)
-    for decode in (msgspec.json.decode, msgspec.json.Decoder().decode_lines):
-        with contextlib.suppress(*heart.NOT_JSON):
-            return decode(text)
+    for told in (text, LONE_SURROGATE.sub(rb"\\ufffd", text)):
+        for decode in (msgspec.json.decode, msgspec.json.Decoder().decode_lines):
+            with contextlib.suppress(*heart.NOT_JSON):
+                return decode(told)
     return None
 
 

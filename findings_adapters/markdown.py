@@ -42,6 +42,7 @@ status, reason, lastComment]. What is null or missing, a finding has not; withou
 # With all that stands around them, 50 findings of a scanner come to 9,000 characters.
 ROOM = 155  # characters of a finding, on average
 LEAST = 50  # findings that there is room for
+LONGEST = 1500  # characters of a finding
 CUTS = (80, 60, 40)  # characters of a title and of an excerpt: the most with which all findings fit, else the least
 
 
@@ -58,20 +59,20 @@ def write_brief(brief: briefs.Brief, project_type: heart.ProjectType) -> bytes:
 
 
 def fitting(findings: Sequence[briefs.KnownFinding]) -> tuple[list[tuple[str, str]], int]:
-    """Return the severity and line of each finding that there is room for, and how many are too long for what is left.
+    """Return the severity and line of each finding that there is room for, the worst first, and how many are left out.
 
-    So one long finding, which others may write, keeps none of the others out.
+    One that is very long, which anybody may write, keeps none of the others out.
     """
     room, lines = ROOM * max(LEAST, len(findings)), list[str]()
     for length in CUTS:
         lines = [as_line(row_of(known, length)) for known in findings]
         if sum(map(len, lines)) <= room:
             break
-    listed = list[tuple[str, str]]()
-    for known, line in zip(findings, lines, strict=True):
-        if len(line) <= room:
-            room -= len(line)
-            listed.append((known.severity, line))
+    short: list[tuple[str, str]] = [
+        (known.severity, line) for known, line in zip(findings, lines, strict=True) if len(line) <= LONGEST
+    ]
+    sizes = itertools.accumulate(len(line) for _, line in short)
+    listed = [each for each, size in zip(short, sizes, strict=True) if size <= room]
     return listed, len(lines) - len(listed)
 
 
@@ -88,13 +89,16 @@ def lines_about(brief: briefs.Brief, project_type: heart.ProjectType) -> Iterato
 
 
 def row_of(known: briefs.KnownFinding, length: int) -> Sequence[str | None]:
-    """Return what is told of a finding, without what it has not at the end. Its externalId, rule and place stay whole.
+    """Return what is told of a finding, without what it has not at the end. Its externalId stays whole.
 
-    :param length: of its title and excerpt; a comment, which says why, may be twice as long.
+    :param length: of its title and excerpt; a place, of which the end tells most, and a comment may be twice as long.
     """
     excerpt = known.excerpt and heart.truncate(known.excerpt, length)
     comment = known.last_comment and heart.truncate(known.last_comment, 2 * length)
-    row = [known.external_id, heart.truncate(known.title, length), known.rule, known.location, excerpt]
+    place = known.location
+    if place and len(place) > 2 * length:
+        place = f"…{place[1 - 2 * length :]}"
+    row = [known.external_id, heart.truncate(known.title, length), known.rule, place, excerpt]
     row += [None if known.status == "open" else known.status, known.reason, comment]
     while row[-1] is None:
         row.pop()

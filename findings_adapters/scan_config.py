@@ -7,6 +7,7 @@ decided. Patterns of paths are gitignore's (https://git-scm.com/docs/gitignore#_
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -24,7 +25,8 @@ from msgspec import Struct
 import findings_service as heart
 from findings_adapters.client import Service, query_of, quoted
 
-OURS = "findingsTaskService/v1"  # a whole task in a result's properties
+OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and what it is known by in its fingerprints
+UNCHECKED = "not-checked"  # the rule of what a tool passed over, as readers of other formats have it
 FILE = "findings.toml"
 BARS = (*heart.SEVERITIES, "none")
 
@@ -40,7 +42,7 @@ TEXTS = {  # of the file, which stand for options: what they must match, and how
 KEYS = sorted((*TEXTS, "exclude", "severity"))
 
 
-class Lines(Struct, frozen=True):
+class SeverityRules(Struct, frozen=True):
     """Severities by the beginning of a rule's id, and where they stand."""
 
     where: str
@@ -55,7 +57,7 @@ class Lines(Struct, frozen=True):
 class Config(Struct):
     """What is configured: lines, the first that decide first; patterns with where they stand; and other options."""
 
-    lines: list[Lines] = []
+    lines: list[SeverityRules] = []
     patterns: list[tuple[str, str]] = []
     defaults: dict[str, str] = {}
     found: bool = False
@@ -67,7 +69,7 @@ class Config(Struct):
         """
         given = dict(line_of(text) for text in severities)
         more = [(require_pattern("--exclude", each), "--exclude") for each in patterns]
-        return Config([Lines("--severity", given), *self.lines], [*self.patterns, *more])
+        return Config([SeverityRules("--severity", given), *self.lines], [*self.patterns, *more])
 
 
 def line_of(option: str) -> tuple[str, str]:
@@ -121,7 +123,7 @@ def read_config(name: str | None) -> Config:
         raise heart.ConfigurationError(f'{path}: exclude must be a list: say exclude = ["tests/**"]')
     where = f"{path}: exclude"
     return Config(
-        [Lines(f"{path}: [severity]", severities)],
+        [SeverityRules(f"{path}: [severity]", severities)],
         [(require_pattern(where, each), where) for each in patterns],
         {TEXTS[key][0]: require_text(path, key, told[key]) for key in TEXTS if key in told},
         found=name is None,
@@ -136,7 +138,7 @@ def read_toml(path: str) -> dict[str, Any]:
         raise heart.ConfigurationError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise heart.ConfigurationError(f"{path} is not UTF-8: save it as that") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
         raise heart.ConfigurationError(f"{path} is no TOML: {error}; texts, and such keys, stand in quotes") from None
 
 
@@ -217,7 +219,7 @@ READY = {
 }
 
 
-def ready_lines(run: Mapping[str, Any], severities: Iterable[str]) -> list[Lines]:
+def ready_lines(run: Mapping[str, Any], severities: Iterable[str]) -> list[SeverityRules]:
     """Return the ready map for a run, given what its document comes to for each finding.
 
     One is for a run of level error alone, without GitHub's finer figure or whole tasks. A tool whose rules have other
@@ -225,17 +227,23 @@ def ready_lines(run: Mapping[str, Any], severities: Iterable[str]) -> list[Lines
     """
     tool = next(iter(re.findall("[a-z]+", run["tool"]["driver"]["name"].lower())), "")
     rules = list(rules_of(run))
-    levels = {(each.get("defaultConfiguration") or {}).get("level") or "error" for each in rules}
-    scored = any({SCORE, OURS} & (each.get("properties") or {}).keys() for each in (*rules, *run["results"]))
+    levels = {member(each, "defaultConfiguration").get("level") or "error" for each in rules}
+    scored = any({SCORE, OURS} & member(each, "properties").keys() for each in (*rules, *run["results"]))
     if tool not in READY or scored or levels - {"error"} or {*severities} != {"high"}:
         return []
-    return [Lines(f"ready map for {tool}:", READY[tool])]
+    return [SeverityRules(f"ready map for {tool}:", READY[tool])]
 
 
 def rules_of(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Give the rules of a run's tool and of its plug-ins."""
     for part in (run["tool"]["driver"], *(run["tool"].get("extensions") or ())):
-        yield from (part or {}).get("rules") or ()
+        yield from (each for each in (part or {}).get("rules") or () if isinstance(each, dict))
+
+
+def member(part: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a member that is an object, an empty one for anything else: what nothing refers to may be anything."""
+    value = part.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 # ---------------------------------------------------------------------------
@@ -274,15 +282,20 @@ class Reported(Struct):
     severity: str
     rule: str
     spot: Spot
+    is_left_out: bool = False
 
 
 class Prepared(Struct):
-    """What goes into a run: its documents, where these have each finding, and the findings that were left out."""
+    """What goes into a run: its documents, where these have each finding, and the findings that were left out.
+
+    It is partial where a tool said that it could not look at everything.
+    """
 
     documents: list[tuple[str, bytes]] = []
     spots: dict[str, Spot] = {}
     left_out: set[str] = set()
     explained: list[str] = []
+    is_partial: bool = False
 
 
 def prepare(
@@ -290,18 +303,21 @@ def prepare(
 ) -> Prepared:
     """Return documents with the severities that are configured, without what is left out."""
     prepared, known = Prepared(), set[str]()
-    judge = Judge(config)
+    decider = Decider(config)
     for name, document in documents:
         log = json.loads(document)
         reported = reported_in(log, form.parse(document, settings))
-        known |= {each.external_id for found in reported for each in found if each.external_id}
-        changed = [judge.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
+        changed = [decider.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
         if any(changed):
-            document = json.dumps(log, ensure_ascii=False).encode()
-            reported = reported_in(log, form.parse(document, settings))  # the rest of several alike is numbered anew
+            document = json.dumps(log, ensure_ascii=False, separators=(",", ":")).encode()
         prepared.documents.append((name, document))
-        prepared.spots |= {each.external_id: each.spot for found in reported for each in found if each.external_id}
-    prepared.left_out, prepared.explained = known - prepared.spots.keys(), judge.explained
+        for each in itertools.chain.from_iterable(reported):
+            prepared.is_partial |= each.rule == UNCHECKED and OURS in (each.result.get("properties") or {})
+            if each.external_id:
+                known.add(each.external_id)
+                if not each.is_left_out:
+                    prepared.spots[each.external_id] = each.spot
+    prepared.left_out, prepared.explained = known - prepared.spots.keys(), decider.explained
     return prepared
 
 
@@ -333,7 +349,7 @@ def counted(value: Any) -> int | None:
     return int(value) if type(value) in (int, float) and 1 <= value < 2**31 else None
 
 
-class Judge:
+class Decider:
     """Decides about findings, and remembers why."""
 
     def __init__(self, config: Config) -> None:
@@ -343,19 +359,21 @@ class Judge:
     def apply(self, run: dict[str, Any], reported: Sequence[Reported]) -> bool:
         """Decide about the findings of a run, and write that into it. Return whether anything is not as it was."""
         ready = ready_lines(run, (each.severity for each in reported))
-        left_out, kept, decided = set[int](), list[tuple[Reported, str]](), False
+        kept, decided = list[tuple[Reported, str]](), False
         decide = lru_cache(4096)(partial(first_decision, [*self.config.lines, *ready]))
         for each in reported:
             if pattern := self.pattern_of(each.spot.path):
-                left_out.add(id(each.result))
+                each.is_left_out = True
                 self._explain("left out", each, pattern)
                 continue
             severity, why = decide(each.rule) or (each.severity, "the document")
             decided |= severity != each.severity
             kept.append((each, severity))
             self._explain(severity, each, why)
-        if left_out:
+        if left_out := {id(each.result) for each in reported if each.is_left_out}:
             run["results"] = [each for each in run["results"] if id(each) not in left_out]
+            for each, _ in kept:  # which stays what it was, though others that are alike are gone
+                each.result["fingerprints"] = {**(each.result.get("fingerprints") or {}), OURS: each.external_id}
         if decided:
             write_severities(run, kept)
         return bool(left_out) or decided
@@ -373,7 +391,7 @@ class Judge:
         self.explained.append(f"{decision.ljust(8)}  {reported.rule or '(no rule)'}{place}  {why}")
 
 
-def first_decision(lines: Iterable[Lines], rule: str) -> tuple[str, str] | None:
+def first_decision(lines: Iterable[SeverityRules], rule: str) -> tuple[str, str] | None:
     """Return what the first lines that know a rule decide, None where none do."""
     return next(filter(None, (each.decide(rule) for each in lines)), None)
 
@@ -381,7 +399,7 @@ def first_decision(lines: Iterable[Lines], rule: str) -> tuple[str, str] | None:
 def write_severities(run: Mapping[str, Any], kept: Iterable[tuple[Reported, str]]) -> None:
     """Write into all findings of a run how severe they are; its rules' own figures would go before the level `none`."""
     for rule in rules_of(run):
-        (rule.get("properties") or {}).pop(SCORE, None)
+        member(rule, "properties").pop(SCORE, None)
     for each, severity in kept:
         score, level = WRITTEN[severity]
         properties = {name: value for name, value in (each.result.get("properties") or {}).items() if name != SCORE}

@@ -16,6 +16,7 @@ from test_ci import Job, assert_one_line, job
 
 import findings_service as heart
 from findings_adapters import formats
+from findings_adapters.ci import read_documents
 from findings_adapters.sarif.reading import OURS, parse
 from tests.support import cases
 
@@ -206,6 +207,38 @@ def test_absolute_paths_are_told(job: Job) -> None:
     shutil.copy(SAMPLES / "eslint.json", job.folder)
     told = job.scan("eslint.json").stderr
     assert "absolute paths, such as /home/ci/shop/web/broken.js (4 in all)" in told
+
+
+def test_what_could_not_be_checked_is_not_resolved(job: Job) -> None:
+    report = json.loads((SAMPLES / "bandit.json").read_text())
+    (job.folder / "bandit.json").write_text(json.dumps(report | {"errors": []}), "utf-8")
+    job.scan("bandit.json", "--resolve-missing")
+    failed = {"filename": report["results"][0]["filename"], "reason": "syntax error while parsing AST from file"}
+    (job.folder / "bandit.json").write_text(json.dumps(report | {"results": [], "errors": [failed]}), "utf-8")
+    told = job.scan("bandit.json", "--resolve-missing").stderr
+    assert "Nothing of bandit is resolved: it says that it could not check everything." in told
+    assert {task["status"] for task in job.read("tasks")["tasks"]} == {"open"}
+
+
+def test_no_pattern_of_paths_leaves_out_a_page(job: Job) -> None:
+    shutil.copy(SAMPLES / "axe.json", job.folder)
+    job.scan("axe.json", "--exclude", "*")
+    assert job.read("tasks")["total"] == len(FOUND["axe.json"]) - 1
+
+
+def test_a_text_that_a_tool_has_cut_within_a_sign_loses_no_report() -> None:
+    text = (SAMPLES / "pa11y.json").read_text().replace('"context": "', '"context": "\\ud83d', 1)
+    assert len(read(text)) == len(read((SAMPLES / "pa11y.json").read_text()))
+
+
+def test_a_secret_is_sent_by_no_scan(job: Job) -> None:
+    for name in ("gitleaks.json", "detect-secrets.json"):
+        shutil.copy(SAMPLES / name, job.folder)
+        for leak in re.findall(r'"(?:File|filename)": "([^"]+)"', (SAMPLES / name).read_text()):
+            (job.folder / leak).parent.mkdir(parents=True, exist_ok=True)
+            (job.folder / leak).write_text('vendor_api_key = "not-to-be-stored"\n' * 99, "utf-8")
+        [(_, document)] = read_documents([str(job.folder / name)], str(job.folder))
+        assert b"not-to-be-stored" not in document
 
 
 def test_a_secret_is_not_stored(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_left_out_and_counted(listed: int) -> None:
     text = markdown.write_brief(brief_of(*long, omitted=7), TYPE)
     told = read(text)[1][3:]
     assert told == [
-        [each.external_id, "t" * 39 + "…", each.rule, each.location, "e" * 39 + "…", None, None, "c" * 79 + "…"]
+        [each.external_id, "t" * 39 + "…", each.rule, f"…{'p' * 79}", "e" * 39 + "…", None, None, "c" * 79 + "…"]
         for each in long[: len(told)]
     ]
     assert listed // 6 < len(told) < listed // 4

@@ -9,7 +9,7 @@ import pytest
 from test_ci import Job, assert_one_line, document, job, of_tool, result
 
 import findings_service
-from findings_adapters.scan_config import READY, Config, Lines, prepare
+from findings_adapters.scan_config import READY, Config, SeverityRules, prepare
 from tests.support import cases
 
 __all__ = ["job"]
@@ -189,7 +189,7 @@ def test_ready_maps_agree_with_bandit_where_it_found_the_worst_only() -> None:
     blacklists = [pytest.importorskip(f"bandit.blacklists.{name}") for name in ("calls", "imports")]
     known = [each for module in blacklists for group in module.gen_blacklist().values() for each in group]
     for tool, letter in (("bandit", "B"), ("ruff", "S")):
-        decided = {each["id"]: Lines("", READY[tool]).decide(letter + each["id"][1:]) for each in known}
+        decided = {each["id"]: SeverityRules("", READY[tool]).decide(letter + each["id"][1:]) for each in known}
         assert {name: told[0] for name, told in decided.items() if told} == {
             each["id"]: each["level"].lower() for each in known
         }
@@ -225,12 +225,24 @@ def test_a_branch_counts_what_of_its_own_was_left_out(job: Job) -> None:
     assert {task["status"] for title, task in job.tasks().items() if "S2" in title} == {"open"}
 
 
-def test_what_is_alike_is_numbered_as_if_the_others_were_not_there(job: Job) -> None:
+def test_what_is_alike_stays_what_it_is_where_others_are_left_out(job: Job) -> None:
     marks = {"fingerprints": {"x/v1": "same"}}
     job.scan(job.write("a.sarif", found("S1", "tests/a.py", **marks), found("S1", "b.py", **marks)), code=1)
+    before = {task["id"]: task["location"] for task in job.tasks().values()}
+    statuses = {"tests/a.py:3": "resolved", "b.py:3": "open"}
     done = job.scan("a.sarif", "--exclude", "tests/**", "--resolve-missing", code=0)
     assert "resolved because their paths are left out: 1." in done.stderr
-    assert len([task for task in job.tasks().values() if task["status"] == "open"]) == 1
+    after = {task["id"]: (task["location"], task["status"]) for task in job.tasks().values()}
+    assert after == {each: (location, statuses[location]) for each, location in before.items()}
+
+
+@pytest.mark.parametrize("rule", [{"defaultConfiguration": "x"}, {"properties": [1]}])
+def test_what_nothing_refers_to_may_be_anything(job: Job, rule: Any) -> None:
+    log = document(found("S1", "a.py", ruleIndex=0))
+    log["runs"][0]["tool"]["driver"]["rules"] = [{"id": "S1"}, {"id": "S2"} | rule]
+    (job.folder / "a.sarif").write_text(json.dumps(log), "utf-8")
+    job.scan("a.sarif", "--severity", "S=low", code=0)
+    assert {task["severity"] for task in job.tasks().values()} == {"low"}
 
 
 def test_the_last_pattern_that_fits_decides(job: Job) -> None:

@@ -334,16 +334,17 @@ def warn_of_doubles(_: Service, told: Json) -> list[str]:
 
 
 def warn_of_target(service: Service, told: Json) -> list[str]:
-    """Say which targets with findings differ from one without by slashes at the end or the case of letters alone.
+    """Say which targets differ from one without findings by slashes at the end or the case of letters alone.
 
-    Where they are not told in a moment, there is no warning.
+    They are those with findings of the project type. Where they are not told in a moment, there is no warning.
     """
     target = told.get("targetUrl")
-    if not target:
+    if not target or not told.get("projectType"):
         return []
     try:
         with hurried(MOMENT):
-            groups = service.request("GET", f"groups?by=targetUrl&limit={KNOWN_TARGETS}").read(Json).get("groups", ())
+            asked = urlencode({"by": "targetUrl", "limit": KNOWN_TARGETS, "projectType": told["projectType"]})
+            groups = service.request("GET", f"groups?{asked}").read(Json).get("groups", ())
     except (Refused, Unavailable):
         return []
     known = {each["value"]: each["total"] for each in groups if each["value"] is not None}
@@ -353,7 +354,7 @@ def warn_of_target(service: Service, told: Json) -> list[str]:
     return [
         f"The targetUrl is {compact(target)}, and findings are known of {compact(value)} ({total:,}). These are two"
         " targets: what is known of one is not known of the other, and doubles. If you mean the known one, name it as"
-        " it is; a run of the other is finished as failed."
+        " it is, and finish a run of the other that you have started as failed."
         for value, total in similar[:LISTED]
     ]
 
@@ -441,7 +442,7 @@ def no_resource(uri: str) -> NoReturn:
 
 def written_brief(service: Service, query: Mapping[str, str]) -> str:
     """Return a brief as a text for a prompt, with warnings about its target."""
-    warnings = warn_of_target(service, {"targetUrl": query.get("targetUrl")})
+    warnings = warn_of_target(service, dict(query))
     return brief_text(service, f"brief?{urlencode(query)}", warnings)
 
 
