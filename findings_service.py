@@ -1307,6 +1307,10 @@ class Connection(ABC):
         """
         return " UNION ".join(ranges)
 
+    def one_of(self, statement: str) -> str:
+        """Return the condition of being what a statement gives, which has one column and is run once."""
+        return f"IN ({statement})"
+
     @abstractmethod
     def integrity_errors(self) -> Iterator[str]:
         """Tell what the engine itself finds wrong with the database, and whether all of the schema is there."""
@@ -2974,7 +2978,7 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         found: Iterable[tuple[str, tuple[Any, ...]]]
         if self.order != "severity" and 0 < len(self.ranges) <= MOST_RANGES:
             merged, values = self._merged(connection, self.ranges, limit, offset)
-            found = [(f"IN ({merged})", values)]
+            found = [(connection.one_of(merged), values)]
         else:
             lots = itertools.groupby(self.places(connection, limit, offset), lambda place: place[:-1])
             found = ((LISTED_SEQS, (json.dumps([seq for *_, seq in lot]),)) for _, lot in lots)

@@ -367,6 +367,10 @@ class PostgresConnection(heart.Connection):
             f"SELECT * FROM ({' UNION '.join(f'({each} ORDER BY {order} LIMIT {most})' for each in ranges)}) AS ranges"
         )
 
+    def one_of(self, statement: str) -> str:
+        """Return the condition of being what a statement gives: as a set, it might be made anew for each row."""
+        return f"= ANY (ARRAY({statement}))"
+
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Let what is done within have no more than so many seconds of this process, and some more of the server.
