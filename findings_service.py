@@ -1586,7 +1586,7 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
 
 
 def tell_of_steps(name: str, version: int) -> None:
-    """Say that a database is brought up to date: with a million tasks that takes minutes, in which nobody is served."""
+    """Say that a database is brought up to date, which takes its time where much is stored: nobody is served then."""
     if version < SCHEMA_VERSION:
         told = "%s has schema version %d and is brought to %d, which may take a while"
         log.warning(told, name, version, SCHEMA_VERSION)
@@ -2754,7 +2754,7 @@ def mark_counter(column: str, value: str) -> str:
     return f'tasks {column}:"{value}"'
 
 
-def mark_counters(rule: str | None, tags: str | None, branch: str = MAIN_LINE) -> list[str]:
+def mark_counters(rule: str | None, tags: str | None, branch: str) -> list[str]:
     """Name the scopes that a task counts in by its rule and tags, the latter a JSON text."""
     names = [mark_counter("rule", rule)] if rule else []
     names += [TAGGED, *(mark_counter("tag", tag) for tag in tags_in(tags))] if tags else ()
@@ -3035,14 +3035,13 @@ def plan_cells(
     """
     cells, asked = select_cells(connection, client_id, table, wanted), wanted.conditions(table)
     start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+    ranges = [cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells]
     whole = not asked and order != "severity"
     total = sum(cells.values())
     return ListPlan(
         client_id=client_id,
         table=table,
-        ranges=(start,)
-        if whole
-        else tuple(cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells),
+        ranges=(start,) if whole else tuple(ranges),
         settled=asked.keys(),
         size=total,
         total=total,
@@ -3683,10 +3682,8 @@ def tagged(client_id: str, tags: Iterable[str]) -> Condition:
     one, values = among("tag", tags)
     line = "main_line = CASE tasks.branch WHEN '' THEN 1 ELSE 0 END"
     same = f"{line} AND status = tasks.status AND severity = tasks.severity AND task_seq = tasks.seq"
-    return f"(SELECT 1 FROM task_tags WHERE client_id = ? AND {one} AND {same} LIMIT 1) IS NOT NULL", (
-        client_id,
-        *values,
-    )
+    found = f"SELECT 1 FROM task_tags WHERE client_id = ? AND {one} AND {same} LIMIT 1"
+    return f"({found}) IS NOT NULL", (client_id, *values)
 
 
 def plan_marked(connection: Connection, client_id: str, field: str, wanted: TaskFilter) -> ListPlan:
@@ -3741,7 +3738,8 @@ def plan_located(connection: Connection, client_id: str, location: str) -> ListP
     values = [value for _, texts in found for value in (client_id, *texts)]
     few = f"SELECT COUNT(*) FROM (SELECT seq FROM ({seqs}) AS listed LIMIT ?) AS counted"
     (size,) = connection.execute(few, (*values, MOST_LOCATED)).fetchone()
-    rows = IndexRange(("tasks.client_id = ?", f"tasks.seq IN ({seqs})"), (client_id, *values), "tasks")
+    conditions = ("tasks.client_id = ?", f"tasks.seq {connection.one_of(seqs)}")
+    rows = IndexRange(conditions, (client_id, *values), "tasks")
     settled = {"location"} if len(location) < INDEXED_LOCATION else set[str]()
     return ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled=settled, size=size)
 
@@ -3749,9 +3747,9 @@ def plan_located(connection: Connection, client_id: str, location: str) -> ListP
 def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: str) -> Iterator[ListPlan]:
     """Give the ranges that hold all tasks that a filter lets through. What is looked up by a name of its own is few."""
     start = IndexRange(("tasks.client_id = ?",), (client_id,), "tasks")
-    same = "tasks.seq IN (SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?)"  # no order
+    same = "SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?"  # in no order
     named = {
-        "external_id": start.where(same, client_id, wanted.external_id),
+        "external_id": start.where(f"tasks.seq {connection.one_of(same)}", client_id, wanted.external_id),
         "assignee": start.where("tasks.assignee = ?", wanted.assignee),
         "assigned": start.where("tasks.assignee IS NOT NULL"),
     }
@@ -4045,6 +4043,9 @@ def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | Non
     )
 
 
+FILLED_AT_ONCE = 200  # tasks, each with extensions of up to 256 KiB
+
+
 def fill_marks(connection: Connection) -> None:
     """Give tasks that came as SARIF their rule, location and tags, which only their extensions had until schema 9."""
     rows_of = f"""SELECT {TASK_ROW_COLUMNS}, task_details.extensions, task_words.words FROM tasks {DETAILS}
@@ -4053,7 +4054,7 @@ def fill_marks(connection: Connection) -> None:
         ORDER BY tasks.seq LIMIT ?"""
     for client_id in select_clients(connection):
         last = 0
-        while rows := connection.execute(rows_of, (client_id, last, REPORTS_AT_ONCE)).fetchall():
+        while rows := connection.execute(rows_of, (client_id, last, FILLED_AT_ONCE)).fetchall():
             filled: list[tuple[TaskRow, TaskRow, str | None, str]] = []
             for *fields, extensions, words in rows:
                 state, told = TaskRow(*fields), msgspec.json.decode(extensions)

@@ -29,6 +29,7 @@ OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and wh
 UNCHECKED = "not-checked"  # the rule of what a tool passed over, as readers of other formats have it
 FILE = "findings.toml"
 BARS = (*heart.SEVERITIES, "none")
+NAMES = ", ".join(heart.SEVERITIES)
 
 # ---------------------------------------------------------------------------
 # What is configured
@@ -76,11 +77,8 @@ def line_of(option: str) -> tuple[str, str]:
     """Return the beginning of a rule's id and the severity that an option gives it."""
     prefix, sign, severity = option.rpartition("=")
     if not sign or severity not in heart.SEVERITIES:
-        raise heart.ConfigurationError(f"--severity {option}: say PREFIX=LEVEL, the level one of {LEVELS}")
+        raise heart.ConfigurationError(f"--severity {option}: say PREFIX=LEVEL, the level one of {NAMES}")
     return prefix, severity
-
-
-LEVELS = ", ".join(heart.SEVERITIES)
 
 
 def patterns_of(lines: Iterable[str]) -> Any:
@@ -117,7 +115,7 @@ def read_config(name: str | None) -> Config:
         raise heart.ConfigurationError(f'{path}: severity must be a table: say [severity], then lines "S101" = "low"')
     for prefix, severity in severities.items():
         if severity not in heart.SEVERITIES:
-            advice = f"say one of {LEVELS}, and put a prefix with other signs than A-Z, a-z, 0-9, - and _ into quotes"
+            advice = f"say one of {NAMES}, and put a prefix with other signs than A-Z, a-z, 0-9, - and _ into quotes"
             raise heart.ConfigurationError(f'{path}: [severity] "{prefix}" = {severity!r}: {advice}')
     if not isinstance(patterns, list):
         raise heart.ConfigurationError(f'{path}: exclude must be a list: say exclude = ["tests/**"]')
@@ -387,8 +385,8 @@ class Decider:
         return f'{where} "{pattern}"'
 
     def _explain(self, decision: str, reported: Reported, why: str) -> None:
-        place = f"  {reported.spot}" if reported.spot.path else ""
-        self.explained.append(f"{decision.ljust(8)}  {reported.rule or '(no rule)'}{place}  {why}")
+        place = f" {reported.spot}" if reported.spot.path else ""
+        self.explained.append(f"{decision} {reported.rule or '(no rule)'}{place} {why}")
 
 
 def first_decision(lines: Iterable[SeverityRules], rule: str) -> tuple[str, str] | None:

@@ -31,7 +31,6 @@ WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"\bIN \(SELECT (value|CAST\(value AS BIGINT\)|\(\s*SELECT [^()]*\)) FROM json_each\(\?\)\)",
             r"= ANY (ARRAY(SELECT \1 FROM json_array_elements_text(CAST(? AS json))))",
         ),
-        (r"\bIN \((SELECT seq FROM tasks AS (?:[^()]|\([^()]*\))*)\)", r"= ANY (ARRAY(\1))"),
         (r"\binstr\(([^(),]+), ([^(),]+)\)", r"strpos(\1, \2)"),
     )
 )
