@@ -1020,7 +1020,8 @@ def aged(app: flask.Flask, client: Client, tmp_path: Path) -> Path:
     """A closed database with two runs, two of a branch, four tasks and some history."""
     client.register("web")
     first, second = (client.start("web", targetUrl=f"https://example.com/{name}") for name in "ab")
-    ids = [item["id"] for item in client.submit(first, task(externalId="x"), task(severity="low"))["tasks"]]
+    tagged = task(externalId="x", tags=["a", "b"])
+    ids = [item["id"] for item in client.submit(first, tagged, task(severity="low"))["tasks"]]
     client.add(second, externalId="x", status="dismissed")
     client.triage(ids[1], "resolved", comment="Done")
     client.finish(first)
@@ -1245,7 +1246,7 @@ def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.s
 
 def content_of(db: Path) -> list[list[Any]]:
     """Return everything that a database holds, but for its keys, kept answers and health."""
-    tables = ("clients", "project_types", "runs", "tasks", "task_details", "sightings", "history", "counters")
+    tables = ("clients", "project_types", "runs", "tasks", "task_details", "task_tags", "sightings", "history", "counters")
     with look_into(db) as connection:
         return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
 

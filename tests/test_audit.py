@@ -91,6 +91,8 @@ PLANTED = cases(
         "runs branch:topic, running, severity 0 is missing, but there are 2",
     ),
     other_words=("UPDATE task_words SET words = replace(words, 'image', 'picture')", "by other words than it has"),
+    tag_of_another=("UPDATE task_tags SET status = 'dismissed'", "tag: default, 'a' lists the task of seq 1 otherwise"),
+    no_tags=("DELETE FROM task_tags", "tag: default, 'a' lists the task of seq 1 otherwise"),
     no_words=("DELETE FROM task_words", "is searched by other words than it has"),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
     other_status=(

@@ -124,6 +124,7 @@ def test_groups_follow_what_happens(client: Client, run: str) -> None:
     client.submit(run, task(externalId="x", rule="R2"), task(externalId="y"))
     assert told("rule") == [("R2", 1, 1), (None, 1, 1)]
     assert told("tag") == [(None, 2, 2)]
+    assert rows_of(client.application, "SELECT tag FROM task_tags") == []
     client.remove(f"tasks/{first}")
     assert told("rule") == [(None, 1, 1)]
 

@@ -336,6 +336,10 @@ def test_a_target_that_is_nearly_a_known_one_is_warned_of(agent: Agent) -> None:
             assert FENCED.search(result.content[0].text)[3].count("nearly.example") >= 2
     other = agent.ask("start_run", projectType="web", targetUrl=f"{known}/cart")
     assert [other["warnings"], agent.ask("start_run", projectType="web")["warnings"]] == [[], []]
+    agent.ask("register_project_type", name="another")
+    assert agent.ask("start_run", projectType="another", targetUrl=known.lower())["warnings"] == []
+    agent.add(agent.start_run(targetUrl=f"{known}/"))
+    assert agent.ask("start_run", projectType="web", targetUrl=f"{known}/")["warnings"] == []
 
 
 def test_what_marks_a_finding_is_described_in_few_words(local: Agent) -> None:

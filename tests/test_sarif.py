@@ -843,6 +843,7 @@ def test_a_severity_becomes_a_level_and_a_score(
 NO_PATHS = (
     *("main", "button.primary", "#main", "#/login", "li:nth-child(2)", "main>a", "a[href='/x']", "//div/a"),
     *("in src/a.py:7", "pkg.mod::f", "https://example.com/a.py:7", "http://localhost:80", "/find?q=x", "…rc/a.py:7"),
+    "/html/body/div[2]/a",
 )
 LOCATED = cases(
     file=({"extensions": {"file": "a b.py", "line": 7, "endLine": 9}}, "a%20b.py", {"startLine": 7, "endLine": 9}),

@@ -130,6 +130,11 @@ def test_a_search_follows_what_is_reported_again(client: Client) -> None:
     assert (searched(client, "old"), searched(client, "here new 1")) == ([], ["Found here"])
     client.add(main, externalId="1", title="Taken over")
     assert (searched(client, "here"), searched(client, "new"), searched(client, "taken 1")) == ([], [], ["Taken over"])
+    client.add(main, externalId="1", title="Taken over", rule="S101", location="src/é.py:7", tags=["wcag2a"])
+    for words in ("s101", "E.PY", "wcag2a"):
+        assert searched(client, words) == ["Taken over"]
+    client.add(main, externalId="1", title="Taken over")
+    assert (searched(client, "s101"), searched(client, "wcag2a")) == ([], [])
     client.add(branch, externalId="1", title="Not heard")
     assert (searched(client, "heard"), searched(client, "taken")) == ([], ["Taken over"])
     client.remove(f"tasks/{client.read('tasks')['tasks'][0]['id']}")
