@@ -1246,9 +1246,9 @@ def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.s
 
 def content_of(db: Path) -> list[list[Any]]:
     """Return everything that a database holds, but for its keys, kept answers and health."""
-    tables = ("clients", "project_types", "runs", "tasks", "task_details", "task_tags", "sightings", "history", "counters")
+    tables = ("clients", "project_types", "runs", "tasks", "task_details", "task_tags", "sightings", "history")
     with look_into(db) as connection:
-        return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in tables]
+        return [sorted(connection.execute(f"SELECT * FROM {table}"), key=repr) for table in (*tables, "counters")]
 
 
 def finish_ago(app: flask.Flask, days: int, *runs: str) -> None:
