@@ -1050,7 +1050,7 @@ FINISHED_ALONE = "goes with the statuses resolved and dismissed only"
 DECISION_RULES: dict[str, Any] = {
     "not": {
         "type": "object",
-        "properties": {name: {"type": "null"} for name in ("status", "comment", "reason", "assignee")},
+        "properties": {name: {"const": None} for name in ("status", "comment", "reason", "assignee")},
     },
     "dependentSchemas": {
         "reason": {
@@ -1062,10 +1062,10 @@ DECISION_RULES: dict[str, Any] = {
     },
 }
 # Rules between fields, which a model cannot express. Generators of clients make nothing of `not`, and so make one class
-# of each of these models where `anyOf` would make them three.
+# of each of these models where `anyOf` would make them three; one for Go has no word for a type null in it.
 RULES: dict[str, dict[str, Any]] = {
     "Evidence": {
-        "not": {"type": "object", "properties": {name: {"type": "null"} for name in ("label", "url", "content")}}
+        "not": {"type": "object", "properties": {name: {"const": None} for name in ("label", "url", "content")}}
     },
     "RunUpdate": {
         "not": {

@@ -16,6 +16,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -930,6 +931,21 @@ def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
     text = page.read_text("utf-8")
     for block in FENCED.finditer(text):
         yield text.count("\n", 0, block.start()) + 1, block[2], block[3]
+
+
+MODULES = HERE / "node_modules"
+
+
+def program(name: str) -> str:
+    """Return the path of a program, beside Python or on the PATH, and skip the test where there is none."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    return found or pytest.skip(f"{name} is not installed")
+
+
+def from_npm(path: str) -> Path:
+    """Return a file of a package of npm, and skip the test where it is not installed."""
+    found = MODULES / path
+    return found if found.exists() else pytest.skip(f"node_modules/{path} is not installed")
 
 
 def page_named(name: str) -> str:

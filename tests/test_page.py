@@ -28,13 +28,13 @@ import findings_service as heart
 from findings_adapters import page as room
 from tests.support import (
     API,
-    HERE,
     KEY,
     PROGRAM,
     Server,
     assert_problem,
     cases,
     command,
+    from_npm,
     slowness,
     start_process,
     task,
@@ -1229,8 +1229,6 @@ def test_the_policy_stops_what_the_page_would_run(person: Person) -> None:
 # For everybody
 # ---------------------------------------------------------------------------
 
-AXE = HERE / "node_modules" / "axe-core" / "axe.min.js"
-
 
 @pytest.fixture
 def places(findings: Findings) -> list[str]:
@@ -1262,11 +1260,9 @@ def settle(person: Person, place: str) -> None:
 
 def violations(person: Person, theme: str, *, busy: int = 0) -> list[str]:
     """Return what axe-core finds while so many lists are being loaded."""
-    if not AXE.exists():
-        pytest.skip("node_modules/axe-core is not installed")
     playwright.expect(person.page.locator(".loading, [aria-busy=true]")).to_have_count(busy)
     if not person.page.evaluate("'axe' in window"):
-        person.page.evaluate(AXE.read_text("utf-8"))
+        person.page.evaluate(from_npm("axe-core/axe.min.js").read_text("utf-8"))
     options: dict[str, Any] = {"iframes": False, "resultTypes": ["violations"]}
     if theme == "dark":
         options["runOnly"] = ["color-contrast", "link-in-text-block"]  # the themes differ in colours alone

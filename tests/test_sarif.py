@@ -21,7 +21,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -35,7 +34,19 @@ import pytest
 from hypothesis import strategies as st
 
 import findings_service as heart
-from tests.support import API, HERE, Client, Server, assert_problem, cases, client_of, memory_of, task
+from tests.support import (
+    API,
+    HERE,
+    Client,
+    Server,
+    assert_problem,
+    cases,
+    client_of,
+    from_npm,
+    memory_of,
+    program,
+    task,
+)
 
 heart.load_parts()
 
@@ -1287,20 +1298,6 @@ def test_a_long_list_is_written_as_it_is_read() -> None:
 # ---------------------------------------------------------------------------
 # Real scanners, the official schema, and an outside validator
 # ---------------------------------------------------------------------------
-
-MODULES = HERE / "node_modules"
-
-
-def program(name: str) -> str:
-    """Return the path of a program, beside Python or on the PATH, and skip the test where there is none."""
-    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
-    return found or pytest.skip(f"{name} is not installed")
-
-
-def from_npm(path: str) -> Path:
-    """Return a file of a package of npm, and skip the test where it is not installed."""
-    found = MODULES / path
-    return found if found.exists() else pytest.skip(f"node_modules/{path} is not installed")
 
 
 def official_schema() -> Any:
