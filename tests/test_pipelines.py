@@ -94,13 +94,14 @@ def value_of(expression: str, known: Known) -> Any:
     return eval(line, {"functions": functions, "known": known, "look_up": look_up})
 
 
+def as_text(value: Any) -> str:
+    """Return a value as the platforms write it into a text."""
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
 def filled_in(text: Any, known: Known) -> str:
     """Return a text with the values of its expressions."""
-
-    def said(value: Any) -> str:
-        return json.dumps(value) if isinstance(value, bool) else str(value)
-
-    return re.sub(r"\$\{\{(.+?)\}\}", lambda found: said(value_of(found[1], known)), said(text))
+    return re.sub(r"\$\{\{(.+?)\}\}", lambda found: as_text(value_of(found[1], known)), as_text(text))
 
 
 def is_due(step: Mapping[str, Any], known: Known) -> bool:
@@ -290,8 +291,6 @@ class Pipeline:
 
 
 INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
-
-
 RULES = ['$CI_PIPELINE_SOURCE == "merge_request_event"', "$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH"]
 
 
@@ -310,7 +309,7 @@ def component(inputs: Mapping[str, Any]) -> Any:
         if not isinstance(value, str):
             return value
         whole = INPUT.fullmatch(value)
-        return given[whole[1]] if whole else INPUT.sub(lambda each: filled_in("${{ x }}", {"x": given[each[1]]}), value)
+        return given[whole[1]] if whole else INPUT.sub(lambda each: as_text(given[each[1]]), value)
 
     return put_in(job)
 
