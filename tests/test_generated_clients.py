@@ -91,13 +91,14 @@ def test_a_client_in_typescript_compiles_strictly_and_takes_a_night_through(
 def test_a_client_in_go_compiles_and_takes_a_night_through(folder: Path, server: Server) -> None:
     go, generator = program("go"), program("openapi-generator-cli")
     page = (HERE / "docs" / "agents.md").read_text("utf-8")
+    begin = next(line for line in page.splitlines() if line.startswith("go mod init "))
+    run(folder, go, *begin.split()[1:])
     line = next(line for line in page.splitlines() if line.startswith("openapi-generator-cli "))
     run(folder, generator, *line.replace('"$url/openapi.json"', "openapi.json").split()[1:])
     strict = {path.stem for path in folder.glob("findings/*.go") if "DisallowUnknownFields" in path.read_text("utf-8")}
     answers = {"model_gate", "model_health", "model_run", "model_submission", "model_task"}
     assert not strict & answers  # a later service may answer more
     (folder / "night.go").write_text(of_the_page("go"), "utf-8")
-    (folder / "go.mod").write_text("module example.com/night\n\ngo 1.19\n", "utf-8")
     alone = {"GOPROXY": "off", "GOFLAGS": "-mod=mod", "GOCACHE": str(folder / "cache"), "GOPATH": str(folder / "go")}
     run(folder, go, "vet", "./...", **alone)
     run(folder, go, "build", "-o", "night", ".", **alone)
