@@ -1,21 +1,22 @@
-// The page: what stands around every view, and which view is shown.
+// The page: what all views share, what stands around them, and which view is shown.
 
-import { session, signOut } from "./api.js";
-import { discardFirst, sending, sendUnsent, toast, unsent } from "./changes.js";
+import { createApi } from "./api.js";
+import { createChanges } from "./changes.js";
 import { Finding } from "./finding.js";
-import { Findings, startSearch } from "./findings.js";
-import { Help, helpOpen } from "./help.js";
-import { useKeys } from "./keys.js";
-import { html, render, useEffect, useStore } from "./lib.js";
+import { Findings } from "./findings.js";
+import { Help } from "./help.js";
+import { createKeys, useKeys } from "./keys.js";
+import { createStore, html, PageContext, render, useEffect, usePage, useStore } from "./lib.js";
 import { Overview } from "./overview.js";
-import { Heading, Nothing } from "./parts.js";
-import { go, link, route } from "./route.js";
+import { Heading, Nothing, Text } from "./parts.js";
+import { createRouter, link } from "./route.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
+import { createSession } from "./session.js";
 import { SignIn, SignInAgain } from "./signin.js";
-import { TriageDialogs, undoLast } from "./triage.js";
+import { readDraft, TriageDialogs, undoLast } from "./triage.js";
 import { ProjectType, ProjectTypes } from "./types.js";
-import { count } from "./words.js";
+import { count, object } from "./words.js";
 
 const VIEWS = {
 	overview: { name: "Overview", list: Overview },
@@ -25,6 +26,20 @@ const VIEWS = {
 };
 const TOAST_TIME = 10_000; // milliseconds; u undoes later too
 
+function createPage() {
+	const session = createSession();
+	const api = createApi(session);
+	return {
+		session,
+		api,
+		router: createRouter(),
+		keys: createKeys(),
+		changes: createChanges(api),
+		dialog: createStore(readDraft()), // what is asked for: {kind, …}
+		memory: { places: new Map(), lists: {} }, // what views leave for the next
+	};
+}
+
 function Unknown() {
 	return html`
 		<${Heading} title="Not found" />
@@ -32,18 +47,26 @@ function Unknown() {
 }
 
 function App() {
-	const { key, again } = useStore(session);
+	const { key, again, asking } = useStore(usePage().session);
+	if (asking) return null;
 	if (!key) return html`<${SignIn} />`;
 	return html`<${Frame} />${again && html`<${SignInAgain} />`}`;
 }
 
 function Frame() {
-	const { view, id, query } = useStore(route);
+	const { session, router, changes, dialog, memory } = usePage();
+	const { view, id, query } = useStore(router);
 	const shown = Object.hasOwn(VIEWS, view) ? VIEWS[view] : {};
 	const View = (id === null ? shown.list : shown.one) ?? Unknown;
 	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]);
-	useKeys({ "?": () => helpOpen.set(true), "/": startSearch }, true);
-	useEffect(() => void sendUnsent(), []);
+	useKeys({ "?": () => dialog.set({ kind: "help" }), "/": () => {
+		memory.searching = true;
+		router.go(link("findings"));
+	} }, true);
+	useEffect(() => {
+		session.refresh();
+		changes.sendUnsent();
+	}, []);
 	return html`
 		<a class="skip" href="#heading" onClick=${skip}>Skip to the content</a>
 		<header class="top">
@@ -52,8 +75,9 @@ function Frame() {
 					<a href=${link(name, null, given)} aria-current=${name === view ? "page" : undefined}>${words}</a>`)}
 			</nav>
 			<div class="buttons">
-				<button class="quiet" onClick=${() => helpOpen.set(true)}>Keys <kbd aria-hidden="true">?</kbd></button>
-				<button class="quiet" onClick=${signOut}>Sign out</button>
+				<${Me} />
+				<button class="quiet" onClick=${() => dialog.set({ kind: "help" })}>Keys <kbd aria-hidden="true">?</kbd></button>
+				<button class="quiet" onClick=${session.signOut}>Sign out</button>
 			</div>
 		</header>
 		<main id="content"><${View} key=${`${view}/${id ?? ""}`} id=${id} query=${query} /></main>
@@ -68,14 +92,23 @@ function skip(event) {
 	document.getElementById("heading")?.focus();
 }
 
+/** Who is signed in, and what that key may do. */
+function Me() {
+	const { me } = useStore(usePage().session);
+	return html`
+		<span class="me muted" title="Key ${me.key} of client ${me.client}, level ${me.level}">
+			<${Text} of=${me.user ?? me.key} /> · <${Text} of=${me.client} /> · ${me.level}</span>`;
+}
+
 function Outbox() {
+	const { changes: { unsent, sending, sendUnsent, discardFirst } } = usePage();
 	const changes = useStore(unsent);
 	const busy = useStore(sending);
 	if (!changes.length) return null;
-	const [{ what, refused }] = changes;
+	const [{ what, tasks, refused }] = changes;
 	return html`
 		<section class="outbox" aria-label="Not sent yet">
-			<p role="alert">${count(changes.length, "change")} not sent yet: ${what}.
+			<p role="alert">${count(changes.length, "change")} not sent yet: ${what}${object(tasks)}.
 				${refused ? html` <strong class="lines">${refused}</strong>` : " It is kept in this tab, and tried again by itself."}</p>
 			<div class="buttons">
 				${!refused && html`<button disabled=${busy} onClick=${sendUnsent}>Retry</button>`}
@@ -85,17 +118,19 @@ function Outbox() {
 }
 
 function Toast() {
+	const page = usePage();
+	const { toast, say } = page.changes;
 	const said = useStore(toast);
 	useEffect(() => {
-		const timer = said.text && setTimeout(() => toast.set({ text: "", undo: false }), TOAST_TIME);
+		const timer = said.text && setTimeout(() => say(""), TOAST_TIME);
 		return () => clearTimeout(timer);
 	}, [said]);
 	return html`
 		<div class="toast ${said.text ? "" : "hidden"}">
 			<p role="status">${said.text}</p>
-			${said.undo && html`<button class="quiet" onClick=${undoLast}>Undo <kbd aria-hidden="true">u</kbd></button>`}
+			${said.undo && html`<button class="quiet" onClick=${() => undoLast(page)}>Undo <kbd aria-hidden="true">u</kbd></button>`}
 		</div>`;
 }
 
 history.scrollRestoration = "manual";
-render(html`<${App} />`, document.getElementById("app"));
+render(html`<${PageContext.Provider} value=${createPage()}><${App} /><//>`, document.getElementById("app"));

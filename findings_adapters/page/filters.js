@@ -1,7 +1,7 @@
 // What a list of findings is narrowed to. Every filter stands in the address under the API's own name.
 
-import { get } from "./api.js";
-import { html, useEffect, useLoad, useRef, useState } from "./lib.js";
+import { GROUPINGS } from "./grouping.js";
+import { html, useEffect, useLoad, usePage, useRef, useState } from "./lib.js";
 import { Field, Select, Text, Toggles } from "./parts.js";
 import { capital, SEVERITIES, STATUS_NAMES } from "./words.js";
 
@@ -31,8 +31,8 @@ export function placeOf({ targetUrl, branch }) {
 
 const listOf = (text) => (text ? text.split(",") : []);
 
-async function loadNames(signal) {
-	const [types, runs] = await Promise.all([get("project-types", {}, signal), get("runs", { limit: 200 }, signal)]);
+async function loadNames(api, signal) {
+	const [types, runs] = await Promise.all([api.get("project-types", {}, signal), api.get("runs", { limit: 200 }, signal)]);
 	const distinct = (name) => [...new Set(runs.runs.map((run) => run[name]).filter(Boolean))].sort();
 	return { types: types.projectTypes, targets: distinct("targetUrl"), branches: distinct("branch") };
 }
@@ -57,7 +57,8 @@ const branchFilter = (option) => ({
 const branchOption = ({ mainLine, branch }) => (branch ? `=${branch}` : mainLine === "true" ? "main" : "");
 
 export function Where({ query, onChange }) {
-	const names = useLoad(loadNames, []).data ?? { types: [], targets: [], branches: [] };
+	const { api } = usePage();
+	const names = useLoad((signal) => loadNames(api, signal), []).data ?? { types: [], targets: [], branches: [] };
 	return html`
 		<${Select} label="Type" value=${query.projectType} options=${typeOptions(names.types, query.projectType)}
 			onChange=${(projectType) => onChange({ projectType })} />
@@ -114,39 +115,48 @@ const CHIPS = {
 	missingFrom: "Missing from run",
 	externalId: "External id",
 };
+const SEVERAL = ["rule", "tag"]; // a comma with a space behind it is within a value
+
+const chipsOf = (query) => Object.keys(CHIPS).filter((name) => query[name]).flatMap((name) => {
+	const values = SEVERAL.includes(name) ? query[name].split(/,(?! )/) : [query[name]];
+	return values.map((value) => ({ name, value, rest: values.filter((each) => each !== value) }));
+});
+
+const MORE = ["projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince", "createdBefore"];
 
 export function Filters({ query, onChange, search, people }) {
-	const many = ["projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince", "createdBefore"];
-	const used = many.filter((name) => query[name]).length;
+	const used = MORE.filter((name) => query[name]).length;
 	const wasUsed = useRef(used > 0); // whoever opens it closes it
 	return html`
 		<search class="filters">
 			<div class="row">
 				<${Search} value=${query.q ?? ""} input=${search} onSearch=${(q) => onChange({ q }, true)} />
-				<${Select} label="Sort" value=${query.sort} options=${SORTS} onChange=${(sort) => onChange({ sort })} />
+				<${Select} label="Group by" value=${query.group} options=${[["", "Nothing"], ...Object.entries(GROUPINGS)]}
+					onChange=${(group) => onChange({ group })} />
+				${!query.group && html`<${Select} label="Sort" value=${query.sort} options=${SORTS} onChange=${(sort) => onChange({ sort })} />`}
 			</div>
 			<div class="row">
 				<${Toggles} label="Status" names=${STATUS_NAMES} chosen=${listOf(query.status)} onChange=${(status) => onChange({ status })} />
 				<${Toggles} label="Severity" names=${SEVERITY_NAMES} chosen=${listOf(query.severity)} onChange=${(severity) => onChange({ severity })} />
+				<details open=${wasUsed.current}>
+					<summary>More filters${used ? ` (${used})` : ""}</summary>
+					<div class="grid">
+						<${Where} query=${query} onChange=${onChange} />
+						<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
+						<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
+							onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
+						${["rule", "location", "tag"].map((name) =>
+							html`<${Field} label=${CHIPS[name]} value=${query[name]} onChange=${(value) => onChange({ [name]: value })} />`)}
+						<${Field} label="Created since" type="date" value=${query.createdSince?.slice(0, 10)}
+							onChange=${(createdSince) => onChange({ createdSince })} />
+						<${Field} label="Created before" type="date" value=${query.createdBefore?.slice(0, 10)}
+							onChange=${(createdBefore) => onChange({ createdBefore })} />
+					</div>
+				</details>
 			</div>
-			<details open=${wasUsed.current}>
-				<summary>More filters${used ? ` (${used})` : ""}</summary>
-				<div class="grid">
-					<${Where} query=${query} onChange=${onChange} />
-					<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
-					<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
-						onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
-					${["rule", "location", "tag"].map((name) =>
-						html`<${Field} label=${CHIPS[name]} value=${query[name]} onChange=${(value) => onChange({ [name]: value })} />`)}
-					<${Field} label="Created since" type="date" value=${query.createdSince?.slice(0, 10)}
-						onChange=${(createdSince) => onChange({ createdSince })} />
-					<${Field} label="Created before" type="date" value=${query.createdBefore?.slice(0, 10)}
-						onChange=${(createdBefore) => onChange({ createdBefore })} />
-				</div>
-			</details>
 			<div class="row chips">
-				${Object.entries(CHIPS).filter(([name]) => query[name]).map(([name, label]) =>
-					html`<${Chip} label=${label} value=${query[name]} onRemove=${() => onChange({ [name]: "" })} />`)}
+				${chipsOf(query).map(({ name, value, rest }) =>
+					html`<${Chip} label=${CHIPS[name]} value=${value} onRemove=${() => onChange({ [name]: rest })} />`)}
 			</div>
 		</search>`;
 }

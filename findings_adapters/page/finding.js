@@ -1,58 +1,66 @@
 // One finding: all that is known of it, and what people made of it.
 
-import { get, pathOf, session } from "./api.js";
-import { changed, getTask } from "./changes.js";
+import { pathOf } from "./api.js";
 import { Evidence } from "./evidence.js";
-import { knownPeople, leaveAt, listAddress, neighbour } from "./findings.js";
+import { knownPeople, neighbour } from "./findings.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
-import { html, useLoad, useStore } from "./lib.js";
+import { html, useLoad, usePage, useStore } from "./lib.js";
 import { Address, Copy, Fact, Heading, Loaded, Place, Severity, Status, Text, Time } from "./parts.js";
-import { go, link } from "./route.js";
-import { TriageButtons, triageKeys } from "./triage.js";
+import { link, readRoute } from "./route.js";
+import { mayTriage } from "./session.js";
+import { DeleteButton, TriageButtons, triageKeys } from "./triage.js";
 import { Value } from "./values.js";
 import { count, cut, REASONS } from "./words.js";
 
-async function load(id, signal) {
-	const [task, first] = await Promise.all([getTask(id, signal), get(pathOf("tasks", id, "/history"), {}, signal)]);
+const ORIGINS = { overview: "Overview", runs: "Run" };
+
+async function load({ get }, id, signal) {
+	const [task, first] = await Promise.all([get(pathOf("tasks", id), {}, signal), get(pathOf("tasks", id, "/history"), {}, signal)]);
 	return { task, history: first.history, more: first.next !== null };
 }
 
 export function Finding({ id }) {
-	const { full } = useStore(session);
-	const loaded = useLoad((signal) => load(id, signal), [id, useStore(changed)]);
+	const page = usePage();
+	const { api, router, memory, changes } = page;
+	const full = mayTriage(useStore(page.session));
+	const loaded = useLoad((signal) => load(api, id, signal), [id, useStore(changes.changed)]);
 	const task = loaded.data?.task;
+	const chosen = () => (task ? [task] : []);
+	const people = () => knownPeople(memory);
 	const step = (by) => {
-		const next = neighbour(id, by);
+		const next = neighbour(memory, id, by);
 		if (!next) return;
-		leaveAt(next.id);
-		go(link("findings", next.id), true);
+		memory.lists.findings.cursor = next.id;
+		router.go(link("findings", next.id), true);
 	};
 	useKeys({
 		j: () => step(1),
 		k: () => step(-1),
-		Escape: () => go(listAddress()),
-		...triageKeys(full, () => (task ? [task] : []), knownPeople),
+		r: loaded.reload,
+		Escape: () => router.go(router.origin),
+		...triageKeys(page, chosen, people),
 	});
 	return html`
 		<nav class="trail" aria-label="Trail">
-			<a href=${listAddress()}>Findings</a>
+			<a href=${router.origin}>${ORIGINS[readRoute(router.origin).view] ?? "Findings"}</a>
 			<span class="buttons">
-				<button class="quiet" title="Previous (k)" disabled=${!neighbour(id, -1)} onClick=${() => step(-1)}>Previous</button>
-				<button class="quiet" title="Next (j)" disabled=${!neighbour(id, 1)} onClick=${() => step(1)}>Next</button>
+				<button class="quiet" title="Previous (k)" disabled=${!neighbour(memory, id, -1)} onClick=${() => step(-1)}>Previous</button>
+				<button class="quiet" title="Next (j)" disabled=${!neighbour(memory, id, 1)} onClick=${() => step(1)}>Next</button>
 			</span>
 		</nav>
-		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`<${Whole} ...${data} full=${full} />`}<//>`;
+		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`
+			<${Whole} ...${data} buttons=${full && html`<${TriageButtons} chosen=${chosen} people=${people} is=${task.status} />`} />`}<//>`;
 }
 
 const Section = ({ title, children }) => html`<section><h2>${title}</h2>${children}</section>`;
 
-const Whole = ({ task, history, more, full }) => html`
+const Whole = ({ task, history, more, buttons }) => html`
 	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
 		<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /></p>
 		<${Copy} text=${location.href} label="Copy link" />
 	<//>
-	${full && html`<div class="triage"><${TriageButtons} tasks=${[task]} people=${knownPeople()} /></div>`}
+	${buttons && html`<div class="triage">${buttons}</div>`}
 	<div class="columns">
 		<article class="main">
 			${task.description && html`<${Section} title="Description"><p class="lines" dir="auto"><${Text} of=${task.description} /></p><//>`}
@@ -65,7 +73,10 @@ const Whole = ({ task, history, more, full }) => html`
 				${more && html`<p class="muted">Only the first ${count(history.length, "entry", "entries")} are shown.</p>`}
 			<//>
 		</article>
-		<aside aria-label="Facts"><${Facts} task=${task} /></aside>
+		<aside aria-label="Facts">
+			<${Facts} task=${task} />
+			<${DeleteButton} what="this finding" path=${pathOf("tasks", task.id)} to=${link("findings")}>Its history goes with it.<//>
+		</aside>
 	</div>`;
 
 const Steps = ({ steps }) => html`

@@ -1,38 +1,39 @@
 // Which keys do what.
 
-import { createStore, html, useStore } from "./lib.js";
-import { keysOn, switchKeys } from "./keys.js";
+import { html, usePage, useStore } from "./lib.js";
 import { Dialog } from "./parts.js";
 
-export const helpOpen = createStore(false);
-
 const KEYS = [
-	["j", "k", "Next and previous finding"],
-	["Enter", "Open the finding"],
-	["Esc", "Back to the list; clear the selection"],
+	["j", "k", "Next and previous, over the ends of pages"],
+	["Enter", "Open"],
+	["Esc", "Back to where you came from; clear the selection"],
 	["n", "p", "Next and previous page"],
 	["/", "Search"],
-	["x", "Select"],
+	["g", "Group by rule, file, assignee or target"],
+	["x", "Select; Shift and a click: a range"],
+	["X", "Select all that match"],
 	["1", "2", "Open, in progress"],
 	["3", "4", "Resolve, dismiss"],
 	["c", "Comment"],
 	["a", "Assign"],
 	["u", "Undo"],
+	["r", "Load what is new"],
 	["?", "This help"],
 ];
 
 export function Help() {
-	const open = useStore(helpOpen);
-	const on = useStore(keysOn);
+	const { dialog, keys } = usePage();
+	const open = useStore(dialog)?.kind === "help";
+	const on = useStore(keys.on);
 	if (!open) return null;
-	const close = () => helpOpen.set(false);
+	const close = () => dialog.set(null);
 	return html`
 		<${Dialog} title="Keys" onClose=${close}>
 			<dl class="keys">
 				${KEYS.map((row) => html`
 					<div><dt>${row.slice(0, -1).map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${row.at(-1)}</dd></div>`)}
 			</dl>
-			<label class="check"><input type="checkbox" checked=${on} onChange=${() => switchKeys(!on)} /> Single keys do this</label>
+			<label class="check"><input type="checkbox" checked=${on} onChange=${() => keys.switchTo(!on)} /> Single keys do this</label>
 			<div class="buttons end"><button class="primary" onClick=${close}>Close</button></div>
 		<//>`;
 }

@@ -1,22 +1,40 @@
 // Single keys: what the views listen for, while nobody types.
 
-import { createStore, useLayoutEffect, useRef } from "./lib.js";
+import { createStore, useLayoutEffect, usePage, useRef } from "./lib.js";
 
 const OFF = "findings:keys-off";
 const TYPING = 'input:not([type="checkbox"], [type="radio"]), textarea, select';
-const layers = [];
 
-/** Whether single keys do anything: speech input and some ways of typing need them to do nothing (WCAG 2.1.4). */
-export const keysOn = createStore(localStorage.getItem(OFF) === null);
+/**
+ * Return {on, switchTo, layers}. `on` is whether single keys do anything: speech input and some ways of typing need
+ * them to do nothing (WCAG 2.1.4). `layers` are what is listened for, by whom is asked last.
+ */
+export function createKeys() {
+	const on = createStore(localStorage.getItem(OFF) === null);
+	const layers = [];
 
-export function switchKeys(on) {
-	if (on) localStorage.removeItem(OFF);
-	else localStorage.setItem(OFF, "1");
-	keysOn.set(on);
+	function switchTo(wanted) {
+		if (wanted) localStorage.removeItem(OFF);
+		else localStorage.setItem(OFF, "1");
+		on.set(wanted);
+	}
+
+	document.addEventListener("keydown", (event) => {
+		if (!on.get() || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+		if (event.repeat && !"jk".includes(event.key)) return; // held down, it decides once
+		if (event.target.closest?.(TYPING) || document.querySelector("dialog[open]")) return;
+		const action = layers.map((layer) => layer.current[event.key]).findLast(Boolean);
+		if (!action) return;
+		event.preventDefault();
+		action(event);
+	});
+
+	return { on, switchTo, layers };
 }
 
 /** Call `actions[key]` when that key is pressed. A view is asked before what stands around it. */
 export function useKeys(actions, isAround = false) {
+	const { layers } = usePage().keys;
 	const latest = useRef(actions);
 	latest.current = actions;
 	useLayoutEffect(() => {
@@ -24,13 +42,3 @@ export function useKeys(actions, isAround = false) {
 		return () => layers.splice(layers.indexOf(latest), 1);
 	}, []);
 }
-
-document.addEventListener("keydown", (event) => {
-	if (!keysOn.get() || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-	if (event.repeat && !"jk".includes(event.key)) return; // held down, it decides once
-	if (event.target.closest?.(TYPING) || document.querySelector("dialog[open]")) return;
-	const action = layers.map((layer) => layer.current[event.key]).findLast(Boolean);
-	if (!action) return;
-	event.preventDefault();
-	action(event);
-});

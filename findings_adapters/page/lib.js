@@ -1,12 +1,16 @@
 // What every module draws with: Preact, its hooks, htm, and stores that components follow.
 
-import { h } from "./vendor/preact.mjs";
-import { useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/hooks.mjs";
+import { createContext, h } from "./vendor/preact.mjs";
+import { useContext, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/hooks.mjs";
 import htm from "./vendor/htm.mjs";
 
 export { render } from "./vendor/preact.mjs";
 export * from "./vendor/hooks.mjs";
 export const html = htm.bind(h);
+
+/** What all views share, as `app.js` makes it: {api, session, router, keys, changes, memory}. */
+export const PageContext = createContext(null);
+export const usePage = () => useContext(PageContext);
 
 /** Return a value that components follow with `useStore`. */
 export function createStore(value) {
@@ -34,9 +38,21 @@ export function useStore(store) {
 	return value;
 }
 
+/** Call `handle` on an event of the window, as long as the component is there. */
+export function useEvent(name, handle, target = window) {
+	const latest = useRef(handle);
+	latest.current = handle;
+	useEffect(() => {
+		const heed = (event) => latest.current(event);
+		target.addEventListener(name, heed);
+		return () => target.removeEventListener(name, heed);
+	}, [name, target]);
+}
+
 /**
  * Load something whenever one of `inputs` changes, and return {data, error, loading, reload}.
- * What was there stays until the new is: nothing jumps. An answer that comes late for older inputs is dropped.
+ * What was there stays until the new is: nothing jumps. An answer that comes late for older inputs is dropped, and
+ * what failed is loaded again once the browser is online.
  */
 export function useLoad(load, inputs, initial = null) {
 	const [state, setState] = useState({ data: initial, error: null, loading: true });
@@ -50,5 +66,6 @@ export function useLoad(load, inputs, initial = null) {
 		latest.current(control.signal).then((data) => settle({ data, error: null }), (error) => settle({ error }));
 		return () => control.abort();
 	}, [...inputs, turn]);
+	useEvent("online", () => state.error && reload());
 	return { ...state, reload };
 }

@@ -1,53 +1,159 @@
-// What lists of findings and of runs share: pages, and tables that narrow screens can show.
+// What lists of findings and of runs share: pages, the row that keys are about, and tables that narrow screens can show.
 
-import { get, placeBehind, request } from "./api.js";
-import { html, useEffect, useLoad } from "./lib.js";
-import { go, link } from "./route.js";
+import { placeBehind } from "./api.js";
+import { html, useEffect, useLayoutEffect, useLoad, usePage, useRef, useState } from "./lib.js";
+import { link } from "./route.js";
 import { number } from "./words.js";
 
 const LIMIT = 50;
-const MOST = 1_000_000; // bytes of a page of whole findings; beyond, none has evidence
-let bulky = false;
-const places = new Map(); // of the pages that were seen: by filters and number, what they begin behind
-
-async function loadRows(kind, query, signal) {
-	if (kind === "tasks" && !bulky) {
-		const whole = await request("GET", kind, { query: { ...query, view: "full" }, signal, most: MOST });
-		if (whole) return whole.data;
-		bulky = true;
-	}
-	return get(kind, query, signal);
-}
+const MOST_OF_A_LIST = 200; // the service's own limit of a page
+export const MOST_GATHERED = 10_000;
+const PAUSE = 30_000; // milliseconds between two looks whether something is new
 
 /** Return a page, by the place that it begins behind where that is known. */
-async function loadPage(kind, filters, page, signal) {
+async function loadPage({ api, memory: { places } }, kind, filters, page, signal) {
 	const key = JSON.stringify([kind, filters]);
 	const after = places.get(`${key} ${page}`);
 	const query = { ...filters, limit: LIMIT, ...(after ? { after } : { page }) };
-	const list = await loadRows(kind, query, signal);
-	if (list.next) places.set(`${key} ${page + 1}`, placeBehind(list));
-	return list;
+	const { data, etag } = await api.request("GET", kind, { query, signal });
+	if (data.next) places.set(`${key} ${page + 1}`, placeBehind(data));
+	return { ...data, items: data[kind], number: page, query, etag };
+}
+
+/** Return all findings that filters leave and `accept` takes, as many as may be gathered. */
+export async function gather({ api, changes }, filters, accept = () => true) {
+	const tasks = [];
+	for (let after; ; ) {
+		const list = await api.get("tasks", { ...filters, limit: MOST_OF_A_LIST, after });
+		tasks.push(...list.tasks);
+		after = placeBehind(list);
+		if (!after || tasks.length >= MOST_GATHERED) break;
+		changes.say(`Reading ${number(tasks.length)} of ${number(list.total)} …`);
+	}
+	changes.say("");
+	return tasks.filter(accept);
 }
 
 /**
- * Load the page of a list that the address names. `change` goes to the list with other values in the address, and
- * `turn` to another page; `initial(key)` may return what was loaded for the same before.
+ * Load the page of a list that the address names. `change` goes to the list with other values in the address, `turn` to
+ * another page, and `move` from row to row, over the ends of pages. What a list was when it was left is there on the
+ * way back: its rows, how far it was scrolled, and the row that the keys were about, `cursor`.
  */
-export function useList(view, kind, query, filters, inputs = [], initial = () => null) {
+export function useList(view, kind, query, filters, inputs = []) {
+	const shared = usePage();
+	const left = (shared.memory.lists[view] ??= { key: "", list: null, cursor: null, scroll: 0 });
 	const page = Math.max(1, Math.trunc(Number(query.page)) || 1);
 	const key = JSON.stringify([filters, page]);
-	const loaded = useLoad((signal) => loadPage(kind, filters, page, signal), [key, ...inputs], initial(key));
-	const change = (fields, replace) => go(link(view, null, { ...query, page: "", ...fields }), replace);
+	const loaded = useLoad((signal) => loadPage(shared, kind, filters, page, signal), [key, ...inputs], left.key === key ? left.list : null);
+	const { data } = loaded;
+	const isPresent = data?.number === page;
+	const rows = useCursor(isPresent ? data.items : null, left);
+	const change = (fields, replace) => shared.router.go(link(view, null, { ...query, page: "", ...fields }), replace);
 	const turn = (to, replace) => {
+		rows.setCursor(null);
 		change({ page: to > 1 ? to : "" }, replace);
 		scrollTo(0, 0);
 	};
-	const { data } = loaded;
+	const move = (step) => {
+		if (!isPresent || rows.move(step)) return;
+		if (step > 0 ? !data.next : page === 1) return;
+		turn(page + step);
+		rows.waitFor(step > 0 ? 0 : Infinity);
+	};
+	useScroll(left, left.key === key);
+	useEffect(() => {
+		if (data && !loaded.loading) Object.assign(left, { key, list: data });
+	}, [data, loaded.loading]);
 	useEffect(() => { // what was on the last page may be gone
-		if (page > 1 && data?.[kind].length === 0) turn(Math.min(page - 1, Math.ceil(data.total / LIMIT)), true);
+		if (page > 1 && isPresent && data.items.length === 0) turn(Math.min(page - 1, Math.ceil(data.total / LIMIT)), true);
 	}, [data]);
-	return { ...loaded, page, key, change, turn };
+	return { ...loaded, ...rows, page, key, change, turn, move };
 }
+
+/**
+ * Return the id of the row that keys are about, and what moves it. Where a row goes, the next one follows; `waitFor`
+ * takes one of the rows that come next, by its index.
+ */
+export function useCursor(items, left) {
+	const [cursor, show] = useState(left.cursor);
+	const place = useRef({ index: 0, focus: left.cursor !== null });
+	const setCursor = (id, focus = false) => {
+		place.current.focus = focus;
+		left.cursor = id;
+		show(id);
+	};
+	useLayoutEffect(() => {
+		if (!items || cursor === null) return;
+		const index = items.findIndex(({ id }) => id === cursor);
+		if (index >= 0) place.current.index = index;
+		else setCursor(items[Math.min(place.current.index, items.length - 1)]?.id ?? null, place.current.focus);
+		const lost = document.activeElement === document.body && !document.querySelector("dialog[open]");
+		if (index >= 0 && (lost || place.current.focus) && !document.activeElement.matches("search input")) {
+			document.getElementById(`row-${cursor}`)?.focus({ preventScroll: lost && !place.current.focus });
+			place.current.focus = false;
+		}
+	}, [items, cursor]);
+	const move = (step) => {
+		const index = items?.findIndex(({ id }) => id === cursor) ?? -1;
+		const next = items?.[index < 0 ? 0 : index + step];
+		if (next) setCursor(next.id, true);
+		return Boolean(next);
+	};
+	const waitFor = (index) => {
+		setCursor("", true);
+		place.current.index = index;
+	};
+	return { cursor, setCursor, move, waitFor };
+}
+
+/** Keep how far the list was scrolled, and scroll there again on the way back to it. */
+function useScroll(left, isBack) {
+	useLayoutEffect(() => {
+		scrollTo(0, isBack ? left.scroll : 0);
+		const keep = () => (left.scroll = scrollY);
+		addEventListener("scroll", keep, { passive: true });
+		return () => removeEventListener("scroll", keep);
+	}, []);
+}
+
+/** Return what is new on a page since it was loaded, as a sentence, or nothing. */
+export function newsOf(shown, now) {
+	const before = new Map(shown.items.map((item) => [item.id, item]));
+	const unknown = now.items.filter(({ id }) => !before.has(id)).length;
+	const other = now.items.filter(({ id, updatedAt }) => before.has(id) && before.get(id).updatedAt !== updatedAt).length;
+	const more = Math.max(now.total - shown.total, now.total < shown.total ? 0 : unknown);
+	const told = [more && `${number(more)} new`, other && `${number(other)} changed`].filter(Boolean);
+	if (told.length) return told.join(", ");
+	return now.total === shown.total && !unknown ? "" : "The list has changed";
+}
+
+/** Look on focus and every half minute whether a page is still what the service has. Nothing moves until somebody asks. */
+export function useNews(kind, { data, loading }) {
+	const { api } = usePage();
+	const [news, setNews] = useState("");
+	useEffect(() => {
+		setNews("");
+		if (!data || loading) return undefined;
+		const control = new AbortController();
+		const look = async () => {
+			if (document.hidden) return;
+			const now = await api.request("GET", kind, { query: data.query, known: data.etag, signal: control.signal });
+			setNews(now ? newsOf(data, { ...now.data, items: now.data[kind] }) : "");
+		};
+		const heed = () => look().catch(() => {}); // it is tried again
+		const timer = setInterval(heed, PAUSE);
+		addEventListener("focus", heed);
+		return () => {
+			control.abort();
+			clearInterval(timer);
+			removeEventListener("focus", heed);
+		};
+	}, [data, loading]);
+	return news;
+}
+
+export const News = ({ of, load }) => html`
+	<span class="news" role="status">${of && html`<span>${of}</span> <button class="quiet" onClick=${load}>Load <kbd aria-hidden="true">r</kbd></button>`}</span>`;
 
 export function Pager({ list, size, page, turn }) {
 	const first = (page - 1) * list.limit + 1;
@@ -67,7 +173,7 @@ export const Table = ({ name, kind, busy, columns, before, children }) => html`
 		<thead role="rowgroup">
 			<tr role="row">
 				${before}
-				${columns.map((each) => html`<th role="columnheader" scope="col">${each}</th>`)}
+				${Object.entries(columns).map(([column, words]) => html`<th role="columnheader" scope="col" class=${column}>${words}</th>`)}
 			</tr>
 		</thead>
 		<tbody role="rowgroup">${children}</tbody>

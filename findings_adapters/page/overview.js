@@ -1,9 +1,8 @@
 // How things stand: open findings, what came and went in thirty days, and the latest runs.
 
-import { get, pathOf } from "./api.js";
-import { changed } from "./changes.js";
+import { pathOf } from "./api.js";
 import { placeOf } from "./filters.js";
-import { html, useLoad, useState, useStore } from "./lib.js";
+import { html, useLoad, useState, usePage, useStore } from "./lib.js";
 import { Bar, Heading, HowToSend, Loaded, Nothing, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { Submitted } from "./runs.js";
@@ -13,16 +12,17 @@ const RUNS = 6;
 const MOST_BARS = 8;
 const OPEN = { status: "open", mainLine: "true" }; // what the overview counts as open
 
-async function loadRuns(signal) {
+async function loadRuns({ get }, signal) {
 	const { runs } = await get("runs", { limit: RUNS }, signal);
 	const gate = (run) => (run.status === "completed" ? get(pathOf("runs", run.id, "/gate"), {}, signal) : null);
 	return Promise.all(runs.map(async (run) => ({ run, gate: await gate(run) })));
 }
 
 export function Overview() {
-	const turn = useStore(changed);
-	const overview = useLoad((signal) => get("overview", {}, signal), [turn]);
-	const runs = useLoad(loadRuns, [turn]);
+	const { api, changes } = usePage();
+	const turn = useStore(changes.changed);
+	const overview = useLoad((signal) => api.get("overview", {}, signal), [turn]);
+	const runs = useLoad((signal) => loadRuns(api, signal), [turn]);
 	return html`
 		<${Heading} title="Overview"><p class="total">What the main line knows</p><//>
 		<${Loaded} from=${overview} what="the overview">

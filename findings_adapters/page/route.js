@@ -2,8 +2,9 @@
 
 import { createStore } from "./lib.js";
 
-function read() {
-	const [path, query = ""] = location.hash.replace(/^#/, "").split(/\?(.*)/s);
+/** Return {view, id, query} of the part of an address behind its #. */
+export function readRoute(hash) {
+	const [path, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
 	let parts;
 	try {
 		parts = path.split("/").filter(Boolean).map(decodeURIComponent);
@@ -13,9 +14,6 @@ function read() {
 	return { view: parts[0] ?? "overview", id: parts[1] ?? null, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-export const route = createStore(read());
-addEventListener("hashchange", () => route.set(read()));
-
 /** Return the link to a view: empty values of the query are left out, and what is listed is a list with commas. */
 export function link(view, id = null, query = {}) {
 	const given = Object.entries(query).filter(([, value]) => String(value ?? "") !== "");
@@ -24,13 +22,29 @@ export function link(view, id = null, query = {}) {
 	return `#/${path}${given.length ? `?${text.toString().replaceAll("%2C", ",").replaceAll("%3A", ":")}` : ""}`;
 }
 
-/** Go to a link; with `replace`, the way back does not lead here. */
-export function go(to, replace = false) {
-	if (to === location.hash) return;
-	if (!replace) {
-		location.hash = to;
-		return;
+/** Return the store of where the reader is, with `go` to elsewhere, and the `origin` of who looks at one finding. */
+export function createRouter() {
+	const store = createStore(readRoute(location.hash));
+	const isOne = ({ view, id }) => view === "findings" && id !== null;
+	const router = { ...store, go, origin: link("findings") };
+
+	function arrive() {
+		store.set(readRoute(location.hash));
+		if (!isOne(store.get())) router.origin = location.hash || link("overview");
 	}
-	history.replaceState(null, "", to);
-	route.set(read());
+
+	/** Go to a link; with `replace`, the way back does not lead here. */
+	function go(to, replace = false) {
+		if (to === location.hash) return;
+		if (!replace) {
+			location.hash = to;
+			return;
+		}
+		history.replaceState(null, "", to);
+		arrive();
+	}
+
+	addEventListener("hashchange", arrive);
+	arrive();
+	return router;
 }

@@ -1,8 +1,7 @@
 // One run, beside its baseline: what is new, what is gone, and what is still there.
 
-import { get, pathOf } from "./api.js";
-import { changed } from "./changes.js";
-import { html, useLoad, useStore } from "./lib.js";
+import { pathOf } from "./api.js";
+import { html, useLoad, usePage, useStore } from "./lib.js";
 import { Fact, Heading, Loaded, Place, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { Submitted } from "./runs.js";
@@ -22,7 +21,7 @@ const newIn = ({ id, branch }) => ({
  * Load a run beside its baseline. A gate whose bar is the lowest offends by all that is new; what was reported, is not
  * among that and undecided, was there before.
  */
-async function load(id, signal) {
+async function load({ get }, id, signal) {
 	const run = await get(pathOf("runs", id), {}, signal);
 	const [gate, beside, missing, reported] = await Promise.all([
 		get(pathOf("runs", id, "/gate"), {}, signal),
@@ -37,7 +36,8 @@ async function load(id, signal) {
 }
 
 export function Run({ id }) {
-	const loaded = useLoad((signal) => load(id, signal), [id, useStore(changed)]);
+	const { api, changes } = usePage();
+	const loaded = useLoad((signal) => load(api, id, signal), [id, useStore(changes.changed)]);
 	return html`
 		<nav class="trail" aria-label="Trail"><a href=${link("runs")}>Runs</a></nav>
 		<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;

@@ -38,7 +38,7 @@ const NoRuns = ({ filtered }) => (filtered
 	? html`<${Nothing} title="No run is like that"><p><a href=${link("runs")}>Show all runs</a></p><//>`
 	: html`<${Nothing} title="No runs yet"><${HowToSend} /><//>`);
 
-const COLUMNS = ["Run", "Target", "Branch", "Status", "Brought", "Age"];
+const COLUMNS = { title: "Run", target: "Target", branch: "Branch", status: "Status", brought: "Brought", age: "Age" };
 
 const Rows = ({ runs, busy }) => html`
 	<${Table} name="Runs" kind="runs" busy=${busy} columns=${COLUMNS}>

@@ -1,17 +1,17 @@
 // Signing in with a key: at the beginning, and over whatever is open once a key holds no more.
 
-import { signIn, signOut } from "./api.js";
-import { html, useState } from "./lib.js";
+import { html, usePage, useState } from "./lib.js";
 import { Dialog, Failed } from "./parts.js";
 
 function Form({ children }) {
+	const { session } = usePage();
 	const [{ error, busy }, setState] = useState({});
 	const submit = async (event) => {
 		event.preventDefault();
 		const { key, remember } = event.target.elements;
 		setState({ busy: true });
 		try {
-			await signIn(key.value.trim(), remember.checked);
+			await session.signIn(key.value.trim(), remember.checked);
 		} catch (refused) {
 			setState({ error: refused });
 		}
@@ -36,8 +36,11 @@ export const SignIn = () => html`
 	</main>`;
 
 /** What is open stays as it is below this; what failed for want of a key is sent again afterwards. */
-export const SignInAgain = () => html`
-	<${Dialog} title="Sign in again">
-		<p>The key is not accepted any more: it has expired, or was revoked. Nothing that you typed is lost.</p>
-		<${Form}><button type="button" onClick=${signOut}>Sign out</button><//>
-	<//>`;
+export function SignInAgain() {
+	const { session } = usePage();
+	return html`
+		<${Dialog} title="Sign in again">
+			<p>The key is not accepted any more: it has expired, or was revoked. Nothing that you typed is lost.</p>
+			<${Form}><button type="button" onClick=${session.signOut}>Sign out</button><//>
+		<//>`;
+}

@@ -1,91 +1,118 @@
 // Deciding about findings: what keys and buttons start, and the dialogs that ask for the rest.
 
-import { carryOut, conflicts, entriesSince, say, undo } from "./changes.js";
-import { createStore, html, useLoad, useState, useStore } from "./lib.js";
-import { Dialog, Failed, Status, Text, Time } from "./parts.js";
+import { API, pathOf } from "./api.js";
+import { keepable } from "./decisions.js";
 import { HistoryEntry } from "./history.js";
-import { capital, count, cut, REASONS, STATUS_NAMES, STATUS_VERBS, STATUSES } from "./words.js";
+import { html, useLoad, usePage, useState, useStore } from "./lib.js";
+import { Dialog, Failed, Status, Text, Time } from "./parts.js";
+import { link } from "./route.js";
+import { mayTriage } from "./session.js";
+import { capital, count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES, STATUS_VERBS, STATUSES } from "./words.js";
 
-const asked = createStore(null); // what a dialog asks for: {kind, tasks, status?, people?}
+const DRAFT = `findings:draft:${API.pathname}`;
+const LAST_REASON = "findings:reason:"; // of each status
 
-const object = (tasks) => (tasks.length === 1 ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
+const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch((error) => changes.say(error.message));
 
-async function carryOutAtOnce(change) {
-	try {
-		await carryOut(change);
-	} catch (error) {
-		say(error.message);
-	}
+/** Ask for what becomes of findings, unless the key may not decide about them. */
+function ask({ dialog, changes, session }, kind, tasks, more = {}) {
+	const { me } = session.get();
+	if (!mayTriage({ me })) changes.say(`The key “${me.key}” is of level ${me.level}: to triage takes one of level full.`);
+	else if (tasks.length) dialog.set({ kind, tasks, ...more });
+	else changes.say("Choose a finding first: j and k move, x selects.");
 }
 
-function ask(kind, tasks, more = {}) {
-	if (tasks.length) asked.set({ kind, tasks, ...more });
-	else say("Choose a finding first: j and k move, x selects.");
+function giveStatus(page, tasks, status) {
+	if (tasks.length !== 1 || REASONS_FOR[status] || !mayTriage(page.session.get())) ask(page, "status", tasks, { status });
+	else carryOutAtOnce(page, { tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` });
 }
 
-function giveStatus(tasks, status) {
-	if (tasks.length === 1 && status !== "dismissed") {
-		carryOutAtOnce({ tasks, fields: { status }, what: `${STATUS_NAMES[status]}: ${object(tasks)}` });
-	} else ask("status", tasks, { status });
-}
+export const undoLast = ({ changes }) => changes.undo().catch((error) => changes.say(error.message));
 
-export const comment = (tasks) => ask("comment", tasks);
-export const assign = (tasks, people) => ask("assign", tasks, { people });
-export const undoLast = () => undo().catch((error) => say(error.message));
-
-/** Return the keys of triage, for what `chosen` returns. */
-export function triageKeys(full, chosen, people) {
-	if (!full) return {};
-	const statuses = STATUSES.map((status, index) => [index + 1, () => giveStatus(chosen(), status)]);
+/** Return what begins each decision about what `chosen` returns, now or in a while. */
+function decisionsOf(page, chosen, people) {
+	const about = (decide) => async () => {
+		try {
+			decide(await chosen());
+		} catch (error) {
+			page.changes.say(error.message);
+		}
+	};
 	return {
-		...Object.fromEntries(statuses),
-		c: () => comment(chosen()),
-		a: () => assign(chosen(), people()),
-		u: undoLast,
+		...Object.fromEntries(STATUSES.map((status) => [status, about((tasks) => giveStatus(page, tasks, status))])),
+		comment: about((tasks) => ask(page, "comment", tasks)),
+		assign: about((tasks) => ask(page, "assign", tasks, { people: people() })),
 	};
 }
 
-export function TriageButtons({ tasks, people }) {
-	const [is] = new Set(tasks.map((each) => each.status));
-	const alike = tasks.every((each) => each.status === is);
+export function triageKeys(page, chosen, people) {
+	const { comment, assign, ...moves } = decisionsOf(page, chosen, people);
+	const numbered = Object.values(moves).map((move, index) => [index + 1, move]);
+	return { ...Object.fromEntries(numbered), c: comment, a: assign, u: () => undoLast(page) };
+}
+
+/** Buttons for the same; `is` is the status that all have already. */
+export function TriageButtons({ chosen, people, is }) {
+	const { comment, assign, ...moves } = decisionsOf(usePage(), chosen, people);
 	return html`
 		<div class="buttons" role="group" aria-label="Status">
-			${STATUSES.map((status, index) => html`
-				<button class="status-button" aria-pressed=${alike && is === status ? "true" : "false"}
-					title="${STATUS_VERBS[status]} (${index + 1})" onClick=${() => giveStatus(tasks, status)}>
-					<${Status} is=${status} />
-				</button>`)}
+			${Object.entries(moves).map(([status, move], index) => html`
+				<button class="status-button" aria-pressed=${is === status ? "true" : "false"}
+					title="${STATUS_VERBS[status]} (${index + 1})" onClick=${move}><${Status} is=${status} /></button>`)}
 		</div>
 		<div class="buttons">
-			<button title="Assign (a)" onClick=${() => assign(tasks, people)}>Assign</button>
-			<button title="Comment (c)" onClick=${() => comment(tasks)}>Comment</button>
+			<button title="Assign (a)" onClick=${assign}>Assign</button>
+			<button title="Comment (c)" onClick=${comment}>Comment</button>
 		</div>`;
 }
 
+/** Return the dialog in which somebody was typing when the page was loaded anew, or null. */
+export function readDraft() {
+	try {
+		return JSON.parse(sessionStorage.getItem(DRAFT));
+	} catch {
+		return null;
+	}
+}
+
+/** Return what is typed in a dialog, and what takes it: it is kept over a reload. */
+function useDraft(asked) {
+	const [text, setText] = useState(asked.text ?? "");
+	return [text, (next) => {
+		setText(next);
+		if (next) sessionStorage.setItem(DRAFT, JSON.stringify({ ...keepable(asked), text: next }));
+		else sessionStorage.removeItem(DRAFT);
+	}];
+}
+
 /** A dialog that carries a change out, and stays with all that was typed where that is refused. */
-function Asking({ title, action, tasks, fields, what, children }) {
+function Asking({ title, action, submit, children }) {
+	const { dialog, changes } = usePage();
 	const [{ error, busy }, setState] = useState({});
-	const close = () => asked.set(null);
-	const submit = async (event) => {
-		event?.preventDefault();
+	const close = () => {
+		sessionStorage.removeItem(DRAFT);
+		dialog.set(null);
+	};
+	const onSubmit = async (event) => {
+		event.preventDefault();
 		if (busy) return;
 		setState({ busy: true });
-		const mine = asked.get(); // it may be closed, and another one open, before there is an answer
-		const isOpen = () => asked.get() === mine;
+		const mine = dialog.get(); // it may be closed, and another one open, before there is an answer
+		const isOpen = () => dialog.get() === mine;
 		try {
-			await carryOut({ tasks, fields: fields(), what });
+			await submit();
 			if (isOpen()) close();
 		} catch (refused) {
 			if (isOpen()) setState({ error: refused });
-			else say(refused.message);
+			else changes.say(refused.message);
 		}
 	};
 	const onKeyDown = (event) => {
-		if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
+		if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) onSubmit(event);
 	};
 	return html`
 		<${Dialog} title=${title} onClose=${close}>
-			<form onSubmit=${submit} onKeyDown=${onKeyDown}>
+			<form onSubmit=${onSubmit} onKeyDown=${onKeyDown}>
 				${children}
 				${error && html`<${Failed} error=${error} />`}
 				<div class="buttons end">
@@ -101,62 +128,115 @@ const Comment = ({ label, value, onInput, first }) => html`
 		<textarea rows="4" maxlength="4000" value=${value} autofocus=${first} onInput=${(event) => onInput(event.target.value)} />
 	</label>`;
 
-function StatusDialog({ tasks, status }) {
-	const [reason, setReason] = useState("");
-	const [text, setText] = useState("");
+/** Ask for a reason, where the status has any, of which the last one is chosen already, and for a comment. */
+function StatusDialog({ asked }) {
+	const { changes } = usePage();
+	const { tasks, status } = asked;
+	const [text, setText] = useDraft(asked);
+	const [reason, setReason] = useState(localStorage.getItem(LAST_REASON + status));
 	const verb = STATUS_VERBS[status];
-	const fields = () => ({ status, ...(reason ? { reason } : {}), ...(text.trim() ? { comment: text } : {}) });
-	const reasons = Object.entries({ "": "No reason given", ...REASONS });
+	const reasons = REASONS_FOR[status] && [...REASONS_FOR[status], ""];
+	const submit = () => {
+		if (reasons) localStorage.setItem(LAST_REASON + status, reason);
+		const fields = { status, ...(reason && reasons ? { reason } : {}), ...(text.trim() ? { comment: text } : {}) };
+		return changes.carryOut({ tasks, fields, verb, what: `${STATUS_NAMES[status]}: ` });
+	};
 	return html`
-		<${Asking} title="${verb} ${object(tasks)}?" action=${verb} tasks=${tasks} fields=${fields}
-			what="${STATUS_NAMES[status]}: ${object(tasks)}">
-			${tasks.length > 1 && html`<p class="muted">All of them, or none if one is refused.</p>`}
-			${status === "dismissed" && html`
+		<${Asking} title="${verb} ${object(tasks)}?" action=${verb} submit=${submit}>
+			${reasons && html`
 				<fieldset class="choices"><legend>Reason</legend>
-					${reasons.map(([name, words]) => html`
-						<label><input type="radio" name="reason" value=${name} checked=${reason === name} autofocus=${name === ""}
-							onChange=${() => setReason(name)} /> ${words}</label>`)}
+					${reasons.map((name, index) => html`
+						<label><input type="radio" name="reason" value=${name} required checked=${reason === name}
+							autofocus=${reasons.includes(reason) ? reason === name : index === 0}
+							onChange=${() => setReason(name)} /> ${REASONS[name] ?? "No reason given"}</label>`)}
 				</fieldset>`}
-			<${Comment} label="Comment (optional)" value=${text} onInput=${setText} first=${status !== "dismissed"} />
+			<${Comment} label="Comment (optional)" value=${text} onInput=${setText} first=${!reasons} />
 		<//>`;
 }
 
-function CommentDialog({ tasks }) {
-	const [text, setText] = useState("");
+function CommentDialog({ asked }) {
+	const { changes } = usePage();
+	const [text, setText] = useDraft(asked);
+	const submit = () => changes.carryOut({ tasks: asked.tasks, fields: { comment: text }, verb: "Comment on", what: "Commented on " });
 	return html`
-		<${Asking} title="Comment on ${object(tasks)}" action="Comment" tasks=${tasks} fields=${() => ({ comment: text })}
-			what="Commented on ${object(tasks)}">
+		<${Asking} title="Comment on ${object(asked.tasks)}" action="Comment" submit=${submit}>
 			<${Comment} label="Comment" value=${text} onInput=${setText} first />
 			<p class="muted"><kbd>Ctrl</kbd> <kbd>Enter</kbd> sends it.</p>
 		<//>`;
 }
 
-function AssignDialog({ tasks, people = [] }) {
+function AssignDialog({ asked: { tasks, people = [] } }) {
+	const { changes, session } = usePage();
+	const { me } = session.get();
 	const [name, setName] = useState(tasks.length === 1 ? (tasks[0].assignee ?? "") : "");
 	const who = name.trim();
+	const submit = () => changes.carryOut({
+		tasks, fields: { assignee: who }, verb: "Assign", what: `Assigned to ${cut(who || "nobody", 60)}: ` });
 	return html`
-		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} tasks=${tasks}
-			fields=${() => ({ assignee: who })} what="Assigned to ${cut(who || "nobody", 60)}: ${object(tasks)}">
+		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} submit=${submit}>
 			<label class="field"><span>Name (empty: nobody)</span>
 				<input type="text" maxlength="200" list="people" autocomplete="off" autofocus value=${name}
 					onInput=${(event) => setName(event.target.value)} />
 			</label>
-			<datalist id="people">${people.map((each) => html`<option value=${each} />`)}</datalist>
+			<datalist id="people">${[...new Set([me.user ?? me.key, ...people])].map((each) => html`<option value=${each} />`)}</datalist>
 		<//>`;
 }
 
+const WORD = "delete";
+
+/** Delete what `path` names, once that is confirmed by typing, and go to where it is missing. */
+function DeleteDialog({ asked: { what, path, to, children } }) {
+	const { api, changes, router } = usePage();
+	const submit = async () => {
+		await api.request("DELETE", path);
+		changes.say(`Deleted: ${what}.`);
+		changes.changed.set([]);
+		router.go(to, true);
+	};
+	return html`
+		<${Asking} title="Delete ${what}?" action="Delete" submit=${submit}>
+			<p>${children} Nothing brings it back.</p>
+			<label class="field"><span>Type “${WORD}” to confirm</span>
+				<input type="text" required pattern=${WORD} autocomplete="off" autofocus /></label>
+		<//>`;
+}
+
+/** A button that asks whether to delete something, for keys that may. */
+export function DeleteButton(asked) {
+	const { dialog, session } = usePage();
+	return mayTriage(useStore(session))
+		&& html`<button class="quiet" onClick=${() => dialog.set({ kind: "delete", ...asked })}>Delete …</button>`;
+}
+
+/** What becomes of a change that somebody else's triage came before. */
+function useConflict({ change, others }) {
+	const page = usePage();
+	const { conflicts } = page.changes;
+	const met = new Map(others.map((now) => [now.id, now]));
+	const close = () => conflicts.set(conflicts.get().slice(1));
+	const apply = (tasks) => {
+		close();
+		carryOutAtOnce(page, { ...change, tasks, key: undefined });
+	};
+	return {
+		close,
+		applyToAll: () => apply(change.tasks.map((task) => met.get(task.id) ?? task)),
+		applyToRest: () => apply(change.tasks.filter(({ id }) => !met.has(id))),
+	};
+}
+
 function ConflictDialog({ of }) {
-	const { change, now } = of;
+	const { api } = usePage();
+	const { close, applyToAll } = useConflict(of);
+	const { change, others: [now] } = of;
 	const [shown] = change.tasks;
-	const entries = useLoad(() => entriesSince(of), [of]);
+	const entries = useLoad(async (signal) => {
+		const { history } = await api.get(pathOf("tasks", now.id, "/history"), {}, signal);
+		return history.filter((entry) => entry.at > shown.updatedAt);
+	}, [of]);
 	const rows = ["status", "reason", "assignee", "severity", "title"];
 	const name = (field, value) => STATUS_NAMES[value] ?? REASONS[value] ?? (field === "severity" ? capital(value) : value);
 	const cell = (field, value) => html`<td><${Text} of=${value && name(field, value)} /></td>`;
-	const close = () => conflicts.set(conflicts.get().slice(1));
-	const apply = () => {
-		close();
-		carryOutAtOnce({ ...change, tasks: [now] });
-	};
 	return html`
 		<${Dialog} title="Somebody changed this finding meanwhile" onClose=${close} wide>
 			<table class="plain">
@@ -177,16 +257,40 @@ function ConflictDialog({ of }) {
 			</ol>
 			<div class="buttons end">
 				<button type="button" onClick=${close}>Leave it as it is</button>
-				<button type="button" class="primary" onClick=${apply}>Apply mine anyway</button>
+				<button type="button" class="primary" onClick=${applyToAll}>Apply mine anyway</button>
 			</div>
 		<//>`;
 }
 
+function ManyConflictsDialog({ of }) {
+	const { close, applyToAll, applyToRest } = useConflict(of);
+	const { change: { tasks, fields, verb }, others } = of;
+	const rest = tasks.length - others.length;
+	return html`
+		<${Dialog} title="Somebody changed ${others.length} of ${count(tasks.length, "finding")} meanwhile" onClose=${close} wide>
+			<ul class="rows">
+				${others.map((now) => html`
+					<li><span class="what"><a href=${link("findings", now.id)} target="_blank"><${Text} of=${now.title} /></a></span>
+						<span><${Status} is=${now.status} /> ${now.reason && REASONS[now.reason]}</span> <${Text} of=${now.assignee} missing="" /></li>`)}
+			</ul>
+			${fields.comment && html`<p>Your comment:</p><p class="lines said"><${Text} of=${fields.comment} /></p>`}
+			<div class="buttons end">
+				<button type="button" onClick=${close}>Change none</button>
+				<button type="button" onClick=${applyToAll}>${verb} all ${number(tasks.length)} anyway</button>
+				${rest > 0 && html`<button type="button" class="primary" autofocus onClick=${applyToRest}>
+					Skip ${number(others.length)} and ${verb.toLowerCase()} ${number(rest)}</button>`}
+			</div>
+		<//>`;
+}
+
+const DIALOGS = { status: StatusDialog, comment: CommentDialog, assign: AssignDialog, delete: DeleteDialog };
+
 export function TriageDialogs() {
-	const wanted = useStore(asked);
-	const [met] = useStore(conflicts);
-	if (wanted?.kind === "status") return html`<${StatusDialog} ...${wanted} />`;
-	if (wanted?.kind === "comment") return html`<${CommentDialog} ...${wanted} />`;
-	if (wanted?.kind === "assign") return html`<${AssignDialog} ...${wanted} />`;
-	return met && html`<${ConflictDialog} of=${met} key=${met.change.tasks[0].id} />`; // what is being typed comes first
+	const { dialog, changes } = usePage();
+	const asked = useStore(dialog);
+	const [met] = useStore(changes.conflicts);
+	const Asked = DIALOGS[asked?.kind];
+	if (Asked) return html`<${Asked} asked=${asked} />`;
+	const Met = met?.change.tasks.length === 1 ? ConflictDialog : ManyConflictsDialog; // what is being typed comes first
+	return met && html`<${Met} of=${met} key=${met.others[0].id} />`;
 }

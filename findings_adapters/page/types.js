@@ -1,14 +1,15 @@
 // Project types: what kinds of findings there are.
 
-import { get, pathOf } from "./api.js";
+import { pathOf } from "./api.js";
 import { Code } from "./evidence.js";
-import { html, useLoad } from "./lib.js";
+import { html, useLoad, usePage } from "./lib.js";
 import { Fact, Heading, HowToSend, Loaded, Nothing, Text, Time } from "./parts.js";
 import { link } from "./route.js";
 import { count } from "./words.js";
 
 export function ProjectTypes() {
-	const loaded = useLoad((signal) => get("project-types", {}, signal), []);
+	const { api } = usePage();
+	const loaded = useLoad((signal) => api.get("project-types", {}, signal), []);
 	return html`
 		<${Heading} title="Project types"><p class="total" role="status">${loaded.data ? count(loaded.data.projectTypes.length, "type") : ""}</p><//>
 		<${Loaded} from=${loaded} what="project types">
@@ -27,7 +28,8 @@ const Row = ({ type }) => html`
 	</li>`;
 
 export function ProjectType({ id }) {
-	const loaded = useLoad((signal) => get(pathOf("project-types", id), {}, signal), [id]);
+	const { api } = usePage();
+	const loaded = useLoad((signal) => api.get(pathOf("project-types", id), {}, signal), [id]);
 	return html`
 		<nav class="trail" aria-label="Trail"><a href=${link("project-types")}>Project types</a></nav>
 		<${Loaded} from=${loaded} what="the project type" title="Project type">${(type) => html`<${Whole} type=${type} />`}<//>`;

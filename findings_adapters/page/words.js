@@ -12,6 +12,10 @@ export const REASONS = {
 	duplicate: "Duplicate",
 	fixed: "Fixed",
 };
+export const REASONS_FOR = {
+	resolved: ["fixed", "duplicate"],
+	dismissed: ["false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"],
+};
 export const RUN_NAMES = { running: "Running", completed: "Completed", failed: "Failed" };
 
 const NUMBER = new Intl.NumberFormat("en");
@@ -29,6 +33,9 @@ export function cut(text, length) {
 	const short = plain.length > length ? `${plain.slice(0, length - 1)}…` : plain;
 	return /[\u0590-\u08ff]/.test(short) ? `\u2068${short}\u2069` : short;
 }
+
+/** Return what a decision is about, in a sentence. */
+export const object = (tasks) => (tasks.length === 1 ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
 
 export function age(at, now = Date.now()) {
 	const seconds = Math.max(0, (now - Date.parse(at)) / 1000);

@@ -1,0 +1,18 @@
+// By what findings are grouped, and which of them a group is.
+
+export const GROUPINGS = { rule: "Rule", location: "File", tag: "Tag", assignee: "Assignee", targetUrl: "Target", projectType: "Type" };
+
+/** Return the filters that leave a group; none tells those that have no target. */
+export function filtersOf(by, value) {
+	if (value !== null) return by === "assignee" ? { assignee: value, assigned: "" } : { [by]: value };
+	if (by === "assignee") return { assigned: "false", assignee: "" };
+	return by === "targetUrl" ? null : { without: by };
+}
+
+/** Tell whether a finding is in a group: a location counts without its line and column. */
+export function isOf(by, value, task) {
+	if (by === "tag") return value === null ? task.tags.length === 0 : task.tags.includes(value);
+	const own = task[by] || null;
+	if (by !== "location" || own === null || value === null) return own === value;
+	return own.startsWith(value) && /^(:\d+){0,2}$/.test(own.slice(value.length));
+}

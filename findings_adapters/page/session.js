@@ -1,0 +1,114 @@
+// Who is signed in: the key that requests carry, and what the service says of it.
+
+import { API, heedRefusal, send } from "./api.js";
+import { createStore } from "./lib.js";
+
+const NAME = `findings:key:${API.pathname}`; // a host may serve several
+const PATIENCE = 150; // milliseconds for another tab to hand its key over
+const NOBODY = { key: "", me: null };
+
+function readKept() {
+	for (const storage of [sessionStorage, localStorage]) {
+		try {
+			const { key, me } = JSON.parse(storage.getItem(NAME));
+			if (typeof key === "string" && me?.level) return { key, me };
+		} catch {
+			// not ours
+		}
+	}
+	return NOBODY;
+}
+
+async function readMe(key) {
+	const response = await send("GET", "me", key);
+	await heedRefusal(response);
+	return response.json();
+}
+
+/**
+ * Return the store of who is signed in: {key, me: what `GET /me` says, asking: whether another tab may hand its key
+ * over, again: a promise while a key that holds no more is asked for anew}.
+ *
+ * A key is kept for the tab, or in the browser where that is asked. Tabs hand theirs to those that have none, which
+ * keep them nowhere.
+ */
+export function createSession() {
+	const store = createStore({ ...readKept(), asking: false, again: null });
+	const channel = new BroadcastChannel(NAME);
+
+	function take(key, me) {
+		const { again } = store.get();
+		store.set({ key, me, asking: false, again: null });
+		again?.resolve();
+	}
+
+	/** Forget the key, and all that waits for another: whoever comes next begins anew. */
+	function forget() {
+		for (const storage of [sessionStorage, localStorage]) {
+			for (const name of Object.keys(storage)) {
+				if (name.startsWith("findings:") && name.endsWith(`:${API.pathname}`)) storage.removeItem(name);
+			}
+		}
+		store.set({ ...NOBODY, asking: true, again: null }); // handed to no tab any more
+		location.reload();
+	}
+
+	function ask() {
+		channel.postMessage({ wanted: true });
+	}
+
+	channel.onmessage = ({ data }) => {
+		const { key, me, again } = store.get();
+		if (data.ended) forget();
+		else if (data.wanted && key && !again) channel.postMessage({ key, me });
+		else if (data.key && data.key !== key && (!key || again)) take(data.key, data.me);
+	};
+
+	if (!store.get().key) {
+		store.set({ ...store.get(), asking: true });
+		ask();
+		setTimeout(() => store.get().asking && store.set({ ...store.get(), asking: false }), PATIENCE);
+	}
+
+	return {
+		...store,
+
+		async signIn(key, remember) {
+			const me = await readMe(key);
+			const [kept, other] = remember || NAME in localStorage ? [localStorage, sessionStorage] : [sessionStorage, localStorage];
+			kept.setItem(NAME, JSON.stringify({ key, me }));
+			other.removeItem(NAME);
+			take(key, me);
+			channel.postMessage({ key, me });
+		},
+
+		/** Ask anew what the key may do: it may be another's than when it was kept. */
+		async refresh() {
+			const { key } = store.get();
+			const me = await readMe(key).catch(() => null);
+			if (me && store.get().key === key) store.set({ ...store.get(), me });
+		},
+
+		/** Sign out in all tabs. */
+		signOut() {
+			channel.postMessage({ ended: true });
+			forget();
+		},
+
+		/** Wait until a key that holds no more is replaced. */
+		replaced(key) {
+			const present = store.get();
+			if (present.key !== key) return Promise.resolve();
+			if (!present.again) {
+				const again = {};
+				again.promise = new Promise((resolve) => (again.resolve = resolve));
+				store.set({ ...present, again });
+				ask();
+			}
+			return store.get().again.promise;
+		},
+	};
+}
+
+/** Tell whether a key may triage. */
+export const mayTriage = ({ me }) => me?.level === "full";
