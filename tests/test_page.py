@@ -1,7 +1,8 @@
 """What `findings_adapters.page` promises: the page on which people work through findings.
 
 What it does is tried in Debian's Chromium (`apt-get install chromium`), driven by Playwright for Python, and judged by
-axe-core, which `npm install axe-core` puts into the folder `node_modules`. Without them those tests are skipped.
+axe-core, which `npm install axe-core` puts into the folder `node_modules`. What is marked `in_every_browser` is tried
+in Debian's Firefox too (`apt-get install firefox-esr`). Without them those tests are skipped.
 """
 
 from __future__ import annotations
@@ -153,7 +154,10 @@ def test_all_references_are_relative_and_lead_to_files() -> None:
 # In a browser: helpers and fixtures
 # ---------------------------------------------------------------------------
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+BROWSERS = {
+    "chromium": shutil.which("chromium") or shutil.which("chromium-browser"),
+    "firefox": shutil.which("firefox-esr") or shutil.which("firefox"),
+}
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -161,16 +165,24 @@ FLAGS = (
 PATIENCE = 15_000  # milliseconds, of which a busy machine may take some
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A browser, for all tests."""
+# What browsers themselves do differently: storage, focus, keys, dialogs, the clipboard, layout, the policy.
+in_every_browser = pytest.mark.parametrize("browser", list(BROWSERS), indirect=True)
+
+
+@pytest.fixture(scope="module", params=["chromium"])
+def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A browser, for all tests: Chromium, unless a test asks for every browser."""
     if playwright is None:
         pytest.skip("playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
+    program = BROWSERS[request.param]
+    if program is None:
+        pytest.skip(f"{request.param} is not installed")
     playwright.expect.set_options(timeout=PATIENCE)
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        if request.param == "firefox":  # by this channel, over WebDriver BiDi, one that Playwright has not patched
+            browser = driver.firefox.launch(executable_path=program, channel="moz-firefox")
+        else:
+            browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
         yield browser
         browser.close()
 
@@ -321,7 +333,8 @@ def entry(browser: Any, service: Server) -> str:
     person.sign_in(service.key)
     kept = page.evaluate("JSON.stringify(Object.entries(sessionStorage))")
     page.close()
-    return f"for (const entry of {kept}) if (!sessionStorage.getItem(entry[0])) sessionStorage.setItem(...entry)"
+    store = "if (!sessionStorage.getItem(entry[0])) sessionStorage.setItem(...entry)"
+    return f"if (location.host) for (const entry of {kept}) {store}"  # Firefox's empty page has no storage
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +394,7 @@ def kept(person: Person) -> tuple[int, int]:
     return storages[0].count(person.key), storages[1].count(person.key)
 
 
+@in_every_browser
 def test_a_key_is_kept_for_the_tab_and_never_in_an_address_or_a_cookie(person: Person) -> None:
     addresses: list[str] = []
     person.page.on("request", lambda request: addresses.append(request.url))
@@ -393,6 +407,7 @@ def test_a_key_is_kept_for_the_tab_and_never_in_an_address_or_a_cookie(person: P
     assert {address.split("/")[2] for address in addresses} == {person.address.split("/")[2]}
 
 
+@in_every_browser
 def test_a_key_is_remembered_when_that_is_asked(person: Person) -> None:
     person.page.goto(person.address)
     person.sign_in(person.key, remember=True)
@@ -680,6 +695,7 @@ WHOLE = task(
 )
 
 
+@in_every_browser
 def test_one_finding_shows_all_that_is_known(person: Person, findings: Findings) -> None:
     run = findings.report(WHOLE)
     findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"})
@@ -847,6 +863,7 @@ def test_a_key_gives_the_finding_under_the_cursor_a_status(
     assert [findings.read(index)["status"] for index in (0, 1)] == ["open", status]
 
 
+@in_every_browser
 def test_a_reason_is_offered_when_dismissing(person: Person, findings: Findings) -> None:
     findings.report(task(title="One"))
     person.open(f"#/findings/{findings.ids[0]}")
@@ -899,6 +916,7 @@ def test_many_at_once_are_counted_before_and_all_or_none(person: Person, finding
     playwright.expect(person.page.locator(f"#row-{findings.ids[0]}")).to_be_focused()
 
 
+@in_every_browser
 def test_undo_brings_back_what_each_finding_was(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3))
     findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "duplicate"})
@@ -991,6 +1009,7 @@ def test_keys_are_told_and_can_be_switched_off(person: Person, findings: Finding
 # ---------------------------------------------------------------------------
 
 
+@in_every_browser
 @pytest.mark.parametrize("place", ["#/findings/ID", "#/findings?projectType=TYPE"], ids=["finding", "list"])
 def test_somebody_elses_triage_meanwhile_is_shown_and_not_overwritten(
     person: Person, findings: Findings, place: str
@@ -1212,6 +1231,7 @@ def test_hostile_text_neither_runs_nor_breaks_the_layout(
         person.page.set_viewport_size({"width": 360, "height": 800})
 
 
+@in_every_browser
 def test_the_policy_stops_what_the_page_would_run(person: Person) -> None:
     person.open()
     inject = "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))"
@@ -1302,6 +1322,7 @@ def test_no_dialog_has_a_fault_that_axe_finds(
         person.misses("dialog")
 
 
+@in_every_browser
 def test_no_view_scrolls_sideways_on_a_phone_or_at_400_percent(person: Person, places: list[str]) -> None:
     person.open()
     for place in places:
@@ -1311,6 +1332,7 @@ def test_no_view_scrolls_sideways_on_a_phone_or_at_400_percent(person: Person, p
             assert person.overflow() <= 0, (place, width)
 
 
+@in_every_browser
 def test_the_keyboard_alone_does_it_all(make_person: Callable[..., Person], findings: Findings) -> None:
     """Somebody who has never seen the page signs in, finds, dismisses, assigns, undoes, and sends a link."""
     findings.report(*numbered(3), task(title="Use of assert detected", severity="low"))
