@@ -101,11 +101,21 @@ function Search({ value, onSearch, input }) {
 			title="Search (/)" autocomplete="off" maxlength="500" onInput=${onInput} onKeyDown=${onKeyDown} />`;
 }
 
+const YES_OR_NO = { true: "yes", false: "no" };
+
 const Chip = ({ label, value, onRemove }) => html`
-	<button class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${value} /></span> <span aria-hidden="true">×</span>
+	<button class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${YES_OR_NO[value] ?? value} /></span> <span aria-hidden="true">×</span>
 		<span class="hidden">remove this filter</span></button>`;
 
 const CHIPS = {
+	projectType: "Type",
+	targetUrl: "Target",
+	branch: "Branch",
+	mainLine: "Main line",
+	assignee: "Assignee",
+	assigned: "Assigned",
+	createdSince: "Created since",
+	createdBefore: "Created before",
 	rule: "Rule",
 	location: "Location",
 	tag: "Tag",
@@ -122,11 +132,7 @@ const chipsOf = (query) => Object.keys(CHIPS).filter((name) => query[name]).flat
 	return values.map((value) => ({ name, value, rest: values.filter((each) => each !== value) }));
 });
 
-const MORE = ["projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince", "createdBefore"];
-
 export function Filters({ query, onChange, search, people }) {
-	const used = MORE.filter((name) => query[name]).length;
-	const wasUsed = useRef(used > 0); // whoever opens it closes it
 	return html`
 		<search class="filters">
 			<div class="row">
@@ -138,8 +144,8 @@ export function Filters({ query, onChange, search, people }) {
 			<div class="row">
 				<${Toggles} label="Status" names=${STATUS_NAMES} chosen=${listOf(query.status)} onChange=${(status) => onChange({ status })} />
 				<${Toggles} label="Severity" names=${SEVERITY_NAMES} chosen=${listOf(query.severity)} onChange=${(severity) => onChange({ severity })} />
-				<details open=${wasUsed.current}>
-					<summary>More filters${used ? ` (${used})` : ""}</summary>
+				<details>
+					<summary>More filters</summary>
 					<div class="grid">
 						<${Where} query=${query} onChange=${onChange} />
 						<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />

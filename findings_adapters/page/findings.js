@@ -33,7 +33,7 @@ export function Findings({ query }) {
 		if (memory.searching) search.current.select();
 		memory.searching = false;
 	}, []);
-	useKeys({ "/": () => search.current?.select() }, true);
+	useKeys({ "/": () => search.current?.select() });
 	const View = Object.hasOwn(GROUPINGS, query.group ?? "") ? Groups : List;
 	return html`<${View} key=${View.name} query=${query} filters=${filters} search=${search} />`;
 }

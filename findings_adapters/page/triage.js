@@ -11,6 +11,7 @@ import { capital, count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES
 
 const DRAFT = `findings:draft:${API.pathname}`;
 const LAST_REASON = "findings:reason:"; // of each status
+const FIRST_REASONS = { resolved: "fixed" };
 
 const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch((error) => changes.say(error.message));
 
@@ -133,11 +134,11 @@ function StatusDialog({ asked }) {
 	const { changes } = usePage();
 	const { tasks, status } = asked;
 	const [text, setText] = useDraft(asked);
-	const [reason, setReason] = useState(localStorage.getItem(LAST_REASON + status));
+	const [reason, setReason] = useState(sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status]);
 	const verb = STATUS_VERBS[status];
 	const reasons = REASONS_FOR[status] && [...REASONS_FOR[status], ""];
 	const submit = () => {
-		if (reasons) localStorage.setItem(LAST_REASON + status, reason);
+		if (reasons) sessionStorage.setItem(LAST_REASON + status, reason);
 		const fields = { status, ...(reason && reasons ? { reason } : {}), ...(text.trim() ? { comment: text } : {}) };
 		return changes.carryOut({ tasks, fields, verb, what: `${STATUS_NAMES[status]}: ` });
 	};
