@@ -383,7 +383,7 @@ class IdempotencyConflict(ServiceError, status=409, code="idempotency_conflict")
 
 
 class ChangedMeanwhile(ServiceError, status=412, code="changed_meanwhile"):
-    """What `If-Match` was made of is not what is stored any more."""
+    """What `If-Match` or `ifMatch` was made of is not what is stored any more."""
 
 
 class BodyTooLarge(ServiceError, status=413, code="body_too_large"):
@@ -734,7 +734,10 @@ class RunWithSummary(Run):
 
 
 class TaskHead(Model, gc=False):
-    """A stored finding, as lists show it; `branch` is the one that reported it first, null once the main line has."""
+    """A stored finding, as lists show it; `branch` is the one that reported it first, null once the main line has.
+
+    `etag` is another one after each change of it, also of what only the whole task shows.
+    """
 
     id: str
     run_id: str
@@ -755,6 +758,7 @@ class TaskHead(Model, gc=False):
     rule: str | None
     location: str | None
     tags: list[str]
+    etag: str
 
 
 class Task(TaskHead, gc=False):
@@ -3472,10 +3476,12 @@ def labels_of(evidence: Iterable[Any]) -> str:
 
 
 SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
+# The last is not shown: what changes the bulk of a task leaves an entry, several in a millisecond as well.
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
     NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     {SEVERITY_NAME}, tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
-    tasks.times_seen, tasks.rule, tasks.location, tasks.tags"""
+    tasks.times_seen, tasks.rule, tasks.location, tasks.tags,
+    (SELECT MAX(history.seq) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq)"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
     COALESCE(task_details.extensions, '{}')"""
@@ -3485,18 +3491,21 @@ DETAILS = "JOIN task_details ON task_details.client_id = tasks.client_id AND tas
 NO_TAGS = Raw(b"[]")
 
 
+def head_fields(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the fields of a TaskHead from a row of HEAD_COLUMNS. Stored JSON goes out as it is."""
+    *fields, tags, _ = row
+    etag = f'"{hashlib.sha256(msgspec.json.encode(row)).hexdigest()[:32]}"'
+    return *fields, Raw(tags) if tags else NO_TAGS, etag
+
+
 def task_head(row: Sequence[Any]) -> TaskHead:
-    """Return a task from a row of HEAD_COLUMNS. Stored JSON goes out as it is."""
-    head: Any = TaskHead(*row)
-    head.tags = Raw(head.tags) if head.tags else NO_TAGS
-    return typing.cast(TaskHead, head)
+    """Return a task from a row of HEAD_COLUMNS."""
+    return TaskHead(*head_fields(row))
 
 
 def task_model(row: Sequence[Any]) -> Task:
     """Return a task from a row of HEAD_COLUMNS and DETAIL_COLUMNS. Stored JSON goes out as it is."""
-    task: Any = Task(*(*row[:-4], *map(Raw, row[-4:])))
-    task.tags = Raw(task.tags) if task.tags else NO_TAGS
-    return typing.cast(Task, task)
+    return Task(*(*head_fields(row[:-5]), row[-5], *map(Raw, row[-4:])))
 
 
 def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
@@ -3509,6 +3518,13 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     if row is None:
         raise Missing(f"There is no task {truncate(task_id)!r}.")
     return task_model(row)
+
+
+def select_etags(connection: Connection, client_id: str, task_ids: Iterable[str]) -> dict[str, str]:
+    """Return the ETags of those of some tasks that the client has, by their ids."""
+    statement = f"SELECT {HEAD_COLUMNS} FROM tasks WHERE {BY_ID}"
+    rows = connection.execute(statement, (client_id, json.dumps(list(task_ids))))
+    return {head.id: head.etag for head in map(task_head, rows)}
 
 
 class Search(Protocol):
@@ -5008,11 +5024,6 @@ def parameter_value(name: str, text: str, kind: type) -> Any:
     return [text] if kind is tuple else text
 
 
-def entity_tag(body: bytes) -> str:
-    """Return the strong ETag of an answer, which is another one as soon as anything in it is."""
-    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-
-
 def read_if_match(text: str) -> ETags | None:
     """Return the tags one of which an answer must have (RFC 9110, 13.1.1), None where any would do.
 
@@ -5314,10 +5325,9 @@ def json_answer(status: int, model: Any, location: str | None = None) -> Answer:
     return whole_answer(status, msgspec.json.encode(model), Location=location)
 
 
-def tagged_answer(model: Any) -> Answer:
-    """Return a JSON answer with its ETag."""
-    body = msgspec.json.encode(model)
-    return whole_answer(200, body, ETag=entity_tag(body))
+def tagged_answer(task: Task) -> Answer:
+    """Return a task as JSON, with its ETag."""
+    return whole_answer(200, msgspec.json.encode(task), ETag=task.etag)
 
 
 PROBLEM_TYPE = "application/problem+json"
@@ -5525,7 +5535,7 @@ class Call:
         if asked.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
             if not asked.tagged:
                 raise InvalidParameter(
-                    "If-Match", "goes with the update of one task; nothing else has an ETag to match"
+                    "If-Match", "goes with the update of one task; that of several takes `ifMatch` in its body"
                 )
             self.expected = read_if_match(tags)
         if asked.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
@@ -5616,13 +5626,12 @@ class Call:
             raise ValidationFailed(problems, complete=self._complete)
         return self._body
 
-    def require_match(self, current: Any) -> None:
+    def require_match(self, etag: str) -> None:
         """Check that what is to be changed is what the caller has seen, if it says what that was.
 
-        :param current: the answer that it would get now.
-        :raises ChangedMeanwhile: when that is another one.
+        :raises ChangedMeanwhile: when its ETag is another one now.
         """
-        if self.expected is not None and not self.expected.contains_raw(entity_tag(msgspec.json.encode(current))):
+        if self.expected is not None and not self.expected.contains_raw(etag):
             raise ChangedMeanwhile("It was changed since the ETag in If-Match was answered; nothing was stored.")
 
     def answered_before(self, connection: Connection, key: RequestKey) -> Answer | None:
@@ -5630,9 +5639,8 @@ class Call:
         kept = find_answer(connection, key, self.body_hash)
         if not kept:
             return None
-        body = kept.body.encode()
-        tag = entity_tag(body) if self.operation.tagged else None
-        return whole_answer(kept.status, body, Location=kept.location, ETag=tag)
+        tag = msgspec.json.decode(kept.body).get("etag") if self.operation.tagged else None
+        return whole_answer(kept.status, kept.body.encode(), Location=kept.location, ETag=tag)
 
     def read_slowly(self, read: Callable[[Connection], Answer]) -> Deferred:
         """Return what is left to do where `read` takes longer than others should wait."""
@@ -5944,7 +5952,7 @@ def patch_task(call: Call, task_id: str) -> PendingWrite:
     def triage(connection: Connection) -> Answer:
         state = find(connection)
         if call.expected is not None:
-            call.require_match(select_task(connection, call.client_id, task_id))
+            call.require_match(select_task(connection, call.client_id, task_id).etag)
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
         triage_tasks(connection, call.principal, [state], update)

@@ -166,7 +166,7 @@ BULK_FIELDS = {"description", "evidence", "remediation", "successCriteria", "ext
 MARKS = ("rule", "location", "tags")
 HEAD_FIELDS = {
     *("id", "runId", "lastRunId", "projectType", "targetUrl", "branch", "externalId", "title", "severity", "status"),
-    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen", *MARKS),
+    *("reason", "assignee", "createdAt", "updatedAt", "lastSeenAt", "timesSeen", *MARKS, "etag"),
 }
 RUN_FIELDS = {
     *("id", "projectType", "targetUrl", "branch", "metadata", "status", "statusReason"),
@@ -2729,17 +2729,30 @@ def test_a_bad_update_of_a_task_is_refused(client: Client, run: str, body: dict[
     assert client.read(f"tasks/{task_id}") == before
 
 
-def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str) -> None:
-    task_id = client.add(run, externalId="x")
-    path = f"{API}/tasks/{task_id}"
-    first = client.get(path).headers["ETag"]
-    assert re.fullmatch('"[0-9a-f]{32}"', first)
-    assert client.get(path).headers["ETag"] == client.head(path).headers["ETag"] == first
-    assert client.patch(path, json={"comment": "It stays what it is."}).headers["ETag"] == first
-    changed = client.patch(path, json={"assignee": "Ada"})
-    assert changed.headers["ETag"] == client.get(path).headers["ETag"] != first
-    client.add(client.start(targetUrl="https://example.com/"), externalId="x")
-    assert client.get(path).headers["ETag"] not in (first, changed.headers["ETag"])
+def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = findings_service.timestamp()
+    monkeypatch.setattr(findings_service, "timestamp", lambda _=0.0: now)  # all of it within a millisecond
+    path, tags = f"{API}/tasks/{client.add(run, externalId='x')}", list[str]()
+
+    def look(answer: Any = None) -> None:
+        for each in (answer or client.get(path), client.get(path), client.head(path)):
+            tags.append(each.headers["ETag"])
+        listed = [*client.read("tasks")["tasks"], *client.read("tasks", view="full")["tasks"]]
+        tags.extend(each["etag"] for each in (client.get(path).json, *listed))
+        assert len(set(tags[-6:])) == 1
+        assert tags[-1] not in tags[:-6]
+
+    look()
+    assert re.fullmatch('"[0-9a-f]{32}"', tags[0])
+    assert client.patch(path, json={"assignee": ""}).headers["ETag"] == tags[0]
+    for decision in ({"assignee": "Ada"}, {"status": "dismissed"}, {"status": "open"}, {"comment": "Well."}):
+        look(client.patch(path, json=decision))
+    for more in ({"description": "a"}, {"description": "b"}, {"description": "a"}, {"evidence": [{"url": "a:b"}]}):
+        client.add(run, externalId="x", **more)
+        look()
+    second = client.start(targetUrl="https://example.com/")
+    client.add(second, externalId="x", evidence=[{"url": "a:b"}])  # seen again, as it was
+    look()
 
 
 EXPECTATIONS = cases(
@@ -4458,7 +4471,7 @@ def test_a_decision_sent_again_under_its_key_is_made_once(client: Client, run: s
         first, again = (client.patch(path, json=body, headers=headers) for _ in range(2))
         assert first.status_code == 200
         assert (again.status_code, again.data) == (200, first.data)
-        assert again.headers.get("ETag") == first.headers.get("ETag")
+        assert again.headers.get("ETag") == first.headers.get("ETag") == first.json.get("etag")
         other = client.patch(path, json=body | {"comment": "Other."}, headers=headers)
         assert_problem(other, 409, "idempotency_conflict")
     comments = [entry["comment"] for entry in client.read(f"tasks/{one}/history")["history"] if entry["comment"]]

@@ -17,7 +17,7 @@ import findings_service as heart
 
 ERRORS_OF_ALL = (heart.InternalError, heart.StorageFull, heart.Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
-TAG = "What the answer is: another one as soon as anything in it is."
+TAG = "The `etag` of the task: another one as soon as anything of it is."
 WEAK_TAG = "Another one once anything of the client has changed."
 TEXT, OBJECT = {"type": "string"}, {"type": "object"}
 ENTITY_TAG = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'  # RFC 9110, 8.8.3

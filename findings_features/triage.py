@@ -12,9 +12,10 @@ import findings_service as heart
 
 
 class TasksUpdate(heart.TaskUpdate, kw_only=True):
-    """One triage decision about several tasks, for all of them or none."""
+    """One triage decision about several tasks, all of them or none; `ifMatch` has ETags that they must still have."""
 
     ids: Annotated[list[heart.Text], Meta(min_length=1, max_length=1000)]
+    if_match: dict[heart.Text, heart.Text] | None = None
 
 
 class TriagedTask(heart.Model, gc=False):
@@ -22,6 +23,7 @@ class TriagedTask(heart.Model, gc=False):
 
     id: str
     status: heart.TaskStatus
+    etag: str
 
 
 class Triage(heart.Model):
@@ -46,15 +48,36 @@ def id_problems(update: TasksUpdate, states: Mapping[str, heart.TaskRow]) -> Ite
         met.add(task_id)
 
 
-@heart.operation("PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, keyed=True)
+def match_problems(update: TasksUpdate) -> list[heart.Problem]:
+    """Tell which ETags are of tasks that a decision is not about."""
+    others = (update.if_match or {}).keys() - set(update.ids)
+    return [heart.Problem("is none of `ids`", heart.json_pointer(["ifMatch", each])) for each in sorted(others)]
+
+
+def require_matches(connection: heart.Connection, client_id: str, expected: Mapping[str, str]) -> None:
+    """Check that tasks are what the caller has seen. :raises ChangedMeanwhile: with those that are not any more."""
+    found = heart.select_etags(connection, client_id, expected)
+    if changed := [each for each, etag in expected.items() if etag != found[each]]:
+        pointers = (heart.json_pointer(["ifMatch", each]) for each in changed)
+        raise heart.ChangedMeanwhile(
+            f"{len(changed):,} of the tasks were changed since their ETags were answered; nothing was stored.",
+            [heart.Problem("is not the task's ETag any more", pointer) for pointer in pointers],
+        )
+
+
+@heart.operation(
+    "PATCH", "/api/v1/tasks", "full", {200: Triage}, body=TasksUpdate, refusals=(heart.ChangedMeanwhile,), keyed=True
+)
 def patch_tasks(call: heart.Call) -> heart.PendingWrite:
     """Triage several tasks alike: all of them or none."""
     update: TasksUpdate = call.checked_body()
-    unfit = heart.decision_problems(update)
+    unfit = [*heart.decision_problems(update), *match_problems(update)]
 
     def judged(connection: heart.Connection) -> list[heart.TaskRow]:
         rows = heart.select_task_rows(connection, call.client_id, heart.BY_ID, json.dumps(update.ids))
         states = {state.id: state for state in rows}
+        if update.if_match and not unfit and len(states) == len(update.ids):
+            require_matches(connection, call.client_id, update.if_match)
         if problems := [*unfit, *id_problems(update, states)]:
             raise heart.ValidationFailed(problems)
         return [states[task_id] for task_id in update.ids]
@@ -66,7 +89,8 @@ def patch_tasks(call: heart.Call) -> heart.PendingWrite:
     def triage(connection: heart.Connection) -> heart.Answer:
         ordered = judged(connection)
         updated = heart.triage_tasks(connection, call.principal, ordered, update)
-        tasks = [TriagedTask(state.id, update.status or state.status) for state in ordered]
+        etags = heart.select_etags(connection, call.client_id, update.ids)
+        tasks = [TriagedTask(state.id, update.status or state.status, etags[state.id]) for state in ordered]
         return heart.json_answer(200, Triage(updated, len(tasks) - updated, tasks))
 
     return heart.PendingWrite(call, triage)

@@ -294,10 +294,12 @@ def test_a_finding_is_known_by_its_rule_its_place_and_its_tags(agent: Agent) -> 
     for filters in ({"rule": ["S102", "S101"]}, {"tag": ["owasp, a03"]}, {"location": "src/a.py"}):
         (found,) = agent.ask("list_findings", projectType=["marked"], newIn=run, **filters)["tasks"]
         assert {name: found[name] for name in marks} == marks
+        assert "etag" not in found
     (bare,) = agent.ask("list_findings", projectType=["marked"], without="location")["tasks"]
     assert bare["severity"] == "low"
     agent.ask("finish_run", runId=run, status="completed")
     (offender,) = agent.ask("check_gate", runId=run)["offenders"]
+    assert "etag" not in offender
     (known,) = agent.ask("read_brief", projectType="marked")["tasks"]
     assert [(each["rule"], each["location"]) for each in (offender, known)] == [("S101", "src/a.py:1")] * 2
 

@@ -332,6 +332,7 @@ class Fitting:
         A request that was not fitted may have deleted what it had met in an answer.
         """
         body |= {"ids": [self.add(self.server.start_run())]} if "ids" in body else {}
+        body.pop("ifMatch", None)
         body |= {"status": "resolved"} if body.get("reason") else {}
         body |= {"projectType": "web"} if "projectType" in body else {}
         body |= {"extensionSchema": {"properties": {"a": {}}}} if body.get("extensionSchema") else {}

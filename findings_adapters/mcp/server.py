@@ -281,6 +281,9 @@ def perform(service: Service, tool: Tool, arguments: Mapping[str, Any]) -> types
         call = call_of(tool, arguments)
         answer = service.request(tool.method, call.path, call.body, same=call.same)
         told: Json = answer.read(Json)
+        listed = (*told.get("tasks", ()), *told.get("offenders", ()))
+        for each in listed:
+            each.pop("etag", None)  # no tool takes one, and each costs a model as much as a title
         if warn := WARNINGS.get(tool.name):
             told = {"warnings": warn(service, told), **told}
         shown = brief_text(service, call.path, told["warnings"]) if tool.name == "read_brief" else None
@@ -291,7 +294,7 @@ def perform(service: Service, tool: Tool, arguments: Mapping[str, Any]) -> types
     except Unavailable as error:
         return failure(f"{tool.name} failed. {AWAY}\n{fenced(compact({'detail': str(error)}))}")
     if shown is None:
-        shown = heeded(told, told["warnings"]) if warn else fenced(answer.body.decode())
+        shown = heeded(told, told["warnings"]) if warn else fenced(compact(told) if listed else answer.body.decode())
     return result(shown, told)
 
 
