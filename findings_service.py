@@ -1122,6 +1122,7 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_features/exports.py": (),
     "findings_features/gate.py": ("GET /api/v1/runs/{run_id}/gate",),
     "findings_features/groups.py": ("GET /api/v1/groups",),
+    "findings_features/me.py": ("GET /api/v1/me",),
     "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
     "findings_features/overview.py": ("GET /api/v1/overview",),
     "findings_features/search.py": (),

@@ -181,7 +181,7 @@ def described_operation(each: heart.Operation, references: Mapping[Any, Any]) ->
 
 
 # In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
-ORDER = (*TAGS, "overview", "groups", "brief", "healthz", "metrics", "openapi.json")
+ORDER = (*TAGS, "overview", "groups", "brief", "me", "healthz", "metrics", "openapi.json")
 
 
 def place_of(each: heart.Operation) -> tuple[int, str]:

@@ -48,7 +48,7 @@ def test_the_routes_and_their_levels_are_the_contracts() -> None:
         None: {"GET /openapi.json", "GET /healthz"},
         "read": {
             *("GET /runs", "GET /runs/{run_id}", "GET /runs/{run_id}/gate", "GET /overview", "GET /brief"),
-            "GET /groups",
+            *("GET /groups", "GET /me"),
             *("GET /tasks", "GET /tasks/{task_id}", "GET /tasks/{task_id}/history"),
             *("GET /project-types", "GET /project-types/{name}"),
         },

@@ -1,0 +1,35 @@
+"""Who asks: `GET /api/v1/me`, what a key is called and what it may do."""
+
+from __future__ import annotations
+
+import typing
+
+import findings_service as heart
+
+
+class Me(heart.Model):
+    """Who a request is from; `key` is the name of its key, and `version` the service's."""
+
+    client: str
+    key: str
+    level: heart.Level
+    user: str | None
+    expires_at: str | None
+    version: str
+
+
+@heart.operation("GET", "/api/v1/me", "read", {200: Me})
+def get_me(call: heart.Call) -> heart.Answer:
+    """Get what the key is called, whose it is, and what it may do."""
+    who = call.principal
+    statement = "SELECT expires_at FROM api_keys WHERE client_id = ? AND id = ?"
+    with call.database.reading() as connection:
+        row = connection.execute(statement, (who.client_id, who.key_id)).fetchone()
+    expires_at = row[0] if row else None  # FINDINGS_API_KEY has none
+    level = typing.cast(heart.Level, who.level)
+    return heart.json_answer(200, Me(who.client_id, who.name, level, None, expires_at, heart.__version__))
+
+
+def register() -> None:
+    """Have it answered."""
+    heart.REGISTRY.add_operations(get_me)
