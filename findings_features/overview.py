@@ -23,6 +23,7 @@ class StandingOfType(heart.Model):
     project_type: str
     total: int
     open: int
+    in_progress: int
 
 
 class StandingOfTarget(heart.Model):
@@ -31,16 +32,18 @@ class StandingOfTarget(heart.Model):
     target_url: str | None
     total: int
     open: int
+    in_progress: int
 
 
 class Day(heart.Model):
-    """What happened to tasks on a day, in UTC."""
+    """What happened to tasks on a day, in UTC, and how many were open or in progress at its end, or are now."""
 
     date: Annotated[str, Meta(extra_json_schema={"format": "date"})]
     created: int = 0
     reopened: int = 0
     resolved: int = 0
     dismissed: int = 0
+    unfinished: int = 0
 
 
 class StatusesBySeverity(heart.Model):
@@ -121,7 +124,9 @@ def select_overview(connection: heart.Connection, client_id: str, query: Overvie
         by_severity=StatusesBySeverity(**{name: heart.StatusCounts(**counts) for name, counts in severities.items()}),
         by_project_type=[StandingOfType(*each) for each in standings((row[1], *row[3:]) for row in counted)],
         by_target=[StandingOfTarget(target or None, *n) for target, *n in standings(row[2:] for row in counted)],
-        days=select_days(connection, known, query.days),
+        days=select_days(
+            connection, known, query.days, sum(n for *_, status, n in counted if status in heart.UNFINISHED)
+        ),
     )
 
 
@@ -130,29 +135,41 @@ EVENT_OF_ENTRY = """CASE WHEN history.event = 'created' THEN 'created'
     WHEN from_status = to_status THEN NULL
     WHEN to_status IN ('resolved', 'dismissed') THEN to_status
     WHEN from_status IN ('resolved', 'dismissed') THEN 'reopened' END"""
+UNFINISHED_BY_ENTRY = """CASE WHEN to_status IN ('open', 'in_progress') THEN 1 ELSE 0 END
+    - CASE WHEN from_status IN ('open', 'in_progress') THEN 1 ELSE 0 END"""
 HISTORY = "JOIN history ON history.client_id = tasks.client_id AND history.task_seq = tasks.seq"
 
 
-def select_days(connection: heart.Connection, known: Known, days: int) -> list[Day]:
-    """Return what happened on each of the last days to tasks as they are known now, oldest first."""
+def select_days(connection: heart.Connection, known: Known, days: int, unfinished: int) -> list[Day]:
+    """Return what happened on each of the last days to tasks as they are known now, oldest first.
+
+    :param unfinished: how many of them are open or in progress now, from which each day's number follows, going back.
+    """
     today = datetime.fromisoformat(heart.timestamp()).date()
-    dates = [str(today - timedelta(days=ago)) for ago in reversed(range(days))]
-    columns = f"substr(history.at, 1, 10), {EVENT_OF_ENTRY}, COUNT(*)"
+    dates = [str(today - timedelta(days=ago)) for ago in range(days)]
+    columns = f"substr(history.at, 1, 10), {EVENT_OF_ENTRY}, COUNT(*), SUM({UNFINISHED_BY_ENTRY})"
     rest = "AND history.at >= ? AND history.to_status IS NOT NULL GROUP BY 1, 2"
-    events = {(date, event): n for date, event, n in known.select(connection, columns, rest, dates[0], joined=HISTORY)}
-    return [Day(date, *(events.get((date, event), 0) for event in DAY_EVENTS)) for date in dates]
+    events, moves = Counter[tuple[str, str | None]](), Counter[str]()
+    for date, event, n, moved in known.select(connection, columns, rest, dates[-1], joined=HISTORY):
+        events[date, event] = n
+        moves[date] += moved
+    told = []
+    for date in dates:
+        told.append(Day(date, *(*(events[date, event] for event in DAY_EVENTS), unfinished)))
+        unfinished -= moves[date]
+    return told[::-1]
 
 
-def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:
-    """Return how many there are of each name, and how many of those are open: the most open ones first.
+def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int, int]]:
+    """Return how many there are of each name, and how many of those are open and in progress: the most open ones first.
 
     :param counted: of a project type or target: its name, a status, and how many have that.
     """
-    totals, still_open = Counter[str](), Counter[str]()
+    totals, by_status = Counter[str](), Counter[tuple[str, str]]()
     for name, status, n in counted:
         totals[name] += n
-        still_open[name] += n if status == "open" else 0
-    rows = [(name, total, still_open[name]) for name, total in totals.items()]
+        by_status[name, status] += n
+    rows = [(name, n, by_status[name, "open"], by_status[name, "in_progress"]) for name, n in totals.items()]
     return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
 
 

@@ -62,18 +62,18 @@ def test_an_overview_tells_where_the_main_line_stands(client: Client, run: str) 
         "critical": nothing | {"open": 3, "in_progress": 1},
         "low": nothing | {"resolved": 1},
     }
-    assert standing(told["byProjectType"]) == [("app", 2, 2), ("web", 3, 1)]
-    assert standing(told["byTarget"]) == [(None, 2, 2), ("https://example.com/", 3, 1)]
+    assert standing(told["byProjectType"]) == [("app", 2, 2, 0), ("web", 3, 1, 1)]
+    assert standing(told["byTarget"]) == [(None, 2, 2, 0), ("https://example.com/", 3, 1, 1)]
 
 
 @pytest.mark.parametrize(
     ("query", "total", "types", "targets", "created"),
     cases(
-        type=({"projectType": "web"}, 3, [("web", 3, 3)], [(TARGETS[1], 2, 2), (TARGETS[2], 1, 1)], 3),
-        target=({"targetUrl": TARGETS[1]}, 3, [("web", 2, 2), ("app", 1, 1)], [(TARGETS[1], 3, 3)], 3),
-        both=({"projectType": "app", "targetUrl": TARGETS[1]}, 1, [("app", 1, 1)], [(TARGETS[1], 1, 1)], 1),
+        type=({"projectType": "web"}, 3, [("web", 3, 3, 0)], [(TARGETS[1], 2, 2, 0), (TARGETS[2], 1, 1, 0)], 3),
+        target=({"targetUrl": TARGETS[1]}, 3, [("web", 2, 2, 0), ("app", 1, 1, 0)], [(TARGETS[1], 3, 3, 0)], 3),
+        both=({"projectType": "app", "targetUrl": TARGETS[1]}, 1, [("app", 1, 1, 0)], [(TARGETS[1], 1, 1, 0)], 1),
         nothing=({"projectType": "none"}, 0, [], [], 0),
-        branch=({"branch": "a"}, 2, [("app", 2, 2)], [(TARGETS[1], 2, 2)], 2),
+        branch=({"branch": "a"}, 2, [("app", 2, 2, 0)], [(TARGETS[1], 2, 2, 0)], 2),
         branch_and_type=({"branch": "a", "projectType": "web"}, 0, [], [], 0),
         no_branch=({"branch": "b"}, 0, [], [], 0),
     ),
@@ -106,9 +106,47 @@ def test_the_days_of_an_overview_count_what_happened_on_them(
     last = at_day(monkeypatch, 0)
     client.submit(run, task(externalId="x"), task(externalId="y", title="Taken over"))
     told = client.read("overview", days=4)["days"]
-    assert [standing([each])[0] for each in told[1:]] == [(first, 3, 0, 0, 1), (middle, 0, 0, 2, 0), (last, 0, 1, 0, 0)]
+    assert standing(told[1:]) == [(first, 3, 0, 0, 1, 1), (middle, 0, 0, 2, 0, 0), (last, 0, 1, 0, 0, 1)]
     assert set(standing(told[:1])[0][1:]) == {0}
     client.remove(f"tasks/{fixed}")
     told = client.read("overview", days=3)["days"]
-    assert [standing([each])[0] for each in told] == [(first, 2, 0, 0, 1), (middle, 0, 0, 1, 0), (last, 0, 0, 0, 0)]
+    assert standing(told) == [(first, 2, 0, 0, 1, 0), (middle, 0, 0, 1, 0, 0), (last, 0, 0, 0, 0, 0)]
     assert faults_of(database_of(app).settings.db) == []
+
+
+def test_a_day_tells_how_many_were_unfinished_at_its_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("web", "app"):
+        client.register(name)
+    at_day(monkeypatch, 9)  # before the first day that is told of
+    run, branch, app = start_on(client, None), start_on(client, "a"), client.start("app")
+    old, kept, deleted = (client.add(run, externalId=name) for name in ("old", "kept", "deleted"))
+    own = client.add(branch, externalId="own", status="in_progress")
+    at_day(monkeypatch, 3)
+    client.add(run, status="dismissed")  # never unfinished
+    client.add(app)
+    client.triage(old, "in_progress")  # as before
+    client.triage(own, "dismissed")
+    at_day(monkeypatch, 2)
+    client.triage(old, "resolved")
+    client.triage(own, "resolved")
+    client.add(branch, externalId="kept")
+    at_day(monkeypatch, 1)
+    client.add(run, externalId="old")  # reopened
+    client.triage(kept, "dismissed")
+    client.triage(kept, "open")  # on the same day
+    client.triage(own, "open")
+    at_day(monkeypatch, 0)
+    client.add(run)
+    client.triage(deleted, "in_progress")
+
+    def unfinished(**query: Any) -> list[int]:
+        told = client.read("overview", days=5, **query)
+        now = sum(each["open"] + each["in_progress"] for each in told["bySeverity"].values())
+        assert told["days"][-1]["unfinished"] == now
+        return [each["unfinished"] for each in told["days"]]
+
+    assert unfinished() == [3, 4, 3, 4, 5]
+    client.remove(f"tasks/{deleted}")
+    assert unfinished() == [2, 3, 2, 3, 4]
+    assert unfinished(projectType="app") == [0, 1, 1, 1, 1]
+    assert unfinished(branch="a") == [2, 1, 1, 2, 2]
