@@ -256,7 +256,23 @@ WILD = cases(
                 ]
             )
         ),
-        {"label": "a.py:2", "content": "def f():\n    eval(x)\n", "endLine": 3},
+        {"label": "a.py:1", "content": "def f():\n    eval(x)\n", "line": 2, "endLine": 3, "location": "a.py:2"},
+    ),
+    a_snippet_within_its_context=(
+        log_with(
+            result(
+                locations=[
+                    {
+                        "physicalLocation": {
+                            "artifactLocation": {"uri": "a.py"},
+                            "region": {"startLine": 2, "snippet": {"text": "eval(x)\n"}},
+                            "contextRegion": {"startLine": 1, "snippet": {"text": "def f():\n    eval(x)\n"}},
+                        }
+                    }
+                ]
+            )
+        ),
+        {"labels": ["a.py:2", "a.py:1"], "content": "eval(x)\n", "line": 2, "location": "a.py:2"},
     ),
     logical_locations_only=(
         log_with(result(locations=[{"logicalLocations": [{"name": "f", "fullyQualifiedName": "pkg.mod.f"}]}])),

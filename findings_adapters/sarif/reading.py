@@ -670,23 +670,30 @@ SNIPPET = 256 * heart.KIB
 
 
 class Place(Struct, gc=False):
-    """Where a result is: a file, or else what a program calls the place."""
+    """Where a result is: a file, or else what a program calls the place; and code there, with its first lines."""
 
     path: str = ""
     line: int | None = None
     end_line: int | None = None
-    snippet: str = ""
     name: str = ""
+    code: Sequence[tuple[int | None, str]] = ()
 
     @property
-    def evidence(self) -> heart.Evidence | None:
-        """The code there, labelled as people write a place, None where nothing is known of it."""
+    def snippet(self) -> str:
+        """The code that the place is known by."""
+        return self.code[0][1] if self.code else ""
+
+    @property
+    def evidence(self) -> Iterator[heart.Evidence]:
+        """The code there, labelled as people write a place with the line it begins at: none where nothing is known."""
         where = self.path or self.name
-        label = f"{where}:{self.line}" if where and self.line else where
-        if len(label) > LABEL_LENGTH:
-            label = "…" + label[1 - LABEL_LENGTH :]
-        content = cut_bytes(self.snippet, SNIPPET) or None
-        return heart.Evidence(type="code", label=label or None, content=content) if label or content else None
+        for line, text in self.code or [(self.line, "")]:
+            label = f"{where}:{line}" if where and line else where
+            if len(label) > LABEL_LENGTH:
+                label = "…" + label[1 - LABEL_LENGTH :]
+            content = cut_bytes(text, SNIPPET) or None
+            if label or content:
+                yield heart.Evidence(type="code", label=label or None, content=content)
 
 
 def marks_of(fingerprints: Mapping[str, str | None] | None) -> list[tuple[str, str]]:
@@ -797,7 +804,7 @@ class RunReading:
             return
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
-        evidence = [item for place in places if (item := place.evidence)]
+        evidence = [item for place in places for item in place.evidence]
         tags = self._tags(result, rule)
         where = (first.path, first.line) if first.path else (first.name, None)
         report = heart.NewTask(
@@ -819,12 +826,15 @@ class RunReading:
         physical = location.physical_location or PhysicalLocation()
         region = physical.region or Region()
         around = physical.context_region or Region()
-        snippet = (region.snippet and region.snippet.text) or (around.snippet and around.snippet.text) or ""
+        line, first = whole(region.start_line, 1), whole(around.start_line, 1)
+        snippet = (region.snippet and region.snippet.text) or ""
+        context = (around.snippet and around.snippet.text) or ""
+        code = [(line, snippet)] if snippet else []
+        if context and (not snippet or (first and context.strip() != snippet.strip() in context)):
+            code.append((first or line, context))
         path = self.path_of(physical.artifact_location) if physical.artifact_location else ""
         names = () if path else map(self._name, location.logical_locations or ())
-        return Place(
-            path, whole(region.start_line, 1), whole(region.end_line, 1), snippet, next(filter(None, names), "")
-        )
+        return Place(path, line, whole(region.end_line, 1), next(filter(None, names), ""), code)
 
     def _name(self, location: LogicalLocation | None) -> str:
         """Return what a program calls a place; its place in the run's list may tell it (3.33.3)."""
