@@ -45,7 +45,18 @@ from findings_adapters.client import (
     service_options,
     stoppable,
 )
-from findings_adapters.scan_config import BARS, OPTIONS, Config, Prepared, Spot, count_missing, prepare, read_config
+from findings_adapters.scan_config import (
+    BARS,
+    OPTIONS,
+    SOURCE_URL,
+    TEXTS,
+    Config,
+    Prepared,
+    Spot,
+    count_missing,
+    prepare,
+    read_config,
+)
 from findings_features.exports import ExportQuery
 from findings_features.gate import Gate, blocking_statuses
 
@@ -141,11 +152,13 @@ class Place(Struct):
     pipeline: str | None = None
     actor: str | None = None
     unknown: str = ""
+    repository: str | None = None
 
     @property
     def metadata(self) -> dict[str, str]:
         """What a run's metadata tell of it."""
-        told = {"commit": self.commit, "pipeline": self.pipeline, "actor": self.actor}
+        names = ("repository", "commit", "pipeline", "actor")
+        told = {name: getattr(self, name) for name in names}
         return {name: value for name, value in told.items() if value}
 
 
@@ -268,6 +281,7 @@ def place_of(env: Mapping[str, str]) -> Place:
         place.unknown = "this CI platform is not known"
     if place.branch is not None:
         place.branch = branch_name(place.branch)
+    place.repository = place.target  # which an option may say otherwise
     return place
 
 
@@ -775,6 +789,25 @@ def absolute_paths(extensions: Iterable[str | None]) -> Iterator[str]:
 
 
 Documents = Sequence[tuple[str, bytes]]
+COMMIT = r"[0-9A-Za-z]{1,64}\Z"
+
+
+def source_of(documents: Documents) -> dict[str, str]:
+    """Return the repository and the commit that documents say first they are about (SARIF 2.1.0, 3.14.28)."""
+    from findings_adapters.sarif.reading import objects_at
+
+    for _, document in documents:
+        for each in objects_at(json.loads(document), "runs", "versionControlProvenance"):
+            repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId"))
+            repository = regex.sub(r"(?<=://)[^/@]*@", "", repository[:2048])  # nobody's password is kept
+            if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
+                return {"repository": repository, "commit": commit}
+    return {}
+
+
+def metadata_of(place: Place, documents: Documents) -> dict[str, str]:
+    """Return what a run's metadata tell: the platform knows the commit best."""
+    return place.metadata if place.commit else place.metadata | source_of(documents)
 
 
 def tool_of(run: Any) -> str:
@@ -1004,6 +1037,11 @@ def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: st
     metavar="DIR",
     help="The checkout, for relative paths and the lines that a result lacks.",
 )
+@click.option(
+    "--source-url",
+    metavar="PATTERN",
+    help="Where the page finds a line: a URL with {path}, {line}, {commit} and {repository}. [default: by the host]",
+)
 @config_options
 @service_options
 def scan(
@@ -1017,6 +1055,7 @@ def scan(
     form: str,
     resolve_missing: bool,
     source: str | None,
+    source_url: str | None,
     config: Config,
     severities: Sequence[str],
     patterns: Sequence[str],
@@ -1030,6 +1069,8 @@ def scan(
     """
     with exit_codes():
         config = config.with_options(severities, patterns)
+        if source_url and not regex.match(SOURCE_URL, source_url):
+            raise BadInput(f"--source-url {source_url}: say {TEXTS['source-url'][-1]}")
         place = place_given(os.environ, branch, target)
         parts = [
             (name, label, prepare_part(config, documents, explain=explain))
@@ -1038,8 +1079,12 @@ def scan(
         with service_at(url, db, new=True) as service:
             for name, label, _ in parts:
                 register_type(service, name, label)
-            start = {"targetUrl": place.target, "branch": place.branch, "metadata": place.metadata}
-            runs = [(start | {"projectType": name}, part) for name, _, part in parts]
+            start = {"targetUrl": place.target, "branch": place.branch}
+            pattern = {"sourceUrl": source_url} if source_url else {}
+            runs = [
+                (start | {"projectType": name, "metadata": metadata_of(place, part.documents) | pattern}, part)
+                for name, _, part in parts
+            ]
             run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)
             for run_id, (name, _, _) in zip(run_ids, parts, strict=True):
                 note(f"Run {run_id} of {name}, {place.target or 'no target'}, {place.branch or 'main line'}.")

@@ -35,9 +35,11 @@ NAMES = ", ".join(heart.SEVERITIES)
 # What is configured
 # ---------------------------------------------------------------------------
 
+SOURCE_URL = r"(?:https?://|\{repository\})\S{0,1000}\{path\}\S{0,1000}\Z"
 TEXTS = {  # of the file, which stand for options: what they must match, and how that is said
     "type": ("project_type", heart.NAME_PATTERN, "the name of a project type, such as ruff"),
     "target": ("target", rf"\Z|{heart.HTTP_URL}", 'an http or https URL, or "" for none'),
+    "source-url": ("source_url", SOURCE_URL, "an http or https URL, or {repository} and more, with {path} in it"),
     "fail-on": ("fail_on", rf"(?:{'|'.join(BARS)})\Z", f"one of {', '.join(BARS)}"),
 }
 KEYS = sorted((*TEXTS, "exclude", "severity"))

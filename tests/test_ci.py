@@ -272,6 +272,7 @@ PLACES = cases(
 @pytest.mark.parametrize(("env", "place"), PLACES)
 def test_target_and_metadata_are_read_from_the_platforms_variables(env: dict[str, str], place: Place) -> None:
     found = place_of(env)
+    place.repository = place.target
     assert (found.target, found.metadata) == (place.target, place.metadata)
 
 
@@ -280,7 +281,42 @@ def test_a_run_has_what_the_platform_tells_of_it(job: Job) -> None:
     job.scan(job.write("a.sarif"), code=0, **env)
     run = job.last_run()
     assert (run["branch"], run["targetUrl"], run["projectType"]) == ("fix", GITLAB["CI_PROJECT_URL"], "demo")
-    assert run["metadata"] == {"commit": "abc123", "pipeline": GITLAB["CI_PIPELINE_URL"], "actor": "ada"}
+    told = {"commit": "abc123", "pipeline": GITLAB["CI_PIPELINE_URL"], "actor": "ada"}
+    assert run["metadata"] == told | {"repository": GITLAB["CI_PROJECT_URL"]}
+
+
+PROVENANCE = {"repositoryUri": "https://ada:secret@code.example.com/shop", "revisionId": "abc123"}
+
+
+@pytest.mark.parametrize(
+    ("provenance", "told"),
+    cases(
+        whole=([PROVENANCE], {"repository": "https://code.example.com/shop", "commit": "abc123"}),
+        second=(
+            [None, {"revisionId": "abc"}, PROVENANCE],
+            {"repository": "https://code.example.com/shop", "commit": "abc123"},
+        ),
+        ssh=([PROVENANCE | {"repositoryUri": "ssh://code.example.com/shop"}], {}),
+        no_commit=([PROVENANCE | {"revisionId": "\0 x"}], {}),
+        no_list=("x", {}),
+        none=([], {}),
+    ),
+)
+def test_a_document_tells_the_commit_that_no_platform_does(job: Job, provenance: Any, told: dict[str, str]) -> None:
+    log = json.loads((job.folder / job.write("a.sarif")).read_text("utf-8"))
+    log["runs"][0]["versionControlProvenance"] = provenance
+    (job.folder / "a.sarif").write_text(json.dumps(log), "utf-8")
+    job.scan("a.sarif", code=0)
+    assert job.last_run()["metadata"] == told
+    job.scan("a.sarif", code=0, **GITLAB, CI_COMMIT_BRANCH="fix")
+    assert job.last_run()["metadata"]["repository"] == GITLAB["CI_PROJECT_URL"]
+
+
+def test_a_pattern_tells_where_the_source_is(job: Job) -> None:
+    pattern = "https://code.example.com/{path}?at={commit}#{line}"
+    job.scan(job.write("a.sarif"), "--source-url", pattern, code=0)
+    assert job.last_run()["metadata"] == {"sourceUrl": pattern}
+    assert_one_line(job.scan("a.sarif", "--source-url", "javascript:{path}"), 2, "--source-url", "{path}")
 
 
 def test_what_is_said_goes_before_the_platforms_variables(job: Job) -> None:

@@ -37,7 +37,7 @@ def severities(job: Job) -> dict[str, str]:
 # ---------------------------------------------------------------------------
 
 BAD_CONFIGS = cases(
-    key=('excludes = ["tests/**"]', ("unknown key 'excludes'", "exclude, fail-on, severity, target, type")),
+    key=('excludes = ["tests/**"]', ("unknown key 'excludes'", "exclude, fail-on, severity, source-url, target, type")),
     empty_key=('"" = 1', ("unknown key ''",)),
     severity=('[severity]\n"S1" = "hgh"', ("[severity] \"S1\" = 'hgh'", "critical, high, medium, low, info")),
     number=('[severity]\n"S1" = 5', ('"S1" = 5', "say one of critical")),
@@ -52,6 +52,7 @@ BAD_CONFIGS = cases(
     bar=('fail-on = "hgh"', ("fail-on = 'hgh'", "critical, high, medium, low, info, none")),
     type=('type = "no name"', ("type = 'no name'", "such as ruff")),
     target=('target = "git@host:repo"', ("target = 'git@host:repo'", "http or https")),
+    source_url=('source-url = "https://example.com/"', ("source-url = 'https://example.com/'", "{path}")),
     text=("type = 5", ("type = 5",)),
     no_toml=("severity: low", ("is no TOML", "line 1")),
     deep=("type = " + "[" * 5000, ("is no TOML",)),
