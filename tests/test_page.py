@@ -692,7 +692,7 @@ def test_one_finding_shows_all_that_is_known(person: Person, findings: Findings)
     findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"})
     person.open(f"#/findings/{findings.ids[0]}")
     person.sees("The search field has no label", "h1")
-    assert person.page.locator("section .lines").first.inner_text() == WHOLE["description"]
+    assert person.page.locator("section .prose").first.inner_text() == WHOLE["description"]
     numbers = person.page.locator(".code .no").evaluate_all("all => all.map((each) => each.dataset.no)")
     assert numbers == ["41", "42"]
     assert person.page.locator(".steps").first.inner_text().split("\n") == ["Label it", "Then test"]
@@ -704,6 +704,116 @@ def test_one_finding_shows_all_that_is_known(person: Person, findings: Findings)
         person.sees(told, ".facts")
     assert person.page.locator(f".facts a[href='#/runs/{run}']").count() == 2
     assert person.page.title() == "The search field has no label · Findings"
+
+
+PICTURE = "http://127.0.0.1:9/picture.png"
+WRITTEN = cases(
+    url=("See (https://example.com/a?b=1).", ["https://example.com/a?b=1"]),
+    markdown=("- **Read** [this](https://example.com/a)\n- `code`", ["https://example.com/a"]),
+    script=("[x](javascript:alert(1)) [y][a]\n\n[a]: javascript:alert(2)", []),
+    tag=("<img src=x onerror=alert(1)> &lt;b>", []),
+    picture=(f"![x]({PICTURE})", [PICTURE]),
+    turning=("https://example.com/\u202egpj.exe", ["https://example.com/"]),
+)
+
+
+@pytest.mark.parametrize(("text", "links"), WRITTEN)
+def test_what_people_wrote_is_shown_as_they_wrote_it_with_links_to_the_web(
+    person: Person, findings: Findings, text: str, links: list[str]
+) -> None:
+    findings.report(
+        task(description=text, remediation=[{"instruction": text}], successCriteria=[{"description": text}])
+    )
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"comment": text})
+    fetched: list[str] = []
+    person.page.on("request", lambda request: fetched.append(request.url))
+    person.open(f"#/findings/{findings.ids[0]}")
+    playwright.expect(person.page.locator(".prose")).to_have_count(4)
+    assert set(person.page.locator(".prose").all_text_contents()) == {text}
+    found = person.page.locator(".prose a[target='_blank'][rel='noopener noreferrer nofollow']")
+    assert found.evaluate_all("all => all.map((each) => each.href)") == links * 4
+    assert person.page.locator(".prose a").count() == 4 * len(links)
+    person.misses(".prose img, .prose script")
+    assert PICTURE not in fetched
+
+
+def test_a_long_text_of_marks_is_there_at_once(person: Person, findings: Findings) -> None:
+    texts = [unit * (60_000 // len(unit)) for unit in ("*", "[", "`", "> ", "- a\n", "https://a.b/ ")]
+    findings.report(*(task(description=text, externalId=text[:9]) for text in texts))
+    for id_ in findings.ids:
+        person.open(f"#/findings/{id_}")
+        started = time.monotonic()
+        person.page.locator(".prose").first.wait_for()
+        assert time.monotonic() - started < 2 * slowness()
+
+
+def test_lines_from_right_to_left_begin_at_the_right(person: Person, findings: Findings) -> None:
+    findings.report(task(title="زر بدون اسم", description="زر بدون اسم\nA button\nצריך שם"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.page.locator(".prose").wait_for()
+    sides = person.page.locator(".prose").evaluate(
+        """box => {
+            const [range, { left, right }, text] = [new Range(), box.getBoundingClientRect(), box.firstChild];
+            return [[0, 11], [12, 20], [21, 28]].map(([start, end]) => {
+                range.setStart(text, start);
+                range.setEnd(text, end);
+                const line = range.getBoundingClientRect();
+                return line.left - left < right - line.right ? "left" : "right";
+            });
+        }"""
+    )
+    assert sides == ["right", "left", "right"]
+    assert person.page.locator("h1 bdi").evaluate("each => getComputedStyle(each).direction") == "rtl"
+
+
+@pytest.mark.parametrize(
+    ("label", "location", "marked"),
+    cases(
+        same=("src/a.py:9", "src/a.py:10", ["10"]),
+        column=("./src/a.py:9", "src/a.py:10:4", ["10"]),
+        far=("src/a.py:9", "src/a.py:309", ["309"]),
+        first=("src/a.py:9", "src/a.py:9", ["9"]),
+        another=("src/b.py:9", "src/a.py:10", []),
+        outside=("src/a.py:9", "src/a.py:8", []),
+        behind=("src/a.py:9", "src/a.py:999999999", []),
+        whole=("src/a.py:9", "src/a.py", []),
+        unnumbered=("src/a.py", "src/a.py:2", []),
+    ),
+)
+def test_the_line_of_a_finding_is_marked_in_its_code(
+    person: Person, findings: Findings, label: str, location: str, marked: list[str]
+) -> None:
+    code = "\n".join(f"line {n}" for n in range(400))
+    findings.report(task(location=location, evidence=[{"type": "code", "label": label, "content": code}]))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.page.locator(".code .line").first.wait_for()
+    found = person.page.locator(".code .marked .no").evaluate_all("all => all.map((each) => each.dataset.no)")
+    assert found == marked
+    told = person.page.locator(".code .marked").all_text_contents()
+    assert [text.strip().startswith("Here: line") for text in told] == [True] * len(marked)
+
+
+def test_a_finding_leads_to_its_line_in_the_repository_at_the_commit(person: Person, findings: Findings) -> None:
+    findings.report(task(location="src/a b.py:41"), metadata={"commit": "0" * 40})
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("0000000000", ".facts code")
+    person.misses(".facts a:has(code), .facts a:text-is('In the repository')")
+    told = {"commit": "0123456789abcdef", "repository": "https://code.example.com/shop.git"}
+    findings.report(task(location="src/a b.py:41", externalId="again"), metadata=told)
+    person.open(f"#/findings/{findings.ids[1]}")
+    link = person.page.get_by_role("link", name="In the repository")
+    there = "https://code.example.com/shop/blob/0123456789abcdef/src/a%20b.py#L41"
+    playwright.expect(link).to_have_attribute("href", there)
+    commit = person.page.get_by_role("link", name="0123456789", exact=True)
+    playwright.expect(commit).to_have_attribute("href", "https://code.example.com/shop/commit/0123456789abcdef")
+
+
+def test_a_finding_is_there_without_its_run(person: Person, findings: Findings) -> None:
+    run = findings.report(WHOLE)
+    person.route(f"**/runs/{run}", lambda route: route.abort())
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("src/app.py:41", ".facts")
+    person.misses("[role=alert]")
 
 
 @pytest.mark.parametrize(
@@ -1168,6 +1278,10 @@ HOSTILE = cases(
     word="W" * 10_000,
     controls="\x01\x08\x1b[31m\x7f\u2028\u2029\ufeff\ufffe\U000e0041",
     vnode='{"type": "script", "props": {"children": "alert(8)"}, "constructor": null, "__v": 1}',
+    markdown=(
+        "[x](javascript:alert(13)) ![x](http://127.0.0.1:9/picture.png) <javascript:alert(14)> https://[ https://\u202e\n"
+        f"[a]: javascript:alert(15)\n[y][a] https://example.com/{'x' * 3000} {'**[`_' * 900}"
+    ),
 )
 
 
@@ -1225,7 +1339,7 @@ def test_hostile_text_neither_runs_nor_breaks_the_layout(
 ) -> None:
     body = {"label": text[:200], "description": text, "extensionSchema": {"description": text}}
     findings.send("PUT", f"project-types/{findings.type}", body)
-    metadata = {"text": text, text[:100]: [text]}
+    metadata = {"text": text, text[:100]: [text], "repository": text, "commit": text, "sourceUrl": text}
     run = findings.report(hostile_task(text), metadata=metadata, targetUrl=f"https://example.com/{quote(text[:600])}")
     triage = {"status": "dismissed", "comment": text[:4000], "assignee": text[:200]}
     findings.send("PATCH", f"tasks/{findings.ids[0]}", triage)

@@ -2,22 +2,24 @@
 
 import { html, useState } from "./lib.js";
 import { Address, Copy, Text } from "./parts.js";
+import { placeOf } from "./source.js";
 import { number, webAddress } from "./words.js";
 
 const MOST_LINES = 200; // at first
 const PICTURE_TYPE = /screen|image|picture|photo/i;
 const PICTURE_FILE = /\.(?:png|jpe?g|gif|webp|avif|svg)$/i;
 
-/** Code or text with the numbers of its lines, the first of which may be another than 1. */
-export function Code({ text, first = 1, label }) {
+/** Code or text with the numbers of its lines, the first of which may be another than 1. One of several may be marked. */
+export function Code({ text, first = 1, marked, label }) {
 	const [whole, setWhole] = useState(false);
 	const lines = text.split("\n");
 	if (lines.length > 1 && lines.at(-1) === "") lines.pop();
-	const shown = whole ? lines : lines.slice(0, MOST_LINES);
+	const mark = lines.length > 1 ? marked - first : -1;
+	const shown = whole ? lines : lines.slice(0, mark < lines.length ? Math.max(MOST_LINES, mark + 20) : MOST_LINES);
 	return html`
 		<div class="code" role="group" aria-label=${label}>
-			<pre><code>${shown.map((line, index) => html`<span class="line">
-				<span class="no" aria-hidden="true" data-no=${first + index} /><bdi>${line}</bdi></span>`)}</code></pre>
+			<pre><code>${shown.map((line, index) => html`<span class="line ${index === mark ? "marked" : ""}">
+				<span class="no" aria-hidden="true" data-no=${first + index} />${index === mark && html`<span class="hidden">Here: </span>`}<bdi>${line}</bdi></span>`)}</code></pre>
 			<div class="buttons">
 				${lines.length > shown.length && html`
 					<button class="quiet" onClick=${() => setWhole(true)}>Show all ${number(lines.length)} lines</button>`}
@@ -28,6 +30,12 @@ export function Code({ text, first = 1, label }) {
 
 /** Return the line at which a piece of code begins, as a label like `src/app.py:12` has it. */
 const lineOf = (label) => Math.min(Number(/:(\d{1,9})$/.exec(label ?? "")?.[1]) || 1, 99_999_999);
+
+/** Return the line of a piece of code that a finding's location names, if that is in the same file. */
+function markedIn(label, location) {
+	const [shown, named] = [placeOf(label), placeOf(location)];
+	return shown.line && shown.path === named.path ? named.line : null;
+}
 
 /** A picture: one of another host is fetched only when somebody asks for it, because that host hears of it. */
 function Picture({ url, label }) {
@@ -40,7 +48,7 @@ function Picture({ url, label }) {
 	return html`<img src=${url} alt=${label || "Picture without a description"} onError=${() => setState("broken")} />`;
 }
 
-function Item({ item }) {
+function Item({ item, location }) {
 	const { type, label, url, content } = item;
 	const isData = /^data:/i.test(url ?? "");
 	const address = webAddress(url ?? "");
@@ -50,8 +58,9 @@ function Item({ item }) {
 			<div class="entry"><span class="kind"><${Text} of=${type} /></span> ${label && html`<strong><${Text} of=${label} /></strong>`}</div>
 			${url && !isData && html`<p><${Address} url=${url} /></p>`}
 			${isPicture && html`<${Picture} url=${isData ? url : address.href} label=${label} />`}
-			${content && html`<${Code} text=${content} first=${lineOf(label)} label=${label || type} />`}
+			${content && html`<${Code} text=${content} first=${lineOf(label)} marked=${markedIn(label, location)} label=${label || type} />`}
 		</li>`;
 }
 
-export const Evidence = ({ items }) => html`<ol class="evidence">${items.map((item) => html`<${Item} item=${item} />`)}</ol>`;
+export const Evidence = ({ items, location }) => html`
+	<ol class="evidence">${items.map((item) => html`<${Item} item=${item} location=${location} />`)}</ol>`;

@@ -7,8 +7,10 @@ import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useLoad, usePage, useStore } from "./lib.js";
 import { Address, Copy, Fact, Heading, Loaded, Place, Severity, Status, Text, Time } from "./parts.js";
+import { Prose } from "./prose.js";
 import { link, readRoute } from "./route.js";
 import { mayTriage } from "./session.js";
+import { commitOf, sourceLink } from "./source.js";
 import { DeleteButton, TriageButtons, triageKeys } from "./triage.js";
 import { Value } from "./values.js";
 import { count, cut, REASONS } from "./words.js";
@@ -55,6 +57,13 @@ export function Finding({ id }) {
 
 const Section = ({ title, children }) => html`<section><h2>${title}</h2>${children}</section>`;
 
+/** Load the run that last reported a finding, which tells the commit; whatever fails, the finding is there without it. */
+function useRun(id) {
+	const { api } = usePage();
+	const { data } = useLoad((signal) => api.get(pathOf("runs", id), {}, signal), [id]);
+	return data?.id === id ? data : null;
+}
+
 const Whole = ({ task, history, more, buttons }) => html`
 	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
 		<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /></p>
@@ -63,8 +72,8 @@ const Whole = ({ task, history, more, buttons }) => html`
 	${buttons && html`<div class="triage">${buttons}</div>`}
 	<div class="columns">
 		<article class="main">
-			${task.description && html`<${Section} title="Description"><p class="lines" dir="auto"><${Text} of=${task.description} /></p><//>`}
-			${task.evidence.length > 0 && html`<${Section} title="Evidence"><${Evidence} items=${task.evidence} /><//>`}
+			${task.description && html`<${Section} title="Description"><${Prose} of=${task.description} /><//>`}
+			${task.evidence.length > 0 && html`<${Section} title="Evidence"><${Evidence} items=${task.evidence} location=${task.location} /><//>`}
 			${task.remediation.length > 0 && html`<${Section} title="Remediation"><${Steps} steps=${task.remediation} /><//>`}
 			${task.successCriteria.length > 0 && html`<${Section} title="Success criteria"><${Criteria} of=${task.successCriteria} /><//>`}
 			${Object.keys(task.extensions).length > 0 && html`<${Section} title="Extensions"><${Value} of=${task.extensions} /><//>`}
@@ -81,35 +90,43 @@ const Whole = ({ task, history, more, buttons }) => html`
 
 const Steps = ({ steps }) => html`
 	<ol class="steps">${steps.map(({ step, instruction }) => html`
-		<li value=${step} class="lines" dir="auto"><${Address} url=${instruction} /></li>`)}</ol>`;
+		<li value=${step}><${Prose} of=${instruction} /></li>`)}</ol>`;
 
 const Criteria = ({ of }) => html`
 	<ul class="steps">
 		${of.map(({ description, automatable }) => html`
-			<li dir="auto"><span class="lines"><${Text} of=${description} /></span>
-				${automatable && html` <span class="kind">can be automated</span>`}</li>`)}
+			<li><${Prose} of=${description} />${automatable && html`<span class="kind">can be automated</span>`}</li>`)}
 	</ul>`;
 
 const Alike = ({ to, children, ...more }) => html`<a href=${link("findings", null, to)} ...${more}>${children}</a>`;
 
-const Facts = ({ task }) => html`
-	<dl class="facts">
-		<${Fact} name="Status"><${Status} is=${task.status} /><//>
-		${task.reason && html`<${Fact} name="Reason">${REASONS[task.reason] ?? task.reason}<//>`}
-		<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
-		<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
-		${task.rule && html`<${Fact} name="Rule"><${Alike} to=${{ rule: task.rule }}><${Text} of=${task.rule} /><//><//>`}
-		${task.location && html`
-			<${Fact} name="Location"><p><${Address} url=${task.location} /></p>
-				<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }}>Findings there<//><//>`}
-		${task.tags.length > 0 && html`
-			<${Fact} name="Tags"><ul class="tags">
-				${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} class="kind"><${Text} of=${tag} /><//></li>`)}</ul><//>`}
-		<${Place} of=${task} />
-		<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
-		<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
-		<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
-		<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
-		<${Fact} name="Changed"><${Time} at=${task.updatedAt} long /><//>
-		<${Fact} name="Id"><${Text} of=${task.id} /><//>
-	</dl>`;
+/** A link to where a repository has something, else its name. */
+const There = ({ href, children }) => (href ? html`<a href=${href} target="_blank" rel="noopener noreferrer">${children}</a>` : children);
+
+function Facts({ task }) {
+	const run = useRun(task.lastRunId);
+	const [commit, source] = run ? [commitOf(run), sourceLink(task, run)] : [];
+	return html`
+		<dl class="facts">
+			<${Fact} name="Status"><${Status} is=${task.status} /><//>
+			${task.reason && html`<${Fact} name="Reason">${REASONS[task.reason] ?? task.reason}<//>`}
+			<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
+			<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
+			${task.rule && html`<${Fact} name="Rule"><${Alike} to=${{ rule: task.rule }}><${Text} of=${task.rule} /><//><//>`}
+			${task.location && html`
+				<${Fact} name="Location"><p><${Address} url=${task.location} /></p>
+					${source && html`<p><${There} href=${source}>In the repository<//></p>`}
+					<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }}>Findings there<//><//>`}
+			${task.tags.length > 0 && html`
+				<${Fact} name="Tags"><ul class="tags">
+					${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} class="kind"><${Text} of=${tag} /><//></li>`)}</ul><//>`}
+			<${Place} of=${task} />
+			<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
+			<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
+			<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
+			${commit && html`<${Fact} name="Commit"><${There} href=${commit.href}><code>${commit.name}</code><//><//>`}
+			<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
+			<${Fact} name="Changed"><${Time} at=${task.updatedAt} long /><//>
+			<${Fact} name="Id"><${Text} of=${task.id} /><//>
+		</dl>`;
+}

@@ -3,6 +3,7 @@
 import { html } from "./lib.js";
 import { link } from "./route.js";
 import { Status, Text, Time } from "./parts.js";
+import { Prose } from "./prose.js";
 import { REASONS, STATUS_NAMES } from "./words.js";
 
 const FIELD_NAMES = { successCriteria: "criteria" };
@@ -31,5 +32,5 @@ export const HistoryEntry = ({ entry }) => html`
 			${entry.runId && html`<span> · <a href=${link("runs", entry.runId)}>run</a></span>`}
 			<span class="muted"> · <${Time} at=${entry.at} long /></span>
 		</div>
-		${entry.comment && html`<p class="lines said"><${Text} of=${entry.comment} /></p>`}
+		${entry.comment && html`<div class="said"><${Prose} of=${entry.comment} /></div>`}
 	</li>`;

@@ -4,6 +4,7 @@ import { pathOf } from "./api.js";
 import { Code } from "./evidence.js";
 import { html, useLoad, usePage } from "./lib.js";
 import { Fact, Heading, HowToSend, Loaded, Nothing, Text, Time } from "./parts.js";
+import { Prose } from "./prose.js";
 import { link } from "./route.js";
 import { count } from "./words.js";
 
@@ -39,7 +40,7 @@ const Whole = ({ type }) => html`
 	<${Heading} title=${type.label} />
 	<div class="columns">
 		<div class="main">
-			${type.description && html`<section><h2>Description</h2><p class="lines" dir="auto"><${Text} of=${type.description} /></p></section>`}
+			${type.description && html`<section><h2>Description</h2><${Prose} of=${type.description} /></section>`}
 			<section>
 				<h2>Extension schema</h2>
 				${type.extensionSchema === null

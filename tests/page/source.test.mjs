@@ -1,0 +1,56 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { commitOf, placeOf, sourceLink } from "../../findings_adapters/page/source.js";
+
+const REPOSITORY = "https://code.example.com/acme/shop";
+const runOf = (metadata, targetUrl = null) => ({ targetUrl, metadata: { repository: REPOSITORY, commit: "abc1234", ...metadata } });
+const linkOf = (location, metadata, targetUrl, extensions = {}) => sourceLink({ location, extensions }, runOf(metadata, targetUrl));
+
+test("a place is a path and a line", () => {
+	assert.deepEqual(placeOf("./src/a.py:12:5"), { path: "src/a.py", line: 12 });
+	assert.deepEqual(placeOf("src\\a.py:12"), { path: "src/a.py", line: 12 });
+	assert.deepEqual(placeOf("src/a.py"), { path: "src/a.py", line: null });
+	assert.deepEqual(placeOf(null), { path: "", line: null });
+});
+
+test("a line is linked as its host shows it", () => {
+	assert.equal(linkOf("src/a b?#é.py:12:5"), `${REPOSITORY}/blob/abc1234/src/a%20b%3F%23%C3%A9.py#L12`);
+	for (const [repository, link] of [
+		["https://github.com/acme/shop.git", "https://github.com/acme/shop/blob/abc1234/a.py#L3"],
+		["https://gitlab.example.com/a/b/c/", "https://gitlab.example.com/a/b/c/-/blob/abc1234/a.py#L3"],
+		["https://bitbucket.org/acme/shop", "https://bitbucket.org/acme/shop/src/abc1234/a.py#lines-3"],
+		["https://codeberg.org/acme/shop", "https://codeberg.org/acme/shop/src/commit/abc1234/a.py#L3"],
+		["https://ada:secret@code.example.com/acme/shop?a#b", `${REPOSITORY}/blob/abc1234/a.py#L3`],
+	]) assert.equal(linkOf("a.py:3", { repository }), link);
+	assert.equal(linkOf("a.py:3", { pipeline: `${REPOSITORY}/-/pipelines/7` }), `${REPOSITORY}/-/blob/abc1234/a.py#L3`);
+});
+
+test("a target at a known forge stands for the repository", () => {
+	assert.equal(linkOf("a.py:3", { repository: "" }, "https://github.com/acme/shop"), "https://github.com/acme/shop/blob/abc1234/a.py#L3");
+	assert.equal(linkOf("a.py:3", { repository: "" }, "https://shop.example.com/acme/shop"), null);
+	assert.equal(linkOf("a.py:3", { repository: "ssh://example.com/shop" }, "https://github.com/acme/shop"), null);
+});
+
+test("a pattern says it otherwise", () => {
+	assert.equal(linkOf("d/a.py:3", { sourceUrl: "https://x.example/{path}?at={commit}#{line}" }), "https://x.example/d/a.py?at=abc1234#3");
+	assert.equal(linkOf("d/a.py:3", { sourceUrl: "https://x.example/{path}", repository: null, commit: null }), "https://x.example/d/a.py");
+	for (const sourceUrl of ["javascript:{path}", "https://x.example/{path}/{other}", "{path}", "data:text/html,{path}"]) {
+		assert.equal(linkOf("d/a.py:3", { sourceUrl }), null);
+	}
+});
+
+test("nothing leads out of the repository, and what is no file is not linked", () => {
+	for (const location of [
+		"../a.py:3", "a/../../b:3", "/etc/passwd:3", "C:/a.py:3", "https://example.com/x:3", "//example.com/x:3",
+		"javascript:alert(1):3", "a//b:3", "..\\a:3", "", null, "pkg.mod.f", "\ud800:3",
+	]) assert.equal(linkOf(location), null, location);
+	assert.equal(linkOf("Dockerfile", {}, null, { file: "Dockerfile" }), `${REPOSITORY}/blob/abc1234/Dockerfile#L1`);
+	for (const commit of ["..", "a/b", 5, null, {}, "abc?x"]) assert.equal(linkOf("a.py:3", { commit }), null);
+});
+
+test("a commit is linked where its repository is known", () => {
+	assert.deepEqual(commitOf(runOf({ commit: "0123456789abcdef" })), { name: "0123456789", href: `${REPOSITORY}/commit/0123456789abcdef` });
+	assert.equal(commitOf(runOf({ repository: null })).href, null);
+	assert.equal(commitOf(runOf({ commit: "<b>" })), undefined);
+});
