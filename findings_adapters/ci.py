@@ -794,10 +794,10 @@ COMMIT = r"[0-9A-Za-z]{1,64}\Z"
 
 def source_of(documents: Documents) -> dict[str, str]:
     """Return the repository and the commit that documents say first they are about (SARIF 2.1.0, 3.14.28)."""
-    from findings_adapters.sarif.reading import objects_at
-
-    for _, document in documents:
-        for each in objects_at(json.loads(document), "runs", "versionControlProvenance"):
+    logs = (json.loads(document) for _, document in documents)
+    for run in (run for log in logs for run in log["runs"] if run):
+        told = run.get("versionControlProvenance")
+        for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
             repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId"))
             repository = regex.sub(r"(?<=://)[^/@]*@", "", repository[:2048])  # nobody's password is kept
             if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
