@@ -434,6 +434,22 @@ def test_a_wrong_key_is_told(person: Person) -> None:
     assert kept(person) == (0, 0)
 
 
+def test_another_tab_takes_the_key_over_and_keeps_it_nowhere(make_person: Callable[..., Person]) -> None:
+    person = make_person(locale="en")
+    person.page.goto(person.address)
+    person.sign_in(person.key)
+    other = person.page.context.new_page()
+    other.goto(person.address)
+    other.locator("header.top").wait_for()
+    assert other.evaluate("sessionStorage.length + localStorage.length") == 0
+    other.get_by_role("button", name="Sign out").click()
+    for page in (person.page, other):
+        page.locator("form.signin").wait_for()
+    assert kept(person) == (0, 0)
+    other.reload()
+    other.locator("form.signin").wait_for()
+
+
 def test_a_key_that_may_only_read_sees_nothing_that_it_may_not_use(
     make_person: Callable[..., Person], findings: Findings
 ) -> None:
@@ -443,6 +459,8 @@ def test_a_key_that_may_only_read_sees_nothing_that_it_may_not_use(
     person.sign_in(person.key)
     person.sees_titles("Finding 1", "Finding 0")
     person.press("j", "x", "4", "a", "c", "1")
+    person.sees("The key “reader” is of level read: to triage takes one of level full.", ".toast")
+    person.sees("reader · default · read", ".me")
     person.misses("dialog, .actions, input[type=checkbox]")
     person.press("Enter")
     person.sees("Finding 1", "h1")
@@ -709,10 +727,10 @@ def test_one_finding_shows_all_that_is_known(person: Person, findings: Findings)
 PICTURE = "http://127.0.0.1:9/picture.png"
 WRITTEN = cases(
     url=("See (https://example.com/a?b=1).", ["https://example.com/a?b=1"]),
-    markdown=("- **Read** [this](https://example.com/a)\n- `code`", ["https://example.com/a"]),
+    markdown=("- **Read** [this](https://example.com/a)\n- `code`\n```sh\nls\n```", ["https://example.com/a"]),
     script=("[x](javascript:alert(1)) [y][a]\n\n[a]: javascript:alert(2)", []),
     tag=("<img src=x onerror=alert(1)> &lt;b>", []),
-    picture=(f"![x]({PICTURE})", [PICTURE]),
+    picture=(f"Look: ![x]({PICTURE})", [PICTURE]),
     turning=("https://example.com/\u202egpj.exe", ["https://example.com/"]),
 )
 
@@ -729,7 +747,8 @@ def test_what_people_wrote_is_shown_as_they_wrote_it_with_links_to_the_web(
     person.page.on("request", lambda request: fetched.append(request.url))
     person.open(f"#/findings/{findings.ids[0]}")
     playwright.expect(person.page.locator(".prose")).to_have_count(4)
-    assert set(person.page.locator(".prose").all_text_contents()) == {text}
+    shown = re.sub(r"\*\*|`+(sh\n)?|\[([^\]]*)\]\(https?:[^)]*\)", r"\2", text).removesuffix("\n")
+    assert set(person.page.locator(".prose").all_text_contents()) == {shown}
     found = person.page.locator(".prose a[target='_blank'][rel='noopener noreferrer nofollow']")
     assert found.evaluate_all("all => all.map((each) => each.href)") == links * 4
     assert person.page.locator(".prose a").count() == 4 * len(links)
@@ -1037,6 +1056,94 @@ def test_many_at_once_are_counted_before_and_all_or_none(person: Person, finding
 
 
 @in_every_browser
+def test_shift_and_a_click_choose_a_range(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(9))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("9 findings", ".total")
+    boxes = person.page.locator("tbody input[type=checkbox]")
+    boxes.nth(1).click()
+    boxes.nth(5).click(modifiers=["Shift"])
+    person.sees("5 findings selected", ".actions")
+    all_of_them = person.page.get_by_label("Select all on this page")
+    playwright.expect(all_of_them).to_have_js_property("indeterminate", True)
+    boxes.nth(4).click()
+    boxes.nth(3).click(modifiers=["Shift"])
+    person.sees("3 findings selected", ".actions")
+    all_of_them.check()
+    person.sees("9 findings selected", ".actions")
+    playwright.expect(all_of_them).to_have_js_property("indeterminate", False)
+
+
+def test_all_that_match_are_decided_in_thousands_and_undone_at_once(person: Person, findings: Findings) -> None:
+    for start in (0, 700):
+        findings.report(*(task(title=f"{start + n}", externalId=f"{start + n}") for n in range(700)))
+    findings.send("PATCH", f"tasks/{findings.ids[3]}", {"status": "in_progress"})
+    person.open(f"#/findings?projectType={findings.type}&status=open,in_progress")
+    person.sees("1,400 findings", ".total")
+    asked: list[str] = []
+    person.page.on("request", lambda request: asked.append(f"{request.method} {request.url.split('?')[0]}"))
+    person.press("j", "x")
+    person.page.get_by_role("button", name="Select all 1,400 that match").click()
+    person.sees("1,400 findings selected", ".actions")
+    person.press("4", "Space", "Enter")
+    person.sees("Dismissed: 1,400 findings.", ".toast")
+    person.sees("0 findings", ".total")
+    assert [line for line in asked if line.startswith("PATCH")] == [f"PATCH {person.address}api/v1/tasks"] * 2
+    assert not [line for line in asked if "/tasks/" in line]
+    assert {findings.read(index)["reason"] for index in (0, 3, 700, 1399)} == {"false_positive"}
+    person.press("u")
+    person.sees("1,400 findings", ".total")
+    assert [findings.read(index)["status"] for index in (0, 3, 700, 1399)] == ["open", "in_progress", "open", "open"]
+
+
+@pytest.mark.parametrize(
+    ("by", "keys", "gone", "left"),
+    cases(
+        rule=("Rule", "", [0, 1], [2, 3]),
+        file=("File", "", [0, 2], [1, 3]),
+        without=("Rule", "jj", [3], [0, 1, 2]),
+        assignee=("Assignee", "j", [1], [0, 2, 3]),
+    ),
+)
+def test_a_group_is_decided_about_at_once(
+    person: Person, findings: Findings, by: str, keys: str, gone: list[int], left: list[int]
+) -> None:
+    findings.report(
+        task(title="A", rule="S101", location="src/a.py:1"),
+        task(title="B", rule="S101", location="src/a.py/b.py:1:2"),
+        task(title="C", rule="S102", location="src/a.py:7"),
+        task(title="D", location="src/d.py"),
+    )
+    findings.send("PATCH", f"tasks/{findings.ids[1]}", {"assignee": "Ada"})
+    person.open(f"#/findings?projectType={findings.type}&status=open")
+    person.sees("4 findings", ".total")
+    person.page.get_by_label("Group by").select_option(label=by)
+    person.sees(re.compile(r"\d groups"), ".total")
+    person.page.evaluate("document.activeElement.blur()")
+    person.press("j", *keys, "4", "Space", "Enter")
+    person.sees("Dismissed", ".toast")
+    assert [index for index in range(4) if findings.read(index)["status"] == "dismissed"] == gone
+    person.page.get_by_label("Group by").select_option(label="Nothing")
+    person.sees_titles(*("ABCD"[index] for index in reversed(left)))
+
+
+def test_a_group_leads_to_its_list_and_escape_back(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2, rule="S101"), task(title="Other", rule="S102"))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("3 findings", ".total")
+    person.press("g")
+    person.sees("2 groups", ".total")
+    person.press("j", "Enter")
+    person.sees_titles("Finding 1", "Finding 0")
+    person.press("j", "Enter")
+    person.sees("Finding 1", "h1")
+    person.press("Escape")
+    person.sees_titles("Finding 1", "Finding 0")
+    person.press("Escape")
+    person.sees("2 groups", ".total")
+    playwright.expect(person.page.get_by_role("link", name="S101")).to_be_focused()
+
+
 def test_undo_brings_back_what_each_finding_was(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3))
     findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "duplicate"})
@@ -1109,6 +1216,92 @@ def test_a_finding_leads_to_the_next_of_its_list(person: Person, findings: Findi
     person.sees("In progress", f"tr:has(#row-{findings.ids[1]}) .status")
 
 
+def test_the_keys_go_on_over_the_ends_of_pages(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(52))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("1–50 of 52", ".pager")
+    person.press("j")
+    person.page.locator(f"#row-{findings.ids[2]}").focus()
+    person.press("j")
+    person.sees("51–52 of 52", ".pager")
+    playwright.expect(person.page.locator(f"#row-{findings.ids[1]}")).to_be_focused()
+    person.press("k")
+    playwright.expect(person.page.locator(f"#row-{findings.ids[2]}")).to_be_focused()
+
+
+def test_escape_leads_back_to_where_one_came_from(person: Person, findings: Findings) -> None:
+    run = findings.report(task(title="One"))
+    person.open(f"#/runs/{run}")
+    person.page.get_by_role("link", name="One", exact=True).click()
+    person.sees("One", "h1")
+    person.page.evaluate("document.activeElement.blur()")
+    person.press("Escape")
+    person.sees("Run of", "h1")
+
+
+def test_what_is_new_is_told_and_loaded_when_asked(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    look = "dispatchEvent(new Event('focus'))"
+    with person.page.expect_response("**/tasks?*") as looked:
+        person.page.evaluate(look)
+    assert looked.value.status == 304
+    findings.report(task(title="Third", externalId="third"))
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "in_progress"})
+    person.page.evaluate(look)
+    person.sees("1 new, 1 changed", ".news")
+    person.sees_titles("Finding 1", "Finding 0")
+    person.press("r")
+    person.sees_titles("Third", "Finding 1", "Finding 0")
+    person.misses(".news > *")
+
+
+def test_back_online_the_view_loads_itself(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    person.page.context.set_offline(True)
+    person.page.get_by_role("button", name="High").click()
+    person.sees("can't be reached", "[role=alert]")
+    findings.report(task(title="Third", externalId="third"))
+    person.page.context.set_offline(False)
+    person.sees_titles("Third", "Finding 1", "Finding 0")
+    person.misses("[role=alert]")
+
+
+@pytest.mark.parametrize("what", ["finding", "run", "project-type"])
+def test_what_is_deleted_is_confirmed_by_typing(person: Person, findings: Findings, what: str) -> None:
+    run = findings.report(*([] if what == "project-type" else numbered(1)))
+    if what == "project-type":
+        findings.server.request("DELETE", f"{API}/runs/{run}")
+    paths = {"finding": "tasks/ID", "run": "runs/RUN", "project-type": "project-types/TYPE"}
+    path = paths[what].replace("RUN", run).replace("TYPE", findings.type).replace("ID", (*findings.ids, "")[0])
+    person.open(f"#/{path.replace('tasks', 'findings')}")
+    person.page.get_by_role("button", name="Delete …").click()
+    person.type("delet")
+    person.press("Enter")
+    findings.send("GET", path)
+    person.type("e")
+    person.press("Enter")
+    person.sees("Deleted", ".toast")
+    person.sees(re.compile("^(Findings|Runs|Project types)$"), "h1")
+    findings.send("GET", path, status=404)
+
+
+def test_what_is_listed_is_saved_as_csv_or_sarif(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(60), task(title="Other", severity="low"))
+    person.open(f"#/findings?projectType={findings.type}&severity=high")
+    person.sees("60 findings", ".total")
+    saved = {}
+    for name in ("CSV", "SARIF"):
+        with person.page.expect_download() as download:
+            person.page.get_by_role("button", name=name, exact=True).click()
+        saved[download.value.suggested_filename] = Path(download.value.path()).read_text("utf-8")
+    assert len(saved["findings.csv"].splitlines()) == 61
+    assert len(json.loads(saved["findings.sarif"])["runs"][0]["results"]) == 60
+
+
 def test_keys_are_told_and_can_be_switched_off(person: Person, findings: Findings) -> None:
     findings.report(task(title="One"))
     person.open(f"#/findings/{findings.ids[0]}")
@@ -1142,10 +1335,10 @@ def test_somebody_elses_triage_meanwhile_is_shown_and_not_overwritten(
     findings.send("PATCH", f"tasks/{findings.ids[0]}", body)
     person.press(*("j" if "?" in place else ""), "3", "Enter")
     person.sees("Somebody changed this finding meanwhile", "dialog h2")
-    for told in ("Open", "Dismissed", "Resolved", "Accepted risk", "We know", "first"):
+    for told in ("Open", "Dismissed", "Accepted risk", "We know", "first", "You wanted: resolve as fixed."):
         person.sees(told, "dialog")
     assert findings.read(0)["status"] == "dismissed"
-    person.page.get_by_role("button", name="Apply mine anyway").click()
+    person.page.get_by_role("button", name="Resolve “One” anyway").click()
     person.sees("Resolved: “One”.", ".toast")
     assert findings.read(0)["status"] == "resolved"
 
@@ -1155,18 +1348,18 @@ def test_conflicts_of_what_was_kept_are_asked_about_one_by_one(person: Person, f
     person.open(f"#/findings?projectType={findings.type}")
     person.sees("3 findings", ".total")
     person.page.context.set_offline(True)
-    person.press("j", "3", "Enter", "j", "3", "Enter", "j", "3", "Enter")
+    person.press("j", "2", "j", "2", "j", "2")
     person.sees("3 changes not sent yet", ".outbox")
     for task_id in findings.ids[1:]:
         findings.send("PATCH", f"tasks/{task_id}", {"assignee": "Ada"})
     person.page.context.set_offline(False)
     person.sees("Somebody changed", "dialog h2")
     person.misses(".outbox")
-    person.page.get_by_role("button", name="Leave it as it is").click()
-    person.page.get_by_role("button", name="Apply mine anyway").click()
+    person.page.get_by_role("button", name="Change nothing").click()
+    person.page.get_by_role("button", name="Start “Finding 1” anyway").click()
     person.misses("dialog")
-    person.sees("Resolved: “Finding 1”", ".toast")
-    assert [findings.read(index)["status"] for index in range(3)] == ["resolved", "resolved", "open"]
+    person.sees("In progress: “Finding 1”", ".toast")
+    assert [findings.read(index)["status"] for index in range(3)] == ["in_progress", "in_progress", "open"]
 
 
 def test_many_do_not_overwrite_what_somebody_else_decided(person: Person, findings: Findings) -> None:
@@ -1179,7 +1372,7 @@ def test_many_do_not_overwrite_what_somebody_else_decided(person: Person, findin
     person.type("All of these")
     person.press("Control+Enter")
     person.sees("Somebody changed 1 of 3 findings meanwhile", "dialog h2")
-    for told in ("Finding 1", "Resolved", "Fixed", "All of these", "Dismiss all 3 anyway"):
+    for told in ("Finding 1", "Resolved", "Fixed", "All of these", "Dismiss 3 findings anyway"):
         person.sees(told, "dialog")
     assert [findings.read(n)["status"] for n in range(3)] == ["open", "resolved", "open"]
     person.page.get_by_role("button", name="Skip 1 and dismiss 2").click()
@@ -1199,6 +1392,23 @@ def test_a_run_that_saw_it_again_is_no_conflict(person: Person, findings: Findin
     person.press("2")
     person.sees("In progress: “One”.", ".toast")
     assert (findings.read(0)["status"], findings.read(0)["timesSeen"]) == ("in_progress", 2)
+
+
+def test_what_is_typed_is_there_after_a_reload(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(2))
+    person.open(f"#/findings?projectType={findings.type}")
+    person.sees("2 findings", ".total")
+    person.press("j", "x", "j", "x", "c")
+    person.type("Half an hour of thought")
+    person.page.reload()
+    person.sees("Comment on 2 findings", "dialog h2")
+    assert person.page.locator("dialog textarea").input_value() == "Half an hour of thought"
+    person.press("Control+Enter")
+    person.sees("Commented on 2 findings.", ".toast")
+    assert findings.history(0)[-1]["comment"] == "Half an hour of thought"
+    person.page.reload()
+    person.sees("2 findings", ".total")
+    person.misses("dialog")
 
 
 def test_what_cannot_be_sent_stays_and_says_so(person: Person, findings: Findings) -> None:

@@ -49,7 +49,11 @@ function List({ query, filters, search }) {
 	const news = useNews("tasks", list);
 	const [chosen, setChosen] = useState(new Map());
 	const latest = useRef(0); // the row that was chosen last, where a range begins
-	const clear = () => setChosen(new Map());
+	const pending = useRef(null); // all that match, until they are read
+	const clear = () => {
+		pending.current = null;
+		setChosen(new Map());
+	};
 
 	useEffect(clear, [JSON.stringify(filters)]);
 	useEffect(() => setChosen((old) => new Map([...old].filter(([id]) => !ids.includes(id)))), [ids]);
@@ -74,15 +78,16 @@ function List({ query, filters, search }) {
 		return next;
 	});
 	const chooseMatching = async () => {
-		try {
-			setChosen(new Map((await gather(page, filters)).map((task) => [task.id, task])));
-		} catch (error) {
-			changes.say(error.message);
-		}
+		const all = { length: data.total, ready: gather(page, filters) };
+		pending.current = all;
+		const found = await all.ready.catch((error) => changes.say(error.message));
+		if (pending.current !== all) return;
+		pending.current = null;
+		if (found) setChosen(new Map(found.map((task) => [task.id, task])));
 	};
 	const at = tasks.find((each) => each.id === cursor);
 	const present = (task) => tasks.find(({ id }) => id === task.id) ?? task;
-	const affected = () => (chosen.size ? [...chosen.values()].map(present) : at ? [at] : []);
+	const affected = () => pending.current ?? (chosen.size ? [...chosen.values()].map(present) : at ? [at] : []);
 	const people = () => knownPeople(memory, tasks);
 	const back = () => {
 		if (chosen.size) clear();
@@ -97,7 +102,7 @@ function List({ query, filters, search }) {
 		g: () => change({ group: "rule" }),
 		r: list.reload,
 		Escape: back,
-		...(full ? { x: () => at && choose(at), X: chooseMatching } : {}),
+		...(full ? { x: () => at && choose(at), X: () => data?.total && chooseMatching() } : {}),
 		...triageKeys(page, affected, people),
 	});
 
@@ -122,7 +127,7 @@ function List({ query, filters, search }) {
 				${chosen.size < Math.min(data.total, MOST_GATHERED) && html`
 					<button onClick=${chooseMatching}>Select ${data.total > MOST_GATHERED ? "the first" : "all"}${" "}
 						${number(Math.min(data.total, MOST_GATHERED))} that match <kbd aria-hidden="true">X</kbd></button>`}
-				<${TriageButtons} chosen=${affected} people=${people} is=${statusOf(affected())} />
+				<${TriageButtons} chosen=${affected} people=${people} is=${statusOf([...chosen.values()].map(present))} />
 				<button class="quiet" onClick=${clear}>Clear</button>
 			</section>`}`;
 }

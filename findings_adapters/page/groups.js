@@ -38,14 +38,16 @@ export function Groups({ query, filters, search }) {
 	const enter = () => (memory.groups = location.hash); // where Escape leads from the list of a group
 	const at = groups.find(({ id }) => id === cursor);
 	const taken = () => (chosen.size ? groups.filter(({ id }) => chosen.has(id)) : at ? [at] : []);
-	const affected = async () => {
+	const read = async (several) => {
 		const found = new Map();
-		for (const { value } of taken()) {
+		for (const { value } of several) {
 			const tasks = await gather(page, { ...filters, ...filtersOf(by, value) }, (task) => isOf(by, value, task));
 			for (const task of tasks) found.set(task.id, task); // one with two tags is in two groups
 		}
 		return [...found.values()].slice(0, MOST_GATHERED);
 	};
+	const sizeOf = (several) => several.reduce((sum, { total }) => sum + total, 0);
+	const affected = () => (taken().length ? { length: sizeOf(taken()), ready: read(taken()) } : []);
 	const choose = (group) => setChosen((old) => {
 		const next = new Set(old);
 		if (!next.delete(group.id)) next.add(group.id);
@@ -57,7 +59,7 @@ export function Groups({ query, filters, search }) {
 		g: () => change({ group: "" }),
 		r: loaded.reload,
 		Escape: () => setChosen(new Set()),
-		...(full ? { x: () => at && choose(at) } : {}),
+		...(full ? { x: () => at && choose(at), X: () => setChosen(new Set(groups.map(({ id }) => id))) } : {}),
 		...triageKeys(page, affected, () => []),
 	});
 	const columns = { title: GROUPINGS[by], total: "Findings", ...Object.fromEntries(SEVERITIES.map((name) => [`of-${name}`, capital(name)])) };
@@ -80,7 +82,7 @@ export function Groups({ query, filters, search }) {
 		<//>
 		${full && chosen.size > 0 && html`
 			<section class="actions" aria-label="What to do with the selected groups">
-				<strong aria-live="polite">${count(chosen.size, "group")} selected, ${count(taken().reduce((sum, { total }) => sum + total, 0), "finding")}</strong>
+				<strong aria-live="polite">${count(chosen.size, "group")} selected, ${count(sizeOf(taken()), "finding")}</strong>
 				<${TriageButtons} chosen=${affected} people=${() => []} />
 				<button class="quiet" onClick=${() => setChosen(new Set())}>Clear</button>
 			</section>`}`;

@@ -83,7 +83,7 @@ export function useCursor(items, left) {
 		show(id);
 	};
 	useLayoutEffect(() => {
-		if (!items || cursor === null) return;
+		if (!items || cursor === null || items === place.current.before) return;
 		const index = items.findIndex(({ id }) => id === cursor);
 		if (index >= 0) place.current.index = index;
 		else setCursor(items[Math.min(place.current.index, items.length - 1)]?.id ?? null, place.current.focus);
@@ -101,7 +101,7 @@ export function useCursor(items, left) {
 	};
 	const waitFor = (index) => {
 		setCursor("", true);
-		place.current.index = index;
+		Object.assign(place.current, { index, before: items });
 	};
 	return { cursor, setCursor, move, waitFor };
 }

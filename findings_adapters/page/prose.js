@@ -1,10 +1,18 @@
-// What people and agents wrote, as they wrote it: their lines, each in its own direction, and links to the web.
+// What people and agents wrote, as they wrote it: their lines, each in its own direction. Of Markdown, headings, strong
+// words, code and links are shown as such; all else is text that reads well as it is.
 
 import { html } from "./lib.js";
 import { webAddress } from "./words.js";
 
-const MOST_LINKS = 300; // in a text, for the browser's sake
-const URLS = /\bhttps?:\/\/[^\s<>"`\p{Cc}\p{Bidi_C}]+/giu;
+const MOST_PIECES = 600; // of a text, for the browser's sake
+const MARKS = new RegExp([
+	/(?<=^|\n)```[^\n]*\n(?<block>[^]*?)\n```[^\n]*/, // bounded each, so that no text takes long
+	/`(?<code>[^`\n]{1,500})`/,
+	/\*\*(?<strong>[^*\n]{1,500})\*\*/,
+	/(?<=^|\n)#{1,6} (?<heading>[^\n]{1,500})/,
+	/\[(?<words>[^\][\n]{1,500})\]\((?<target>https?:\/\/[^\s()<>"`\p{Cc}\p{Bidi_C}]{1,2000})\)/u,
+	/\b(?<url>https?:\/\/[^\s<>"`\p{Cc}\p{Bidi_C}]+)/u,
+].map(({ source }) => source).join("|"), "giu");
 
 /** Return how long a URL in a sentence is: without what ends the sentence, or closes a bracket that was open before. */
 function lengthOf(url) {
@@ -14,23 +22,32 @@ function lengthOf(url) {
 	return end;
 }
 
-/** Return the pieces of a text: texts, and links as {url, href}. Together they are the text. */
+/** Return the pieces of a text: texts, and {kind, text, href?}, where `kind` is block, code, strong, heading or link. */
 export function piecesOf(text) {
 	const pieces = [];
 	let done = 0;
-	for (const { 0: found, index } of text.matchAll(URLS)) {
-		if (pieces.length >= 2 * MOST_LINKS) break;
-		const url = found.slice(0, lengthOf(found));
-		const address = webAddress(url);
-		if (!address) continue;
-		pieces.push(text.slice(done, index), { url, href: address.href });
-		done = index + url.length;
+	for (const { 0: found, index, groups } of text.matchAll(MARKS)) {
+		if (pieces.length >= MOST_PIECES) break;
+		const { words, target, url, ...marked } = groups;
+		const [kind] = Object.keys(marked).filter((name) => marked[name] !== undefined);
+		const address = target ?? url?.slice(0, lengthOf(url));
+		const href = kind ? undefined : webAddress(address)?.href;
+		if (!kind && !href) continue;
+		pieces.push(text.slice(done, index), kind ? { kind, text: marked[kind] } : { kind: "link", text: words ?? address, href });
+		done = index + (url ? address.length : found.length);
 	}
 	return [...pieces, text.slice(done)].filter((piece) => piece !== "");
 }
 
+const DRAWN = {
+	block: ({ text }) => html`<code class="block">${text}</code>`,
+	code: ({ text }) => html`<code><bdi>${text}</bdi></code>`,
+	strong: ({ text }) => html`<strong><bdi>${text}</bdi></strong>`,
+	heading: ({ text }) => html`<strong><bdi>${text}</bdi></strong>`,
+	link: ({ text, href }) => html`
+		<a href=${href} title=${href} target="_blank" rel="noopener noreferrer nofollow"><bdi>${text}</bdi></a>`,
+};
+
 /** A text of strangers as a block of its own, which nothing in it turns around what stands outside of. */
 export const Prose = ({ of }) => html`
-	<div class="prose" dir="auto">${piecesOf(of).map((piece) => (piece.href
-		? html`<a href=${piece.href} target="_blank" rel="noopener noreferrer nofollow"><bdi>${piece.url}</bdi></a>`
-		: piece))}</div>`;
+	<div class="prose" dir="auto">${piecesOf(of).map((piece) => (piece.kind ? DRAWN[piece.kind](piece) : piece))}</div>`;

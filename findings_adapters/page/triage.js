@@ -4,13 +4,14 @@ import { API, pathOf } from "./api.js";
 import { keepable } from "./decisions.js";
 import { HistoryEntry } from "./history.js";
 import { html, useLoad, usePage, useState, useStore } from "./lib.js";
-import { Dialog, Failed, Status, Text, Time } from "./parts.js";
+import { Dialog, Failed, Status, Text } from "./parts.js";
 import { link } from "./route.js";
 import { mayTriage } from "./session.js";
-import { capital, count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES, STATUS_VERBS, STATUSES } from "./words.js";
+import { count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES, STATUS_VERBS, STATUSES } from "./words.js";
 
 const DRAFT = `findings:draft:${API.pathname}`;
 const LAST_REASON = "findings:reason:"; // of each status
+const MOST_MET = 20; // findings of a conflict that are shown
 const FIRST_REASONS = { resolved: "fixed" };
 
 const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch((error) => changes.say(error.message));
@@ -24,20 +25,21 @@ function ask({ dialog, changes, session }, kind, tasks, more = {}) {
 }
 
 function giveStatus(page, tasks, status) {
-	if (tasks.length !== 1 || REASONS_FOR[status] || !mayTriage(page.session.get())) ask(page, "status", tasks, { status });
+	if (tasks.length !== 1 || tasks.ready || REASONS_FOR[status] || !mayTriage(page.session.get())) ask(page, "status", tasks, { status });
 	else carryOutAtOnce(page, { tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` });
 }
 
 export const undoLast = ({ changes }) => changes.undo().catch((error) => changes.say(error.message));
 
-/** Return what begins each decision about what `chosen` returns, now or in a while. */
+/** Return what begins each decision about what `chosen` returns: findings, or {length, ready: a promise of them}. */
 function decisionsOf(page, chosen, people) {
 	const about = (decide) => async () => {
-		try {
-			decide(await chosen());
-		} catch (error) {
-			page.changes.say(error.message);
-		}
+		const tasks = chosen();
+		decide(tasks);
+		if (!tasks.ready) return;
+		const found = await tasks.ready.catch((error) => page.changes.say(error.message));
+		const asked = page.dialog.get();
+		if (found && asked?.tasks === tasks) page.dialog.set({ ...asked, tasks: found });
 	};
 	return {
 		...Object.fromEntries(STATUSES.map((status) => [status, about((tasks) => giveStatus(page, tasks, status))])),
@@ -81,13 +83,13 @@ function useDraft(asked) {
 	const [text, setText] = useState(asked.text ?? "");
 	return [text, (next) => {
 		setText(next);
-		if (next) sessionStorage.setItem(DRAFT, JSON.stringify({ ...keepable(asked), text: next }));
+		if (next && !asked.tasks.ready) sessionStorage.setItem(DRAFT, JSON.stringify({ ...keepable(asked), text: next }));
 		else sessionStorage.removeItem(DRAFT);
 	}];
 }
 
 /** A dialog that carries a change out, and stays with all that was typed where that is refused. */
-function Asking({ title, action, submit, children }) {
+function Asking({ title, action, tasks, submit, children }) {
 	const { dialog, changes } = usePage();
 	const [{ error, busy }, setState] = useState({});
 	const close = () => {
@@ -101,7 +103,7 @@ function Asking({ title, action, submit, children }) {
 		const mine = dialog.get(); // it may be closed, and another one open, before there is an answer
 		const isOpen = () => dialog.get() === mine;
 		try {
-			await submit();
+			await submit(await (tasks?.ready ?? tasks));
 			if (isOpen()) close();
 		} catch (refused) {
 			if (isOpen()) setState({ error: refused });
@@ -137,13 +139,13 @@ function StatusDialog({ asked }) {
 	const [reason, setReason] = useState(sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status]);
 	const verb = STATUS_VERBS[status];
 	const reasons = REASONS_FOR[status] && [...REASONS_FOR[status], ""];
-	const submit = () => {
+	const submit = (found) => {
 		if (reasons) sessionStorage.setItem(LAST_REASON + status, reason);
 		const fields = { status, ...(reason && reasons ? { reason } : {}), ...(text.trim() ? { comment: text } : {}) };
-		return changes.carryOut({ tasks, fields, verb, what: `${STATUS_NAMES[status]}: ` });
+		return changes.carryOut({ tasks: found, fields, verb, what: `${STATUS_NAMES[status]}: ` });
 	};
 	return html`
-		<${Asking} title="${verb} ${object(tasks)}?" action=${verb} submit=${submit}>
+		<${Asking} title="${verb} ${object(tasks)}?" action=${verb} tasks=${tasks} submit=${submit}>
 			${reasons && html`
 				<fieldset class="choices"><legend>Reason</legend>
 					${reasons.map((name, index) => html`
@@ -158,9 +160,9 @@ function StatusDialog({ asked }) {
 function CommentDialog({ asked }) {
 	const { changes } = usePage();
 	const [text, setText] = useDraft(asked);
-	const submit = () => changes.carryOut({ tasks: asked.tasks, fields: { comment: text }, verb: "Comment on", what: "Commented on " });
+	const submit = (tasks) => changes.carryOut({ tasks, fields: { comment: text }, verb: "Comment on", what: "Commented on " });
 	return html`
-		<${Asking} title="Comment on ${object(asked.tasks)}" action="Comment" submit=${submit}>
+		<${Asking} title="Comment on ${object(asked.tasks)}" action="Comment" tasks=${asked.tasks} submit=${submit}>
 			<${Comment} label="Comment" value=${text} onInput=${setText} first />
 			<p class="muted"><kbd>Ctrl</kbd> <kbd>Enter</kbd> sends it.</p>
 		<//>`;
@@ -169,12 +171,12 @@ function CommentDialog({ asked }) {
 function AssignDialog({ asked: { tasks, people = [] } }) {
 	const { changes, session } = usePage();
 	const { me } = session.get();
-	const [name, setName] = useState(tasks.length === 1 ? (tasks[0].assignee ?? "") : "");
+	const [name, setName] = useState((tasks.length === 1 && tasks[0]?.assignee) || "");
 	const who = name.trim();
-	const submit = () => changes.carryOut({
-		tasks, fields: { assignee: who }, verb: "Assign", what: `Assigned to ${cut(who || "nobody", 60)}: ` });
+	const submit = (found) => changes.carryOut({
+		tasks: found, fields: { assignee: who }, verb: "Assign", what: `Assigned to ${cut(who || "nobody", 60)}: ` });
 	return html`
-		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} submit=${submit}>
+		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} tasks=${tasks} submit=${submit}>
 			<label class="field"><span>Name (empty: nobody)</span>
 				<input type="text" maxlength="200" list="people" autocomplete="off" autofocus value=${name}
 					onInput=${(event) => setName(event.target.value)} />
@@ -209,77 +211,50 @@ export function DeleteButton(asked) {
 		&& html`<button class="quiet" onClick=${() => dialog.set({ kind: "delete", ...asked })}>Delete …</button>`;
 }
 
-/** What becomes of a change that somebody else's triage came before. */
-function useConflict({ change, others }) {
-	const page = usePage();
-	const { conflicts } = page.changes;
-	const met = new Map(others.map((now) => [now.id, now]));
-	const close = () => conflicts.set(conflicts.get().slice(1));
-	const apply = (tasks) => {
-		close();
-		carryOutAtOnce(page, { ...change, tasks, key: undefined });
-	};
-	return {
-		close,
-		applyToAll: () => apply(change.tasks.map((task) => met.get(task.id) ?? task)),
-		applyToRest: () => apply(change.tasks.filter(({ id }) => !met.has(id))),
-	};
-}
+const State = ({ of: { status, reason, assignee } }) => html`
+	<${Status} is=${status} />${reason && ` ${REASONS[reason]}`}${assignee && html`, <${Text} of=${assignee} />`}`;
 
-function ConflictDialog({ of }) {
+/** A finding that somebody else decided about, and what happened to it since it was shown. */
+function Met({ shown, now }) {
 	const { api } = usePage();
-	const { close, applyToAll } = useConflict(of);
-	const { change, others: [now] } = of;
-	const [shown] = change.tasks;
 	const entries = useLoad(async (signal) => {
 		const { history } = await api.get(pathOf("tasks", now.id, "/history"), {}, signal);
 		return history.filter((entry) => entry.at > shown.updatedAt);
-	}, [of]);
-	const rows = ["status", "reason", "assignee", "severity", "title"];
-	const name = (field, value) => STATUS_NAMES[value] ?? REASONS[value] ?? (field === "severity" ? capital(value) : value);
-	const cell = (field, value) => html`<td><${Text} of=${value && name(field, value)} /></td>`;
+	}, [now]);
 	return html`
-		<${Dialog} title="Somebody changed this finding meanwhile" onClose=${close} wide>
-			<table class="plain">
-				<caption class="hidden">What was shown, what it is now, and what you wanted</caption>
-				<thead><tr><td></td><th scope="col">You saw</th><th scope="col">It is now</th><th scope="col">You wanted</th></tr></thead>
-				<tbody>
-					${rows.filter((field) => field in change.fields || (shown[field] ?? null) !== (now[field] ?? null)).map((field) => html`
-						<tr><th scope="row">${capital(field)}</th>
-							${cell(field, shown[field])}${cell(field, now[field])}${cell(field, change.fields[field])}</tr>`)}
-					${change.fields.comment && html`
-						<tr><th scope="row">Comment</th><td></td><td></td><td class="lines"><${Text} of=${change.fields.comment} /></td></tr>`}
-				</tbody>
-			</table>
-			<h3>Since then</h3>
-			<ol class="history">
-				${entries.data?.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}
-				${entries.data?.length === 0 && html`<li>A run reported it again <${Time} at=${now.lastSeenAt} long />.</li>`}
-			</ol>
-			<div class="buttons end">
-				<button type="button" onClick=${close}>Leave it as it is</button>
-				<button type="button" class="primary" onClick=${applyToAll}>Apply mine anyway</button>
-			</div>
-		<//>`;
+		<li>
+			<h3><a href=${link("findings", now.id)} target="_blank"><${Text} of=${now.title} /></a></h3>
+			<p>You saw <${State} of=${shown} />; now it is <${State} of=${now} />.</p>
+			<ol class="history">${entries.data?.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}</ol>
+		</li>`;
 }
 
-function ManyConflictsDialog({ of }) {
-	const { close, applyToAll, applyToRest } = useConflict(of);
-	const { change: { tasks, fields, verb }, others } = of;
-	const rest = tasks.length - others.length;
+/** Ask what becomes of a change that somebody else's triage came before. */
+function ConflictDialog({ of: { change, others } }) {
+	const page = usePage();
+	const { conflicts } = page.changes;
+	const { tasks, fields, verb } = change;
+	const met = new Map(others.map((now) => [now.id, now]));
+	const rest = tasks.filter(({ id }) => !met.has(id));
+	const close = () => conflicts.set(conflicts.get().slice(1));
+	const apply = (to) => {
+		close();
+		carryOutAtOnce(page, { ...change, tasks: to, key: undefined });
+	};
+	const which = tasks.length === 1 ? "this finding" : `${number(others.length)} of ${count(tasks.length, "finding")}`;
 	return html`
-		<${Dialog} title="Somebody changed ${others.length} of ${count(tasks.length, "finding")} meanwhile" onClose=${close} wide>
-			<ul class="rows">
-				${others.map((now) => html`
-					<li><span class="what"><a href=${link("findings", now.id)} target="_blank"><${Text} of=${now.title} /></a></span>
-						<span><${Status} is=${now.status} /> ${now.reason && REASONS[now.reason]}</span> <${Text} of=${now.assignee} missing="" /></li>`)}
+		<${Dialog} title="Somebody changed ${which} meanwhile" onClose=${close} wide>
+			<ul class="items">
+				${others.slice(0, MOST_MET).map((now) => html`<${Met} shown=${tasks.find(({ id }) => id === now.id)} now=${now} />`)}
 			</ul>
-			${fields.comment && html`<p>Your comment:</p><p class="lines said"><${Text} of=${fields.comment} /></p>`}
+			<p>You wanted: ${verb.toLowerCase()}${fields.reason && ` as ${REASONS[fields.reason].toLowerCase()}`}${fields.assignee && ` to ${fields.assignee}`}.</p>
+			${fields.comment && html`<p class="lines said"><${Text} of=${fields.comment} /></p>`}
 			<div class="buttons end">
-				<button type="button" onClick=${close}>Change none</button>
-				<button type="button" onClick=${applyToAll}>${verb} all ${number(tasks.length)} anyway</button>
-				${rest > 0 && html`<button type="button" class="primary" autofocus onClick=${applyToRest}>
-					Skip ${number(others.length)} and ${verb.toLowerCase()} ${number(rest)}</button>`}
+				<button type="button" onClick=${close}>Change nothing</button>
+				<button type="button" class=${rest.length ? "" : "primary"} onClick=${() => apply(tasks.map((task) => met.get(task.id) ?? task))}>
+					${verb} ${object(tasks)} anyway</button>
+				${rest.length > 0 && html`<button type="button" class="primary" onClick=${() => apply(rest)}>
+					Skip ${number(others.length)} and ${verb.toLowerCase()} ${number(rest.length)}</button>`}
 			</div>
 		<//>`;
 }
@@ -292,6 +267,5 @@ export function TriageDialogs() {
 	const [met] = useStore(changes.conflicts);
 	const Asked = DIALOGS[asked?.kind];
 	if (Asked) return html`<${Asked} asked=${asked} />`;
-	const Met = met?.change.tasks.length === 1 ? ConflictDialog : ManyConflictsDialog; // what is being typed comes first
-	return met && html`<${Met} of=${met} key=${met.others[0].id} />`;
+	return met && html`<${ConflictDialog} of=${met} key=${met.others[0].id} />`; // what is being typed comes first
 }

@@ -6,6 +6,7 @@ import { html, useLoad, usePage } from "./lib.js";
 import { Fact, Heading, HowToSend, Loaded, Nothing, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link } from "./route.js";
+import { DeleteButton } from "./triage.js";
 import { count } from "./words.js";
 
 export function ProjectTypes() {
@@ -54,5 +55,6 @@ const Whole = ({ type }) => html`
 			<${Fact} name="Its work">
 				<a href=${link("findings", null, { projectType: type.name, status: "open" })}>Open findings</a>,${" "}
 				<a href=${link("runs", null, { projectType: type.name })}>runs</a><//>
-		</dl></aside>
+		</dl>
+		<${DeleteButton} what="this project type" path=${pathOf("project-types", type.name)} to=${link("project-types")}>Only one without runs can be deleted.<//></aside>
 	</div>`;

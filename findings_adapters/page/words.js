@@ -34,8 +34,8 @@ export function cut(text, length) {
 	return /[\u0590-\u08ff]/.test(short) ? `\u2068${short}\u2069` : short;
 }
 
-/** Return what a decision is about, in a sentence. */
-export const object = (tasks) => (tasks.length === 1 ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
+/** Return what a decision is about, in a sentence: findings, or how many will be there. */
+export const object = (tasks) => (tasks.length === 1 && tasks[0] ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
 
 export function age(at, now = Date.now()) {
 	const seconds = Math.max(0, (now - Date.parse(at)) / 1000);
