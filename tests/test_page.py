@@ -928,6 +928,24 @@ def test_a_run_stands_beside_its_baseline(person: Person, findings: Findings) ->
     person.sees("Type", ".filters")
 
 
+def test_keys_go_from_run_to_run_and_open_one(person: Person, findings: Findings) -> None:
+    runs = [findings.report() for _ in range(52)][::-1]
+    person.open(f"#/runs?projectType={findings.type}")
+    person.sees("52 runs", ".total")
+    person.press("j", "j")
+    playwright.expect(person.page.locator(f"#row-{runs[1]}")).to_be_focused()
+    person.press(*("j" for _ in range(49)))
+    playwright.expect(person.page.locator(f"#row-{runs[50]}")).to_be_focused()
+    person.press("k")
+    playwright.expect(person.page.locator(f"#row-{runs[49]}")).to_be_focused()
+    assert person.page.evaluate("document.activeElement.getBoundingClientRect().bottom <= innerHeight")
+    person.press("Enter")
+    person.sees(f"Run of {findings.type}", "h1")
+    assert person.place == f"#/runs/{runs[49]}"
+    person.page.go_back()
+    playwright.expect(person.page.locator(f"#row-{runs[49]}")).to_be_focused()
+
+
 def test_project_types_are_listed_and_shown_with_their_schema(person: Person, findings: Findings) -> None:
     schema = {"properties": {"page": {"type": "integer"}}}
     body = {"label": "Shop pages", "description": "What a shop needs", "extensionSchema": schema}

@@ -1,6 +1,7 @@
 // Runs: who looked at what, when, and what that brought.
 
 import { Where } from "./filters.js";
+import { useKeys } from "./keys.js";
 import { html } from "./lib.js";
 import { Cell, Pager, RowHead, Table, useList } from "./lists.js";
 import { Heading, HowToSend, Loaded, Nothing, Select, Status, Text, Time } from "./parts.js";
@@ -17,12 +18,18 @@ export function Submitted({ of }) {
 export function Runs({ query }) {
 	const filters = Object.fromEntries(FILTERS.map((name) => [name, query[name]]).filter(([, value]) => value));
 	const list = useList("runs", "runs", query, filters);
+	useKeys({
+		j: () => list.move(1),
+		k: () => list.move(-1),
+		n: () => list.data?.next && list.turn(list.page + 1),
+		p: () => list.page > 1 && list.turn(list.page - 1),
+	});
 	return html`
 		<${Heading} title="Runs"><p class="total" role="status">${list.data ? count(list.data.total, "run") : ""}</p><//>
 		<${RunFilters} query=${query} onChange=${list.change} />
 		<${Loaded} from=${list} what="runs">
-			${(data) => (data.runs.length
-				? html`<${Rows} runs=${data.runs} busy=${list.loading} /><${Pager} ...${list} list=${data} size=${data.runs.length} />`
+			${(data) => (data.items.length
+				? html`<${Rows} ...${list} runs=${data.items} /><${Pager} ...${list} list=${data} size=${data.items.length} />`
 				: html`<${NoRuns} filtered=${Object.keys(filters).length > 0} />`)}
 		<//>`;
 }
@@ -40,11 +47,11 @@ const NoRuns = ({ filtered }) => (filtered
 
 const COLUMNS = { title: "Run", target: "Target", branch: "Branch", status: "Status", brought: "Brought", age: "Age" };
 
-const Rows = ({ runs, busy }) => html`
-	<${Table} name="Runs" kind="runs" busy=${busy} columns=${COLUMNS}>
+const Rows = ({ runs, loading, cursor, setCursor }) => html`
+	<${Table} name="Runs" kind="runs" busy=${loading} columns=${COLUMNS}>
 		${runs.map((run) => html`
-			<tr role="row" key=${run.id}>
-				<${RowHead}><a href=${link("runs", run.id)}><${Text} of=${run.projectType} /></a><//>
+			<tr role="row" key=${run.id} class=${run.id === cursor ? "here" : ""}>
+				<${RowHead}><a id="row-${run.id}" href=${link("runs", run.id)} onFocus=${() => setCursor(run.id)}><${Text} of=${run.projectType} /></a><//>
 				<${Cell} kind="target" empty=${!run.targetUrl}><${Text} of=${run.targetUrl} /><//>
 				<${Cell} kind="branch" empty=${!run.branch}><${Text} of=${run.branch} missing="Main line" /><//>
 				<${Cell} kind="status"><${Status} is=${run.status} /><//>
