@@ -492,6 +492,15 @@ def test_a_key_that_holds_no_more_loses_nothing_that_was_typed(
 # ---------------------------------------------------------------------------
 
 
+def heed_links(person: Person, findings: Findings, links: str) -> int:
+    """Check that each link to a list tells how many findings that has, and return how many links there are."""
+    told = person.page.locator(links).evaluate_all("all => all.map((each) => [each.innerText, each.hash])")
+    for text, place in told:
+        total = findings.send("GET", f"tasks?limit=1&{place.partition('?')[2]}")["total"]
+        assert re.findall(r"\d+", text) == [str(total)], place
+    return len(told)
+
+
 def test_the_overview_counts_and_leads_to_what_it_counts(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3, severity="critical"), {"title": "Old", "severity": "low", "status": "resolved"})
     person.open()
@@ -897,8 +906,10 @@ def test_of_long_code_the_rest_is_shown_when_asked(person: Person, findings: Fin
     playwright.expect(person.page.locator(".code .line")).to_have_count(5000)
 
 
-def test_a_run_stands_beside_its_baseline(person: Person, findings: Findings) -> None:
-    both, gone, new = (task(title=name, externalId=name) for name in ("Both", "Gone", "New"))
+def test_a_run_is_compared_with_its_baseline(person: Person, findings: Findings) -> None:
+    both, gone, new = (
+        task(title=name, externalId=name, rule="R1", location="a/b.py:1") for name in ("Both", "Gone", "New")
+    )
     findings.report(both, gone)
     run = findings.report(both, new, metadata={"commit": "abc123"})
     person.open(f"#/runs?projectType={findings.type}")
@@ -909,9 +920,9 @@ def test_a_run_stands_beside_its_baseline(person: Person, findings: Findings) ->
     person.page.locator("summary").evaluate_all("all => all.forEach((each) => (each.parentElement.open = true))")
     parts = person.page.locator(".part")
     assert [list(filter(None, part.split("\n"))) for part in parts.all_inner_texts()] == [
-        ["New 1", "High", "New", "Open", "Open the list"],
-        ["Fixed, or not reported 1", "High", "Gone", "Open", "Open the list"],
-        ["Still there 1", "High", "Both", "Open", "Open the list"],
+        ["New 1", "High", "New", "R1", "a/b.py:1", "Open", "Open the list"],
+        ["Fixed, or not reported 1", "High", "Gone", "R1", "a/b.py:1", "Open", "Open the list"],
+        ["Still there 1", "High", "Both", "R1", "a/b.py:1", "Open"],
     ]
     person.sees(re.compile("Fail.*1 new finding"), ".card")
     person.sees("abc123", "main")
@@ -926,6 +937,34 @@ def test_a_run_stands_beside_its_baseline(person: Person, findings: Findings) ->
     person.sees_titles("Gone")
     person.page.get_by_role("button", name="Missing from run").click()
     person.sees("Type", ".filters")
+
+
+def test_what_a_branchs_run_counts_is_what_its_lists_have(person: Person, findings: Findings) -> None:
+    def some(kind: str, count: int) -> list[dict[str, Any]]:
+        return [task(title=f"{kind} {n}", externalId=f"{kind} {n}") for n in range(count)]
+
+    old, known = some("old", 23), some("known", 60)
+    findings.report(*old)
+    findings.report(*known, *some("gone", 3))
+    wrong = findings.ids[23]  # the first that is known
+    findings.send("PATCH", f"tasks/{wrong}", {"status": "dismissed", "reason": "false_positive"})
+    for each in findings.ids[:23]:
+        findings.send("PATCH", f"tasks/{each}", {"status": "resolved"})
+    run = findings.report(*known, *old, *some("new", 5), branch="a")
+    person.open(f"#/runs/{run}")
+    person.sees("5 created, 28 new beside the baseline, 23 of them resolved on the main line", "main")
+    assert heed_links(person, findings, "main section:not(.card) > p > a[href^='#/findings']") == 7
+    counts = dict(
+        zip(("New", "Fixed", "Still there"), person.page.locator(".part .count").all_inner_texts(), strict=True)
+    )
+    assert counts == {"New": "28", "Fixed": "3", "Still there": "59"}
+    lists = person.page.locator(".part p a").evaluate_all("all => all.map((each) => each.getAttribute('href'))")
+    assert [findings.send("GET", f"tasks?{href.partition('?')[2]}")["total"] for href in lists] == [28, 3]
+    person.page.locator("summary", has_text="Still there").click()
+    still = person.page.locator(".part").nth(2)
+    playwright.expect(still.locator("li .what a")).to_have_count(50)
+    assert {title.split()[0] for title in still.locator("li .what a").all_inner_texts()} == {"known"}
+    person.sees("50 of 59 are shown", ".part:nth-of-type(3)")
 
 
 def test_keys_go_from_run_to_run_and_open_one(person: Person, findings: Findings) -> None:

@@ -69,3 +69,9 @@ export function useLoad(load, inputs, initial = null) {
 	useEvent("online", () => state.error && reload());
 	return { ...state, reload };
 }
+
+/** Load an answer of the service, and anew when findings have changed. */
+export function useAnswer(path, query, load = (api, signal) => api.get(path, query, signal)) {
+	const { api, changes } = usePage();
+	return useLoad((signal) => load(api, signal), [useStore(changes.changed), path, JSON.stringify(query)]);
+}

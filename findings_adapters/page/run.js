@@ -1,7 +1,7 @@
-// One run, beside its baseline: what is new, what is gone, and what is still there.
+// One run, compared with its baseline: what is new, what is gone, and what is still there.
 
 import { pathOf } from "./api.js";
-import { html, useLoad, usePage, useStore } from "./lib.js";
+import { html, useAnswer } from "./lib.js";
 import { Fact, Heading, Loaded, Place, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { Submitted } from "./runs.js";
@@ -9,41 +9,54 @@ import { Value } from "./values.js";
 import { count, number, SEVERITIES, STATUSES } from "./words.js";
 
 const LISTED = 50; // of each list, as many as the gate tells
+const MOST = 200;
 
-const missedBy = (run) => ({ missingFrom: run.id, createdBefore: run.createdAt, sort: "severity" });
-const newIn = ({ id, branch }) => ({
-	newIn: id,
-	status: branch ? "open,in_progress,resolved" : "open,in_progress", // as the gate counts
-	sort: "severity",
-});
+export const toFindings = (query) => link("findings", null, query);
+
+/** Return the filters of the lists that have to do with a run, by what the gate counts. */
+function listsOf({ id, branch, createdAt }) {
+	const status = branch ? "open,in_progress,resolved" : "open,in_progress";
+	return {
+		results: { runId: id, sort: "severity" },
+		judged: { runId: id, status, sort: "severity" },
+		fresh: { newIn: id, status, sort: "severity" },
+		back: { newIn: id, status: "resolved", mainLine: "true", sort: "severity" },
+		missing: { missingFrom: id, createdBefore: createdAt, sort: "severity" },
+	};
+}
 
 /**
- * Load a run beside its baseline. A gate whose bar is the lowest offends by all that is new; what was reported, is not
- * among that and undecided, was there before.
+ * Return those of the findings that a gate with the lowest bar has judged which it takes for known. Both lists have the
+ * same order; what the gate does not list any more may be among what follows.
  */
-async function load({ get }, id, signal) {
-	const run = await get(pathOf("runs", id), {}, signal);
-	const [gate, beside, missing, reported] = await Promise.all([
-		get(pathOf("runs", id, "/gate"), {}, signal),
-		get(pathOf("runs", id, "/gate"), { failOn: "info", only: "new" }, signal),
-		get("tasks", { ...missedBy(run), limit: LISTED }, signal),
-		get("tasks", { runId: id, limit: LISTED, sort: "severity" }, signal),
+export function knownOf(judged, { offenders, offendersTotal }) {
+	const fresh = new Set(offenders.map(({ id }) => id));
+	const told = offendersTotal > fresh.size ? judged.slice(0, fresh.size) : judged;
+	return told.filter(({ id }) => !fresh.has(id)).slice(0, LISTED);
+}
+
+async function load(api, id, signal) {
+	const run = await api.get(pathOf("runs", id), {}, signal);
+	const lists = listsOf(run);
+	const tasks = (query, limit) => api.get("tasks", { ...query, limit }, signal);
+	const gateOf = (query) => api.get(pathOf("runs", id, "/gate"), query, signal);
+	const [gate, beside, judged, back] = await Promise.all([
+		gateOf({}),
+		gateOf({ failOn: "info", only: "new" }),
+		tasks(lists.judged, MOST),
+		run.branch ? tasks(lists.back, 1) : { total: 0 },
 	]);
-	const fresh = new Set(beside.offenders.map((task) => task.id));
-	const isKnown = ({ id, status }) => !fresh.has(id) && (status === "open" || status === "in_progress");
-	const known = beside.offendersTotal > fresh.size ? [] : reported.tasks.filter(isKnown);
-	return { run, gate, beside, missing, known };
+	return { run, lists, gate, beside, known: knownOf(judged.tasks, beside), back: back.total };
 }
 
 export function Run({ id }) {
-	const { api, changes } = usePage();
-	const loaded = useLoad((signal) => load(api, id, signal), [id, useStore(changes.changed)]);
+	const loaded = useAnswer("runs", id, (api, signal) => load(api, id, signal));
 	return html`
 		<nav class="trail" aria-label="Trail"><a href=${link("runs")}>Runs</a></nav>
 		<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;
 }
 
-const Whole = ({ run, gate, beside, missing, known }) => html`
+const Whole = ({ run, gate, lists, ...compared }) => html`
 	<${Heading} title="Run of ${run.projectType}"><p class="badges"><${Status} is=${run.status} /></p><//>
 	<div class="columns">
 		<div class="main">
@@ -51,43 +64,67 @@ const Whole = ({ run, gate, beside, missing, known }) => html`
 				<h2>Gate</h2>
 				<p><${Verdict} gate=${gate} /> <${Text} of=${gate.reason} /></p>
 			</section>
-			<${Comparison} run=${run} gate=${beside} missing=${missing} known=${known} />
+			<${Comparison} run=${run} lists=${lists} ...${compared} />
+			<section>
+				<h2>Results</h2>
+				<p><a href=${toFindings(lists.results)}>${count(run.summary.total, "finding")}</a> reported by this run, as they stand now.</p>
+				<${Numbers} of=${run.summary.bySeverity} names=${SEVERITIES} Name=${Severity} to=${(severity) => ({ ...lists.results, severity })} />
+				<${Numbers} of=${run.summary.byStatus} names=${STATUSES} Name=${Status} to=${(status) => ({ ...lists.results, status })} />
+			</section>
 			${Object.keys(run.metadata).length > 0 && html`<section><h2>Metadata</h2><${Value} of=${run.metadata} /></section>`}
 		</div>
 		<aside aria-label="Facts"><${Facts} run=${run} /></aside>
 	</div>`;
 
-const Comparison = ({ run, gate, missing, known }) => html`
-	<section>
-		<h2>Beside its baseline</h2>
-		<p>${gate.baseline
-			? html`Its baseline is <a href=${link("runs", gate.baseline)}>the main line's last completed run before it</a>.`
-			: "There is no completed run of the main line before it, so that all is new."}
-			${gate.ignored.dismissed + gate.ignored.resolved > 0 && html`
-				<span class="muted"> Not counted: ${number(gate.ignored.dismissed)} dismissed, ${number(gate.ignored.resolved)} resolved.</span>`}</p>
-		<${Part} title="New" total=${gate.offendersTotal} tasks=${gate.offenders} query=${newIn(run)} open />
-		<${Part} title=${run.status === "completed" ? "Fixed, or not reported" : "Not reported yet"} total=${missing.total} tasks=${missing.tasks}
-			query=${missedBy(run)} fixed=${run.submitted.resolved} />
-		<${Part} title="Still there" total=${gate.ignored.known} tasks=${known} query=${{ runId: run.id, sort: "severity" }} />
-	</section>`;
+const Numbers = ({ of, names, Name, to }) => html`
+	<p class="buttons">${names.filter((name) => of[name]).map((name) => html`
+		<a href=${toFindings(to(name))}><${Name} is=${name} /> ${number(of[name])}</a>`)}</p>`;
 
-const Part = ({ title, total, tasks, query, open, fixed = 0 }) => html`
+function Comparison({ run: { status, submitted }, lists, beside, known, back }) {
+	const missing = useAnswer("tasks", { ...lists.missing, limit: LISTED }); // which may take longer than all the rest
+	const { baseline, ignored, offenders, offendersTotal } = beside;
+	const { created, reopened, resolved } = submitted;
+	return html`
+		<section>
+			<h2>Compared with baseline</h2>
+			<p>${baseline
+				? html`Its baseline is <a href=${link("runs", baseline)}>the main line's last completed run before it</a>.`
+				: "There is no completed run of the main line before it, so that all is new."}</p>
+			<p>${number(created)} created, ${reopened > 0 && `${number(reopened)} reopened, `}<strong>${number(offendersTotal)} new beside the
+				baseline</strong>${back > 0 && html`, <a href=${toFindings(lists.back)}>${number(back)} of them resolved on the main line</a>,
+				which a branch cannot reopen`}.${resolved > 0 && ` ${count(resolved, "finding")} not reported any more, and resolved.`}</p>
+			${["dismissed", "resolved"].filter((name) => ignored[name]).map((name) => html`
+				<p class="muted">Not counted: <a href=${toFindings({ ...lists.results, status: name })}>${number(ignored[name])} ${name}</a></p>`)}
+			<${Part} title="New" total=${offendersTotal} tasks=${offenders} list=${lists.fresh} open />
+			<${Loaded} from=${missing} what="what was not reported">${({ total, tasks }) => html`
+				<${Part} title=${status === "completed" ? "Fixed, or not reported" : "Not reported yet"} total=${total} tasks=${tasks}
+					list=${lists.missing} />`}<//>
+			<${Part} title="Still there" total=${ignored.known} tasks=${known} />
+		</section>`;
+}
+
+/** Findings that go together. There may be no `list` of just these. */
+const Part = ({ title, total, tasks, list, open }) => html`
 	<details class="part" open=${open && total > 0}>
-		<summary><h3>${title}</h3> <span class="count">${number(total + fixed)}</span></summary>
-		<ul class="rows">
-			${tasks.map((task) => html`
-				<li>
-					<span><${Severity} is=${task.severity} /></span>
-					<span class="what"><a href=${link("findings", task.id)}><${Text} of=${task.title} /></a></span>
-					<span><${Status} is=${task.status} /></span>
-				</li>`)}
-		</ul>
-		${fixed > 0 && html`<p>${count(fixed, "finding")} resolved by this run.</p>`}
-		${total === 0
-			? html`<p class="muted">None.</p>`
-			: html`<p><a href=${link("findings", null, query)}>
-				${total > tasks.length ? `Open the list of all ${number(total)}` : "Open the list"}</a></p>`}
+		<summary><h3>${title}</h3> <span class="count">${number(total)}</span></summary>
+		<${FindingRows} tasks=${tasks} />
+		${total > 0 && list && html`<p><a href=${toFindings(list)}>
+			${total > tasks.length ? `Open the list of all ${number(total)}` : "Open the list"}</a></p>`}
+		${total > tasks.length && !list && html`<p class="muted">${number(tasks.length)} of ${number(total)} are shown; all are among the results.</p>`}
+		${total === 0 && html`<p class="muted">None.</p>`}
 	</details>`;
+
+export const FindingRows = ({ tasks, whose }) => html`
+	<ul class="rows">
+		${tasks.map(({ id, title, severity, status, rule, location, assignee, createdAt }) => html`
+			<li>
+				<span class="severity"><${Severity} is=${severity} /></span>
+				<span class="what"><a href=${link("findings", id)}><${Text} of=${title} /></a>
+					<span class="place muted"><${Text} of=${rule} missing="" /><span title=${location}><${Text} of=${location} missing="" /></span></span></span>
+				${whose && html`<span class="muted"><${Text} of=${assignee} missing="Unassigned" /> · <${Time} at=${createdAt} /></span>`}
+				<span><${Status} is=${status} /></span>
+			</li>`)}
+	</ul>`;
 
 const Facts = ({ run }) => html`
 	<dl class="facts">
@@ -97,10 +134,5 @@ const Facts = ({ run }) => html`
 		<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
 		${run.finishedAt && html`<${Fact} name="Finished"><${Time} at=${run.finishedAt} long /><//>`}
 		<${Fact} name="Brought"><${Submitted} of=${run.submitted} /><//>
-		<${Fact} name="Reported"><a href=${link("findings", null, { runId: run.id })}>${count(run.summary.total, "finding")}</a><//>
-		${SEVERITIES.filter((name) => run.summary.bySeverity[name]).map((name) => html`
-			<${Fact} name=${html`<${Severity} is=${name} />`}>${number(run.summary.bySeverity[name])}<//>`)}
-		${STATUSES.filter((name) => run.summary.byStatus[name]).map((name) => html`
-			<${Fact} name=${html`<${Status} is=${name} />`}>${number(run.summary.byStatus[name])}<//>`)}
 		<${Fact} name="Id"><${Text} of=${run.id} /><//>
 	</dl>`;
