@@ -503,15 +503,67 @@ def heed_links(person: Person, findings: Findings, links: str) -> int:
 
 def test_the_overview_counts_and_leads_to_what_it_counts(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3, severity="critical"), {"title": "Old", "severity": "low", "status": "resolved"})
-    person.open()
-    row = person.page.locator("table.bars tr", has_text=findings.type)
-    playwright.expect(row.locator(".number")).to_have_text("3")
-    row.get_by_role("link").click()
-    person.sees_titles("Finding 2", "Finding 1", "Finding 0")
-    person.page.go_back()
-    person.sees(re.compile(r"Created [1-9]"), "figcaption")
-    person.sees(re.compile("Fail.*4 created"), ".rows li")
-    assert "created" in person.page.locator(".chart svg").get_attribute("aria-label")
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "in_progress", "assignee": "page"})
+    findings.report(task(title="Only there", severity="critical"), branch="a")
+    person.open(f"#/overview?projectType={findings.type}")
+    person.sees("3 unfinished now", "figcaption")
+    person.sees("Fail", ".card:last-child .rows")
+    assert heed_links(person, findings, ".figures a, .bars .number a") == 3 + 2 * 5 + 2 + 2
+    rows = person.page.locator("table.bars tr", has_text="Critical").locator(".number")
+    playwright.expect(rows).to_have_text(["3", "1"])
+    me = findings.send("GET", "me")["key"]
+    findings.send("PATCH", f"tasks/{findings.ids[1]}", {"assignee": me})
+    person.page.reload()
+    playwright.expect(person.page.locator(".figures strong")).to_have_text(["3", "1", "1"])
+    oldest = person.page.locator(".card", has_text="Oldest criticals")
+    playwright.expect(oldest.locator(".what a")).to_have_text(["Finding 0", "Finding 1", "Finding 2"])
+    playwright.expect(oldest.locator("li").first).to_contain_text("page · now")
+    oldest.get_by_role("link", name="All 3").click()
+    person.sees_titles("Finding 0", "Finding 1", "Finding 2")
+
+
+def test_the_overview_of_a_branch_is_of_what_it_reported(person: Person, findings: Findings) -> None:
+    findings.report(*numbered(3))
+    findings.report(*numbered(2), task(title="New", externalId="new", severity="critical"), branch="a/b, c")
+    person.open(f"#/overview?projectType={findings.type}")
+    playwright.expect(person.page.locator(".figures strong").first).to_have_text("3")
+    branch = person.page.locator("select", has_text="Main line")
+    branch.select_option("a/b, c")
+    playwright.expect(person.page.locator("table.bars tr", has_text="Critical").locator(".number").first).to_have_text(
+        "1"
+    )
+    playwright.expect(person.page.locator(".figures strong").first).to_have_text("3")
+    assert heed_links(person, findings, ".figures a, .bars .number a") == 3 + 2 * 5 + 2 + 2
+    branch.select_option("Main line")
+    playwright.expect(person.page.locator("table.bars tr", has_text="Critical").locator(".number").first).to_have_text(
+        "0"
+    )
+    assert person.place == f"#/overview?projectType={findings.type}"
+
+
+def test_the_trend_of_so_many_days_is_drawn_and_a_table(make_person: Callable[..., Person], findings: Findings) -> None:
+    findings.report(*numbered(7))
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix"})
+    person = make_person(390)
+    person.open(f"#/overview?projectType={findings.type}&days=7")
+    table = person.page.locator("figure table")
+    for days in (7, 30, 90):
+        person.page.locator("select", has_text="30 days").select_option(f"{days} days")
+        playwright.expect(table.locator("tbody tr")).to_have_count(days)
+        overview = findings.send("GET", f"overview?projectType={findings.type}&days={days}")
+        names = ("unfinished", "created", "reopened", "resolved", "dismissed")
+        rows = [[str(day[name]) for name in ("date", *names)] for day in reversed(overview["days"])]
+        cells = table.locator("tbody tr").evaluate_all(
+            "all => all.map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        assert (cells, cells[0][1:]) == (rows, ["6", "7", "0", "0", "1"])
+        drawing = person.page.locator(".chart svg")
+        assert "6 unfinished now" in drawing.get_attribute("aria-label")
+        assert [text for text in drawing.locator(".tick").all_text_contents() if int(text) > 5][:1] == ["6"]
+        sizes = drawing.locator("text").evaluate_all("all => all.map((each) => each.getBoundingClientRect())")
+        box = drawing.bounding_box()
+        assert all(each["height"] >= 12 and each["right"] <= box["x"] + box["width"] for each in sizes)
+    assert person.place.endswith("&days=90")
 
 
 def test_the_view_is_in_the_address(make_person: Callable[..., Person], findings: Findings) -> None:

@@ -56,7 +56,8 @@ const branchFilter = (option) => ({
 
 const branchOption = ({ mainLine, branch }) => (branch ? `=${branch}` : mainLine === "true" ? "main" : "");
 
-export function Where({ query, onChange }) {
+/** What is of `one` line of development at a time has no choice of all. */
+export function Where({ query, onChange, one }) {
 	const { api } = usePage();
 	const names = useLoad((signal) => loadNames(api, signal), []).data ?? { types: [], targets: [], branches: [] };
 	return html`
@@ -64,7 +65,7 @@ export function Where({ query, onChange }) {
 			onChange=${(projectType) => onChange({ projectType })} />
 		<${Field} label="Target" value=${query.targetUrl} options=${names.targets}
 			onChange=${(targetUrl) => onChange({ targetUrl })} />
-		<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch)}
+		<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch).slice(one ? 1 : 0)}
 			onChange=${(option) => onChange(branchFilter(option))} />`;
 }
 

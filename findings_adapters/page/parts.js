@@ -53,12 +53,6 @@ export const Verdict = ({ gate }) => html`
 		<${Icon} name=${gate.pass ? "completed" : "failed"} /><span>${gate.pass ? "Pass" : "Fail"}</span>
 	</span>`;
 
-export const Bar = ({ part, whole, kind = "" }) => html`
-	<svg class="bar ${kind}" aria-hidden="true" preserveAspectRatio="none" viewBox="0 0 100 1">
-		<rect class="track" width="100" height="1" />
-		<rect class="part" width=${whole ? (100 * part) / whole : 0} height="1" />
-	</svg>`;
-
 export const Fact = ({ name, children }) => html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;
 
 export const Place = ({ of: { projectType, targetUrl, branch } }) => html`
