@@ -1775,6 +1775,28 @@ def test_no_dialog_has_a_fault_that_axe_finds(
         person.misses("dialog")
 
 
+def test_forced_colours_show_what_is_current_pressed_and_under_the_cursor(
+    make_person: Callable[..., Person], findings: Findings
+) -> None:
+    findings.report(*numbered(2))
+    person = make_person(forced_colors="active")
+    person.open(f"#/findings?projectType={findings.type}&status=open")
+    person.sees("2 findings", ".total")
+    person.press("j", "x")
+
+    def styles(selector: str, *names: str) -> list[str]:
+        return [
+            str(person.page.locator(selector).first.evaluate("(one, name) => getComputedStyle(one)[name]", name))
+            for name in names
+        ]
+
+    pressed, other = (f"button[aria-pressed={value}]" for value in ("true", "false"))
+    assert styles(pressed, "backgroundColor") != styles(other, "backgroundColor")
+    current, link = ".top nav a[aria-current]", ".top nav a:not([aria-current])"
+    assert styles(current, "borderBottomColor") != styles(link, "borderBottomColor")
+    assert styles("tr.here", "outlineStyle", "outlineWidth") == ["solid", "2px"]
+
+
 @in_every_browser
 def test_no_view_scrolls_sideways_on_a_phone_or_at_400_percent(person: Person, places: list[str]) -> None:
     person.open()
