@@ -8,7 +8,7 @@ export const differs = (shown, now) => SHOWN.some((name) => (shown[name] || null
 
 /** Tell whether a finding is already as `fields` would have it, so that nothing is left to say: two decided alike. */
 export function isAlready({ comment, ...fields }, now) {
-	return !comment && Object.entries(fields).every(([name, value]) => (now[name] ?? null) === (value || null));
+	return !comment && Object.entries(fields).every(([name, value]) => value === undefined || (now[name] ?? null) === (value || null));
 }
 
 /** Return what a finding is once `fields` came true. A move without a reason clears the reason. */

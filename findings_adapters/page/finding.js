@@ -5,7 +5,7 @@ import { Evidence } from "./evidence.js";
 import { knownPeople, neighbour } from "./findings.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
-import { html, useLoad, usePage, useStore } from "./lib.js";
+import { html, useAnswer, usePage, useStore } from "./lib.js";
 import { Address, Copy, Fact, Heading, Loaded, Place, Severity, Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link, readRoute } from "./route.js";
@@ -17,16 +17,14 @@ import { count, cut, REASONS } from "./words.js";
 
 const ORIGINS = { overview: "Overview", runs: "Run" };
 
-async function load({ get }, id, signal) {
-	const [task, first] = await Promise.all([get(pathOf("tasks", id), {}, signal), get(pathOf("tasks", id, "/history"), {}, signal)]);
-	return { task, history: first.history, more: first.next !== null };
-}
-
 export function Finding({ id }) {
 	const page = usePage();
-	const { api, router, memory, changes } = page;
+	const { router, memory } = page;
 	const full = mayTriage(useStore(page.session));
-	const loaded = useLoad((signal) => load(api, id, signal), [id, useStore(changes.changed)]);
+	const loaded = useAnswer("tasks", id, async (api, signal) => {
+		const [task, first] = await Promise.all([api.get(pathOf("tasks", id), {}, signal), api.get(pathOf("tasks", id, "/history"), {}, signal)]);
+		return { task, history: first.history, more: first.next !== null };
+	});
 	const task = loaded.data?.task;
 	const chosen = () => (task ? [task] : []);
 	const people = () => knownPeople(memory);
@@ -55,14 +53,7 @@ export function Finding({ id }) {
 			<${Whole} ...${data} buttons=${full && html`<${TriageButtons} chosen=${chosen} people=${people} is=${task.status} />`} />`}<//>`;
 }
 
-const Section = ({ title, children }) => html`<section><h2>${title}</h2>${children}</section>`;
-
-/** Load the run that last reported a finding, which tells the commit; whatever fails, the finding is there without it. */
-function useRun(id) {
-	const { api } = usePage();
-	const { data } = useLoad((signal) => api.get(pathOf("runs", id), {}, signal), [id]);
-	return data?.id === id ? data : null;
-}
+const Section = ({ title, of = true, children }) => (of ? html`<section><h2>${title}</h2>${children}</section>` : null);
 
 const Whole = ({ task, history, more, buttons }) => html`
 	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
@@ -72,11 +63,14 @@ const Whole = ({ task, history, more, buttons }) => html`
 	${buttons && html`<div class="triage">${buttons}</div>`}
 	<div class="columns">
 		<article class="main">
-			${task.description && html`<${Section} title="Description"><${Prose} of=${task.description} /><//>`}
-			${task.evidence.length > 0 && html`<${Section} title="Evidence"><${Evidence} items=${task.evidence} location=${task.location} /><//>`}
-			${task.remediation.length > 0 && html`<${Section} title="Remediation"><${Steps} steps=${task.remediation} /><//>`}
-			${task.successCriteria.length > 0 && html`<${Section} title="Success criteria"><${Criteria} of=${task.successCriteria} /><//>`}
-			${Object.keys(task.extensions).length > 0 && html`<${Section} title="Extensions"><${Value} of=${task.extensions} /><//>`}
+			<${Section} title="Description" of=${task.description}><${Prose} of=${task.description} /><//>
+			<${Section} title="Evidence" of=${task.evidence.length}><${Evidence} items=${task.evidence} location=${task.location} /><//>
+			<${Section} title="Remediation" of=${task.remediation.length}>
+				<ol class="steps">${task.remediation.map(({ step, instruction }) => html`<li value=${step}><${Prose} of=${instruction} /></li>`)}</ol><//>
+			<${Section} title="Success criteria" of=${task.successCriteria.length}>
+				<ul class="steps">${task.successCriteria.map(({ description, automatable }) => html`
+					<li><${Prose} of=${description} />${automatable && html`<span class="kind">can be automated</span>`}</li>`)}</ul><//>
+			<${Section} title="Extensions" of=${Object.keys(task.extensions).length}><${Value} of=${task.extensions} /><//>
 			<${Section} title="History">
 				<ol class="history">${history.map((entry) => html`<${HistoryEntry} entry=${entry} />`)}</ol>
 				${more && html`<p class="muted">Only the first ${count(history.length, "entry", "entries")} are shown.</p>`}
@@ -88,23 +82,15 @@ const Whole = ({ task, history, more, buttons }) => html`
 		</aside>
 	</div>`;
 
-const Steps = ({ steps }) => html`
-	<ol class="steps">${steps.map(({ step, instruction }) => html`
-		<li value=${step}><${Prose} of=${instruction} /></li>`)}</ol>`;
-
-const Criteria = ({ of }) => html`
-	<ul class="steps">
-		${of.map(({ description, automatable }) => html`
-			<li><${Prose} of=${description} />${automatable && html`<span class="kind">can be automated</span>`}</li>`)}
-	</ul>`;
-
-const Alike = ({ to, children, ...more }) => html`<a href=${link("findings", null, to)} ...${more}>${children}</a>`;
+const Alike = ({ to, of, ...more }) => html`<a href=${link("findings", null, to)} ...${more}><${Text} of=${of} /></a>`;
 
 /** A link to where a repository has something, else its name. */
 const There = ({ href, children }) => (href ? html`<a href=${href} target="_blank" rel="noopener noreferrer">${children}</a>` : children);
 
+/** What is known in short. The run that last reported a finding tells the commit; without it, all else is there. */
 function Facts({ task }) {
-	const run = useRun(task.lastRunId);
+	const { data } = useAnswer(pathOf("runs", task.lastRunId));
+	const run = data?.id === task.lastRunId && data;
 	const [commit, source] = run ? [commitOf(run), sourceLink(task, run)] : [];
 	return html`
 		<dl class="facts">
@@ -112,14 +98,14 @@ function Facts({ task }) {
 			${task.reason && html`<${Fact} name="Reason">${REASONS[task.reason] ?? task.reason}<//>`}
 			<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
 			<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
-			${task.rule && html`<${Fact} name="Rule"><${Alike} to=${{ rule: task.rule }}><${Text} of=${task.rule} /><//><//>`}
+			${task.rule && html`<${Fact} name="Rule"><${Alike} to=${{ rule: task.rule }} of=${task.rule} /><//>`}
 			${task.location && html`
 				<${Fact} name="Location"><p><${Address} url=${task.location} /></p>
 					${source && html`<p><${There} href=${source}>In the repository<//></p>`}
-					<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }}>Findings there<//><//>`}
+					<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }} of="Findings there" /><//>`}
 			${task.tags.length > 0 && html`
 				<${Fact} name="Tags"><ul class="tags">
-					${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} class="kind"><${Text} of=${tag} /><//></li>`)}</ul><//>`}
+					${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} of=${tag} class="kind" /></li>`)}</ul><//>`}
 			<${Place} of=${task} />
 			<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
 			<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>

@@ -4,8 +4,8 @@ import { Filters, FILTER_NAMES, placeOf, queryOf } from "./filters.js";
 import { Groups } from "./groups.js";
 import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";
-import { html, useEffect, usePage, useRef, useState, useStore } from "./lib.js";
-import { Cell, gather, MOST_GATHERED, News, Pager, RowHead, Table, useList, useNews } from "./lists.js";
+import { html, useEffect, usePage, useRef, useStore } from "./lib.js";
+import { Actions, Cell, gather, MOST_GATHERED, News, Pager, Row, RowHead, Table, useList, useNews, useSelection } from "./lists.js";
 import { Copy, Heading, HowToSend, Loaded, Nothing, Severity, Status, Text, Time } from "./parts.js";
 import { link } from "./route.js";
 import { mayTriage } from "./session.js";
@@ -41,56 +41,28 @@ export function Findings({ query }) {
 function List({ query, filters, search }) {
 	const page = usePage();
 	const { memory, router, session, changes } = page;
-	const full = mayTriage(useStore(session));
 	const ids = useStore(changes.changed);
 	const list = useList("findings", "tasks", query, filters, [ids]);
-	const { data, change, turn, cursor, setCursor } = list;
+	const { data, change, turn, cursor } = list;
 	const tasks = data?.items ?? [];
 	const news = useNews("tasks", list);
-	const [chosen, setChosen] = useState(new Map());
-	const latest = useRef(0); // the row that was chosen last, where a range begins
+	const selecting = useSelection(tasks, [JSON.stringify(filters), ids]);
+	const selection = mayTriage(useStore(session)) ? selecting : null;
+	const { chosen } = selecting;
 	const pending = useRef(null); // all that match, until they are read
-	const clear = () => {
-		pending.current = null;
-		setChosen(new Map());
-	};
-
-	useEffect(clear, [JSON.stringify(filters)]);
-	useEffect(() => setChosen((old) => new Map([...old].filter(([id]) => !ids.includes(id)))), [ids]);
-
-	const choose = (task, isRange) => setChosen((old) => {
-		const next = new Map(old);
-		const index = tasks.indexOf(task);
-		const [first, end] = isRange ? [Math.min(index, latest.current), Math.max(index, latest.current)] : [index, index];
-		for (const each of tasks.slice(first, end + 1)) {
-			if (old.has(task.id)) next.delete(each.id);
-			else next.set(each.id, each);
-		}
-		latest.current = index;
-		return next;
-	});
-	const chooseAll = (on) => setChosen((old) => {
-		const next = new Map(old);
-		for (const task of tasks) {
-			if (on) next.set(task.id, task);
-			else next.delete(task.id);
-		}
-		return next;
-	});
+	useEffect(() => void (pending.current = null), [chosen]);
 	const chooseMatching = async () => {
 		const all = { length: data.total, ready: gather(page, filters) };
 		pending.current = all;
 		const found = await all.ready.catch((error) => changes.say(error.message));
-		if (pending.current !== all) return;
-		pending.current = null;
-		if (found) setChosen(new Map(found.map((task) => [task.id, task])));
+		if (found && pending.current === all) selecting.set(new Map(found.map((task) => [task.id, task])));
 	};
-	const at = tasks.find((each) => each.id === cursor);
+	const at = tasks.find(({ id }) => id === cursor);
 	const present = (task) => tasks.find(({ id }) => id === task.id) ?? task;
 	const affected = () => pending.current ?? (chosen.size ? [...chosen.values()].map(present) : at ? [at] : []);
 	const people = () => knownPeople(memory, tasks);
 	const back = () => {
-		if (chosen.size) clear();
+		if (chosen.size) selecting.clear();
 		else if (memory.groups) router.go(memory.groups);
 		memory.groups = "";
 	};
@@ -102,10 +74,10 @@ function List({ query, filters, search }) {
 		g: () => change({ group: "rule" }),
 		r: list.reload,
 		Escape: back,
-		...(full ? { x: () => at && choose(at), X: () => data?.total && chooseMatching() } : {}),
+		...(selection ? { x: () => at && selection.choose(at), X: () => data?.total && chooseMatching() } : {}),
 		...triageKeys(page, affected, people),
 	});
-
+	const most = Math.min(data?.total, MOST_GATHERED);
 	return html`
 		<${Heading} title="Findings">
 			<p class="total" role="status">${data ? count(data.total, "finding") : ""}</p>
@@ -117,19 +89,14 @@ function List({ query, filters, search }) {
 		<${Loaded} from=${list} what="findings">
 			${() => html`
 				${tasks.length === 0 ? html`<${NoFindings} query=${query} />` : html`
-					<${Rows} tasks=${tasks} busy=${list.loading} full=${full} query=${query} chosen=${chosen} choose=${choose} chooseAll=${chooseAll}
-						cursor=${cursor} setCursor=${setCursor} />
+					<${Rows} list=${list} tasks=${tasks} query=${query} selection=${selection} />
 					<${Pager} list=${data} size=${tasks.length} page=${list.page} turn=${turn} />`}`}
 		<//>
-		${full && chosen.size > 0 && html`
-			<section class="actions" aria-label="What to do with the selected findings">
-				<strong aria-live="polite">${count(chosen.size, "finding")} selected</strong>
-				${chosen.size < Math.min(data.total, MOST_GATHERED) && html`
-					<button onClick=${chooseMatching}>Select ${data.total > MOST_GATHERED ? "the first" : "all"}${" "}
-						${number(Math.min(data.total, MOST_GATHERED))} that match <kbd aria-hidden="true">X</kbd></button>`}
-				<${TriageButtons} chosen=${affected} people=${people} is=${statusOf([...chosen.values()].map(present))} />
-				<button class="quiet" onClick=${clear}>Clear</button>
-			</section>`}`;
+		<${Actions} selection=${selection} told=${count(chosen.size, "finding")}>
+			${chosen.size < most && html`
+				<button onClick=${chooseMatching}>Select ${data.total > most ? "the first" : "all"} ${number(most)} that match <kbd aria-hidden="true">X</kbd></button>`}
+			<${TriageButtons} chosen=${affected} people=${people} is=${statusOf([...chosen.values()].map(present))} />
+		<//>`;
 }
 
 /** Return the status that all have. */
@@ -188,45 +155,27 @@ function columnsOf({ projectType, targetUrl }) {
 	return Object.fromEntries(Object.entries(COLUMNS).filter(([name]) => !shared[name]));
 }
 
-function Rows({ tasks, busy, full, query, chosen, choose, chooseAll, cursor, setCursor }) {
-	const some = tasks.some((each) => chosen.has(each.id));
-	const all = tasks.every((each) => chosen.has(each.id));
+function Rows({ list, tasks, query, selection }) {
 	const columns = columnsOf(query);
-	const before = full && html`
-		<th role="columnheader" scope="col" class="choose"><label>
-			<input type="checkbox" aria-label="Select all on this page" checked=${all} indeterminate=${some && !all}
-				onChange=${() => chooseAll(!all)} /></label></th>`;
+	const narrowed = (filter) => link("findings", null, { ...query, ...filter, page: "" });
 	return html`
-		<${Table} name="Findings" kind="findings ${full ? "full" : ""}" busy=${busy} columns=${columns} before=${before}>
+		<${Table} name="Findings" kind="findings" busy=${list.loading} columns=${columns} items=${tasks} selection=${selection}>
 			${tasks.map((task) => html`
-				<${Row} key=${task.id} task=${task} full=${full} query=${query} columns=${columns} chosen=${chosen.has(task.id)}
-					choose=${choose} here=${cursor === task.id} setCursor=${setCursor} />`)}
+				<${Row} key=${task.id} item=${task} name=${task.title} cursor=${list.cursor} selection=${selection}>
+					<${Cells} task=${task} columns=${columns} narrowed=${narrowed} arrive=${() => list.setCursor(task.id)} /><//>`)}
 		<//>`;
 }
 
-function Row({ task, full, query, columns, chosen, choose, here, setCursor }) {
-	const arrive = () => setCursor(task.id);
-	const narrowed = (filter) => link("findings", null, { ...query, ...filter, page: "" });
-	return html`
-		<tr role="row" class="${here ? "here" : ""} ${chosen ? "chosen" : ""}">
-			${full && html`
-				<${Cell} kind="choose"><label>
-					<input type="checkbox" checked=${chosen} aria-label="Select: ${task.title}" onClick=${(event) => choose(task, event.shiftKey)} />
-				</label><//>`}
-			<${Cell} kind="severity"><${Severity} is=${task.severity} /><//>
-			<${RowHead}>
-				<a id="row-${task.id}" href=${link("findings", task.id)} title=${task.title} onFocus=${arrive} onClick=${arrive}>
-					<${Text} of=${task.title} /></a>
-				${task.tags.map((tag) => html`<a class="kind" tabindex="-1" href=${narrowed({ tag })}><${Text} of=${tag} /></a>`)}
-			<//>
-			<${Cell} kind="rule" empty=${!task.rule}><${Text} of=${task.rule} missing="" /><//>
-			<${Cell} kind="location" empty=${!task.location}><span title=${task.location}><${Text} of=${task.location} missing="" /></span><//>
-			<${Cell} kind="status">
-				<${Status} is=${task.status} />${task.reason && html`<span class="muted"> ${REASONS[task.reason]}</span>`}
-			<//>
-			<${Cell} kind="assignee" empty=${!task.assignee}><${Text} of=${task.assignee} missing="" /><//>
-			${columns.type && html`<${Cell} kind="type"><${Text} of=${task.projectType} /><//>`}
-			${columns.target && html`<${Cell} kind="target" empty=${!task.targetUrl}><span title=${task.targetUrl}><${Text} of=${placeOf(task)} missing="" /></span><//>`}
-			<${Cell} kind="age"><${Time} at=${task.createdAt} /><//>
-		</tr>`;
-}
+const Cells = ({ task, columns, narrowed, arrive }) => html`
+	<${Cell} kind="severity"><${Severity} is=${task.severity} /><//>
+	<${RowHead}>
+		<a id="row-${task.id}" href=${link("findings", task.id)} title=${task.title} onFocus=${arrive} onClick=${arrive}><${Text} of=${task.title} /></a>
+		${task.tags.map((tag) => html`<a class="kind" tabindex="-1" href=${narrowed({ tag })}><${Text} of=${tag} /></a>`)}
+	<//>
+	<${Cell} kind="rule" empty=${!task.rule}><${Text} of=${task.rule} missing="" /><//>
+	<${Cell} kind="location" empty=${!task.location}><span title=${task.location}><${Text} of=${task.location} missing="" /></span><//>
+	<${Cell} kind="status"><${Status} is=${task.status} /> <span class="muted">${REASONS[task.reason]}</span><//>
+	<${Cell} kind="assignee" empty=${!task.assignee}><${Text} of=${task.assignee} missing="" /><//>
+	${columns.type && html`<${Cell} kind="type"><${Text} of=${task.projectType} /><//>`}
+	${columns.target && html`<${Cell} kind="target" empty=${!task.targetUrl}><span title=${task.targetUrl}><${Text} of=${placeOf(task)} missing="" /></span><//>`}
+	<${Cell} kind="age"><${Time} at=${task.createdAt} /><//>`;

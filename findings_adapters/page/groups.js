@@ -3,8 +3,8 @@
 import { Filters } from "./filters.js";
 import { filtersOf, GROUPINGS, isOf } from "./grouping.js";
 import { useKeys } from "./keys.js";
-import { html, useEffect, useLoad, usePage, useState, useStore } from "./lib.js";
-import { Cell, gather, MOST_GATHERED, RowHead, Table, useCursor } from "./lists.js";
+import { html, useLoad, usePage, useStore } from "./lib.js";
+import { Actions, Cell, gather, MOST_GATHERED, Row, RowHead, Table, useCursor, useSelection } from "./lists.js";
 import { Heading, Loaded, Nothing, Text } from "./parts.js";
 import { link } from "./route.js";
 import { mayTriage } from "./session.js";
@@ -17,27 +17,22 @@ export function Groups({ query, filters, search }) {
 	const page = usePage();
 	const { api, memory, router, session, changes } = page;
 	const by = query.group;
-	const full = mayTriage(useStore(session));
 	const ids = useStore(changes.changed);
 	const { sort, ...wanted } = filters;
+	const inputs = [by, JSON.stringify(wanted), ids];
 	const loaded = useLoad(async (signal) => {
 		const { groups, others } = await api.get("groups", { ...wanted, by, limit: MOST }, signal);
-		return { by, others, groups: groups.map((group) => ({ ...group, id: JSON.stringify([by, group.value]) })) };
-	}, [by, JSON.stringify(wanted), ids]);
-	const groups = loaded.data?.by === by ? loaded.data.groups : [];
-	const left = (memory.lists.groups ??= { cursor: null });
-	const { cursor, setCursor, move } = useCursor(loaded.data?.groups, left);
-	const [chosen, setChosen] = useState(new Set());
-	useEffect(() => setChosen(new Set()), [by, JSON.stringify(wanted), ids]);
+		return { by, others, items: groups.map((group) => ({ ...group, id: JSON.stringify([by, group.value]) })) };
+	}, inputs);
+	const groups = loaded.data?.by === by ? loaded.data.items : [];
+	const { cursor, setCursor, move } = useCursor(loaded.data?.items, (memory.lists.groups ??= { cursor: null }));
+	const selecting = useSelection(groups, inputs);
+	const selection = mayTriage(useStore(session)) ? selecting : null;
 
 	const change = (fields, replace) => router.go(link("findings", null, { ...query, page: "", ...fields }), replace);
-	const to = (group) => {
-		const narrower = filtersOf(by, group.value);
-		return narrower && link("findings", null, { ...query, page: "", group: "", ...narrower });
-	};
-	const enter = () => (memory.groups = location.hash); // where Escape leads from the list of a group
 	const at = groups.find(({ id }) => id === cursor);
-	const taken = () => (chosen.size ? groups.filter(({ id }) => chosen.has(id)) : at ? [at] : []);
+	const taken = () => (selecting.chosen.size ? [...selecting.chosen.values()] : at ? [at] : []);
+	const size = taken().reduce((sum, { total }) => sum + total, 0);
 	const read = async (several) => {
 		const found = new Map();
 		for (const { value } of several) {
@@ -46,66 +41,50 @@ export function Groups({ query, filters, search }) {
 		}
 		return [...found.values()].slice(0, MOST_GATHERED);
 	};
-	const sizeOf = (several) => several.reduce((sum, { total }) => sum + total, 0);
-	const affected = () => (taken().length ? { length: sizeOf(taken()), ready: read(taken()) } : []);
-	const choose = (group) => setChosen((old) => {
-		const next = new Set(old);
-		if (!next.delete(group.id)) next.add(group.id);
-		return next;
-	});
+	const affected = () => (size ? { length: size, ready: read(taken()) } : []);
+	const nobody = () => [];
 	useKeys({
 		j: () => move(1),
 		k: () => move(-1),
 		g: () => change({ group: "" }),
 		r: loaded.reload,
-		Escape: () => setChosen(new Set()),
-		...(full ? { x: () => at && choose(at), X: () => setChosen(new Set(groups.map(({ id }) => id))) } : {}),
-		...triageKeys(page, affected, () => []),
+		Escape: selecting.clear,
+		...(selection ? { x: () => at && selection.choose(at), X: () => selection.put(groups, true) } : {}),
+		...triageKeys(page, affected, nobody),
 	});
-	const columns = { title: GROUPINGS[by], total: "Findings", ...Object.fromEntries(SEVERITIES.map((name) => [`of-${name}`, capital(name)])) };
-	const before = full && html`<th role="columnheader" scope="col" class="choose"><span class="hidden">Select</span></th>`;
+	const columns = { title: GROUPINGS[by], number: "Findings", ...Object.fromEntries(SEVERITIES.map((name) => [name, capital(name)])) };
 	return html`
-		<${Heading} title="Findings">
-			<p class="total" role="status">${loaded.data ? count(groups.length, "group") : ""}</p>
-		<//>
+		<${Heading} title="Findings"><p class="total" role="status">${loaded.data ? count(groups.length, "group") : ""}</p><//>
 		<${Filters} query=${query} onChange=${change} search=${search} people=${[]} />
 		<${Loaded} from=${loaded} what="groups">
 			${({ others }) => (groups.length === 0
 				? html`<${Nothing} title="No finding is like that"><p><a href=${link("findings", null, { group: by })}>Group all findings</a></p><//>`
 				: html`
-					<${Table} name="Findings by ${GROUPINGS[by]}" kind="groups ${full ? "full" : ""}" busy=${loaded.loading} columns=${columns} before=${before}>
+					<${Table} name="Findings by ${GROUPINGS[by]}" kind="groups" busy=${loaded.loading} columns=${columns} items=${groups} selection=${selection}>
 						${groups.map((group) => html`
-							<${Row} key=${group.id} group=${group} full=${full} to=${to(group)} enter=${enter} here=${group.id === cursor}
-								setCursor=${setCursor} chosen=${chosen.has(group.id)} choose=${choose} />`)}
+							<${Row} key=${group.id} item=${group} name=${group.value ?? "none"} cursor=${cursor} selection=${selection}>
+								<${Cells} group=${group} by=${by} query=${query} arrive=${() => setCursor(group.id)} /><//>`)}
 					<//>
 					${others > 0 && html`<p class="muted">${count(others, "finding")} in smaller groups.</p>`}`)}
 		<//>
-		${full && chosen.size > 0 && html`
-			<section class="actions" aria-label="What to do with the selected groups">
-				<strong aria-live="polite">${count(chosen.size, "group")} selected, ${count(sizeOf(taken()), "finding")}</strong>
-				<${TriageButtons} chosen=${affected} people=${() => []} />
-				<button class="quiet" onClick=${() => setChosen(new Set())}>Clear</button>
-			</section>`}`;
+		<${Actions} selection=${selection} told="${count(selecting.chosen.size, "group")}, ${count(size, "finding")}">
+			<${TriageButtons} chosen=${affected} people=${nobody} /><//>`;
 }
 
-function Row({ group, full, to, enter, here, setCursor, chosen, choose }) {
-	const { value, total, bySeverity } = group;
+function Cells({ group: { id, value, total, bySeverity }, by, query, arrive }) {
+	const { memory } = usePage();
+	const narrower = filtersOf(by, value);
 	const name = html`<${Text} of=${value} missing="None" />`;
-	const arrive = () => setCursor(group.id);
+	const enter = () => (memory.groups = location.hash); // where Escape leads from the list of a group
+	const to = link("findings", null, { ...query, page: "", group: "", ...narrower });
 	return html`
-		<tr role="row" class="${here ? "here" : ""} ${chosen ? "chosen" : ""}">
-			${full && html`
-				<${Cell} kind="choose"><label>
-					<input type="checkbox" checked=${chosen} aria-label="Select: ${value ?? "none"}" onChange=${() => choose(group)} />
-				</label><//>`}
-			<${RowHead}>
-				${to
-					? html`<a id="row-${group.id}" href=${to} title=${value} onFocus=${arrive} onClick=${enter}>${name}</a>`
-					: html`<span id="row-${group.id}" tabindex="0" onFocus=${arrive}>${name}</span>`}
-			<//>
-			<${Cell} kind="number total">${number(total)}<//>
-			${SEVERITIES.map((severity) => html`
-				<${Cell} kind="number" empty=${!bySeverity[severity]}>${bySeverity[severity] > 0 && html`
-					<span class="severity-${severity}">${number(bySeverity[severity])}<span class="narrow"> ${severity}</span></span>`}<//>`)}
-		</tr>`;
+		<${RowHead}>
+			${narrower
+				? html`<a id="row-${id}" href=${to} title=${value} onFocus=${arrive} onClick=${enter}>${name}</a>`
+				: html`<span id="row-${id}" tabindex="0" onFocus=${arrive}>${name}</span>`}
+		<//>
+		<${Cell} kind="number">${number(total)}<//>
+		${SEVERITIES.map((severity) => html`
+			<${Cell} kind="number severity-${severity}" empty=${!bySeverity[severity]}>
+				${bySeverity[severity] > 0 && html`${number(bySeverity[severity])}<span class="narrow"> ${severity}</span>`}<//>`)}`;
 }

@@ -166,20 +166,70 @@ export function Pager({ list, size, page, turn }) {
 		</nav>`;
 }
 
+/** Return which of a list's items are chosen, by id, and what chooses them: one, a range from the one before, or all. */
+export function useSelection(items, inputs) {
+	const [chosen, set] = useState(new Map());
+	const before = useRef(0);
+	const clear = () => set(new Map());
+	useEffect(clear, inputs);
+	const put = (those, on) => set((old) => {
+		const next = new Map(old);
+		for (const item of those) {
+			if (on) next.set(item.id, item);
+			else next.delete(item.id);
+		}
+		return next;
+	});
+	const choose = (item, isRange) => {
+		const index = items.indexOf(item);
+		const [first, last] = [index, isRange ? before.current : index].sort((a, b) => a - b);
+		before.current = index;
+		put(items.slice(first, last + 1), !chosen.has(item.id));
+	};
+	return { chosen, set, clear, choose, put };
+}
+
 /** A table. Its roles are said, because it has none where CSS shows its rows as something else. */
-export const Table = ({ name, kind, busy, columns, before, children }) => html`
-	<table class="list ${kind}" role="table" aria-busy=${String(busy)}>
-		<caption class="hidden">${name}</caption>
-		<thead role="rowgroup">
-			<tr role="row">
-				${before}
-				${Object.entries(columns).map(([column, words]) => html`<th role="columnheader" scope="col" class=${column}>${words}</th>`)}
-			</tr>
-		</thead>
-		<tbody role="rowgroup">${children}</tbody>
-	</table>`;
+export function Table({ name, kind, busy, columns, items, selection, children }) {
+	const on = items?.filter(({ id }) => selection?.chosen.has(id)).length;
+	return html`
+		<table class="list ${kind} ${selection ? "full" : ""}" role="table" aria-busy=${String(busy)}>
+			<caption class="hidden">${name}</caption>
+			<thead role="rowgroup">
+				<tr role="row">
+					${selection && html`
+						<th role="columnheader" scope="col" class="choose"><label>
+							<input type="checkbox" aria-label="Select all on this page" checked=${on === items.length} indeterminate=${on > 0 && on < items.length}
+								onChange=${() => selection.put(items, on < items.length)} /></label></th>`}
+					${Object.entries(columns).map(([column, words]) => html`<th role="columnheader" scope="col" class=${column}>${words}</th>`)}
+				</tr>
+			</thead>
+			<tbody role="rowgroup">${children}</tbody>
+		</table>`;
+}
+
+/** A row of it, which the keys may be about, and which may be chosen. */
+export function Row({ item, name, cursor, selection, children }) {
+	const chosen = selection?.chosen.has(item.id);
+	return html`
+		<tr role="row" class="${cursor === item.id ? "here" : ""} ${chosen ? "chosen" : ""}">
+			${selection && html`
+				<${Cell} kind="choose"><label>
+					<input type="checkbox" checked=${chosen} aria-label="Select: ${name}" onClick=${(event) => selection.choose(item, event.shiftKey)} />
+				</label><//>`}
+			${children}
+		</tr>`;
+}
 
 export const Cell = ({ kind, empty, children }) => html`
 	<td role="cell" class="${kind} ${empty ? "none" : ""}">${children}</td>`;
 
 export const RowHead = ({ children }) => html`<th role="rowheader" scope="row" class="title">${children}</th>`;
+
+/** What can be done with what is chosen, over the end of the list. */
+export const Actions = ({ selection, told, children }) => selection && selection.chosen.size > 0 && html`
+	<section class="actions" aria-label="What to do with what is selected">
+		<strong aria-live="polite">${told} selected</strong>
+		${children}
+		<button class="quiet" onClick=${selection.clear}>Clear</button>
+	</section>`;

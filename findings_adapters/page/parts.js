@@ -1,7 +1,7 @@
 // The small parts that the views are made of.
 
 import { DESCRIPTION } from "./api.js";
-import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./lib.js";
+import { html, useEffect, useId, useLayoutEffect, usePage, useRef, useState } from "./lib.js";
 import { link } from "./route.js";
 import { age, capital, moment, RUN_NAMES, STATUS_NAMES, webAddress } from "./words.js";
 
@@ -30,13 +30,8 @@ export const Severity = ({ is }) => html`
 		<span>${capital(is)}</span>
 	</span>`;
 
-/** Text of strangers: none of its characters turns around what stands beside it. Lines may end behind its slashes. */
-export function Text({ of, missing = "–" }) {
-	if (of === null || of === undefined || of === "") return html`<span class="muted">${missing}</span>`;
-	const text = String(of);
-	const parts = text.length > 2000 ? [text] : text.split(/(?<=\/)(?=[^/])/);
-	return html`<bdi>${parts.flatMap((part, index) => (index ? [html`<wbr />`, part] : part))}</bdi>`;
-}
+/** Text of strangers: none of its characters turns around what stands beside it. */
+export const Text = ({ of, missing = "–" }) => ((of ?? "") === "" ? html`<span class="muted">${missing}</span>` : html`<bdi>${String(of)}</bdi>`);
 
 /** A URL of strangers: a link where it leads to the web, else its text. */
 export function Address({ url }) {
@@ -160,18 +155,8 @@ export const Toggles = ({ label, names, chosen, onChange }) => html`
 	</div>`;
 
 export function Copy({ text, label = "Copy" }) {
-	const [said, say] = useState("");
-	useEffect(() => {
-		const timer = said && setTimeout(() => say(""), 2000);
-		return () => clearTimeout(timer);
-	}, [said]);
-	const copy = async () => {
-		try {
-			await navigator.clipboard.writeText(text);
-			say("Copied");
-		} catch {
-			say("This browser does not let the page copy"); // without TLS, on another host, there is no clipboard
-		}
-	};
-	return html`<button class="quiet" onClick=${copy}><span aria-live="polite">${said || label}</span></button>`;
+	const { say } = usePage().changes;
+	const fail = () => say("This browser does not let the page copy."); // without TLS, on another host, there is no clipboard
+	const copy = () => navigator.clipboard?.writeText(text).then(() => say("Copied."), fail) ?? fail();
+	return html`<button class="quiet" onClick=${copy}>${label}</button>`;
 }

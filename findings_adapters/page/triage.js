@@ -25,7 +25,7 @@ function ask({ dialog, changes, session }, kind, tasks, more = {}) {
 }
 
 function giveStatus(page, tasks, status) {
-	if (tasks.length !== 1 || tasks.ready || REASONS_FOR[status] || !mayTriage(page.session.get())) ask(page, "status", tasks, { status });
+	if (tasks.length !== 1 || tasks.ready || REASONS_FOR[status] || !mayTriage(page.session.get())) ask(page, "comment", tasks, { status });
 	else carryOutAtOnce(page, { tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` });
 }
 
@@ -33,13 +33,10 @@ export const undoLast = ({ changes }) => changes.undo().catch((error) => changes
 
 /** Return what begins each decision about what `chosen` returns: findings, or {length, ready: a promise of them}. */
 function decisionsOf(page, chosen, people) {
-	const about = (decide) => async () => {
+	const about = (decide) => () => {
 		const tasks = chosen();
 		decide(tasks);
-		if (!tasks.ready) return;
-		const found = await tasks.ready.catch((error) => page.changes.say(error.message));
-		const asked = page.dialog.get();
-		if (found && asked?.tasks === tasks) page.dialog.set({ ...asked, tasks: found });
+		tasks.ready?.then((found) => (tasks.found = found), (error) => page.changes.say(error.message));
 	};
 	return {
 		...Object.fromEntries(STATUSES.map((status) => [status, about((tasks) => giveStatus(page, tasks, status))])),
@@ -83,7 +80,8 @@ function useDraft(asked) {
 	const [text, setText] = useState(asked.text ?? "");
 	return [text, (next) => {
 		setText(next);
-		if (next && !asked.tasks.ready) sessionStorage.setItem(DRAFT, JSON.stringify({ ...keepable(asked), text: next }));
+		const tasks = asked.tasks.ready ? asked.tasks.found : asked.tasks;
+		if (next && tasks) sessionStorage.setItem(DRAFT, JSON.stringify(keepable({ ...asked, tasks, text: next })));
 		else sessionStorage.removeItem(DRAFT);
 	}];
 }
@@ -126,26 +124,21 @@ function Asking({ title, action, tasks, submit, children }) {
 		<//>`;
 }
 
-const Comment = ({ label, value, onInput, first }) => html`
-	<label class="field"><span>${label}</span>
-		<textarea rows="4" maxlength="4000" value=${value} autofocus=${first} onInput=${(event) => onInput(event.target.value)} />
-	</label>`;
-
-/** Ask for a reason, where the status has any, of which the last one is chosen already, and for a comment. */
-function StatusDialog({ asked }) {
+/** Ask for a comment, and before it for the reason of a status that has any, of which the last one is chosen already. */
+function CommentDialog({ asked }) {
 	const { changes } = usePage();
 	const { tasks, status } = asked;
 	const [text, setText] = useDraft(asked);
 	const [reason, setReason] = useState(sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status]);
-	const verb = STATUS_VERBS[status];
 	const reasons = REASONS_FOR[status] && [...REASONS_FOR[status], ""];
+	const verb = STATUS_VERBS[status] ?? "Comment on";
 	const submit = (found) => {
 		if (reasons) sessionStorage.setItem(LAST_REASON + status, reason);
-		const fields = { status, ...(reason && reasons ? { reason } : {}), ...(text.trim() ? { comment: text } : {}) };
-		return changes.carryOut({ tasks: found, fields, verb, what: `${STATUS_NAMES[status]}: ` });
+		const fields = { status, reason: (reasons && reason) || undefined, comment: text.trim() ? text : undefined };
+		return changes.carryOut({ tasks: found, fields, verb, what: status ? `${STATUS_NAMES[status]}: ` : "Commented on " });
 	};
 	return html`
-		<${Asking} title="${verb} ${object(tasks)}?" action=${verb} tasks=${tasks} submit=${submit}>
+		<${Asking} title="${verb} ${object(tasks)}${status && "?"}" action=${status ? verb : "Comment"} tasks=${tasks} submit=${submit}>
 			${reasons && html`
 				<fieldset class="choices"><legend>Reason</legend>
 					${reasons.map((name, index) => html`
@@ -153,17 +146,9 @@ function StatusDialog({ asked }) {
 							autofocus=${reasons.includes(reason) ? reason === name : index === 0}
 							onChange=${() => setReason(name)} /> ${REASONS[name] ?? "No reason given"}</label>`)}
 				</fieldset>`}
-			<${Comment} label="Comment (optional)" value=${text} onInput=${setText} first=${!reasons} />
-		<//>`;
-}
-
-function CommentDialog({ asked }) {
-	const { changes } = usePage();
-	const [text, setText] = useDraft(asked);
-	const submit = (tasks) => changes.carryOut({ tasks, fields: { comment: text }, verb: "Comment on", what: "Commented on " });
-	return html`
-		<${Asking} title="Comment on ${object(asked.tasks)}" action="Comment" tasks=${asked.tasks} submit=${submit}>
-			<${Comment} label="Comment" value=${text} onInput=${setText} first />
+			<label class="field"><span>Comment${status && " (optional)"}</span>
+				<textarea rows="4" maxlength="4000" required=${!status} value=${text} autofocus=${!reasons} onInput=${(event) => setText(event.target.value)} />
+			</label>
 			<p class="muted"><kbd>Ctrl</kbd> <kbd>Enter</kbd> sends it.</p>
 		<//>`;
 }
@@ -259,7 +244,7 @@ function ConflictDialog({ of: { change, others } }) {
 		<//>`;
 }
 
-const DIALOGS = { status: StatusDialog, comment: CommentDialog, assign: AssignDialog, delete: DeleteDialog };
+const DIALOGS = { comment: CommentDialog, assign: AssignDialog, delete: DeleteDialog };
 
 export function TriageDialogs() {
 	const { dialog, changes } = usePage();

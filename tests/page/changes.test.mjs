@@ -1,0 +1,114 @@
+import assert from "node:assert/strict";
+import { beforeEach, test } from "node:test";
+
+import { Refusal } from "../../findings_adapters/page/api.js";
+import { createChanges } from "../../findings_adapters/page/changes.js";
+
+const stored = new Map();
+globalThis.sessionStorage = { getItem: (name) => stored.get(name) ?? null, setItem: (name, text) => stored.set(name, text) };
+globalThis.addEventListener = () => {};
+
+const refusal = (status, problem) => new Refusal({ status, headers: new Headers() }, problem);
+
+/** A service with so many findings, which keeps what it was asked. */
+function makeService(count) {
+	const tasks = new Map(Array.from({ length: count }, (_, n) => [`t${n}`, { id: `t${n}`, etag: `"${n}.0"`, status: "open", title: `T${n}`, severity: "low" }]));
+	const sent = [];
+	const answers = new Map(); // by Idempotency-Key
+	let turn = 0;
+	const change = (id, fields) => tasks.set(id, { ...tasks.get(id), ...fields, etag: `"${id}.${(turn += 1)}"` });
+	return {
+		tasks, sent, change, loses: 0,
+		get: async (path) => ({ ...tasks.get(path.split("/")[1]) }),
+		async request(method, path, { body: { ids, ifMatch, ...fields }, headers }) {
+			const key = headers["Idempotency-Key"];
+			sent.push({ ids, fields, key });
+			const unfit = ids.filter((id) => tasks.get(id).etag !== ifMatch[id]);
+			if (!answers.has(key) && unfit.length) {
+				throw refusal(412, { code: "changed_meanwhile", errors: unfit.slice(0, 100).map((id) => ({ pointer: `/ifMatch/${id}` })) });
+			}
+			if (!answers.has(key)) {
+				for (const id of ids) change(id, fields);
+				answers.set(key, { tasks: ids.map((id) => ({ id, etag: tasks.get(id).etag })) });
+			}
+			if (this.loses-- > 0) throw refusal(503, {});
+			return { data: answers.get(key) };
+		},
+		shown: () => [...tasks.values()].map((task) => ({ ...task })),
+	};
+}
+
+const dismissal = (tasks) => ({ tasks, fields: { status: "dismissed", reason: "wont_fix" }, verb: "Dismiss", what: "Dismissed: " });
+const statuses = ({ tasks }) => [...new Set([...tasks.values()].map(({ status }) => status))];
+
+beforeEach(() => stored.clear());
+
+test("many are changed in thousands, and taken back at once", async () => {
+	const service = makeService(2300);
+	const changes = createChanges(service);
+	await changes.carryOut(dismissal(service.shown()));
+	assert.deepEqual(service.sent.map(({ ids }) => ids.length), [1000, 1000, 300]);
+	assert.deepEqual(changes.toast.get(), { text: "Dismissed: 2,300 findings.", undo: true });
+	await changes.undo();
+	assert.deepEqual(statuses(service), ["open"]);
+	await changes.undo();
+	assert.equal(changes.toast.get().text, "There is nothing to undo.");
+});
+
+test("what runs only saw again is changed, however many they are", async () => {
+	const service = makeService(250);
+	const shown = service.shown();
+	for (const { id } of shown) service.change(id, {});
+	await createChanges(service).carryOut(dismissal(shown));
+	assert.deepEqual(statuses(service), ["dismissed"]);
+});
+
+test("of many that somebody else decided about, none is changed before it is asked", async () => {
+	const service = makeService(25);
+	const shown = service.shown();
+	service.change("t3", { status: "in_progress" });
+	service.change("t4", { status: "dismissed", reason: "wont_fix" }); // alike
+	const changes = createChanges(service);
+	await changes.carryOut(dismissal(shown));
+	const [{ change, others }] = changes.conflicts.get();
+	assert.deepEqual([others.map(({ id }) => id), change.tasks.length], [["t3"], 24]);
+	assert.equal(service.tasks.get("t5").status, "open");
+	await changes.carryOut({ ...change, tasks: change.tasks.filter(({ id }) => id !== "t3") });
+	assert.equal(changes.toast.get().text, "Dismissed: 23 findings.");
+	assert.equal(service.tasks.get("t3").status, "in_progress");
+});
+
+test("a conflict beyond the first thousand tells what is left, and one undo is of both parts", async () => {
+	const service = makeService(1200);
+	const shown = service.shown();
+	service.change("t1100", { assignee: "Ada" });
+	const changes = createChanges(service);
+	await changes.carryOut(dismissal(shown));
+	const [{ change }] = changes.conflicts.get();
+	assert.equal(change.tasks.length, 200);
+	await changes.carryOut({ ...change, tasks: change.tasks.filter(({ id }) => id !== "t1100") });
+	assert.deepEqual(statuses(service), ["dismissed", "open"]);
+	await changes.undo();
+	assert.deepEqual(statuses(service), ["open"]);
+});
+
+test("a change whose answer was lost is made once, also after a reload", async () => {
+	const service = makeService(3);
+	service.loses = 1;
+	const changes = createChanges(service);
+	await changes.carryOut({ tasks: service.shown(), fields: { comment: "Once" }, verb: "Comment on", what: "Commented on " });
+	assert.equal(changes.unsent.get().length, 1);
+	const later = createChanges(service);
+	await later.sendUnsent();
+	assert.deepEqual(later.unsent.get(), []);
+	assert.equal(new Set(service.sent.map(({ key }) => key)).size, 1);
+});
+
+test("a second decision follows the first before the view has its outcome", async () => {
+	const service = makeService(1);
+	const shown = service.shown();
+	const changes = createChanges(service);
+	changes.carryOut(dismissal(shown));
+	await changes.carryOut({ tasks: shown, fields: { status: "open" }, verb: "Open", what: "Open: " });
+	assert.deepEqual([changes.conflicts.get(), statuses(service)], [[], ["open"]]);
+});

@@ -1,0 +1,27 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { filtersOf, isOf } from "../../findings_adapters/page/grouping.js";
+
+test("a group has filters, but for those without a target", () => {
+	assert.deepEqual(filtersOf("rule", "S101"), { rule: "S101" });
+	assert.deepEqual(filtersOf("rule", null), { without: "rule" });
+	assert.deepEqual(filtersOf("assignee", null), { assigned: "false", assignee: "" });
+	assert.deepEqual(filtersOf("assignee", "Ada"), { assignee: "Ada", assigned: "" });
+	assert.equal(filtersOf("targetUrl", null), null);
+});
+
+test("a file has its lines, and not what lies below it", () => {
+	const has = (file, location) => isOf("location", file, { location });
+	for (const location of ["a.py", "a.py:1", "a.py:1:2"]) assert.ok(has("a.py", location), location);
+	for (const location of ["a.py/b", "a.py:1:2:3", "a.pyc", "b/a.py", null]) assert.ok(!has("a.py", location), location);
+	assert.ok(has("https://example.com:80", "https://example.com:80"));
+	assert.ok(has(null, null));
+});
+
+test("a finding is in a group for each of its tags", () => {
+	const task = { tags: ["a", "b"], assignee: "" };
+	assert.ok(isOf("tag", "a", task) && isOf("tag", "b", task) && !isOf("tag", null, task));
+	assert.ok(isOf("tag", null, { tags: [] }));
+	assert.ok(isOf("assignee", null, task));
+});
