@@ -32,41 +32,26 @@ export function placeOf({ targetUrl, branch }) {
 const listOf = (text) => (text ? text.split(",") : []);
 
 async function loadNames(api, signal) {
-	const [types, runs] = await Promise.all([api.get("project-types", {}, signal), api.get("runs", { limit: 200 }, signal)]);
-	const distinct = (name) => [...new Set(runs.runs.map((run) => run[name]).filter(Boolean))].sort();
-	return { types: types.projectTypes, targets: distinct("targetUrl"), branches: distinct("branch") };
+	const [{ projectTypes }, { runs }] = await Promise.all([api.get("project-types", {}, signal), api.get("runs", { limit: 200 }, signal)]);
+	const distinct = (name) => [...new Set(runs.map((run) => run[name]).filter(Boolean))].sort();
+	return { types: projectTypes.map(({ name }) => name), targets: distinct("targetUrl"), branches: distinct("branch") };
 }
 
-const typeOptions = (types, present) => [
-	["", "All types"],
-	...types.map(({ name, label }) => [name, label === name ? name : `${label} (${name})`]),
-	...(present && !types.some(({ name }) => name === present) ? [[present, present]] : []),
-];
-
-/** Several values that the address asks for leave the field, for one value, as they are. */
-function branchOptions(branches, present) {
-	const known = new Set([...branches, ...(present ? [present] : [])]);
-	return [["", "All branches"], ["main", "Main line"], ...[...known].map((name) => [`=${name}`, name])];
-}
-
-const branchFilter = (option) => ({
-	mainLine: option === "main" ? "true" : "",
-	branch: option.startsWith("=") ? option.slice(1) : "",
-});
-
-const branchOption = ({ mainLine, branch }) => (branch ? `=${branch}` : mainLine === "true" ? "main" : "");
+/** Return options for names, and for what the address asks for besides: several values leave the field as they are. */
+const optionsOf = (names, present, sign = "") =>
+	[...new Set([...names, ...(present ? [present] : [])])].map((name) => [sign + name, name]);
 
 /** What is of `one` line of development at a time has no choice of all. */
-export function Where({ query, onChange, one }) {
+export function Where({ query: { projectType, targetUrl, branch, mainLine }, onChange, one }) {
 	const { api } = usePage();
-	const names = useLoad((signal) => loadNames(api, signal), []).data ?? { types: [], targets: [], branches: [] };
+	const { types, targets, branches } = useLoad((signal) => loadNames(api, signal), []).data ?? { types: [], targets: [], branches: [] };
+	const lines = [...(one ? [] : [["", "All branches"]]), ["main", "Main line"], ...optionsOf(branches, branch, "=")];
 	return html`
-		<${Select} label="Type" value=${query.projectType} options=${typeOptions(names.types, query.projectType)}
-			onChange=${(projectType) => onChange({ projectType })} />
-		<${Field} label="Target" value=${query.targetUrl} options=${names.targets}
-			onChange=${(targetUrl) => onChange({ targetUrl })} />
-		<${Select} label="Branch" value=${branchOption(query)} options=${branchOptions(names.branches, query.branch).slice(one ? 1 : 0)}
-			onChange=${(option) => onChange(branchFilter(option))} />`;
+		<${Select} label="Type" value=${projectType} options=${[["", "All types"], ...optionsOf(types, projectType)]}
+			onChange=${(name) => onChange({ projectType: name })} />
+		<${Field} label="Target" value=${targetUrl} options=${targets} onChange=${(url) => onChange({ targetUrl: url })} />
+		<${Select} label="Branch" value=${branch ? `=${branch}` : mainLine === "true" ? "main" : ""} options=${lines}
+			onChange=${(line) => onChange({ mainLine: line === "main" ? "true" : "", branch: line.startsWith("=") ? line.slice(1) : "" })} />`;
 }
 
 function Search({ value, onSearch, input }) {
@@ -152,12 +137,9 @@ export function Filters({ query, onChange, search, people }) {
 						<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
 						<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
 							onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
-						${["rule", "location", "tag"].map((name) =>
-							html`<${Field} label=${CHIPS[name]} value=${query[name]} onChange=${(value) => onChange({ [name]: value })} />`)}
-						<${Field} label="Created since" type="date" value=${query.createdSince?.slice(0, 10)}
-							onChange=${(createdSince) => onChange({ createdSince })} />
-						<${Field} label="Created before" type="date" value=${query.createdBefore?.slice(0, 10)}
-							onChange=${(createdBefore) => onChange({ createdBefore })} />
+						${["rule", "location", "tag", "createdSince", "createdBefore"].map((name) => html`
+							<${Field} label=${CHIPS[name]} type=${name.startsWith("created") ? "date" : "text"} value=${query[name]}
+								onChange=${(value) => onChange({ [name]: value })} />`)}
 					</div>
 				</details>
 			</div>
