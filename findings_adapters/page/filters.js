@@ -137,9 +137,10 @@ export function Filters({ query, onChange, search, people }) {
 						<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
 						<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
 							onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
-						${["rule", "location", "tag", "createdSince", "createdBefore"].map((name) => html`
-							<${Field} label=${CHIPS[name]} type=${name.startsWith("created") ? "date" : "text"} value=${query[name]}
-								onChange=${(value) => onChange({ [name]: value })} />`)}
+						${["rule", "location", "tag"].map((name) =>
+							html`<${Field} label=${CHIPS[name]} value=${query[name]} onChange=${(value) => onChange({ [name]: value })} />`)}
+						${["createdSince", "createdBefore"].map((name) => html`
+							<${Field} label=${CHIPS[name]} type="date" value=${query[name]?.slice(0, 10)} onChange=${(value) => onChange({ [name]: value })} />`)}
 					</div>
 				</details>
 			</div>
