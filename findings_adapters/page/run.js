@@ -5,48 +5,35 @@ import { html, useAnswer } from "./lib.js";
 import { Fact, Heading, Loaded, Place, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { Submitted } from "./runs.js";
+import { DeleteButton } from "./triage.js";
 import { Value } from "./values.js";
 import { count, number, SEVERITIES, STATUSES } from "./words.js";
 
 const LISTED = 50; // of each list, as many as the gate tells
-const MOST = 200;
 
-export const toFindings = (query) => link("findings", null, query);
+export const toFindings = (query) => link("findings", null, { sort: "severity", ...query });
 
 /** Return the filters of the lists that have to do with a run, by what the gate counts. */
 function listsOf({ id, branch, createdAt }) {
 	const status = branch ? "open,in_progress,resolved" : "open,in_progress";
 	return {
-		results: { runId: id, sort: "severity" },
-		judged: { runId: id, status, sort: "severity" },
-		fresh: { newIn: id, status, sort: "severity" },
-		back: { newIn: id, status: "resolved", mainLine: "true", sort: "severity" },
-		missing: { missingFrom: id, createdBefore: createdAt, sort: "severity" },
+		results: { runId: id },
+		fresh: { newIn: id, status },
+		back: { newIn: id, status: "resolved", mainLine: "true" },
+		missing: { missingFrom: id, createdBefore: createdAt },
 	};
-}
-
-/**
- * Return those of the findings that a gate with the lowest bar has judged which it takes for known. Both lists have the
- * same order; what the gate does not list any more may be among what follows.
- */
-export function knownOf(judged, { offenders, offendersTotal }) {
-	const fresh = new Set(offenders.map(({ id }) => id));
-	const told = offendersTotal > fresh.size ? judged.slice(0, fresh.size) : judged;
-	return told.filter(({ id }) => !fresh.has(id)).slice(0, LISTED);
 }
 
 async function load(api, id, signal) {
 	const run = await api.get(pathOf("runs", id), {}, signal);
 	const lists = listsOf(run);
-	const tasks = (query, limit) => api.get("tasks", { ...query, limit }, signal);
 	const gateOf = (query) => api.get(pathOf("runs", id, "/gate"), query, signal);
-	const [gate, beside, judged, back] = await Promise.all([
+	const [gate, beside, back] = await Promise.all([
 		gateOf({}),
 		gateOf({ failOn: "info", only: "new" }),
-		tasks(lists.judged, MOST),
-		run.branch ? tasks(lists.back, 1) : { total: 0 },
+		run.branch ? api.get("tasks", { ...lists.back, limit: 1 }, signal) : { total: 0 },
 	]);
-	return { run, lists, gate, beside, known: knownOf(judged.tasks, beside), back: back.total };
+	return { run, lists, gate, beside, back: back.total };
 }
 
 export function Run({ id }) {
@@ -56,32 +43,30 @@ export function Run({ id }) {
 		<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;
 }
 
-const Whole = ({ run, gate, lists, ...compared }) => html`
+const Whole = ({ run, gate, ...compared }) => html`
 	<${Heading} title="Run of ${run.projectType}"><p class="badges"><${Status} is=${run.status} /></p><//>
 	<div class="columns">
 		<div class="main">
-			<section class="card">
-				<h2>Gate</h2>
-				<p><${Verdict} gate=${gate} /> <${Text} of=${gate.reason} /></p>
-			</section>
-			<${Comparison} run=${run} lists=${lists} ...${compared} />
-			<section>
-				<h2>Results</h2>
-				<p><a href=${toFindings(lists.results)}>${count(run.summary.total, "finding")}</a> reported by this run, as they stand now.</p>
-				<${Numbers} of=${run.summary.bySeverity} names=${SEVERITIES} Name=${Severity} to=${(severity) => ({ ...lists.results, severity })} />
-				<${Numbers} of=${run.summary.byStatus} names=${STATUSES} Name=${Status} to=${(status) => ({ ...lists.results, status })} />
-			</section>
+			<section class="card"><h2>Gate</h2><p><${Verdict} gate=${gate} /> <${Text} of=${gate.reason} /></p></section>
+			<${Comparison} run=${run} ...${compared} />
+			<${Results} of=${run.summary} list=${compared.lists.results} />
 			${Object.keys(run.metadata).length > 0 && html`<section><h2>Metadata</h2><${Value} of=${run.metadata} /></section>`}
 		</div>
-		<aside aria-label="Facts"><${Facts} run=${run} /></aside>
+		<aside aria-label="Facts">
+			<dl class="facts">
+				<${Place} of=${run} />
+				${run.statusReason && html`<${Fact} name="Reason"><span class="lines"><${Text} of=${run.statusReason} /></span><//>`}
+				<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
+				${run.finishedAt && html`<${Fact} name="Finished"><${Time} at=${run.finishedAt} long /><//>`}
+				<${Fact} name="Brought"><${Submitted} of=${run.submitted} /><//>
+				<${Fact} name="Id"><${Text} of=${run.id} /><//>
+			</dl>
+			<${DeleteButton} what="this run" path=${pathOf("runs", run.id)} to=${link("runs")}>Findings that no other run reported go with it.<//>
+		</aside>
 	</div>`;
 
-const Numbers = ({ of, names, Name, to }) => html`
-	<p class="buttons">${names.filter((name) => of[name]).map((name) => html`
-		<a href=${toFindings(to(name))}><${Name} is=${name} /> ${number(of[name])}</a>`)}</p>`;
-
-function Comparison({ run: { status, submitted }, lists, beside, known, back }) {
-	const missing = useAnswer("tasks", { ...lists.missing, limit: LISTED }); // which may take longer than all the rest
+function Comparison({ run: { status, submitted, summary }, lists, beside, back }) {
+	const missing = useAnswer("tasks", { ...lists.missing, sort: "severity", limit: LISTED }); // which may take longer than all the rest
 	const { baseline, ignored, offenders, offendersTotal } = beside;
 	const { created, reopened, resolved } = submitted;
 	return html`
@@ -96,22 +81,18 @@ function Comparison({ run: { status, submitted }, lists, beside, known, back }) 
 			${["dismissed", "resolved"].filter((name) => ignored[name]).map((name) => html`
 				<p class="muted">Not counted: <a href=${toFindings({ ...lists.results, status: name })}>${number(ignored[name])} ${name}</a></p>`)}
 			<${Part} title="New" total=${offendersTotal} tasks=${offenders} list=${lists.fresh} open />
-			<${Loaded} from=${missing} what="what was not reported">${({ total, tasks }) => html`
-				<${Part} title=${status === "completed" ? "Fixed, or not reported" : "Not reported yet"} total=${total} tasks=${tasks}
-					list=${lists.missing} />`}<//>
-			<${Part} title="Still there" total=${ignored.known} tasks=${known} />
+			<${Loaded} from=${missing} what="what was not reported">${(found) => html`
+				<${Part} title=${status === "completed" ? "Fixed, or not reported" : "Not reported yet"} ...${found} list=${lists.missing} />`}<//>
+			<p class="part"><strong>Still there</strong> <span class="count">${number(ignored.known)}</span> among
+				the <a href=${toFindings(lists.results)}>${count(summary.total, "result")}</a></p>
 		</section>`;
 }
 
-/** Findings that go together. There may be no `list` of just these. */
 const Part = ({ title, total, tasks, list, open }) => html`
 	<details class="part" open=${open && total > 0}>
 		<summary><h3>${title}</h3> <span class="count">${number(total)}</span></summary>
 		<${FindingRows} tasks=${tasks} />
-		${total > 0 && list && html`<p><a href=${toFindings(list)}>
-			${total > tasks.length ? `Open the list of all ${number(total)}` : "Open the list"}</a></p>`}
-		${total > tasks.length && !list && html`<p class="muted">${number(tasks.length)} of ${number(total)} are shown; all are among the results.</p>`}
-		${total === 0 && html`<p class="muted">None.</p>`}
+		<p>${total > 0 ? html`<a href=${toFindings(list)}>Open the list${total > tasks.length && ` of all ${number(total)}`}</a>` : "None."}</p>
 	</details>`;
 
 export const FindingRows = ({ tasks, whose }) => html`
@@ -120,19 +101,17 @@ export const FindingRows = ({ tasks, whose }) => html`
 			<li>
 				<span class="severity"><${Severity} is=${severity} /></span>
 				<span class="what"><a href=${link("findings", id)}><${Text} of=${title} /></a>
-					<span class="place muted"><${Text} of=${rule} missing="" /><span title=${location}><${Text} of=${location} missing="" /></span></span></span>
+					<span class="muted"><${Text} of=${rule} missing="" /></span> <span class="muted"><${Text} of=${location} missing="" /></span></span>
 				${whose && html`<span class="muted"><${Text} of=${assignee} missing="Unassigned" /> · <${Time} at=${createdAt} /></span>`}
-				<span><${Status} is=${status} /></span>
+				<${Status} is=${status} />
 			</li>`)}
 	</ul>`;
 
-const Facts = ({ run }) => html`
-	<dl class="facts">
-		<${Place} of=${run} />
-		<${Fact} name="Status"><${Status} is=${run.status} />
-			${run.statusReason && html` <span class="lines"><${Text} of=${run.statusReason} /></span>`}<//>
-		<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
-		${run.finishedAt && html`<${Fact} name="Finished"><${Time} at=${run.finishedAt} long /><//>`}
-		<${Fact} name="Brought"><${Submitted} of=${run.submitted} /><//>
-		<${Fact} name="Id"><${Text} of=${run.id} /><//>
-	</dl>`;
+const Results = ({ of: { total, bySeverity, byStatus }, list }) => html`
+	<section>
+		<h2>Results</h2>
+		<p><a href=${toFindings(list)}>${count(total, "finding")}</a> reported by this run, as they stand now.</p>
+		${[["severity", SEVERITIES, bySeverity, Severity], ["status", STATUSES, byStatus, Status]].map(([filter, names, totals, Name]) => html`
+			<p class="buttons">${names.filter((name) => totals[name]).map((name) => html`
+				<a href=${toFindings({ ...list, [filter]: name })}><${Name} is=${name} /> ${number(totals[name])}</a>`)}</p>`)}
+	</section>`;

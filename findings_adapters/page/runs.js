@@ -4,11 +4,12 @@ import { Where } from "./filters.js";
 import { useKeys } from "./keys.js";
 import { html } from "./lib.js";
 import { Cell, Pager, RowHead, Table, useList } from "./lists.js";
-import { Heading, HowToSend, Loaded, Nothing, Select, Status, Text, Time } from "./parts.js";
+import { Heading, HowToSend, Loaded, Nothing, Select, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { count, number, RUN_NAMES } from "./words.js";
 
 const FILTERS = ["projectType", "status", "targetUrl", "branch", "mainLine"];
+const COLUMNS = { title: "Run", target: "Target", branch: "Branch", status: "Status", brought: "Brought", age: "Age" };
 
 export function Submitted({ of }) {
 	const told = Object.entries(of).filter(([, times]) => times > 0);
@@ -18,6 +19,7 @@ export function Submitted({ of }) {
 export function Runs({ query }) {
 	const filters = Object.fromEntries(FILTERS.map((name) => [name, query[name]]).filter(([, value]) => value));
 	const list = useList("runs", "runs", query, filters);
+	const isFiltered = Object.keys(filters).length > 0;
 	useKeys({
 		j: () => list.move(1),
 		k: () => list.move(-1),
@@ -26,36 +28,29 @@ export function Runs({ query }) {
 	});
 	return html`
 		<${Heading} title="Runs"><p class="total" role="status">${list.data ? count(list.data.total, "run") : ""}</p><//>
-		<${RunFilters} query=${query} onChange=${list.change} />
+		<search class="filters"><div class="grid">
+			<${Where} query=${query} onChange=${list.change} />
+			<${Select} label="Status" value=${query.status} options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]}
+				onChange=${(status) => list.change({ status })} />
+		</div></search>
 		<${Loaded} from=${list} what="runs">
 			${(data) => (data.items.length
-				? html`<${Rows} ...${list} runs=${data.items} /><${Pager} ...${list} list=${data} size=${data.items.length} />`
-				: html`<${NoRuns} filtered=${Object.keys(filters).length > 0} />`)}
+				? html`<${RunTable} ...${list} runs=${data.items} /><${Pager} ...${list} list=${data} size=${data.items.length} />`
+				: html`<${Nothing} title=${isFiltered ? "No run is like that" : "No runs yet"}>
+					${isFiltered ? html`<p><a href=${link("runs")}>Show all runs</a></p>` : html`<${HowToSend} />`}<//>`)}
 		<//>`;
 }
 
-const RunFilters = ({ query, onChange }) => html`
-	<search class="filters"><div class="grid">
-		<${Where} query=${query} onChange=${onChange} />
-		<${Select} label="Status" value=${query.status} options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]}
-			onChange=${(status) => onChange({ status })} />
-	</div></search>`;
-
-const NoRuns = ({ filtered }) => (filtered
-	? html`<${Nothing} title="No run is like that"><p><a href=${link("runs")}>Show all runs</a></p><//>`
-	: html`<${Nothing} title="No runs yet"><${HowToSend} /><//>`);
-
-const COLUMNS = { title: "Run", target: "Target", branch: "Branch", status: "Status", brought: "Brought", age: "Age" };
-
-const Rows = ({ runs, loading, cursor, setCursor }) => html`
+/** Runs, each with the verdict of its gate in place of its status where it has a `gate`. */
+export const RunTable = ({ runs, loading = false, cursor, setCursor }) => html`
 	<${Table} name="Runs" kind="runs" busy=${loading} columns=${COLUMNS}>
-		${runs.map((run) => html`
-			<tr role="row" key=${run.id} class=${run.id === cursor ? "here" : ""}>
-				<${RowHead}><a id="row-${run.id}" href=${link("runs", run.id)} onFocus=${() => setCursor(run.id)}><${Text} of=${run.projectType} /></a><//>
-				<${Cell} kind="target" empty=${!run.targetUrl}><${Text} of=${run.targetUrl} /><//>
-				<${Cell} kind="branch" empty=${!run.branch}><${Text} of=${run.branch} missing="Main line" /><//>
-				<${Cell} kind="status"><${Status} is=${run.status} /><//>
-				<${Cell} kind="brought"><${Submitted} of=${run.submitted} /><//>
-				<${Cell} kind="age"><${Time} at=${run.createdAt} /><//>
+		${runs.map(({ id, projectType, targetUrl, branch, status, gate, submitted, createdAt }) => html`
+			<tr role="row" key=${id} class=${id === cursor ? "here" : ""}>
+				<${RowHead}><a id="row-${id}" href=${link("runs", id)} onFocus=${() => setCursor?.(id)}><${Text} of=${projectType} /></a><//>
+				<${Cell} kind="target" empty=${!targetUrl}><${Text} of=${targetUrl} /><//>
+				<${Cell} kind="branch" empty=${!branch}><${Text} of=${branch} missing="Main line" /><//>
+				<${Cell} kind="status">${gate ? html`<${Verdict} gate=${gate} />` : html`<${Status} is=${status} />`}<//>
+				<${Cell} kind="brought"><${Submitted} of=${submitted} /><//>
+				<${Cell} kind="age"><${Time} at=${createdAt} /><//>
 			</tr>`)}
 	<//>`;
