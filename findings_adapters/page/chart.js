@@ -1,14 +1,13 @@
 // The trend: a line of how many findings were unfinished, over bars of what came and went, day by day.
 
 import { html, useLayoutEffect, useRef, useState } from "./lib.js";
-import { capital, count, number } from "./words.js";
+import { capital, number } from "./words.js";
 
-const MOVES = ["created", "reopened", "resolved", "dismissed"];
-const COLUMNS = ["unfinished", ...MOVES];
+const COLUMNS = ["unfinished", "created", "reopened", "resolved", "dismissed"];
 const LINE = { top: 28, end: 178 }; // pixels from above
 const BARS = { top: 216, middle: 256, end: 296 };
 const HEIGHT = 340;
-const LETTER = 7.5; // pixels that a digit takes
+const LEFT = 56; // room for numbers up to a million
 const DATE = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
 
 const came = (day) => day.created + day.reopened;
@@ -26,28 +25,27 @@ export function ticks(most, steps) {
 export function layout(days, width) {
 	const levels = ticks(Math.max(...days.map((day) => day.unfinished)), 4);
 	const moves = ticks(Math.max(...days.map(came), ...days.map(went)), 2);
-	const left = 12 + LETTER * Math.max(...[...levels, ...moves].map((value) => number(value).length));
-	const band = (width - left - 22) / days.length; // half a date may stand behind the last
+	const band = (width - LEFT - 22) / days.length; // half a date may stand behind the last
 	const every = Math.ceil(64 / band); // days from date to date, the last of which is today's
-	const x = (index) => left + band * (index + 0.5);
+	const x = (index) => LEFT + band * (index + 0.5);
 	const y = (value) => LINE.end - ((LINE.end - LINE.top) * value) / levels.at(-1);
 	const tall = (value) => ((BARS.end - BARS.middle) * value) / moves.at(-1);
 	return {
-		left,
 		band,
 		grid: [
 			...levels.map((value) => ({ value, y: y(value) })),
-			...[...moves.slice(1).map((value) => -value), ...moves].map((value) => ({ value: Math.abs(value), y: BARS.middle - tall(value) })),
+			...moves.map((value) => ({ value, y: BARS.middle - tall(value) })),
+			...moves.slice(1).map((value) => ({ value, y: BARS.middle + tall(value) })),
 		],
 		dates: days.map(({ date }, index) => ({ text: DATE.format(new Date(date)), x: x(index) }))
 			.filter((_, index) => (days.length - 1 - index) % every === 0),
 		points: days.map((day, index) => [x(index), y(day.unfinished)]),
-		bars: days.map((day, index) => ({ day, x: x(index) - band / 2, up: tall(came(day)), down: tall(went(day)) })),
+		bars: days.map((day, index) => ({ x: x(index) - band * 0.35, up: tall(came(day)), down: tall(went(day)) })),
 	};
 }
 
-/** Return how wide an element is, which `box` refers to. */
-function useWidth() {
+/** It is drawn anew for each width, so that its text is as large as other text. */
+export function Trend({ days }) {
 	const box = useRef(null);
 	const [width, setWidth] = useState(0);
 	useLayoutEffect(() => {
@@ -55,48 +53,36 @@ function useWidth() {
 		watch.observe(box.current);
 		return () => watch.disconnect();
 	}, []);
-	return [box, width];
-}
-
-const tell = (day, names = MOVES) => names.map((name) => `${number(day[name])} ${name}`).join(", ");
-
-/** It is drawn anew for each width, so that its text is as large as other text. */
-export function Trend({ days }) {
-	const [box, width] = useWidth();
-	const sums = Object.fromEntries(MOVES.map((name) => [name, days.reduce((sum, day) => sum + day[name], 0)]));
 	const now = `${number(days.at(-1).unfinished)} unfinished now, ${number(days[0].unfinished)} at the end of ${days[0].date}.`;
+	const sum = (name) => `${number(days.reduce((total, day) => total + day[name], 0))} ${name}`;
 	return html`
-		<figure role="figure" aria-label="Trend of ${count(days.length, "day")}">
-			<div class="chart" ref=${box}>
-				${width > 0 && html`<${Drawing} ...${layout(days, width)} width=${width} label="${now} ${tell(sums)}." />`}</div>
+		<figure>
+			<div class="chart" ref=${box}>${width > 0 && html`<${Drawing} ...${layout(days, width)} width=${width} label=${now} />`}</div>
 			<figcaption>
 				<strong>${now}</strong>
-				<span class="key came">Came: ${tell(sums, MOVES.slice(0, 2))}</span>
-				<span class="key went">Went: ${tell(sums, MOVES.slice(2))}</span>
+				<span class="came">Came: ${sum("created")}, ${sum("reopened")}</span>
+				<span class="went">Went: ${sum("resolved")}, ${sum("dismissed")}</span>
 			</figcaption>
 			<details><summary>As a table</summary><${DayTable} days=${days} /></details>
 		</figure>`;
 }
 
-const Drawing = ({ width, label, left, band, grid, dates, points, bars }) => html`
+const Drawing = ({ width, label, band, grid, dates, points, bars }) => html`
 	<svg width=${width} height=${HEIGHT} role="img" aria-label=${label}>
 		<text y="12">Unfinished at the end of the day</text>
 		<text y=${BARS.top - 14}>Came (up) and went (down) that day</text>
 		${grid.map(({ value, y }) => html`
-			<path class="ground" d="M${left} ${y}H${width}" /><text class="tick" x=${left - 6} y=${y + 4}>${number(value)}</text>`)}
-		<polygon class="area" points="${points[0][0]},${LINE.end} ${points.join(" ")} ${points.at(-1)[0]},${LINE.end}" />
+			<path class="ground" d="M${LEFT} ${y}H${width}" /><text class="tick" x=${LEFT - 6} y=${y + 4}>${number(value)}</text>`)}
 		<polyline class="line" points=${points.join(" ")} />
-		${bars.map(({ day, x, up, down }) => html`
-			<rect class="came" x=${x + band * 0.15} y=${BARS.middle - up} width=${band * 0.7} height=${up} />
-			<rect class="went" x=${x + band * 0.15} y=${BARS.middle} width=${band * 0.7} height=${down} />
-			<rect class="day" x=${x} width=${band} height=${BARS.end}><title>${day.date}: ${tell(day, COLUMNS)}</title></rect>`)}
+		${bars.map(({ x, up, down }) => html`
+			<rect class="came" x=${x} y=${BARS.middle - up} width=${band * 0.7} height=${up} />
+			<rect class="went" x=${x} y=${BARS.middle} width=${band * 0.7} height=${down} />`)}
 		${dates.map(({ text, x }) => html`<text class="date" x=${x} y=${BARS.end + 18}>${text}</text>`)}
-		<text class="date" x=${(left + width) / 2} y=${HEIGHT - 6}>Day (UTC)</text>
+		<text class="date" x=${(LEFT + width) / 2} y=${HEIGHT - 6}>Day (UTC)</text>
 	</svg>`;
 
 const DayTable = ({ days }) => html`
 	<div class="scroll" role="region" aria-label="Trend by day" tabindex="0"><table class="plain">
-		<caption class="hidden">Unfinished findings at the end of each day, and what came and went</caption>
 		<thead><tr>${["day", ...COLUMNS].map((name) => html`<th scope="col">${capital(name)}</th>`)}</tr></thead>
 		<tbody>
 			${days.toReversed().map((day) => html`
