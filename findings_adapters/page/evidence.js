@@ -15,7 +15,7 @@ export function Code({ text, first = 1, marked, label }) {
 	const lines = text.split("\n");
 	if (lines.length > 1 && lines.at(-1) === "") lines.pop();
 	const mark = lines.length > 1 ? marked - first : -1;
-	const shown = whole ? lines : lines.slice(0, mark < lines.length ? Math.max(MOST_LINES, mark + 20) : MOST_LINES);
+	const shown = whole || mark >= MOST_LINES ? lines : lines.slice(0, MOST_LINES);
 	return html`
 		<div class="code" role="group" aria-label=${label}>
 			<pre><code>${shown.map((line, index) => html`<span class="line ${index === mark ? "marked" : ""}">
@@ -26,15 +26,6 @@ export function Code({ text, first = 1, marked, label }) {
 				<${Copy} text=${text} />
 			</div>
 		</div>`;
-}
-
-/** Return the line at which a piece of code begins, as a label like `src/app.py:12` has it. */
-const lineOf = (label) => Math.min(Number(/:(\d{1,9})$/.exec(label ?? "")?.[1]) || 1, 99_999_999);
-
-/** Return the line of a piece of code that a finding's location names, if that is in the same file. */
-function markedIn(label, location) {
-	const [shown, named] = [placeOf(label), placeOf(location)];
-	return shown.line && shown.path === named.path ? named.line : null;
 }
 
 /** A picture: one of another host is fetched only when somebody asks for it, because that host hears of it. */
@@ -50,6 +41,8 @@ function Picture({ url, label }) {
 
 function Item({ item, location }) {
 	const { type, label, url, content } = item;
+	const [begin, named] = [placeOf(label), placeOf(location)]; // a label may be one like `src/app.py:12`
+	const marked = begin.line && begin.path === named.path ? named.line : null;
 	const isData = /^data:/i.test(url ?? "");
 	const address = webAddress(url ?? "");
 	const isPicture = isData || (address && (PICTURE_TYPE.test(type) || PICTURE_FILE.test(address.pathname)));
@@ -58,7 +51,7 @@ function Item({ item, location }) {
 			<div class="entry"><span class="kind"><${Text} of=${type} /></span> ${label && html`<strong><${Text} of=${label} /></strong>`}</div>
 			${url && !isData && html`<p><${Address} url=${url} /></p>`}
 			${isPicture && html`<${Picture} url=${isData ? url : address.href} label=${label} />`}
-			${content && html`<${Code} text=${content} first=${lineOf(label)} marked=${markedIn(label, location)} label=${label || type} />`}
+			${content && html`<${Code} text=${content} first=${begin.line ?? 1} marked=${marked} label=${label || type} />`}
 		</li>`;
 }
 

@@ -6,22 +6,16 @@ import { Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { REASONS, STATUS_NAMES } from "./words.js";
 
-const FIELD_NAMES = { successCriteria: "criteria" };
-
-const Moved = ({ entry }) =>
-	entry.from && entry.from !== entry.to
-		? html`from ${STATUS_NAMES[entry.from]} to <${Status} is=${entry.to} />`
-		: html`<${Status} is=${entry.to} />`;
+const moved = ({ from, to }) => html`moved it from ${STATUS_NAMES[from]} to <${Status} is=${to} />`;
 
 const SENTENCES = {
-	created: (entry) => html`reported it first, as <${Status} is=${entry.to} />`,
-	reported: (entry) => html`reported it again${entry.changed.length
-		? `, with another ${entry.changed.map((name) => FIELD_NAMES[name] ?? name).join(", ")}` : ""}${entry.to && entry.from !== entry.to
-		? html`, which moved it <${Moved} entry=${entry} />` : ""}`,
-	status: (entry) => (entry.from === entry.to
-		? html`gave a reason for <${Status} is=${entry.to} />` : html`moved it <${Moved} entry=${entry} />`),
+	created: ({ to }) => html`reported it first, as <${Status} is=${to} />`,
+	reported: (entry) => html`reported it again${entry.changed.length > 0
+		&& `, with another ${entry.changed.join(", ")}`}${entry.from !== entry.to
+		&& html`, which ${moved(entry)}`}`,
+	status: (entry) => (entry.from === entry.to ? html`gave a reason for <${Status} is=${entry.to} />` : moved(entry)),
 	comment: () => "commented",
-	assigned: (entry) => (entry.assignee ? html`assigned it to <strong><${Text} of=${entry.assignee} /></strong>` : "assigned it to nobody"),
+	assigned: ({ assignee }) => html`assigned it to <strong><${Text} of=${assignee} missing="nobody" /></strong>`,
 };
 
 export const HistoryEntry = ({ entry }) => html`

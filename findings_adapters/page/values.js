@@ -14,13 +14,10 @@ export function Value({ of: value, depth = 0 }) {
 	if (depth === DEEPEST) return html`<pre class="lines">${JSON.stringify(value, null, 2)}</pre>`;
 	const rows = Array.isArray(value) ? value : Object.entries(value);
 	if (!rows.length) return html`<span class="muted">empty</span>`;
-	if (!Array.isArray(value)) return html`<${Rows} rows=${rows} depth=${depth} />`;
-	return html`<ul class=${value.every(isPlain) ? "plain" : "items"}>
-		${value.map((each) => html`<li><${Value} of=${each} depth=${depth + 1} /></li>`)}</ul>`;
+	const inner = (each) => html`<${Value} of=${each} depth=${depth + 1} />`;
+	if (rows === value) return html`<ul class=${rows.every(isPlain) ? "plain" : "items"}>${rows.map((each) => html`<li>${inner(each)}</li>`)}</ul>`;
+	return html`
+		<table class="plain"><tbody>
+			${rows.map(([name, each]) => html`<tr><th scope="row"><${Text} of=${name} /></th><td>${inner(each)}</td></tr>`)}
+		</tbody></table>`;
 }
-
-const Rows = ({ rows, depth }) => html`
-	<table class="plain"><tbody>
-		${rows.map(([name, value]) => html`
-			<tr><th scope="row"><${Text} of=${name} /></th><td><${Value} of=${value} depth=${depth + 1} /></td></tr>`)}
-	</tbody></table>`;
