@@ -37,7 +37,7 @@ test("no text takes long, or is lost", () => {
 		const text = unit.repeat(65_536 / unit.length);
 		const start = performance.now();
 		const seen = piecesOf(text).map((piece) => piece.text ?? piece).join("");
-		assert.ok(performance.now() - start < 200, unit);
+		assert.ok(performance.now() - start < 1500, unit);
 		const letters = (whole) => whole.replace(/[^a-z]/g, "").length;
 		if (unit !== "```a\n") assert.equal(letters(seen), letters(text), unit); // but the names of languages
 	}
