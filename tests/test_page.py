@@ -974,6 +974,7 @@ def test_a_run_is_compared_with_its_baseline(person: Person, findings: Findings)
     person.page.get_by_role("link", name=findings.type).first.click()
     person.sees(f"Run of {findings.type}", "h1")
     assert run in person.place
+    person.sees("Fixed", "main")  # which is asked for by itself
     person.page.locator("summary").evaluate_all("all => all.forEach((each) => (each.parentElement.open = true))")
     parts = person.page.locator(".part")
     assert [list(filter(None, part.split("\n"))) for part in parts.all_inner_texts()] == [
