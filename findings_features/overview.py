@@ -23,7 +23,6 @@ class StandingOfType(heart.Model):
     project_type: str
     total: int
     open: int
-    in_progress: int
 
 
 class StandingOfTarget(heart.Model):
@@ -32,7 +31,6 @@ class StandingOfTarget(heart.Model):
     target_url: str | None
     total: int
     open: int
-    in_progress: int
 
 
 class Day(heart.Model):
@@ -160,16 +158,16 @@ def select_days(connection: heart.Connection, known: Known, days: int, unfinishe
     return told[::-1]
 
 
-def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int, int]]:
-    """Return how many there are of each name, and how many of those are open and in progress: the most open ones first.
+def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:
+    """Return how many there are of each name, and how many of those are open: the most open ones first.
 
     :param counted: of a project type or target: its name, a status, and how many have that.
     """
-    totals, by_status = Counter[str](), Counter[tuple[str, str]]()
+    totals, still_open = Counter[str](), Counter[str]()
     for name, status, n in counted:
         totals[name] += n
-        by_status[name, status] += n
-    rows = [(name, n, by_status[name, "open"], by_status[name, "in_progress"]) for name, n in totals.items()]
+        still_open[name] += n if status == "open" else 0
+    rows = [(name, total, still_open[name]) for name, total in totals.items()]
     return sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))
 
 

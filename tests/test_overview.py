@@ -62,18 +62,18 @@ def test_an_overview_tells_where_the_main_line_stands(client: Client, run: str) 
         "critical": nothing | {"open": 3, "in_progress": 1},
         "low": nothing | {"resolved": 1},
     }
-    assert standing(told["byProjectType"]) == [("app", 2, 2, 0), ("web", 3, 1, 1)]
-    assert standing(told["byTarget"]) == [(None, 2, 2, 0), ("https://example.com/", 3, 1, 1)]
+    assert standing(told["byProjectType"]) == [("app", 2, 2), ("web", 3, 1)]
+    assert standing(told["byTarget"]) == [(None, 2, 2), ("https://example.com/", 3, 1)]
 
 
 @pytest.mark.parametrize(
     ("query", "total", "types", "targets", "created"),
     cases(
-        type=({"projectType": "web"}, 3, [("web", 3, 3, 0)], [(TARGETS[1], 2, 2, 0), (TARGETS[2], 1, 1, 0)], 3),
-        target=({"targetUrl": TARGETS[1]}, 3, [("web", 2, 2, 0), ("app", 1, 1, 0)], [(TARGETS[1], 3, 3, 0)], 3),
-        both=({"projectType": "app", "targetUrl": TARGETS[1]}, 1, [("app", 1, 1, 0)], [(TARGETS[1], 1, 1, 0)], 1),
+        type=({"projectType": "web"}, 3, [("web", 3, 3)], [(TARGETS[1], 2, 2), (TARGETS[2], 1, 1)], 3),
+        target=({"targetUrl": TARGETS[1]}, 3, [("web", 2, 2), ("app", 1, 1)], [(TARGETS[1], 3, 3)], 3),
+        both=({"projectType": "app", "targetUrl": TARGETS[1]}, 1, [("app", 1, 1)], [(TARGETS[1], 1, 1)], 1),
         nothing=({"projectType": "none"}, 0, [], [], 0),
-        branch=({"branch": "a"}, 2, [("app", 2, 2, 0)], [(TARGETS[1], 2, 2, 0)], 2),
+        branch=({"branch": "a"}, 2, [("app", 2, 2)], [(TARGETS[1], 2, 2)], 2),
         branch_and_type=({"branch": "a", "projectType": "web"}, 0, [], [], 0),
         no_branch=({"branch": "b"}, 0, [], [], 0),
     ),
