@@ -48,11 +48,12 @@ from findings_adapters.client import (
 from findings_adapters.scan_config import (
     BARS,
     OPTIONS,
-    SOURCE_URL,
     TEXTS,
     Config,
+    Documents,
     Prepared,
     Spot,
+    by_tool,
     count_missing,
     prepare,
     read_config,
@@ -158,8 +159,7 @@ class Place(Struct):
     def metadata(self) -> dict[str, str]:
         """What a run's metadata tell of it."""
         names = ("repository", "commit", "pipeline", "actor")
-        told = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name in names if (value := getattr(self, name))}
 
 
 def branch_name(text: str) -> str:
@@ -788,49 +788,6 @@ def absolute_paths(extensions: Iterable[str | None]) -> Iterator[str]:
             yield file
 
 
-Documents = Sequence[tuple[str, bytes]]
-COMMIT = r"[0-9A-Za-z]{1,64}\Z"
-
-
-def source_of(documents: Documents) -> dict[str, str]:
-    """Return the repository and the commit that documents say first they are about (SARIF 2.1.0, 3.14.28)."""
-    logs = (json.loads(document) for _, document in documents)
-    for run in (run for log in logs for run in log["runs"] if run):
-        told = run.get("versionControlProvenance")
-        for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
-            repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId"))
-            repository = regex.sub(r"(?<=://)[^/@]*@", "", repository[:2048])  # nobody's password is kept
-            if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
-                return {"repository": repository, "commit": commit}
-    return {}
-
-
-def metadata_of(place: Place, documents: Documents) -> dict[str, str]:
-    """Return what a run's metadata tell: the platform knows the commit best."""
-    return place.metadata if place.commit else place.metadata | source_of(documents)
-
-
-def tool_of(run: Any) -> str:
-    """Return the name of a run's tool."""
-    name: str = run["tool"]["driver"]["name"]
-    return name.replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
-
-
-def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
-    """Return what each tool has reported in documents, by its name: each run in its place, those of others empty."""
-    parts: dict[str, list[tuple[str, bytes]]] = {}
-    for name, document in documents:
-        log = json.loads(document)
-        tools = dict.fromkeys(map(tool_of, log["runs"]))
-        for tool in tools:
-            part = (name, document)
-            if len(tools) > 1:
-                runs = [run if tool_of(run) == tool else run | {"results": []} for run in log["runs"]]
-                part = (f"{name}, {tool}", json.dumps({**log, "runs": runs}, ensure_ascii=False).encode())
-            parts.setdefault(tool, []).append(part)
-    return parts
-
-
 LONGEST_TYPE = 100  # characters of a project type's name, and of its label
 
 
@@ -1069,8 +1026,9 @@ def scan(
     """
     with exit_codes():
         config = config.with_options(severities, patterns)
-        if source_url and not regex.match(SOURCE_URL, source_url):
-            raise BadInput(f"--source-url {source_url}: say {TEXTS['source-url'][-1]}")
+        _, pattern, meant = TEXTS["source-url"]
+        if source_url and not regex.match(pattern, source_url):
+            raise BadInput(f"--source-url {source_url}: say {meant}")
         place = place_given(os.environ, branch, target)
         parts = [
             (name, label, prepare_part(config, documents, explain=explain))
@@ -1080,9 +1038,9 @@ def scan(
             for name, label, _ in parts:
                 register_type(service, name, label)
             start = {"targetUrl": place.target, "branch": place.branch}
-            pattern = {"sourceUrl": source_url} if source_url else {}
+            told = place.metadata | ({"sourceUrl": source_url} if source_url else {})
             runs = [
-                (start | {"projectType": name, "metadata": metadata_of(place, part.documents) | pattern}, part)
+                (start | {"projectType": name, "metadata": told if place.commit else told | part.source}, part)
                 for name, _, part in parts
             ]
             run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)

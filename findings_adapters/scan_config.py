@@ -285,27 +285,67 @@ class Reported(Struct):
     is_left_out: bool = False
 
 
+Documents = Sequence[tuple[str, bytes]]
+
+
+def tool_of(run: Any) -> str:
+    """Return the name of a run's tool."""
+    name: str = run["tool"]["driver"]["name"]
+    return name.replace("\0", "\N{REPLACEMENT CHARACTER}").strip()
+
+
+def by_tool(documents: Documents) -> dict[str, list[tuple[str, bytes]]]:
+    """Return what each tool has reported in documents, by its name: each run in its place, those of others empty."""
+    parts: dict[str, list[tuple[str, bytes]]] = {}
+    for name, document in documents:
+        log = json.loads(document)
+        tools = dict.fromkeys(map(tool_of, log["runs"]))
+        for tool in tools:
+            part = (name, document)
+            if len(tools) > 1:
+                runs = [run if tool_of(run) == tool else run | {"results": []} for run in log["runs"]]
+                part = (f"{name}, {tool}", json.dumps({**log, "runs": runs}, ensure_ascii=False).encode())
+            parts.setdefault(tool, []).append(part)
+    return parts
+
+
 class Prepared(Struct):
     """What goes into a run: its documents, where these have each finding, and the findings that were left out.
 
-    It is partial where a tool said that it could not look at everything.
+    It is partial where a tool said that it could not look at everything. `source` is the repository and the commit that
+    they are about, where they say so.
     """
 
     documents: list[tuple[str, bytes]] = []
+    source: dict[str, str] = {}
     spots: dict[str, Spot] = {}
     left_out: set[str] = set()
     explained: list[str] = []
     is_partial: bool = False
 
 
-def prepare(
-    config: Config, form: heart.SubmissionFormat, documents: Sequence[tuple[str, bytes]], settings: heart.Settings
-) -> Prepared:
+COMMIT = r"[0-9A-Za-z]{1,64}\Z"
+
+
+def source_of(log: Mapping[str, Any]) -> dict[str, str]:
+    """Return the repository and the commit that a document says first it is about (SARIF 2.1.0, 3.14.28)."""
+    for run in filter(None, log["runs"]):
+        told = run.get("versionControlProvenance")
+        for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
+            repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId"))
+            repository = regex.sub(r"(?<=://)[^/@]*@", "", repository[:2048])  # nobody's password is kept
+            if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
+                return {"repository": repository, "commit": commit}
+    return {}
+
+
+def prepare(config: Config, form: heart.SubmissionFormat, documents: Documents, settings: heart.Settings) -> Prepared:
     """Return documents with the severities that are configured, without what is left out."""
     prepared, known = Prepared(), set[str]()
     decider = Decider(config)
     for name, document in documents:
         log = json.loads(document)
+        prepared.source = prepared.source or source_of(log)
         reported = reported_in(log, form.parse(document, settings))
         changed = [decider.apply(run, found) for run, found in zip(log["runs"], reported, strict=True)]
         if any(changed):
