@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import json
 import operator
 import os
 import shutil
