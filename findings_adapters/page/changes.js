@@ -2,7 +2,7 @@
 
 import { API, isPassing, pathOf } from "./api.js";
 import { canUndo, decided, differs, isAlready, keepable, wayBack } from "./decisions.js";
-import { createStore } from "./lib.js";
+import { createStore, readKept } from "./lib.js";
 import { count, object } from "./words.js";
 
 const UNSENT = `findings:unsent:${API.pathname}`;
@@ -15,14 +15,6 @@ class Conflict extends Error {
 		super(`Somebody changed ${count(others.length, "finding")} meanwhile.`);
 		this.change = change;
 		this.others = others;
-	}
-}
-
-function readUnsent() {
-	try {
-		return JSON.parse(sessionStorage.getItem(UNSENT)) ?? [];
-	} catch {
-		return [];
 	}
 }
 
@@ -39,7 +31,7 @@ export function createChanges(api) {
 	const toast = createStore({ text: "", undo: false });
 	const changed = createStore([]);
 	const conflicts = createStore([]);
-	const unsent = createStore(readUnsent());
+	const unsent = createStore(readKept(sessionStorage, UNSENT) ?? []);
 	const sending = createStore(false);
 	const undoable = []; // lists of changes that take one back
 	const ours = new Map(); // findings after our decisions, by what is shown of them until the view loads them
@@ -127,22 +119,13 @@ export function createChanges(api) {
 		timer = setTimeout(sendUnsent, 1000 * Math.max(error?.retryAfter ?? 0, 5));
 	}
 
-	async function carryOutNext(change) {
-		if (unsent.get().length) {
-			keep(change);
-			return;
-		}
-		try {
-			await deliver(change);
-		} catch (error) {
-			if (!isPassing(error)) throw error;
-			keep(error.left, error);
-		}
-	}
-
 	/** Make a change after those before it, and keep what cannot be sent now. :throws Refusal: */
 	function carryOut(change) {
-		last = last.catch(() => {}).then(() => carryOutNext(change));
+		const keepPassing = (error) => {
+			if (!isPassing(error)) throw error;
+			keep(error.left, error);
+		};
+		last = last.catch(() => {}).then(() => (unsent.get().length ? keep(change) : deliver(change).catch(keepPassing)));
 		return last;
 	}
 

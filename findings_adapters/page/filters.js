@@ -1,6 +1,7 @@
 // What a list of findings is narrowed to. Every filter stands in the address under the API's own name.
 
 import { GROUPINGS } from "./grouping.js";
+import { useKeys } from "./keys.js";
 import { html, useEffect, useLoad, usePage, useRef, useState } from "./lib.js";
 import { Field, Select, Text, Toggles } from "./parts.js";
 import { capital, SEVERITIES, STATUS_NAMES } from "./words.js";
@@ -31,8 +32,8 @@ export function placeOf({ targetUrl, branch }) {
 
 const listOf = (text) => (text ? text.split(",") : []);
 
-async function loadNames(api, signal) {
-	const [{ projectTypes }, { runs }] = await Promise.all([api.get("project-types", {}, signal), api.get("runs", { limit: 200 }, signal)]);
+async function loadNames(get) {
+	const [{ projectTypes }, { runs }] = await Promise.all([get("project-types"), get("runs", { limit: 200 })]);
 	const distinct = (name) => [...new Set(runs.map((run) => run[name]).filter(Boolean))].sort();
 	return { types: projectTypes.map(({ name }) => name), targets: distinct("targetUrl"), branches: distinct("branch") };
 }
@@ -43,8 +44,7 @@ const optionsOf = (names, present, sign = "") =>
 
 /** What is of `one` line of development at a time has no choice of all. */
 export function Where({ query: { projectType, targetUrl, branch, mainLine }, onChange, one }) {
-	const { api } = usePage();
-	const { types, targets, branches } = useLoad((signal) => loadNames(api, signal), []).data ?? { types: [], targets: [], branches: [] };
+	const { types = [], targets = [], branches = [] } = useLoad(loadNames, []).data ?? {};
 	const lines = [...(one ? [] : [["", "All branches"]]), ["main", "Main line"], ...optionsOf(branches, branch, "=")];
 	return html`
 		<${Select} label="Type" value=${projectType} options=${[["", "All types"], ...optionsOf(types, projectType)]}
@@ -54,7 +54,9 @@ export function Where({ query: { projectType, targetUrl, branch, mainLine }, onC
 			onChange=${(line) => onChange({ mainLine: line === "main" ? "true" : "", branch: line.startsWith("=") ? line.slice(1) : "" })} />`;
 }
 
-function Search({ value, onSearch, input }) {
+function Search({ value, onSearch }) {
+	const { memory } = usePage();
+	const input = useRef(null);
 	const [text, setText] = useState(value);
 	const sent = useRef(value);
 	const timer = useRef(0);
@@ -63,7 +65,12 @@ function Search({ value, onSearch, input }) {
 		sent.current = value;
 		setText(value);
 	}, [value]);
-	useEffect(() => () => clearTimeout(timer.current), []);
+	useKeys({ "/": () => input.current.select() });
+	useEffect(() => {
+		if (memory.searching) input.current.select();
+		memory.searching = false;
+		return () => clearTimeout(timer.current);
+	}, []);
 	const begin = (wanted) => {
 		clearTimeout(timer.current);
 		sent.current = wanted.trim();
@@ -118,11 +125,11 @@ const chipsOf = (query) => Object.keys(CHIPS).filter((name) => query[name]).flat
 	return values.map((value) => ({ name, value, rest: values.filter((each) => each !== value) }));
 });
 
-export function Filters({ query, onChange, search, people }) {
+export function Filters({ query, onChange, people }) {
 	return html`
 		<search class="filters">
 			<div class="row">
-				<${Search} value=${query.q ?? ""} input=${search} onSearch=${(q) => onChange({ q }, true)} />
+				<${Search} value=${query.q ?? ""} onSearch=${(q) => onChange({ q }, true)} />
 				<${Select} label="Group by" value=${query.group} options=${[["", "Nothing"], ...Object.entries(GROUPINGS)]}
 					onChange=${(group) => onChange({ group })} />
 				${!query.group && html`<${Select} label="Sort" value=${query.sort} options=${SORTS} onChange=${(sort) => onChange({ sort })} />`}

@@ -2,7 +2,7 @@
 
 import { pathOf } from "./api.js";
 import { Evidence } from "./evidence.js";
-import { knownPeople, neighbour } from "./findings.js";
+import { neighbour } from "./findings.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
@@ -11,23 +11,21 @@ import { Prose } from "./prose.js";
 import { link, readRoute } from "./route.js";
 import { mayTriage } from "./session.js";
 import { commitOf, sourceLink } from "./source.js";
-import { DeleteButton, TriageButtons, triageKeys } from "./triage.js";
+import { DeleteButton, TriageButtons, useTriageKeys } from "./triage.js";
 import { Value } from "./values.js";
 import { count, cut, REASONS } from "./words.js";
 
 const ORIGINS = { overview: "Overview", runs: "Run" };
 
 export function Finding({ id }) {
-	const page = usePage();
-	const { router, memory } = page;
-	const full = mayTriage(useStore(page.session));
-	const loaded = useAnswer("tasks", id, async (api, signal) => {
-		const [task, first] = await Promise.all([api.get(pathOf("tasks", id), {}, signal), api.get(pathOf("tasks", id, "/history"), {}, signal)]);
+	const { router, memory, session } = usePage();
+	const full = mayTriage(useStore(session));
+	const loaded = useAnswer("tasks", id, async (get) => {
+		const [task, first] = await Promise.all([get(pathOf("tasks", id)), get(pathOf("tasks", id, "/history"))]);
 		return { task, history: first.history, more: first.next !== null };
 	});
 	const task = loaded.data?.task;
 	const chosen = () => (task ? [task] : []);
-	const people = () => knownPeople(memory);
 	const step = (by) => {
 		const next = neighbour(memory, id, by);
 		if (!next) return;
@@ -39,8 +37,8 @@ export function Finding({ id }) {
 		k: () => step(-1),
 		r: loaded.reload,
 		Escape: () => router.go(router.origin),
-		...triageKeys(page, chosen, people),
 	});
+	useTriageKeys(chosen);
 	return html`
 		<nav class="trail" aria-label="Trail">
 			<a href=${router.origin}>${ORIGINS[readRoute(router.origin).view] ?? "Findings"}</a>
@@ -50,7 +48,7 @@ export function Finding({ id }) {
 			</span>
 		</nav>
 		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`
-			<${Whole} ...${data} buttons=${full && html`<${TriageButtons} chosen=${chosen} people=${people} is=${task.status} />`} />`}<//>`;
+			<${Whole} ...${data} buttons=${full && html`<${TriageButtons} chosen=${chosen} is=${task.status} />`} />`}<//>`;
 }
 
 const Section = ({ title, of = true, children }) => (of ? html`<section><h2>${title}</h2>${children}</section>` : null);

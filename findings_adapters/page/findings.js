@@ -4,12 +4,11 @@ import { Filters, FILTER_NAMES, placeOf, queryOf } from "./filters.js";
 import { Groups } from "./groups.js";
 import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";
-import { html, useEffect, usePage, useRef, useStore } from "./lib.js";
-import { Actions, Cell, gather, MOST_GATHERED, News, Pager, Row, RowHead, Table, useList, useNews, useSelection } from "./lists.js";
+import { html, useEffect, usePage, useRef } from "./lib.js";
+import { Actions, gather, knownPeople, MOST_GATHERED, News, Pager, Table, useList, useSelection, whileRead } from "./lists.js";
 import { Copy, Heading, HowToSend, Loaded, Nothing, Severity, Status, Text, Time } from "./parts.js";
 import { link } from "./route.js";
-import { mayTriage } from "./session.js";
-import { TriageButtons, triageKeys } from "./triage.js";
+import { TriageButtons, useTriageKeys } from "./triage.js";
 import { count, number, REASONS } from "./words.js";
 
 const MOST_EXPORTED = 100_000;
@@ -21,81 +20,56 @@ export function neighbour({ lists }, id, step) {
 	return index < 0 ? null : (tasks[index + step] ?? null);
 }
 
-export function knownPeople({ lists }, tasks = lists.findings?.list?.items ?? []) {
-	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
-}
-
 export function Findings({ query }) {
-	const { memory } = usePage();
-	const search = useRef(null);
-	const filters = queryOf(query);
-	useEffect(() => {
-		if (memory.searching) search.current.select();
-		memory.searching = false;
-	}, []);
-	useKeys({ "/": () => search.current?.select() });
 	const View = Object.hasOwn(GROUPINGS, query.group ?? "") ? Groups : List;
-	return html`<${View} key=${View.name} query=${query} filters=${filters} search=${search} />`;
+	return html`<${View} key=${View.name} query=${query} filters=${queryOf(query)} />`;
 }
 
-function List({ query, filters, search }) {
+function List({ query, filters }) {
 	const page = usePage();
-	const { memory, router, session, changes } = page;
-	const ids = useStore(changes.changed);
-	const list = useList("findings", "tasks", query, filters, [ids]);
-	const { data, change, turn, cursor } = list;
+	const { memory, router } = page;
+	const list = useList("findings", "tasks", query, filters);
+	const { data, change } = list;
 	const tasks = data?.items ?? [];
-	const news = useNews("tasks", list);
-	const selecting = useSelection(tasks, [JSON.stringify(filters), ids]);
-	const selection = mayTriage(useStore(session)) ? selecting : null;
-	const { chosen } = selecting;
+	const selection = useSelection(tasks, list.cursor, JSON.stringify(filters));
+	const { may, chosen, taken } = selection;
 	const pending = useRef(null); // all that match, until they are read
 	useEffect(() => void (pending.current = null), [chosen]);
 	const chooseMatching = async () => {
-		const all = { length: data.total, ready: gather(page, filters) };
+		const all = whileRead(page, data.total, gather(page, filters));
 		pending.current = all;
-		const found = await all.ready.catch((error) => changes.say(error.message));
-		if (found && pending.current === all) selecting.set(new Map(found.map((task) => [task.id, task])));
+		const found = await all.ready.catch(() => null);
+		if (found && pending.current === all) selection.set(new Map(found.map((task) => [task.id, task])));
 	};
-	const at = tasks.find(({ id }) => id === cursor);
-	const present = (task) => tasks.find(({ id }) => id === task.id) ?? task;
-	const affected = () => pending.current ?? (chosen.size ? [...chosen.values()].map(present) : at ? [at] : []);
-	const people = () => knownPeople(memory, tasks);
+	const affected = () => pending.current ?? taken;
 	const back = () => {
-		if (chosen.size) selecting.clear();
+		if (chosen.size) selection.clear();
 		else if (memory.groups) router.go(memory.groups);
 		memory.groups = "";
 	};
 	useKeys({
-		j: () => list.move(1),
-		k: () => list.move(-1),
-		n: () => data?.next && turn(list.page + 1),
-		p: () => list.page > 1 && turn(list.page - 1),
 		g: () => change({ group: "rule" }),
-		r: list.reload,
+		X: () => may && data?.total && chooseMatching(),
 		Escape: back,
-		...(selection ? { x: () => at && selection.choose(at), X: () => data?.total && chooseMatching() } : {}),
-		...triageKeys(page, affected, people),
 	});
+	useTriageKeys(affected);
 	const most = Math.min(data?.total, MOST_GATHERED);
 	return html`
-		<${Heading} title="Findings">
-			<p class="total" role="status">${data ? count(data.total, "finding") : ""}</p>
-			<${News} of=${news} load=${list.reload} />
+		<${Heading} title="Findings" total=${data && count(data.total, "finding")}>
+			<${News} kind="tasks" ...${list} />
 			<${Exports} filters=${filters} />
 			<${Copy} text=${location.href} label="Copy link" />
 		<//>
-		<${Filters} query=${query} onChange=${change} search=${search} people=${people()} />
+		<${Filters} query=${query} onChange=${change} people=${knownPeople(memory, tasks)} />
 		<${Loaded} from=${list} what="findings">
-			${() => html`
-				${tasks.length === 0 ? html`<${NoFindings} query=${query} />` : html`
-					<${Rows} list=${list} tasks=${tasks} query=${query} selection=${selection} />
-					<${Pager} list=${data} size=${tasks.length} page=${list.page} turn=${turn} />`}`}
+			${() => (tasks.length === 0 ? html`<${NoFindings} query=${query} />` : html`
+				<${Table} name="Findings" kind="findings" ...${list} columns=${columnsOf(query)} items=${tasks} selection=${selection} />
+				<${Pager} ...${list} />`)}
 		<//>
 		<${Actions} selection=${selection} told=${count(chosen.size, "finding")}>
 			${chosen.size < most && html`
 				<button onClick=${chooseMatching}>Select ${data.total > most ? "the first" : "all"} ${number(most)} that match <kbd aria-hidden="true">X</kbd></button>`}
-			<${TriageButtons} chosen=${affected} people=${people} is=${statusOf([...chosen.values()].map(present))} />
+			<${TriageButtons} chosen=${affected} is=${statusOf(taken)} />
 		<//>`;
 }
 
@@ -137,45 +111,23 @@ function NoFindings({ query }) {
 		<//>`;
 }
 
-const COLUMNS = {
-	severity: "Severity",
-	title: "Finding",
-	rule: "Rule",
-	location: "Location",
-	status: "Status",
-	assignee: "Assignee",
-	type: "Type",
-	target: "Target",
-	age: "Age",
-};
+/** Show a text that may be cut, if there is any: the whole is told where the pointer rests. */
+const cuttable = (text, shown = text) => text && html`<span title=${text}><${Text} of=${shown} /></span>`;
 
 /** Return the columns of a list: what all its findings share by a filter is in none. */
-function columnsOf({ projectType, targetUrl }) {
-	const shared = { type: projectType, target: targetUrl };
-	return Object.fromEntries(Object.entries(COLUMNS).filter(([name]) => !shared[name]));
+function columnsOf(query) {
+	const tagged = (tag) => link("findings", null, { ...query, tag, page: "" });
+	return [
+		["severity", "Severity", ({ severity }) => html`<${Severity} is=${severity} />`],
+		["title", "Finding", ({ id, title, tags }) => html`
+			<a id="row-${id}" href=${link("findings", id)} title=${title}><${Text} of=${title} /></a>
+			${tags.map((tag) => html`<a class="kind" tabindex="-1" href=${tagged(tag)}><${Text} of=${tag} /></a>`)}`],
+		["rule", "Rule", ({ rule }) => cuttable(rule)],
+		["location", "Location", (task) => cuttable(task.location)],
+		["status", "Status", ({ status, reason }) => html`<${Status} is=${status} /> <span class="muted">${REASONS[reason]}</span>`],
+		["assignee", "Assignee", ({ assignee }) => cuttable(assignee)],
+		!query.projectType && ["type", "Type", ({ projectType }) => cuttable(projectType)],
+		!query.targetUrl && ["target", "Target", (task) => cuttable(task.targetUrl, placeOf(task))],
+		["age", "Age", ({ createdAt }) => html`<${Time} at=${createdAt} />`],
+	].filter(Boolean);
 }
-
-function Rows({ list, tasks, query, selection }) {
-	const columns = columnsOf(query);
-	const narrowed = (filter) => link("findings", null, { ...query, ...filter, page: "" });
-	return html`
-		<${Table} name="Findings" kind="findings" busy=${list.loading} columns=${columns} items=${tasks} selection=${selection}>
-			${tasks.map((task) => html`
-				<${Row} key=${task.id} item=${task} name=${task.title} cursor=${list.cursor} selection=${selection}>
-					<${Cells} task=${task} columns=${columns} narrowed=${narrowed} arrive=${() => list.setCursor(task.id)} /><//>`)}
-		<//>`;
-}
-
-const Cells = ({ task, columns, narrowed, arrive }) => html`
-	<${Cell} kind="severity"><${Severity} is=${task.severity} /><//>
-	<${RowHead}>
-		<a id="row-${task.id}" href=${link("findings", task.id)} title=${task.title} onFocus=${arrive} onClick=${arrive}><${Text} of=${task.title} /></a>
-		${task.tags.map((tag) => html`<a class="kind" tabindex="-1" href=${narrowed({ tag })}><${Text} of=${tag} /></a>`)}
-	<//>
-	<${Cell} kind="rule" empty=${!task.rule}><${Text} of=${task.rule} missing="" /><//>
-	<${Cell} kind="location" empty=${!task.location}><span title=${task.location}><${Text} of=${task.location} missing="" /></span><//>
-	<${Cell} kind="status"><${Status} is=${task.status} /> <span class="muted">${REASONS[task.reason]}</span><//>
-	<${Cell} kind="assignee" empty=${!task.assignee}><${Text} of=${task.assignee} missing="" /><//>
-	${columns.type && html`<${Cell} kind="type"><${Text} of=${task.projectType} /><//>`}
-	${columns.target && html`<${Cell} kind="target" empty=${!task.targetUrl}><span title=${task.targetUrl}><${Text} of=${placeOf(task)} missing="" /></span><//>`}
-	<${Cell} kind="age"><${Time} at=${task.createdAt} /><//>`;

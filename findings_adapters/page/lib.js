@@ -39,31 +39,31 @@ export function useStore(store) {
 }
 
 /** Call `handle` on an event of the window, as long as the component is there. */
-export function useEvent(name, handle, target = window) {
+export function useEvent(name, handle) {
 	const latest = useRef(handle);
 	latest.current = handle;
 	useEffect(() => {
 		const heed = (event) => latest.current(event);
-		target.addEventListener(name, heed);
-		return () => target.removeEventListener(name, heed);
-	}, [name, target]);
+		addEventListener(name, heed);
+		return () => removeEventListener(name, heed);
+	}, []);
 }
 
 /**
- * Load something whenever one of `inputs` changes, and return {data, error, loading, reload}.
+ * Load something with `get(path, query)` whenever one of `inputs` changes, and return {data, error, loading, reload}.
  * What was there stays until the new is: nothing jumps. An answer that comes late for older inputs is dropped, and
  * what failed is loaded again once the browser is online.
  */
 export function useLoad(load, inputs, initial = null) {
 	const [state, setState] = useState({ data: initial, error: null, loading: true });
 	const [turn, reload] = useReducer((number) => number + 1, 0);
-	const latest = useRef(load);
-	latest.current = load;
+	const { api } = usePage();
 	useEffect(() => {
 		const control = new AbortController();
+		const get = (path, query) => api.get(path, query, control.signal);
 		const settle = (next) => control.signal.aborted || setState((old) => ({ ...old, loading: false, ...next }));
 		setState((old) => ({ ...old, loading: true }));
-		latest.current(control.signal).then((data) => settle({ data, error: null }), (error) => settle({ error }));
+		load(get, control.signal).then((data) => settle({ data, error: null }), (error) => settle({ error }));
 		return () => control.abort();
 	}, [...inputs, turn]);
 	useEvent("online", () => state.error && reload());
@@ -71,7 +71,15 @@ export function useLoad(load, inputs, initial = null) {
 }
 
 /** Load an answer of the service, and anew when findings have changed. */
-export function useAnswer(path, query, load = (api, signal) => api.get(path, query, signal)) {
-	const { api, changes } = usePage();
-	return useLoad((signal) => load(api, signal), [useStore(changes.changed), path, JSON.stringify(query)]);
+export function useAnswer(path, query, load = (get) => get(path, query)) {
+	return useLoad(load, [useStore(usePage().changes.changed), path, JSON.stringify(query)]);
+}
+
+/** Return what a storage keeps as JSON under a name, or null. */
+export function readKept(storage, name) {
+	try {
+		return JSON.parse(storage.getItem(name));
+	} catch {
+		return null;
+	}
 }

@@ -1,8 +1,10 @@
-// What lists of findings and of runs share: pages, the row that keys are about, and tables that narrow screens can show.
+// What lists share: pages, the row that keys are about, what is chosen, and tables that narrow screens can show.
 
 import { placeBehind } from "./api.js";
-import { html, useEffect, useLayoutEffect, useLoad, usePage, useRef, useState } from "./lib.js";
+import { useKeys } from "./keys.js";
+import { html, useEffect, useEvent, useLayoutEffect, useLoad, usePage, useRef, useState, useStore } from "./lib.js";
 import { link } from "./route.js";
+import { mayTriage } from "./session.js";
 import { number } from "./words.js";
 
 const LIMIT = 50;
@@ -20,8 +22,8 @@ async function loadPage({ api, memory: { places } }, kind, filters, page, signal
 	return { ...data, items: data[kind], number: page, query, etag };
 }
 
-/** Return all findings that filters leave and `accept` takes, as many as may be gathered. */
-export async function gather({ api, changes }, filters, accept = () => true) {
+/** Return all findings that filters leave, as many as may be gathered. */
+export async function gather({ api, changes }, filters) {
 	const tasks = [];
 	for (let after; ; ) {
 		const list = await api.get("tasks", { ...filters, limit: MOST_OF_A_LIST, after });
@@ -31,50 +33,66 @@ export async function gather({ api, changes }, filters, accept = () => true) {
 		changes.say(`Reading ${number(tasks.length)} of ${number(list.total)} …`);
 	}
 	changes.say("");
-	return tasks.filter(accept);
+	return tasks;
+}
+
+/** Return {length, ready, found} for so many findings that are still being read: somebody may begin to decide about them. */
+export function whileRead({ changes }, length, ready) {
+	const tasks = { length, ready };
+	ready.then((found) => (tasks.found = found), (error) => changes.say(error.message));
+	return tasks;
 }
 
 /**
- * Load the page of a list that the address names. `change` goes to the list with other values in the address, `turn` to
- * another page, and `move` from row to row, over the ends of pages. What a list was when it was left is there on the
- * way back: its rows, how far it was scrolled, and the row that the keys were about, `cursor`.
+ * Load the page of a list that the address names. `change` goes to the list with other values in the address, and `turn`
+ * to another page. What a list was when it was left is there on the way back: its rows, how far it was scrolled, and the
+ * row that the keys were about, `cursor`.
  */
-export function useList(view, kind, query, filters, inputs = []) {
+export function useList(view, kind, query, filters) {
 	const shared = usePage();
 	const left = (shared.memory.lists[view] ??= { key: "", list: null, cursor: null, scroll: 0 });
 	const page = Math.max(1, Math.trunc(Number(query.page)) || 1);
 	const key = JSON.stringify([filters, page]);
-	const loaded = useLoad((signal) => loadPage(shared, kind, filters, page, signal), [key, ...inputs], left.key === key ? left.list : null);
-	const { data } = loaded;
+	const inputs = [key, useStore(shared.changes.changed)];
+	const loaded = useLoad((_, signal) => loadPage(shared, kind, filters, page, signal), inputs, left.key === key ? left.list : null);
+	const { data, loading, reload } = loaded;
 	const isPresent = data?.number === page;
-	const rows = useCursor(isPresent ? data.items : null, left);
 	const change = (fields, replace) => shared.router.go(link(view, null, { ...query, page: "", ...fields }), replace);
 	const turn = (to, replace) => {
 		rows.setCursor(null);
 		change({ page: to > 1 ? to : "" }, replace);
 		scrollTo(0, 0);
 	};
-	const move = (step) => {
-		if (!isPresent || rows.move(step)) return;
+	const rows = useCursor(isPresent ? data.items : null, left, (step) => {
 		if (step > 0 ? !data.next : page === 1) return;
 		turn(page + step);
 		rows.waitFor(step > 0 ? 0 : Infinity);
-	};
+	});
+	useKeys({
+		n: () => data?.next && turn(page + 1),
+		p: () => page > 1 && turn(page - 1),
+		r: reload,
+	});
 	useScroll(left, left.key === key);
 	useEffect(() => {
-		if (data && !loaded.loading) Object.assign(left, { key, list: data });
-	}, [data, loaded.loading]);
+		if (data && !loading) Object.assign(left, { key, list: data });
+	}, [data, loading]);
 	useEffect(() => { // what was on the last page may be gone
 		if (page > 1 && isPresent && data.items.length === 0) turn(Math.min(page - 1, Math.ceil(data.total / LIMIT)), true);
 	}, [data]);
-	return { ...loaded, ...rows, page, key, change, turn, move };
+	return { ...loaded, ...rows, page, change, turn };
+}
+
+/** Return who is named in the findings that were listed last. */
+export function knownPeople({ lists }, tasks = lists.findings?.list?.items ?? []) {
+	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
 }
 
 /**
- * Return the id of the row that keys are about, and what moves it. Where a row goes, the next one follows; `waitFor`
- * takes one of the rows that come next, by its index.
+ * Return the id of the row that j and k are about, and what moves it; `goBeyond` is called where there is no row that way.
+ * Where a row goes, the next one follows; `waitFor` takes one of the rows that come next, by its index.
  */
-export function useCursor(items, left) {
+export function useCursor(items, left, goBeyond = () => {}) {
 	const [cursor, show] = useState(left.cursor);
 	const place = useRef({ index: 0, focus: left.cursor !== null });
 	const setCursor = (id, focus = false) => {
@@ -94,30 +112,28 @@ export function useCursor(items, left) {
 		}
 	}, [items, cursor]);
 	const move = (step) => {
-		const index = items?.findIndex(({ id }) => id === cursor) ?? -1;
-		const next = items?.[index < 0 ? 0 : index + step];
+		if (!items) return;
+		const index = items.findIndex(({ id }) => id === cursor);
+		const next = items[index < 0 ? 0 : index + step];
 		if (next) setCursor(next.id, true);
-		return Boolean(next);
+		else goBeyond(step);
 	};
+	useKeys({ j: () => move(1), k: () => move(-1) });
 	const waitFor = (index) => {
 		setCursor("", true);
 		Object.assign(place.current, { index, before: items });
 	};
-	return { cursor, setCursor, move, waitFor };
+	return { cursor, setCursor, waitFor };
 }
 
 /** Keep how far the list was scrolled, and scroll there again on the way back to it. */
 function useScroll(left, isBack) {
-	useLayoutEffect(() => {
-		scrollTo(0, isBack ? left.scroll : 0);
-		const keep = () => (left.scroll = scrollY);
-		addEventListener("scroll", keep, { passive: true });
-		return () => removeEventListener("scroll", keep);
-	}, []);
+	useLayoutEffect(() => scrollTo(0, isBack ? left.scroll : 0), []);
+	useEvent("scroll", () => (left.scroll = scrollY));
 }
 
 /** Return what is new on a page since it was loaded, as a sentence, or nothing. */
-export function newsOf(shown, now) {
+function newsOf(shown, now) {
 	const before = new Map(shown.items.map((item) => [item.id, item]));
 	const unknown = now.items.filter(({ id }) => !before.has(id)).length;
 	const other = now.items.filter(({ id, updatedAt }) => before.has(id) && before.get(id).updatedAt !== updatedAt).length;
@@ -128,7 +144,7 @@ export function newsOf(shown, now) {
 }
 
 /** Look on focus and every half minute whether a page is still what the service has. Nothing moves until somebody asks. */
-export function useNews(kind, { data, loading }) {
+export function News({ kind, data, loading, reload }) {
 	const { api } = usePage();
 	const [news, setNews] = useState("");
 	useEffect(() => {
@@ -149,29 +165,35 @@ export function useNews(kind, { data, loading }) {
 			removeEventListener("focus", heed);
 		};
 	}, [data, loading]);
-	return news;
+	return html`
+		<span class="news" role="status">
+			${news && html`<span>${news}</span> <button class="quiet" onClick=${reload}>Load <kbd aria-hidden="true">r</kbd></button>`}
+		</span>`;
 }
 
-export const News = ({ of, load }) => html`
-	<span class="news" role="status">${of && html`<span>${of}</span> <button class="quiet" onClick=${load}>Load <kbd aria-hidden="true">r</kbd></button>`}</span>`;
-
-export function Pager({ list, size, page, turn }) {
-	const first = (page - 1) * list.limit + 1;
-	if (page === 1 && !list.next) return null;
+export function Pager({ data: { items, limit, next, total }, page, turn }) {
+	const first = (page - 1) * limit + 1;
+	if (page === 1 && !next) return null;
 	return html`
 		<nav class="pager" aria-label="Pages">
 			<button disabled=${page === 1} onClick=${() => turn(page - 1)}>Previous</button>
-			<span>${number(first)}–${number(first + size - 1)} of ${number(list.total)}</span>
-			<button disabled=${!list.next} onClick=${() => turn(page + 1)}>Next</button>
+			<span>${number(first)}–${number(first + items.length - 1)} of ${number(total)}</span>
+			<button disabled=${!next} onClick=${() => turn(page + 1)}>Next</button>
 		</nav>`;
 }
 
-/** Return which of a list's items are chosen, by id, and what chooses them: one, a range from the one before, or all. */
-export function useSelection(items, inputs) {
+/**
+ * Return which items are `chosen`, by id, until what they are `of` changes, and what chooses them: one, a range from the
+ * one before, or all. `taken` are they as they are now, else the one that keys are about. A key that may not triage chooses none.
+ */
+export function useSelection(items, cursor, of) {
+	const { session, changes } = usePage();
+	const may = mayTriage(useStore(session));
+	const ids = useStore(changes.changed);
 	const [chosen, set] = useState(new Map());
 	const before = useRef(0);
 	const clear = () => set(new Map());
-	useEffect(clear, inputs);
+	useEffect(clear, [of, ids]);
 	const put = (those, on) => set((old) => {
 		const next = new Map(old);
 		for (const item of those) {
@@ -186,48 +208,57 @@ export function useSelection(items, inputs) {
 		before.current = index;
 		put(items.slice(first, last + 1), !chosen.has(item.id));
 	};
-	return { chosen, set, clear, choose, put };
+	const present = (id) => items.find((each) => each.id === id);
+	const at = present(cursor);
+	useKeys({ x: () => may && at && choose(at) });
+	const taken = chosen.size ? [...chosen].map(([id, item]) => present(id) ?? item) : at ? [at] : [];
+	return { may, chosen, taken, set, clear, choose, put };
 }
 
-/** A table. Its roles are said, because it has none where CSS shows its rows as something else. */
-export function Table({ name, kind, busy, columns, items, selection, children }) {
-	const on = items?.filter(({ id }) => selection?.chosen.has(id)).length;
+/**
+ * A table with `columns`: each its name, its heading, and what shows it of an item. Narrow screens leave out what is empty.
+ * Roles are said, because it has none where CSS shows its rows as something else.
+ */
+export function Table({ name, kind, columns, items, loading = false, selection, ...row }) {
+	const chosen = selection?.may && items.filter(({ id }) => selection.chosen.has(id)).length;
 	return html`
-		<table class="list ${kind} ${selection ? "full" : ""}" role="table" aria-busy=${String(busy)}>
+		<table class="list ${kind} ${selection?.may ? "full" : ""}" role="table" aria-busy=${String(loading)}>
 			<caption class="hidden">${name}</caption>
 			<thead role="rowgroup">
 				<tr role="row">
-					${selection && html`
+					${selection?.may && html`
 						<th role="columnheader" scope="col" class="choose"><label>
-							<input type="checkbox" aria-label="Select all on this page" checked=${on === items.length} indeterminate=${on > 0 && on < items.length}
-								onChange=${() => selection.put(items, on < items.length)} /></label></th>`}
-					${Object.entries(columns).map(([column, words]) => html`<th role="columnheader" scope="col" class=${column}>${words}</th>`)}
+							<input type="checkbox" aria-label="Select all on this page" checked=${chosen === items.length}
+								indeterminate=${chosen > 0 && chosen < items.length} onChange=${() => selection.put(items, chosen < items.length)} /></label></th>`}
+					${columns.map(([column, words]) => html`<th role="columnheader" scope="col" class=${column}>${words}</th>`)}
 				</tr>
 			</thead>
-			<tbody role="rowgroup">${children}</tbody>
+			<tbody role="rowgroup">
+				${items.map((item) => html`<${Row} key=${item.id} item=${item} columns=${columns} selection=${selection} ...${row} />`)}
+			</tbody>
 		</table>`;
 }
 
-/** A row of it, which the keys may be about, and which may be chosen. */
-export function Row({ item, name, cursor, selection, children }) {
+/** A row: the keys are about it once its title has the focus. */
+function Row({ item, columns, selection, cursor, setCursor }) {
 	const chosen = selection?.chosen.has(item.id);
+	const arrive = () => setCursor?.(item.id);
 	return html`
 		<tr role="row" class="${cursor === item.id ? "here" : ""} ${chosen ? "chosen" : ""}">
-			${selection && html`
-				<${Cell} kind="choose"><label>
-					<input type="checkbox" checked=${chosen} aria-label="Select: ${name}" onClick=${(event) => selection.choose(item, event.shiftKey)} />
-				</label><//>`}
-			${children}
+			${selection?.may && html`
+				<td role="cell" class="choose"><label>
+					<input type="checkbox" checked=${chosen} aria-label="Select: ${item.title}" onClick=${(event) => selection.choose(item, event.shiftKey)} />
+				</label></td>`}
+			${columns.map(([column, , show]) => {
+				const shown = show(item);
+				if (column === "title") return html`<th role="rowheader" scope="row" class="title" onFocusCapture=${arrive} onClick=${arrive}>${shown}</th>`;
+				return html`<td role="cell" class="${column} ${shown ? "" : "none"}">${shown}</td>`;
+			})}
 		</tr>`;
 }
 
-export const Cell = ({ kind, empty, children }) => html`
-	<td role="cell" class="${kind} ${empty ? "none" : ""}">${children}</td>`;
-
-export const RowHead = ({ children }) => html`<th role="rowheader" scope="row" class="title">${children}</th>`;
-
 /** What can be done with what is chosen, over the end of the list. */
-export const Actions = ({ selection, told, children }) => selection && selection.chosen.size > 0 && html`
+export const Actions = ({ selection, told, children }) => selection.chosen.size > 0 && html`
 	<section class="actions" aria-label="What to do with what is selected">
 		<strong aria-live="polite">${told} selected</strong>
 		${children}

@@ -21,14 +21,14 @@ export function Overview({ query }) {
 	const mainLine = branch ? "" : "true";
 	const list = { ...where, mainLine, status: "open,in_progress" }; // what all numbers are of
 	const change = (fields) => router.go(link("overview", null, { ...where, days, ...fields, mainLine: "" }));
-	const overview = useAnswer("overview", { ...where, days }, async (api, signal) => {
+	const overview = useAnswer("overview", { ...where, days }, async (get) => {
 		await null; // the cards ask first, whose answers are quick: of what is slow, the service gives one at a time
-		return api.get("overview", { ...where, days }, signal);
+		return get("overview", { ...where, days });
 	});
-	const runs = useAnswer("runs", { ...where, limit: MOST }, (api, signal) => loadRuns(api, where, signal));
+	const runs = useAnswer("runs", { ...where, limit: MOST }, (get) => loadRuns(get, where));
 	const isNew = overview.data?.total === 0 && runs.data?.length === 0 && !projectType && !targetUrl && !branch;
 	return html`
-		<${Heading} title="Overview"><p class="total">${branch ? "What a branch has reported" : "What the main line knows"}</p><//>
+		<${Heading} title="Overview" total=${branch ? "What a branch has reported" : "What the main line knows"} />
 		${isNew ? html`<${Nothing} title="No findings yet"><${HowToSend} /><//>` : html`
 			<search class="filters"><div class="grid">
 				<${Where} query=${{ ...query, mainLine }} onChange=${change} one />
@@ -48,7 +48,7 @@ export function Overview({ query }) {
 				<${Groups} what="Target" by="targetUrl" list=${list} />
 				<${Card} title="Trend" wide from=${overview}>${(data) => html`<${Trend} days=${data.days} />`}<//>
 				<${Card} title="Latest runs" wide from=${runs}>${(latest) => (latest.length
-					? html`<${RunTable} runs=${latest} /><p><a href=${link("runs", null, where)}>All runs</a></p>`
+					? html`<${RunTable} items=${latest} /><p><a href=${link("runs", null, where)}>All runs</a></p>`
 					: html`<p class="muted">No run yet.</p>`)}<//>
 			</div>`}`;
 }
@@ -59,16 +59,16 @@ const Card = ({ title, wide, from, children }) => html`
 	</section>`;
 
 /** Count by groups, which counters tell: asked for by itself, each finding is looked at. Only the largest are listed. */
-async function countUnassigned(api, list, signal) {
-	const { groups, others } = await api.get("groups", { ...list, assigned: "", by: "assignee", limit: 200 }, signal);
+async function countUnassigned(get, list) {
+	const { groups, others } = await get("groups", { ...list, assigned: "", by: "assignee", limit: 200 });
 	const total = groups.find(({ value }) => value === null)?.total ?? 0;
-	return total || !others ? { total } : countAll(api, list, signal);
+	return total || !others ? { total } : countAll(get, list);
 }
 
-const countAll = (api, list, signal) => api.get("tasks", { ...list, limit: 1 }, signal);
+const countAll = (get, list) => get("tasks", { ...list, limit: 1 });
 
 const Figure = ({ name, list, load = countAll }) => html`
-	<li class="card"><${Loaded} from=${useAnswer("tasks", list, (api, signal) => load(api, list, signal))} what=${name.toLowerCase()}>
+	<li class="card"><${Loaded} from=${useAnswer("tasks", list, (get) => load(get, list))} what=${name.toLowerCase()}>
 		${({ total }) => html`<a href=${toFindings(list)}><strong>${number(total)}</strong> ${name}</a>`}<//></li>`;
 
 const Oldest = ({ list }) => html`
@@ -101,8 +101,8 @@ const Bars = ({ what, list, rows }) => (rows.length === 0 ? html`<p class="muted
 		</tbody>
 	</table>`);
 
-async function loadRuns(api, where, signal) {
-	const { runs } = await api.get("runs", { ...where, limit: MOST }, signal);
-	const gate = (run) => (run.status === "completed" ? api.get(pathOf("runs", run.id, "/gate"), {}, signal) : null);
+async function loadRuns(get, where) {
+	const { runs } = await get("runs", { ...where, limit: MOST });
+	const gate = (run) => (run.status === "completed" ? get(pathOf("runs", run.id, "/gate")) : null);
 	return Promise.all(runs.map(async (run) => ({ ...run, gate: await gate(run) })));
 }

@@ -83,8 +83,8 @@ export function Loaded({ from, what, title, children }) {
 
 let shown = 0; // headings: the first leaves the focus to the top of the document
 
-/** The heading of a view, which names the document too, and is where reading goes on when the view has changed. */
-export function Heading({ title, of = title, children }) {
+/** The heading of a view, which names the document too, and is where reading goes on when the view has changed. `total` is told as it changes. */
+export function Heading({ title, of = title, total, children }) {
 	const heading = useRef(null);
 	useEffect(() => {
 		document.title = `${of} · Findings`;
@@ -93,7 +93,8 @@ export function Heading({ title, of = title, children }) {
 		if (shown++ && document.activeElement === document.body) heading.current.focus({ preventScroll: true });
 	}, []);
 	return html`
-		<header class="heading"><h1 id="heading" tabindex="-1" ref=${heading}><${Text} of=${title} /></h1>${children}</header>`;
+		<header class="heading"><h1 id="heading" tabindex="-1" ref=${heading}><${Text} of=${title} /></h1>
+			${total !== undefined && html`<p class="total" role="status">${total}</p>`}${children}</header>`;
 }
 
 /** A dialog over everything else. Closing gives the focus back to where it was. */
@@ -123,6 +124,32 @@ export function Dialog({ title, onClose, wide, children }) {
 			<h2 id=${id}>${title}</h2>
 			${children}
 		</dialog>`;
+}
+
+/** A form that stays with all that was typed where what it asks for is refused. `other` stands beside its button. */
+export function Form({ action, onSubmit, other, children, ...more }) {
+	const [{ error, busy }, setState] = useState({});
+	const submit = async (event) => {
+		event.preventDefault();
+		if (busy) return;
+		setState({ busy: true });
+		try {
+			await onSubmit(event.target);
+		} catch (refused) {
+			setState({ error: refused });
+		}
+	};
+	const onKeyDown = (event) => {
+		if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+		event.preventDefault();
+		event.currentTarget.requestSubmit();
+	};
+	return html`
+		<form onSubmit=${submit} onKeyDown=${onKeyDown} ...${more}>
+			${children}
+			${error && html`<${Failed} error=${error} />`}
+			<div class="buttons end">${other}<button class="primary" disabled=${busy}>${action}</button></div>
+		</form>`;
 }
 
 /** A text field whose value counts once it is complete: on Enter, or when it is left. */

@@ -24,20 +24,20 @@ function listsOf({ id, branch, createdAt }) {
 	};
 }
 
-async function load(api, id, signal) {
-	const run = await api.get(pathOf("runs", id), {}, signal);
+async function load(get, id) {
+	const run = await get(pathOf("runs", id));
 	const lists = listsOf(run);
-	const gateOf = (query) => api.get(pathOf("runs", id, "/gate"), query, signal);
+	const gateOf = (query) => get(pathOf("runs", id, "/gate"), query);
 	const [gate, beside, back] = await Promise.all([
 		gateOf({}),
 		gateOf({ failOn: "info", only: "new" }),
-		run.branch ? api.get("tasks", { ...lists.back, limit: 1 }, signal) : { total: 0 },
+		run.branch ? get("tasks", { ...lists.back, limit: 1 }) : { total: 0 },
 	]);
 	return { run, lists, gate, beside, back: back.total };
 }
 
 export function Run({ id }) {
-	const loaded = useAnswer("runs", id, (api, signal) => load(api, id, signal));
+	const loaded = useAnswer("runs", id, (get) => load(get, id));
 	return html`
 		<nav class="trail" aria-label="Trail"><a href=${link("runs")}>Runs</a></nav>
 		<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;

@@ -1,22 +1,17 @@
 // Who is signed in: the key that requests carry, and what the service says of it.
 
 import { API, heedRefusal, send } from "./api.js";
-import { createStore } from "./lib.js";
+import { createStore, readKept } from "./lib.js";
 
 const NAME = `findings:key:${API.pathname}`; // a host may serve several
 const PATIENCE = 150; // milliseconds for another tab to hand its key over
 const NOBODY = { key: "", me: null };
 
-function readKept() {
-	for (const storage of [sessionStorage, localStorage]) {
-		try {
-			const { key, me } = JSON.parse(storage.getItem(NAME));
-			if (typeof key === "string" && me?.level) return { key, me };
-		} catch {
-			// not ours
-		}
-	}
-	return NOBODY;
+/** Return who was signed in, unless what is kept under that name is not ours. */
+function readSignedIn() {
+	const kept = [sessionStorage, localStorage].map((storage) => readKept(storage, NAME));
+	const { key, me } = kept.find((each) => typeof each?.key === "string" && each.me?.level) ?? NOBODY;
+	return { key, me };
 }
 
 async function readMe(key) {
@@ -33,7 +28,7 @@ async function readMe(key) {
  * keep them nowhere.
  */
 export function createSession() {
-	const store = createStore({ ...readKept(), asking: false, again: null });
+	const store = createStore({ ...readSignedIn(), asking: false, again: null });
 	const channel = new BroadcastChannel(NAME);
 
 	function take(key, me) {

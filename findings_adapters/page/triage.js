@@ -3,8 +3,10 @@
 import { API, pathOf } from "./api.js";
 import { keepable } from "./decisions.js";
 import { HistoryEntry } from "./history.js";
-import { html, useLoad, usePage, useState, useStore } from "./lib.js";
-import { Dialog, Failed, Status, Text } from "./parts.js";
+import { useKeys } from "./keys.js";
+import { html, readKept, useLoad, usePage, useState, useStore } from "./lib.js";
+import { knownPeople } from "./lists.js";
+import { Dialog, Form, Status, Text } from "./parts.js";
 import { link } from "./route.js";
 import { mayTriage } from "./session.js";
 import { count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES, STATUS_VERBS, STATUSES } from "./words.js";
@@ -16,49 +18,40 @@ const FIRST_REASONS = { resolved: "fixed" };
 
 const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch((error) => changes.say(error.message));
 
-/** Ask for what becomes of findings, unless the key may not decide about them. */
-function ask({ dialog, changes, session }, kind, tasks, more = {}) {
+export const undoLast = ({ changes }) => changes.undo().catch((error) => changes.say(error.message));
+
+/** Begin a decision about findings, or {length, ready: a promise of them}: ask for the rest, unless there is nothing to ask. */
+function decide(page, kind, tasks, status) {
+	const { dialog, changes, session } = page;
 	const { me } = session.get();
 	if (!mayTriage({ me })) changes.say(`The key “${me.key}” is of level ${me.level}: to triage takes one of level full.`);
-	else if (tasks.length) dialog.set({ kind, tasks, ...more });
-	else changes.say("Choose a finding first: j and k move, x selects.");
-}
-
-function giveStatus(page, tasks, status) {
-	if (tasks.length !== 1 || tasks.ready || REASONS_FOR[status] || !mayTriage(page.session.get())) ask(page, "comment", tasks, { status });
+	else if (!tasks.length) changes.say("Choose a finding first: j and k move, x selects.");
+	else if (!status || tasks.length > 1 || tasks.ready || REASONS_FOR[status]) dialog.set({ kind, tasks, status });
 	else carryOutAtOnce(page, { tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` });
 }
 
-export const undoLast = ({ changes }) => changes.undo().catch((error) => changes.say(error.message));
+/** Return what begins each decision about what `chosen` returns. */
+const decisionsOf = (page, chosen) => ({
+	moves: STATUSES.map((status) => () => decide(page, "comment", chosen(), status)),
+	comment: () => decide(page, "comment", chosen()),
+	assign: () => decide(page, "assign", chosen()),
+});
 
-/** Return what begins each decision about what `chosen` returns: findings, or {length, ready: a promise of them}. */
-function decisionsOf(page, chosen, people) {
-	const about = (decide) => () => {
-		const tasks = chosen();
-		decide(tasks);
-		tasks.ready?.then((found) => (tasks.found = found), (error) => page.changes.say(error.message));
-	};
-	return {
-		...Object.fromEntries(STATUSES.map((status) => [status, about((tasks) => giveStatus(page, tasks, status))])),
-		comment: about((tasks) => ask(page, "comment", tasks)),
-		assign: about((tasks) => ask(page, "assign", tasks, { people: people() })),
-	};
-}
-
-export function triageKeys(page, chosen, people) {
-	const { comment, assign, ...moves } = decisionsOf(page, chosen, people);
-	const numbered = Object.values(moves).map((move, index) => [index + 1, move]);
-	return { ...Object.fromEntries(numbered), c: comment, a: assign, u: () => undoLast(page) };
+export function useTriageKeys(chosen) {
+	const page = usePage();
+	const { moves, comment, assign } = decisionsOf(page, chosen);
+	const numbered = Object.fromEntries(moves.map((move, index) => [index + 1, move]));
+	useKeys({ ...numbered, c: comment, a: assign, u: () => undoLast(page) });
 }
 
 /** Buttons for the same; `is` is the status that all have already. */
-export function TriageButtons({ chosen, people, is }) {
-	const { comment, assign, ...moves } = decisionsOf(usePage(), chosen, people);
+export function TriageButtons({ chosen, is }) {
+	const { moves, comment, assign } = decisionsOf(usePage(), chosen);
 	return html`
 		<div class="buttons" role="group" aria-label="Status">
-			${Object.entries(moves).map(([status, move], index) => html`
+			${STATUSES.map((status, index) => html`
 				<button class="status-button" aria-pressed=${is === status ? "true" : "false"}
-					title="${STATUS_VERBS[status]} (${index + 1})" onClick=${move}><${Status} is=${status} /></button>`)}
+					title="${STATUS_VERBS[status]} (${index + 1})" onClick=${moves[index]}><${Status} is=${status} /></button>`)}
 		</div>
 		<div class="buttons">
 			<button title="Assign (a)" onClick=${assign}>Assign</button>
@@ -67,13 +60,7 @@ export function TriageButtons({ chosen, people, is }) {
 }
 
 /** Return the dialog in which somebody was typing when the page was loaded anew, or null. */
-export function readDraft() {
-	try {
-		return JSON.parse(sessionStorage.getItem(DRAFT));
-	} catch {
-		return null;
-	}
-}
+export const readDraft = () => readKept(sessionStorage, DRAFT);
 
 /** Return what is typed in a dialog, and what takes it: it is kept over a reload. */
 function useDraft(asked) {
@@ -86,41 +73,27 @@ function useDraft(asked) {
 	}];
 }
 
-/** A dialog that carries a change out, and stays with all that was typed where that is refused. */
+/** A dialog that carries a change out. */
 function Asking({ title, action, tasks, submit, children }) {
 	const { dialog, changes } = usePage();
-	const [{ error, busy }, setState] = useState({});
 	const close = () => {
 		sessionStorage.removeItem(DRAFT);
 		dialog.set(null);
 	};
-	const onSubmit = async (event) => {
-		event.preventDefault();
-		if (busy) return;
-		setState({ busy: true });
+	const onSubmit = async () => {
 		const mine = dialog.get(); // it may be closed, and another one open, before there is an answer
 		const isOpen = () => dialog.get() === mine;
 		try {
 			await submit(await (tasks?.ready ?? tasks));
 			if (isOpen()) close();
 		} catch (refused) {
-			if (isOpen()) setState({ error: refused });
-			else changes.say(refused.message);
+			if (isOpen()) throw refused;
+			changes.say(refused.message);
 		}
-	};
-	const onKeyDown = (event) => {
-		if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) onSubmit(event);
 	};
 	return html`
 		<${Dialog} title=${title} onClose=${close}>
-			<form onSubmit=${onSubmit} onKeyDown=${onKeyDown}>
-				${children}
-				${error && html`<${Failed} error=${error} />`}
-				<div class="buttons end">
-					<button type="button" onClick=${close}>Cancel</button>
-					<button class="primary" disabled=${busy}>${action}</button>
-				</div>
-			</form>
+			<${Form} action=${action} onSubmit=${onSubmit} other=${html`<button type="button" onClick=${close}>Cancel</button>`}>${children}<//>
 		<//>`;
 }
 
@@ -153,8 +126,8 @@ function CommentDialog({ asked }) {
 		<//>`;
 }
 
-function AssignDialog({ asked: { tasks, people = [] } }) {
-	const { changes, session } = usePage();
+function AssignDialog({ asked: { tasks } }) {
+	const { changes, memory, session } = usePage();
 	const { me } = session.get();
 	const [name, setName] = useState((tasks.length === 1 && tasks[0]?.assignee) || "");
 	const who = name.trim();
@@ -166,7 +139,7 @@ function AssignDialog({ asked: { tasks, people = [] } }) {
 				<input type="text" maxlength="200" list="people" autocomplete="off" autofocus value=${name}
 					onInput=${(event) => setName(event.target.value)} />
 			</label>
-			<datalist id="people">${[...new Set([me.user ?? me.key, ...people])].map((each) => html`<option value=${each} />`)}</datalist>
+			<datalist id="people">${[...new Set([me.user ?? me.key, ...knownPeople(memory)])].map((each) => html`<option value=${each} />`)}</datalist>
 		<//>`;
 }
 
@@ -201,9 +174,8 @@ const State = ({ of: { status, reason, assignee } }) => html`
 
 /** A finding that somebody else decided about, and what happened to it since it was shown. */
 function Met({ shown, now }) {
-	const { api } = usePage();
-	const entries = useLoad(async (signal) => {
-		const { history } = await api.get(pathOf("tasks", now.id, "/history"), {}, signal);
+	const entries = useLoad(async (get) => {
+		const { history } = await get(pathOf("tasks", now.id, "/history"));
 		return history.filter((entry) => entry.at > shown.updatedAt);
 	}, [now]);
 	return html`

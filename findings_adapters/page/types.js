@@ -12,7 +12,7 @@ import { count } from "./words.js";
 export function ProjectTypes() {
 	const loaded = useAnswer("project-types", {});
 	return html`
-		<${Heading} title="Project types"><p class="total" role="status">${loaded.data ? count(loaded.data.projectTypes.length, "type") : ""}</p><//>
+		<${Heading} title="Project types" total=${loaded.data && count(loaded.data.projectTypes.length, "type")} />
 		<${Loaded} from=${loaded} what="project types">
 			${({ projectTypes }) => (projectTypes.length
 				? html`<ul class="rows">${projectTypes.map((type) => html`<${Row} ...${type} />`)}</ul>`
