@@ -17,14 +17,10 @@ export class Refusal extends Error {
 	}
 }
 
-class Unreachable extends Error {
-	constructor() {
-		super("The service can't be reached.");
-	}
-}
+class Unreachable extends Error {}
 
 const asUnreachable = (error) => {
-	throw error.name === "AbortError" ? error : new Unreachable();
+	throw error.name === "AbortError" ? error : new Unreachable("The service can't be reached.");
 };
 
 /** Tell whether the same request may well succeed later. */
@@ -38,10 +34,9 @@ export function send(method, path, key, { query = {}, headers = {}, body, signal
 	const url = new URL(path, API);
 	for (const [name, value] of Object.entries(query)) if (String(value ?? "") !== "") url.searchParams.set(name, String(value));
 	const sendable = key.replace(/[^ -~]/g, "?"); // with other signs it is no key, which the service says best
-	const sent = { Accept: "application/json", Authorization: `Bearer ${sendable}`, ...headers };
-	if (body !== undefined) sent["Content-Type"] = "application/json";
-	const text = body === undefined ? undefined : JSON.stringify(body);
-	return fetch(url, { method, headers: sent, body: text, signal, cache: "no-store", credentials: "omit" }).catch(asUnreachable);
+	const sent = { Accept: "application/json", Authorization: `Bearer ${sendable}`, ...(body && { "Content-Type": "application/json" }), ...headers };
+	const options = { method, headers: sent, body: body && JSON.stringify(body), signal, cache: "no-store", credentials: "omit" };
+	return fetch(url, options).catch(asUnreachable);
 }
 
 /** Throw what a response refuses, if it does. */

@@ -4,7 +4,6 @@ import { createApi } from "./api.js";
 import { createChanges } from "./changes.js";
 import { Finding } from "./finding.js";
 import { Findings } from "./findings.js";
-import { Help } from "./help.js";
 import { createKeys, useKeys } from "./keys.js";
 import { createStore, html, PageContext, render, useEffect, usePage, useStore } from "./lib.js";
 import { Overview } from "./overview.js";
@@ -14,7 +13,7 @@ import { Run } from "./run.js";
 import { Runs } from "./runs.js";
 import { createSession } from "./session.js";
 import { SignIn, SignInAgain } from "./signin.js";
-import { readDraft, TriageDialogs, undoLast } from "./triage.js";
+import { Dialogs, readDraft, undoLast } from "./triage.js";
 import { ProjectType, ProjectTypes } from "./types.js";
 import { count, object } from "./words.js";
 
@@ -83,8 +82,7 @@ function Frame() {
 		<main id="content"><${View} key=${`${view}/${id ?? ""}`} id=${id} query=${query} /></main>
 		<${Outbox} />
 		<${Toast} />
-		<${TriageDialogs} />
-		<${Help} />`;
+		<${Dialogs} />`;
 }
 
 function skip(event) {

@@ -18,8 +18,7 @@ class Conflict extends Error {
 	}
 }
 
-/** Return a key under which the service does a thing once, however often it is asked. */
-const makeKey = () => crypto.getRandomValues(new Uint32Array(4)).join("-");
+const makeKey = () => crypto.getRandomValues(new Uint32Array(4)).join("-"); // a UUID takes TLS
 
 const nameOf = ({ id, etag }) => `${id} ${etag}`;
 
@@ -143,9 +142,7 @@ export function createChanges(api) {
 		for (const change of way ?? []) await carryOut(change);
 	}
 
-	function discardFirst() {
-		unsent.set(unsent.get().slice(1));
-	}
+	const discardFirst = () => unsent.set(unsent.get().slice(1));
 
 	/** Send what was kept, in its order, as far as that goes. */
 	async function sendUnsent() {

@@ -2,14 +2,29 @@
 
 import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";
-import { html, useEffect, useLoad, usePage, useRef, useState } from "./lib.js";
+import { html, useEffect, useLayoutEffect, useLoad, usePage, useRef, useState } from "./lib.js";
 import { Field, Select, Text, Toggles } from "./parts.js";
 import { capital, SEVERITIES, STATUS_NAMES } from "./words.js";
 
-export const FILTER_NAMES = [
-	"q", "status", "severity", "projectType", "targetUrl", "branch", "mainLine", "assignee", "assigned", "createdSince",
-	"createdBefore", "externalId", "rule", "location", "tag", "without", "runId", "newIn", "missingFrom",
-];
+const LABELS = { // of each filter that has a chip; the others have what shows their values
+	projectType: "Type",
+	targetUrl: "Target",
+	branch: "Branch",
+	mainLine: "Main line",
+	assignee: "Assignee",
+	assigned: "Assigned",
+	createdSince: "Created since",
+	createdBefore: "Created before",
+	rule: "Rule",
+	location: "Location",
+	tag: "Tag",
+	without: "Without",
+	runId: "Reported by run",
+	newIn: "New in run",
+	missingFrom: "Missing from run",
+	externalId: "External id",
+};
+export const FILTER_NAMES = ["q", "status", "severity", ...Object.keys(LABELS)];
 const SORTS = [["", "Newest first"], ["createdAt", "Oldest first"], ["severity", "Most severe first"]];
 const SEVERITY_NAMES = Object.fromEntries(SEVERITIES.map((name) => [name, capital(name)]));
 const PAUSE = 200; // milliseconds without a key before a search
@@ -30,8 +45,6 @@ export function placeOf({ targetUrl, branch }) {
 	return branch ? `${target ?? ""} (${branch})` : target;
 }
 
-const listOf = (text) => (text ? text.split(",") : []);
-
 async function loadNames(get) {
 	const [{ projectTypes }, { runs }] = await Promise.all([get("project-types"), get("runs", { limit: 200 })]);
 	const distinct = (name) => [...new Set(runs.map((run) => run[name]).filter(Boolean))].sort();
@@ -42,14 +55,17 @@ async function loadNames(get) {
 const optionsOf = (names, present, sign = "") =>
 	[...new Set([...names, ...(present ? [present] : [])])].map((name) => [sign + name, name]);
 
+/** Return what a control for a filter is given. */
+export const controlOf = (name, query, onChange) => ({ label: LABELS[name], value: query[name], onChange: (value) => onChange({ [name]: value }) });
+
 /** What is of `one` line of development at a time has no choice of all. */
-export function Where({ query: { projectType, targetUrl, branch, mainLine }, onChange, one }) {
+export function Where({ query, onChange, one }) {
+	const { branch, mainLine } = query;
 	const { types = [], targets = [], branches = [] } = useLoad(loadNames, []).data ?? {};
 	const lines = [...(one ? [] : [["", "All branches"]]), ["main", "Main line"], ...optionsOf(branches, branch, "=")];
 	return html`
-		<${Select} label="Type" value=${projectType} options=${[["", "All types"], ...optionsOf(types, projectType)]}
-			onChange=${(name) => onChange({ projectType: name })} />
-		<${Field} label="Target" value=${targetUrl} options=${targets} onChange=${(url) => onChange({ targetUrl: url })} />
+		<${Select} ...${controlOf("projectType", query, onChange)} options=${[["", "All types"], ...optionsOf(types, query.projectType)]} />
+		<${Field} ...${controlOf("targetUrl", query, onChange)} options=${targets} />
 		<${Select} label="Branch" value=${branch ? `=${branch}` : mainLine === "true" ? "main" : ""} options=${lines}
 			onChange=${(line) => onChange({ mainLine: line === "main" ? "true" : "", branch: line.startsWith("=") ? line.slice(1) : "" })} />`;
 }
@@ -58,102 +74,67 @@ function Search({ value, onSearch }) {
 	const { memory } = usePage();
 	const input = useRef(null);
 	const [text, setText] = useState(value);
-	const sent = useRef(value);
-	const timer = useRef(0);
+	const search = () => text.trim() !== value && onSearch(text.trim());
+	useLayoutEffect(() => setText((typed) => (typed.trim() === value ? typed : value)), [value]);
 	useEffect(() => {
-		if (value === sent.current) return; // what was typed here
-		sent.current = value;
-		setText(value);
-	}, [value]);
+		const timer = setTimeout(search, PAUSE);
+		return () => clearTimeout(timer);
+	}, [text, value]);
 	useKeys({ "/": () => input.current.select() });
 	useEffect(() => {
 		if (memory.searching) input.current.select();
 		memory.searching = false;
-		return () => clearTimeout(timer.current);
 	}, []);
-	const begin = (wanted) => {
-		clearTimeout(timer.current);
-		sent.current = wanted.trim();
-		onSearch(sent.current);
-	};
-	const onInput = (event) => {
-		const wanted = event.target.value;
-		setText(wanted);
-		clearTimeout(timer.current);
-		timer.current = setTimeout(() => begin(wanted), PAUSE);
-	};
 	const onKeyDown = (event) => {
-		if (event.key === "Enter") begin(text);
+		if (event.key === "Enter") search();
 		if (event.key === "Escape") {
 			event.preventDefault(); // browsers empty it
 			event.target.blur();
 		}
 	};
 	return html`
-		<input ref=${input} class="search" type="search" value=${text} placeholder="Search" aria-label="Search findings"
-			title="Search (/)" autocomplete="off" maxlength="500" onInput=${onInput} onKeyDown=${onKeyDown} />`;
+		<input ref=${input} class="search" type="search" value=${text} placeholder="Search" aria-label="Search findings" title="Search (/)"
+			autocomplete="off" maxlength="500" onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown} />`;
 }
 
 const YES_OR_NO = { true: "yes", false: "no" };
 
-const Chip = ({ label, value, onRemove }) => html`
-	<button class="chip" onClick=${onRemove}><span>${label}: <${Text} of=${YES_OR_NO[value] ?? value} /></span> <span aria-hidden="true">×</span>
-		<span class="hidden">remove this filter</span></button>`;
-
-const CHIPS = {
-	projectType: "Type",
-	targetUrl: "Target",
-	branch: "Branch",
-	mainLine: "Main line",
-	assignee: "Assignee",
-	assigned: "Assigned",
-	createdSince: "Created since",
-	createdBefore: "Created before",
-	rule: "Rule",
-	location: "Location",
-	tag: "Tag",
-	without: "Without",
-	runId: "Reported by run",
-	newIn: "New in run",
-	missingFrom: "Missing from run",
-	externalId: "External id",
-};
 const SEVERAL = ["rule", "tag"]; // a comma with a space behind it is within a value
 
-const chipsOf = (query) => Object.keys(CHIPS).filter((name) => query[name]).flatMap((name) => {
+const chipsOf = (query) => Object.keys(LABELS).filter((name) => query[name]).flatMap((name) => {
 	const values = SEVERAL.includes(name) ? query[name].split(/,(?! )/) : [query[name]];
 	return values.map((value) => ({ name, value, rest: values.filter((each) => each !== value) }));
 });
 
 export function Filters({ query, onChange, people }) {
+	const of = (name) => controlOf(name, query, onChange);
 	return html`
 		<search class="filters">
 			<div class="row">
 				<${Search} value=${query.q ?? ""} onSearch=${(q) => onChange({ q }, true)} />
-				<${Select} label="Group by" value=${query.group} options=${[["", "Nothing"], ...Object.entries(GROUPINGS)]}
-					onChange=${(group) => onChange({ group })} />
-				${!query.group && html`<${Select} label="Sort" value=${query.sort} options=${SORTS} onChange=${(sort) => onChange({ sort })} />`}
+				<${Select} ...${of("group")} label="Group by" options=${[["", "Nothing"], ...Object.entries(GROUPINGS)]} />
+				${!query.group && html`<${Select} ...${of("sort")} label="Sort" options=${SORTS} />`}
 			</div>
 			<div class="row">
-				<${Toggles} label="Status" names=${STATUS_NAMES} chosen=${listOf(query.status)} onChange=${(status) => onChange({ status })} />
-				<${Toggles} label="Severity" names=${SEVERITY_NAMES} chosen=${listOf(query.severity)} onChange=${(severity) => onChange({ severity })} />
+				<${Toggles} ...${of("status")} label="Status" names=${STATUS_NAMES} />
+				<${Toggles} ...${of("severity")} label="Severity" names=${SEVERITY_NAMES} />
 				<details>
 					<summary>More filters</summary>
 					<div class="grid">
 						<${Where} query=${query} onChange=${onChange} />
-						<${Field} label="Assignee" value=${query.assignee} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
-						<${Select} label="Assigned" value=${query.assigned} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
+						<${Field} ...${of("assignee")} options=${people} onChange=${(assignee) => onChange({ assignee, assigned: "" })} />
+						<${Select} ...${of("assigned")} options=${[["", "Any"], ["true", "To somebody"], ["false", "To nobody"]]}
 							onChange=${(assigned) => onChange({ assigned, assignee: "" })} />
-						${["rule", "location", "tag"].map((name) =>
-							html`<${Field} label=${CHIPS[name]} value=${query[name]} onChange=${(value) => onChange({ [name]: value })} />`)}
-						${["createdSince", "createdBefore"].map((name) => html`
-							<${Field} label=${CHIPS[name]} type="date" value=${query[name]?.slice(0, 10)} onChange=${(value) => onChange({ [name]: value })} />`)}
+						${["rule", "location", "tag"].map((name) => html`<${Field} ...${of(name)} />`)}
+						${["createdSince", "createdBefore"].map((name) => html`<${Field} ...${of(name)} type="date" value=${query[name]?.slice(0, 10)} />`)}
 					</div>
 				</details>
 			</div>
 			<div class="row chips">
-				${chipsOf(query).map(({ name, value, rest }) =>
-					html`<${Chip} label=${CHIPS[name]} value=${value} onRemove=${() => onChange({ [name]: rest })} />`)}
+				${chipsOf(query).map(({ name, value, rest }) => html`
+					<button class="chip" onClick=${() => onChange({ [name]: rest })}>
+						${LABELS[name]}: <${Text} of=${YES_OR_NO[value] ?? value} /> <span aria-hidden="true">×</span><span class="hidden"> remove this filter</span>
+					</button>`)}
 			</div>
 		</search>`;
 }

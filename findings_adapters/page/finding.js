@@ -6,12 +6,12 @@ import { neighbour } from "./findings.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
-import { Address, Copy, Fact, Heading, Loaded, Place, Severity, Status, Text, Time } from "./parts.js";
+import { Address, Copy, Fact, Heading, Loaded, Place, Section, Severity, Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link, readRoute } from "./route.js";
 import { mayTriage } from "./session.js";
 import { commitOf, sourceLink } from "./source.js";
-import { DeleteButton, TriageButtons, useTriageKeys } from "./triage.js";
+import { DeleteButton, useTriage } from "./triage.js";
 import { Value } from "./values.js";
 import { count, cut, REASONS } from "./words.js";
 
@@ -25,7 +25,6 @@ export function Finding({ id }) {
 		return { task, history: first.history, more: first.next !== null };
 	});
 	const task = loaded.data?.task;
-	const chosen = () => (task ? [task] : []);
 	const step = (by) => {
 		const next = neighbour(memory, id, by);
 		if (!next) return;
@@ -38,7 +37,7 @@ export function Finding({ id }) {
 		r: loaded.reload,
 		Escape: () => router.go(router.origin),
 	});
-	useTriageKeys(chosen);
+	const buttons = useTriage(() => (task ? [task] : []), task?.status);
 	return html`
 		<nav class="trail" aria-label="Trail">
 			<a href=${router.origin}>${ORIGINS[readRoute(router.origin).view] ?? "Findings"}</a>
@@ -47,11 +46,8 @@ export function Finding({ id }) {
 				<button class="quiet" title="Next (j)" disabled=${!neighbour(memory, id, 1)} onClick=${() => step(1)}>Next</button>
 			</span>
 		</nav>
-		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`
-			<${Whole} ...${data} buttons=${full && html`<${TriageButtons} chosen=${chosen} is=${task.status} />`} />`}<//>`;
+		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`<${Whole} ...${data} buttons=${full && buttons} />`}<//>`;
 }
-
-const Section = ({ title, of = true, children }) => (of ? html`<section><h2>${title}</h2>${children}</section>` : null);
 
 const Whole = ({ task, history, more, buttons }) => html`
 	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
@@ -93,22 +89,21 @@ function Facts({ task }) {
 	return html`
 		<dl class="facts">
 			<${Fact} name="Status"><${Status} is=${task.status} /><//>
-			${task.reason && html`<${Fact} name="Reason">${REASONS[task.reason] ?? task.reason}<//>`}
+			<${Fact} name="Reason" of=${task.reason}>${REASONS[task.reason] ?? task.reason}<//>
 			<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
 			<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
-			${task.rule && html`<${Fact} name="Rule"><${Alike} to=${{ rule: task.rule }} of=${task.rule} /><//>`}
-			${task.location && html`
-				<${Fact} name="Location"><p><${Address} url=${task.location} /></p>
-					${source && html`<p><${There} href=${source}>In the repository<//></p>`}
-					<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }} of="Findings there" /><//>`}
-			${task.tags.length > 0 && html`
-				<${Fact} name="Tags"><ul class="tags">
-					${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} of=${tag} class="kind" /></li>`)}</ul><//>`}
+			<${Fact} name="Rule" of=${task.rule}><${Alike} to=${{ rule: task.rule }} of=${task.rule} /><//>
+			<${Fact} name="Location" of=${task.location}>
+				<p><${Address} url=${task.location} /></p>
+				${source && html`<p><${There} href=${source}>In the repository<//></p>`}
+				<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }} of="Findings there" /><//>
+			<${Fact} name="Tags" of=${task.tags.length > 0}>
+				<ul class="tags">${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} of=${tag} class="kind" /></li>`)}</ul><//>
 			<${Place} of=${task} />
 			<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
 			<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
 			<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
-			${commit && html`<${Fact} name="Commit"><${There} href=${commit.href}><code>${commit.name}</code><//><//>`}
+			<${Fact} name="Commit" of=${commit}><${There} href=${commit?.href}><code>${commit?.name}</code><//><//>
 			<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
 			<${Fact} name="Changed"><${Time} at=${task.updatedAt} long /><//>
 			<${Fact} name="Id"><${Text} of=${task.id} /><//>

@@ -6,9 +6,9 @@ import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";
 import { html, useEffect, usePage, useRef } from "./lib.js";
 import { Actions, gather, knownPeople, MOST_GATHERED, News, Pager, Table, useList, useSelection, whileRead } from "./lists.js";
-import { Copy, Heading, HowToSend, Loaded, Nothing, Severity, Status, Text, Time } from "./parts.js";
+import { Copy, Heading, Loaded, NoneListed, Severity, Status, Text, Time } from "./parts.js";
 import { link } from "./route.js";
-import { TriageButtons, useTriageKeys } from "./triage.js";
+import { useTriage } from "./triage.js";
 import { count, number, REASONS } from "./words.js";
 
 const MOST_EXPORTED = 100_000;
@@ -52,7 +52,7 @@ function List({ query, filters }) {
 		X: () => may && data?.total && chooseMatching(),
 		Escape: back,
 	});
-	useTriageKeys(affected);
+	const buttons = useTriage(affected, statusOf(taken));
 	const most = Math.min(data?.total, MOST_GATHERED);
 	return html`
 		<${Heading} title="Findings" total=${data && count(data.total, "finding")}>
@@ -62,14 +62,14 @@ function List({ query, filters }) {
 		<//>
 		<${Filters} query=${query} onChange=${change} people=${knownPeople(memory, tasks)} />
 		<${Loaded} from=${list} what="findings">
-			${() => (tasks.length === 0 ? html`<${NoFindings} query=${query} />` : html`
+			${() => (tasks.length === 0 ? html`<${NoneListed} what="finding" view="findings" isFiltered=${FILTER_NAMES.some((name) => query[name])} />` : html`
 				<${Table} name="Findings" kind="findings" ...${list} columns=${columnsOf(query)} items=${tasks} selection=${selection} />
 				<${Pager} ...${list} />`)}
 		<//>
 		<${Actions} selection=${selection} told=${count(chosen.size, "finding")}>
 			${chosen.size < most && html`
 				<button onClick=${chooseMatching}>Select ${data.total > most ? "the first" : "all"} ${number(most)} that match <kbd aria-hidden="true">X</kbd></button>`}
-			<${TriageButtons} chosen=${affected} is=${statusOf(taken)} />
+			${buttons}
 		<//>`;
 }
 
@@ -99,16 +99,6 @@ function Exports({ filters }) {
 			<button class="quiet" onClick=${() => save("text/csv", "findings.csv")}>CSV</button>
 			<button class="quiet" onClick=${() => save("application/sarif+json", "findings.sarif")}>SARIF</button>
 		</div>`;
-}
-
-function NoFindings({ query }) {
-	const filtered = FILTER_NAMES.some((name) => query[name]);
-	if (!filtered) return html`<${Nothing} title="No findings yet"><${HowToSend} /><//>`;
-	return html`
-		<${Nothing} title="No finding is like that">
-			<p>Nothing fits the search and all filters at once.</p>
-			<p><a href=${link("findings")}>Show all findings</a></p>
-		<//>`;
 }
 
 /** Show a text that may be cut, if there is any: the whole is told where the pointer rests. */

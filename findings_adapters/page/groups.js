@@ -7,7 +7,7 @@ import { html, useAnswer, usePage } from "./lib.js";
 import { Actions, gather, MOST_GATHERED, Table, useCursor, useSelection, whileRead } from "./lists.js";
 import { Heading, Loaded, Nothing, Text } from "./parts.js";
 import { link } from "./route.js";
-import { TriageButtons, useTriageKeys } from "./triage.js";
+import { useTriage } from "./triage.js";
 import { capital, count, number, SEVERITIES } from "./words.js";
 
 const MOST = 200; // the service's own limit
@@ -44,7 +44,7 @@ export function Groups({ query, filters }) {
 		X: () => may && selection.put(groups, true),
 		Escape: selection.clear,
 	});
-	useTriageKeys(affected);
+	const buttons = useTriage(affected);
 	return html`
 		<${Heading} title="Findings" total=${loaded.data && count(groups.length, "group")} />
 		<${Filters} query=${query} onChange=${change} />
@@ -56,7 +56,7 @@ export function Groups({ query, filters }) {
 						items=${groups} selection=${selection} />
 					${others > 0 && html`<p class="muted">${count(others, "finding")} in smaller groups.</p>`}`)}
 		<//>
-		<${Actions} selection=${selection} told="${count(chosen.size, "group")}, ${count(size, "finding")}"><${TriageButtons} chosen=${affected} /><//>`;
+		<${Actions} selection=${selection} told="${count(chosen.size, "group")}, ${count(size, "finding")}">${buttons}<//>`;
 }
 
 function columnsOf(by, to, memory) {

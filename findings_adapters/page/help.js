@@ -23,9 +23,7 @@ const KEYS = [
 
 export function Help() {
 	const { dialog, keys } = usePage();
-	const open = useStore(dialog)?.kind === "help";
 	const on = useStore(keys.on);
-	if (!open) return null;
 	const close = () => dialog.set(null);
 	return html`
 		<${Dialog} title="Keys" onClose=${close}>

@@ -2,9 +2,9 @@
 
 import { pathOf } from "./api.js";
 import { Trend } from "./chart.js";
-import { placeOf, Where } from "./filters.js";
+import { controlOf, placeOf, Where } from "./filters.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
-import { Heading, HowToSend, Loaded, Nothing, Select, Severity, Text } from "./parts.js";
+import { Heading, Loaded, NoneListed, Select, Severity, Text } from "./parts.js";
 import { link } from "./route.js";
 import { FindingRows, toFindings } from "./run.js";
 import { RunTable } from "./runs.js";
@@ -29,10 +29,10 @@ export function Overview({ query }) {
 	const isNew = overview.data?.total === 0 && runs.data?.length === 0 && !projectType && !targetUrl && !branch;
 	return html`
 		<${Heading} title="Overview" total=${branch ? "What a branch has reported" : "What the main line knows"} />
-		${isNew ? html`<${Nothing} title="No findings yet"><${HowToSend} /><//>` : html`
+		${isNew ? html`<${NoneListed} what="finding" />` : html`
 			<search class="filters"><div class="grid">
 				<${Where} query=${{ ...query, mainLine }} onChange=${change} one />
-				<${Select} label="Trend" value=${days} options=${DAYS} onChange=${(wanted) => change({ days: wanted })} />
+				<${Select} ...${controlOf("days", query, change)} label="Trend" options=${DAYS} />
 			</div></search>
 			<ul class="figures">
 				<${Figure} name="Unfinished" list=${list} />

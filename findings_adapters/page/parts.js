@@ -16,19 +16,17 @@ const ICONS = {
 };
 const BARS = { critical: 4, high: 3, medium: 2, low: 1, info: 0 };
 
-const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">${ICONS[name]}</svg>`;
+const Badge = ({ kind, icon, children }) => html`
+	<span class="badge ${kind}"><svg class="icon" viewBox="0 0 16 16" aria-hidden="true">${icon}</svg><span>${children}</span></span>`;
 
-export const Status = ({ is }) => html`
-	<span class="badge status-${is}"><${Icon} name=${is} /><span>${STATUS_NAMES[is] ?? RUN_NAMES[is]}</span></span>`;
+export const Status = ({ is }) => html`<${Badge} kind="status-${is}" icon=${ICONS[is]}>${STATUS_NAMES[is] ?? RUN_NAMES[is]}<//>`;
 
 export const Severity = ({ is }) => html`
-	<span class="badge severity-${is}">
-		<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">
-			${[1, 2, 3, 4].map((n) => html`
-				<rect class=${n <= BARS[is] ? "filled" : "faint"} x=${4 * n - 4} y=${12 - 3 * n} width="3" height=${3 * n + 2} rx="1" />`)}
-		</svg>
-		<span>${capital(is)}</span>
-	</span>`;
+	<${Badge} kind="severity-${is}" icon=${[1, 2, 3, 4].map((n) => html`
+		<rect class=${n <= BARS[is] ? "filled" : "faint"} x=${4 * n - 4} y=${12 - 3 * n} width="3" height=${3 * n + 2} rx="1" />`)}>${capital(is)}<//>`;
+
+export const Verdict = ({ gate: { pass } }) => html`
+	<${Badge} kind=${pass ? "status-resolved" : "severity-critical"} icon=${pass ? ICONS.completed : ICONS.failed}>${pass ? "Pass" : "Fail"}<//>`;
 
 /** Text of strangers: none of its characters turns around what stands beside it. */
 export const Text = ({ of, missing = "–" }) => ((of ?? "") === "" ? html`<span class="muted">${missing}</span>` : html`<bdi>${String(of)}</bdi>`);
@@ -43,19 +41,14 @@ export function Address({ url }) {
 
 export const Time = ({ at, long }) => html`<time datetime=${at} title=${moment(at)}>${long ? moment(at) : age(at)}</time>`;
 
-export const Verdict = ({ gate }) => html`
-	<span class="badge ${gate.pass ? "status-resolved" : "severity-critical"}">
-		<${Icon} name=${gate.pass ? "completed" : "failed"} /><span>${gate.pass ? "Pass" : "Fail"}</span>
-	</span>`;
+export const Fact = ({ name, of = true, children }) => of && html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;
 
-export const Fact = ({ name, children }) => html`<div class="fact"><dt>${name}</dt><dd>${children}</dd></div>`;
+export const Section = ({ title, of = true, children }) => (of ? html`<section><h2>${title}</h2>${children}</section>` : null);
 
 export const Place = ({ of: { projectType, targetUrl, branch } }) => html`
 	<${Fact} name="Type"><a href=${link("project-types", projectType)}><${Text} of=${projectType} /></a><//>
 	<${Fact} name="Target"><${Address} url=${targetUrl} /><//>
 	<${Fact} name="Branch"><${Text} of=${branch} missing="Main line" /><//>`;
-
-const Loading = ({ what }) => html`<p class="notice loading" role="status">Loading ${what} …</p>`;
 
 export const Failed = ({ error, retry }) => html`
 	<div class="notice failed" role="alert">
@@ -66,20 +59,21 @@ export const Failed = ({ error, retry }) => html`
 
 export const Nothing = ({ title, children }) => html`<div class="notice"><h2>${title}</h2>${children}</div>`;
 
-export const HowToSend = () => html`
+const HowToSend = () => html`
 	<p>Agents and scanners send findings with a key of level agent. SARIF of any scanner is taken as it is:</p>
 	<pre class="sample">findings-service scan --url ${new URL("../", import.meta.url).href} --type bandit report.sarif</pre>
 	<p>Programs of your own begin with <a href=${DESCRIPTION}>the description of the API</a>.</p>`;
 
+/** What stands in place of an empty list. */
+export const NoneListed = ({ what, view, isFiltered }) => (isFiltered
+	? html`<${Nothing} title="No ${what} is like that"><p><a href=${link(view)}>Show all ${what}s</a></p><//>`
+	: html`<${Nothing} title="No ${what}s yet"><${HowToSend} /><//>`);
+
 /** Show what was loaded, or how that stands. What brings a heading of its own has the `title` until then. */
-export function Loaded({ from, what, title, children }) {
-	if (from.data) {
-		return html`${from.error && html`<${Failed} error=${from.error} retry=${from.reload} />`}${children(from.data)}`;
-	}
-	return html`
-		${title && html`<${Heading} title=${title} />`}
-		${from.error ? html`<${Failed} error=${from.error} retry=${from.reload} />` : html`<${Loading} what=${what} />`}`;
-}
+export const Loaded = ({ from: { data, error, reload }, what, title, children }) => html`
+	${!data && title && html`<${Heading} title=${title} />`}
+	${error && html`<${Failed} error=${error} retry=${reload} />`}
+	${data ? children(data) : !error && html`<p class="notice loading" role="status">Loading ${what} …</p>`}`;
 
 let shown = 0; // headings: the first leaves the focus to the top of the document
 
@@ -172,18 +166,26 @@ export const Select = ({ label, value, onChange, options }) => html`
 		</select>
 	</label>`;
 
-export const Toggles = ({ label, names, chosen, onChange }) => html`
-	<div class="toggles" role="group" aria-label=${label}>
-		${Object.entries(names).map(([name, text]) => html`
-			<button aria-pressed=${chosen.includes(name) ? "true" : "false"}
-				onClick=${() => onChange(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name])}>
-				${text}
-			</button>`)}
-	</div>`;
+/** Buttons for the values of a list with commas. */
+export function Toggles({ label, names, value, onChange }) {
+	const chosen = value?.split(",") ?? [];
+	const toggle = (name) => onChange(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]);
+	return html`
+		<div class="toggles" role="group" aria-label=${label}>
+			${Object.entries(names).map(([name, text]) => html`
+				<button aria-pressed=${String(chosen.includes(name))} onClick=${() => toggle(name)}>${text}</button>`)}
+		</div>`;
+}
 
 export function Copy({ text, label = "Copy" }) {
 	const { say } = usePage().changes;
-	const fail = () => say("This browser does not let the page copy."); // without TLS, on another host, there is no clipboard
-	const copy = () => navigator.clipboard?.writeText(text).then(() => say("Copied."), fail) ?? fail();
+	const copy = async () => {
+		try {
+			await navigator.clipboard.writeText(text);
+			say("Copied.");
+		} catch {
+			say("This browser does not let the page copy."); // without TLS, on another host, there is no clipboard
+		}
+	};
 	return html`<button class="quiet" onClick=${copy}>${label}</button>`;
 }

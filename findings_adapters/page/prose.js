@@ -39,11 +39,12 @@ export function piecesOf(text) {
 	return [...pieces, text.slice(done)].filter((piece) => piece !== "");
 }
 
+const strong = ({ text }) => html`<strong><bdi>${text}</bdi></strong>`;
 const DRAWN = {
 	block: ({ text }) => html`<code class="block">${text}</code>`,
 	code: ({ text }) => html`<code><bdi>${text}</bdi></code>`,
-	strong: ({ text }) => html`<strong><bdi>${text}</bdi></strong>`,
-	heading: ({ text }) => html`<strong><bdi>${text}</bdi></strong>`,
+	strong,
+	heading: strong,
 	link: ({ text, href }) => html`
 		<a href=${href} title=${href} target="_blank" rel="noopener noreferrer nofollow"><bdi>${text}</bdi></a>`,
 };

@@ -2,7 +2,7 @@
 
 import { pathOf } from "./api.js";
 import { html, useAnswer } from "./lib.js";
-import { Fact, Heading, Loaded, Place, Severity, Status, Text, Time, Verdict } from "./parts.js";
+import { Fact, Heading, Loaded, Place, Section, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { Submitted } from "./runs.js";
 import { DeleteButton } from "./triage.js";
@@ -50,14 +50,14 @@ const Whole = ({ run, gate, ...compared }) => html`
 			<section class="card"><h2>Gate</h2><p><${Verdict} gate=${gate} /> <${Text} of=${gate.reason} /></p></section>
 			<${Comparison} run=${run} ...${compared} />
 			<${Results} of=${run.summary} list=${compared.lists.results} />
-			${Object.keys(run.metadata).length > 0 && html`<section><h2>Metadata</h2><${Value} of=${run.metadata} /></section>`}
+			<${Section} title="Metadata" of=${Object.keys(run.metadata).length}><${Value} of=${run.metadata} /><//>
 		</div>
 		<aside aria-label="Facts">
 			<dl class="facts">
 				<${Place} of=${run} />
-				${run.statusReason && html`<${Fact} name="Reason"><span class="lines"><${Text} of=${run.statusReason} /></span><//>`}
+				<${Fact} name="Reason" of=${run.statusReason}><span class="lines"><${Text} of=${run.statusReason} /></span><//>
 				<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
-				${run.finishedAt && html`<${Fact} name="Finished"><${Time} at=${run.finishedAt} long /><//>`}
+				<${Fact} name="Finished" of=${run.finishedAt}>${run.finishedAt && html`<${Time} at=${run.finishedAt} long />`}<//>
 				<${Fact} name="Brought"><${Submitted} of=${run.submitted} /><//>
 				<${Fact} name="Id"><${Text} of=${run.id} /><//>
 			</dl>
@@ -70,8 +70,7 @@ function Comparison({ run: { status, submitted, summary }, lists, beside, back }
 	const { baseline, ignored, offenders, offendersTotal } = beside;
 	const { created, reopened, resolved } = submitted;
 	return html`
-		<section>
-			<h2>Compared with baseline</h2>
+		<${Section} title="Compared with baseline">
 			<p>${baseline
 				? html`Its baseline is <a href=${link("runs", baseline)}>the main line's last completed run before it</a>.`
 				: "There is no completed run of the main line before it, so that all is new."}</p>
@@ -85,7 +84,7 @@ function Comparison({ run: { status, submitted, summary }, lists, beside, back }
 				<${Part} title=${status === "completed" ? "Fixed, or not reported" : "Not reported yet"} ...${found} list=${lists.missing} />`}<//>
 			<p class="part"><strong>Still there</strong> <span class="count">${number(ignored.known)}</span> among
 				the <a href=${toFindings(lists.results)}>${count(summary.total, "result")}</a></p>
-		</section>`;
+		<//>`;
 }
 
 const Part = ({ title, total, tasks, list, open }) => html`
@@ -108,10 +107,9 @@ export const FindingRows = ({ tasks, whose }) => html`
 	</ul>`;
 
 const Results = ({ of: { total, bySeverity, byStatus }, list }) => html`
-	<section>
-		<h2>Results</h2>
+	<${Section} title="Results">
 		<p><a href=${toFindings(list)}>${count(total, "finding")}</a> reported by this run, as they stand now.</p>
 		${[["severity", SEVERITIES, bySeverity, Severity], ["status", STATUSES, byStatus, Status]].map(([filter, names, totals, Name]) => html`
 			<p class="buttons">${names.filter((name) => totals[name]).map((name) => html`
 				<a href=${toFindings({ ...list, [filter]: name })}><${Name} is=${name} /> ${number(totals[name])}</a>`)}</p>`)}
-	</section>`;
+	<//>`;

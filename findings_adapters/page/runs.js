@@ -1,9 +1,9 @@
 // Runs: who looked at what, when, and what that brought.
 
-import { Where } from "./filters.js";
+import { controlOf, Where } from "./filters.js";
 import { html } from "./lib.js";
 import { Pager, Table, useList } from "./lists.js";
-import { Heading, HowToSend, Loaded, Nothing, Select, Status, Text, Time, Verdict } from "./parts.js";
+import { Heading, Loaded, NoneListed, Select, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { count, number, RUN_NAMES } from "./words.js";
 
@@ -16,19 +16,16 @@ export function Submitted({ of }) {
 export function Runs({ query }) {
 	const filters = Object.fromEntries(FILTERS.map((name) => [name, query[name]]).filter(([, value]) => value));
 	const list = useList("runs", "runs", query, filters);
-	const isFiltered = Object.keys(filters).length > 0;
 	return html`
 		<${Heading} title="Runs" total=${list.data && count(list.data.total, "run")} />
 		<search class="filters"><div class="grid">
 			<${Where} query=${query} onChange=${list.change} />
-			<${Select} label="Status" value=${query.status} options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]}
-				onChange=${(status) => list.change({ status })} />
+			<${Select} ...${controlOf("status", query, list.change)} label="Status" options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]} />
 		</div></search>
 		<${Loaded} from=${list} what="runs">
 			${(data) => (data.items.length
 				? html`<${RunTable} ...${list} items=${data.items} /><${Pager} ...${list} />`
-				: html`<${Nothing} title=${isFiltered ? "No run is like that" : "No runs yet"}>
-					${isFiltered ? html`<p><a href=${link("runs")}>Show all runs</a></p>` : html`<${HowToSend} />`}<//>`)}
+				: html`<${NoneListed} what="run" view="runs" isFiltered=${Object.keys(filters).length > 0} />`)}
 		<//>`;
 }
 

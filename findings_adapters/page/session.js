@@ -95,9 +95,7 @@ export function createSession() {
 			const present = store.get();
 			if (present.key !== key) return Promise.resolve();
 			if (!present.again) {
-				const again = {};
-				again.promise = new Promise((resolve) => (again.resolve = resolve));
-				store.set({ ...present, again });
+				store.set({ ...present, again: Promise.withResolvers() });
 				ask();
 			}
 			return store.get().again.promise;

@@ -2,6 +2,7 @@
 
 import { API, pathOf } from "./api.js";
 import { keepable } from "./decisions.js";
+import { Help } from "./help.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, readKept, useLoad, usePage, useState, useStore } from "./lib.js";
@@ -30,28 +31,21 @@ function decide(page, kind, tasks, status) {
 	else carryOutAtOnce(page, { tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` });
 }
 
-/** Return what begins each decision about what `chosen` returns. */
-const decisionsOf = (page, chosen) => ({
-	moves: STATUSES.map((status) => () => decide(page, "comment", chosen(), status)),
-	comment: () => decide(page, "comment", chosen()),
-	assign: () => decide(page, "assign", chosen()),
-});
-
-export function useTriageKeys(chosen) {
+/**
+ * Let the keys begin decisions about what `chosen` returns, and return the buttons for the same, of which the one for the
+ * status that all have already, `is`, is pressed.
+ */
+export function useTriage(chosen, is) {
 	const page = usePage();
-	const { moves, comment, assign } = decisionsOf(page, chosen);
+	const moves = STATUSES.map((status) => () => decide(page, "comment", chosen(), status));
+	const comment = () => decide(page, "comment", chosen());
+	const assign = () => decide(page, "assign", chosen());
 	const numbered = Object.fromEntries(moves.map((move, index) => [index + 1, move]));
 	useKeys({ ...numbered, c: comment, a: assign, u: () => undoLast(page) });
-}
-
-/** Buttons for the same; `is` is the status that all have already. */
-export function TriageButtons({ chosen, is }) {
-	const { moves, comment, assign } = decisionsOf(usePage(), chosen);
 	return html`
 		<div class="buttons" role="group" aria-label="Status">
 			${STATUSES.map((status, index) => html`
-				<button class="status-button" aria-pressed=${is === status ? "true" : "false"}
-					title="${STATUS_VERBS[status]} (${index + 1})" onClick=${moves[index]}><${Status} is=${status} /></button>`)}
+				<button aria-pressed=${String(is === status)} title="${STATUS_VERBS[status]} (${index + 1})" onClick=${moves[index]}><${Status} is=${status} /></button>`)}
 		</div>
 		<div class="buttons">
 			<button title="Assign (a)" onClick=${assign}>Assign</button>
@@ -216,9 +210,9 @@ function ConflictDialog({ of: { change, others } }) {
 		<//>`;
 }
 
-const DIALOGS = { comment: CommentDialog, assign: AssignDialog, delete: DeleteDialog };
+const DIALOGS = { comment: CommentDialog, assign: AssignDialog, delete: DeleteDialog, help: Help };
 
-export function TriageDialogs() {
+export function Dialogs() {
 	const { dialog, changes } = usePage();
 	const asked = useStore(dialog);
 	const [met] = useStore(changes.conflicts);

@@ -3,7 +3,7 @@
 import { pathOf } from "./api.js";
 import { Code } from "./evidence.js";
 import { html, useAnswer } from "./lib.js";
-import { Fact, Heading, HowToSend, Loaded, Nothing, Text, Time } from "./parts.js";
+import { Fact, Heading, Loaded, NoneListed, Section, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link } from "./route.js";
 import { DeleteButton } from "./triage.js";
@@ -16,7 +16,7 @@ export function ProjectTypes() {
 		<${Loaded} from=${loaded} what="project types">
 			${({ projectTypes }) => (projectTypes.length
 				? html`<ul class="rows">${projectTypes.map((type) => html`<${Row} ...${type} />`)}</ul>`
-				: html`<${Nothing} title="No project types yet"><${HowToSend} /><//>`)}
+				: html`<${NoneListed} what="project type" />`)}
 		<//>`;
 }
 
@@ -39,13 +39,12 @@ const Whole = ({ name, label, description, extensionSchema, createdAt }) => html
 	<${Heading} title=${label} />
 	<div class="columns">
 		<div class="main">
-			${description && html`<section><h2>Description</h2><${Prose} of=${description} /></section>`}
-			<section>
-				<h2>Extension schema</h2>
+			<${Section} title="Description" of=${description}><${Prose} of=${description} /><//>
+			<${Section} title="Extension schema">
 				${extensionSchema === null
 					? html`<p class="muted">None: extensions may be anything.</p>`
 					: html`<${Code} text=${JSON.stringify(extensionSchema, null, 2)} label="Extension schema" />`}
-			</section>
+			<//>
 		</div>
 		<aside aria-label="Facts">
 			<dl class="facts">
