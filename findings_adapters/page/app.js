@@ -35,7 +35,7 @@ function createPage() {
 		keys: createKeys(),
 		changes: createChanges(api),
 		dialog: createStore(readDraft()), // what is asked for: {kind, …}
-		memory: { places: new Map(), lists: {} }, // what views leave for the next
+		memory: { lists: {} }, // what views leave for the next
 	};
 }
 

@@ -23,7 +23,7 @@ const makeKey = () => crypto.getRandomValues(new Uint32Array(4)).join("-"); // a
 const nameOf = ({ id, etag }) => `${id} ${etag}`;
 
 /**
- * Return {carryOut, undo, say, sendUnsent, discardFirst}, and the stores {toast: what was said last, changed: ids of the
+ * Return {carryOut, undo, say, sayError, sendUnsent, discardFirst}, and the stores {toast: what was said last, changed: ids of the
  * findings that changed last, conflicts: each for somebody to decide about, unsent: changes that wait, sending}.
  */
 export function createChanges(api) {
@@ -38,6 +38,7 @@ export function createChanges(api) {
 	let timer;
 
 	const say = (text, undo = false) => toast.set({ text, undo });
+	const sayError = (error) => say(error.message);
 
 	function present(task) {
 		while (ours.has(nameOf(task))) task = ours.get(nameOf(task));
@@ -172,5 +173,5 @@ export function createChanges(api) {
 	addEventListener("online", sendUnsent);
 	addEventListener("beforeunload", (event) => unsent.get().length && event.preventDefault());
 
-	return { toast, changed, conflicts, unsent, sending, say, carryOut, undo, discardFirst, sendUnsent };
+	return { toast, changed, conflicts, unsent, sending, say, sayError, carryOut, undo, discardFirst, sendUnsent };
 }

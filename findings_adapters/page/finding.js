@@ -6,7 +6,7 @@ import { neighbour } from "./findings.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
-import { Address, Copy, Fact, Heading, Loaded, Place, Section, Severity, Status, Text, Time } from "./parts.js";
+import { Address, Copy, Fact, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link, readRoute } from "./route.js";
 import { mayTriage } from "./session.js";
@@ -24,7 +24,7 @@ export function Finding({ id }) {
 		const [task, first] = await Promise.all([get(pathOf("tasks", id)), get(pathOf("tasks", id, "/history"))]);
 		return { task, history: first.history, more: first.next !== null };
 	});
-	const task = loaded.data?.task;
+	const tasks = loaded.data ? [loaded.data.task] : [];
 	const step = (by) => {
 		const next = neighbour(memory, id, by);
 		if (!next) return;
@@ -37,7 +37,7 @@ export function Finding({ id }) {
 		r: loaded.reload,
 		Escape: () => router.go(router.origin),
 	});
-	const buttons = useTriage(() => (task ? [task] : []), task?.status);
+	const buttons = useTriage(() => tasks, tasks);
 	return html`
 		<nav class="trail" aria-label="Trail">
 			<a href=${router.origin}>${ORIGINS[readRoute(router.origin).view] ?? "Findings"}</a>
@@ -78,9 +78,6 @@ const Whole = ({ task, history, more, buttons }) => html`
 
 const Alike = ({ to, of, ...more }) => html`<a href=${link("findings", null, to)} ...${more}><${Text} of=${of} /></a>`;
 
-/** A link to where a repository has something, else its name. */
-const There = ({ href, children }) => (href ? html`<a href=${href} target="_blank" rel="noopener noreferrer">${children}</a>` : children);
-
 /** What is known in short. The run that last reported a finding tells the commit; without it, all else is there. */
 function Facts({ task }) {
 	const { data } = useAnswer(pathOf("runs", task.lastRunId));
@@ -95,7 +92,7 @@ function Facts({ task }) {
 			<${Fact} name="Rule" of=${task.rule}><${Alike} to=${{ rule: task.rule }} of=${task.rule} /><//>
 			<${Fact} name="Location" of=${task.location}>
 				<p><${Address} url=${task.location} /></p>
-				${source && html`<p><${There} href=${source}>In the repository<//></p>`}
+				${source && html`<p><${Outside} href=${source}>In the repository<//></p>`}
 				<${Alike} to=${{ targetUrl: task.targetUrl, location: task.location }} of="Findings there" /><//>
 			<${Fact} name="Tags" of=${task.tags.length > 0}>
 				<ul class="tags">${task.tags.map((tag) => html`<li><${Alike} to=${{ tag }} of=${tag} class="kind" /></li>`)}</ul><//>
@@ -103,7 +100,7 @@ function Facts({ task }) {
 			<${Fact} name="External id"><${Text} of=${task.externalId} /><//>
 			<${Fact} name="First reported"><a href=${link("runs", task.runId)}><${Time} at=${task.createdAt} long /></a><//>
 			<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
-			<${Fact} name="Commit" of=${commit}><${There} href=${commit?.href}><code>${commit?.name}</code><//><//>
+			<${Fact} name="Commit" of=${commit}><${Outside} href=${commit?.href}><code>${commit?.name}</code><//><//>
 			<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
 			<${Fact} name="Changed"><${Time} at=${task.updatedAt} long /><//>
 			<${Fact} name="Id"><${Text} of=${task.id} /><//>

@@ -52,7 +52,7 @@ function List({ query, filters }) {
 		X: () => may && data?.total && chooseMatching(),
 		Escape: back,
 	});
-	const buttons = useTriage(affected, statusOf(taken));
+	const buttons = useTriage(affected, taken);
 	const most = Math.min(data?.total, MOST_GATHERED);
 	return html`
 		<${Heading} title="Findings" total=${data && count(data.total, "finding")}>
@@ -73,12 +73,6 @@ function List({ query, filters }) {
 		<//>`;
 }
 
-/** Return the status that all have. */
-function statusOf(tasks) {
-	const [is, ...others] = new Set(tasks.map(({ status }) => status));
-	return others.length ? null : is;
-}
-
 /** What saves the list in another form, as far as that goes. */
 function Exports({ filters }) {
 	const { api, changes } = usePage();
@@ -91,7 +85,7 @@ function Exports({ filters }) {
 			URL.revokeObjectURL(to);
 			changes.say(response.headers.has("Link") ? `${name} has the first ${number(MOST_EXPORTED)}; narrow the list for the rest.` : "");
 		} catch (error) {
-			changes.say(error.message);
+			changes.sayError(error);
 		}
 	};
 	return html`

@@ -31,7 +31,7 @@ export function Help() {
 				${KEYS.map((row) => html`
 					<div><dt>${row.slice(0, -1).map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${row.at(-1)}</dd></div>`)}
 			</dl>
-			<label class="check"><input type="checkbox" checked=${on} onChange=${() => keys.switchTo(!on)} /> Single keys do this</label>
+			<label class="check"><input type="checkbox" checked=${on} onChange=${() => keys.on.set(!on)} /> Single keys do this</label>
 			<div class="buttons end"><button class="primary" onClick=${close}>Close</button></div>
 		<//>`;
 }

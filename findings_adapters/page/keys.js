@@ -6,19 +6,13 @@ const OFF = "findings:keys-off";
 const TYPING = 'input:not([type="checkbox"], [type="radio"]), textarea, select';
 
 /**
- * Return {on, switchTo, layers}. `on` is whether single keys do anything: speech input and some ways of typing need
+ * Return {on, layers}. `on` is the store of whether single keys do anything: speech input and some ways of typing need
  * them to do nothing (WCAG 2.1.4). `layers` are what is listened for, by whom is asked last.
  */
 export function createKeys() {
-	const on = createStore(localStorage.getItem(OFF) === null);
+	const on = createStore(!localStorage.getItem(OFF));
 	const layers = [];
-
-	function switchTo(wanted) {
-		if (wanted) localStorage.removeItem(OFF);
-		else localStorage.setItem(OFF, "1");
-		on.set(wanted);
-	}
-
+	on.follow((wanted) => localStorage.setItem(OFF, wanted ? "" : "1"));
 	document.addEventListener("keydown", (event) => {
 		if (!on.get() || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
 		if (event.repeat && !"jk".includes(event.key)) return; // held down, it decides once
@@ -29,7 +23,7 @@ export function createKeys() {
 		action(event);
 	});
 
-	return { on, switchTo, layers };
+	return { on, layers };
 }
 
 /** Call `actions[key]` when that key is pressed. A view is asked before what stands around it. */

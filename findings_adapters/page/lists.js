@@ -12,13 +12,9 @@ const MOST_OF_A_LIST = 200; // the service's own limit of a page
 export const MOST_GATHERED = 10_000;
 const PAUSE = 30_000; // milliseconds between two looks whether something is new
 
-/** Return a page, by the place that it begins behind where that is known. */
-async function loadPage({ api, memory: { places } }, kind, filters, page, signal) {
-	const key = JSON.stringify([kind, filters]);
-	const after = places.get(`${key} ${page}`);
-	const query = { ...filters, limit: LIMIT, ...(after ? { after } : { page }) };
+async function loadPage(api, kind, filters, page, signal) {
+	const query = { ...filters, limit: LIMIT, page };
 	const { data, etag } = await api.request("GET", kind, { query, signal });
-	if (data.next) places.set(`${key} ${page + 1}`, placeBehind(data));
 	return { ...data, items: data[kind], number: page, query, etag };
 }
 
@@ -39,7 +35,7 @@ export async function gather({ api, changes }, filters) {
 /** Return {length, ready, found} for so many findings that are still being read: somebody may begin to decide about them. */
 export function whileRead({ changes }, length, ready) {
 	const tasks = { length, ready };
-	ready.then((found) => (tasks.found = found), (error) => changes.say(error.message));
+	ready.then((found) => (tasks.found = found), changes.sayError);
 	return tasks;
 }
 
@@ -49,15 +45,15 @@ export function whileRead({ changes }, length, ready) {
  * row that the keys were about, `cursor`.
  */
 export function useList(view, kind, query, filters) {
-	const shared = usePage();
-	const left = (shared.memory.lists[view] ??= { key: "", list: null, cursor: null, scroll: 0 });
+	const { api, changes, memory, router } = usePage();
+	const left = (memory.lists[view] ??= { key: "", list: null, cursor: null, scroll: 0 });
 	const page = Math.max(1, Math.trunc(Number(query.page)) || 1);
 	const key = JSON.stringify([filters, page]);
-	const inputs = [key, useStore(shared.changes.changed)];
-	const loaded = useLoad((_, signal) => loadPage(shared, kind, filters, page, signal), inputs, left.key === key ? left.list : null);
+	const inputs = [key, useStore(changes.changed)];
+	const loaded = useLoad((_, signal) => loadPage(api, kind, filters, page, signal), inputs, left.key === key ? left.list : null);
 	const { data, loading, reload } = loaded;
 	const isPresent = data?.number === page;
-	const change = (fields, replace) => shared.router.go(link(view, null, { ...query, page: "", ...fields }), replace);
+	const change = (fields, replace) => router.go(link(view, null, { ...query, page: "", ...fields }), replace);
 	const turn = (to, replace) => {
 		rows.setCursor(null);
 		change({ page: to > 1 ? to : "" }, replace);
@@ -73,7 +69,8 @@ export function useList(view, kind, query, filters) {
 		p: () => page > 1 && turn(page - 1),
 		r: reload,
 	});
-	useScroll(left, left.key === key);
+	useLayoutEffect(() => scrollTo(0, left.key === key ? left.scroll : 0), []);
+	useEvent("scroll", () => (left.scroll = scrollY));
 	useEffect(() => {
 		if (data && !loading) Object.assign(left, { key, list: data });
 	}, [data, loading]);
@@ -126,12 +123,6 @@ export function useCursor(items, left, goBeyond = () => {}) {
 	return { cursor, setCursor, waitFor };
 }
 
-/** Keep how far the list was scrolled, and scroll there again on the way back to it. */
-function useScroll(left, isBack) {
-	useLayoutEffect(() => scrollTo(0, isBack ? left.scroll : 0), []);
-	useEvent("scroll", () => (left.scroll = scrollY));
-}
-
 /** Return what is new on a page since it was loaded, as a sentence, or nothing. */
 function newsOf(shown, now) {
 	const before = new Map(shown.items.map((item) => [item.id, item]));
@@ -146,28 +137,21 @@ function newsOf(shown, now) {
 /** Look on focus and every half minute whether a page is still what the service has. Nothing moves until somebody asks. */
 export function News({ kind, data, loading, reload }) {
 	const { api } = usePage();
-	const [news, setNews] = useState("");
+	const [news, setNews] = useState({});
+	const look = async () => {
+		if (document.hidden || !data || loading) return;
+		const now = await api.request("GET", kind, { query: data.query, known: data.etag }).catch(() => null); // it is tried again
+		setNews({ of: data, told: now && newsOf(data, { ...now.data, items: now.data[kind] }) });
+	};
+	useEvent("focus", look);
 	useEffect(() => {
-		setNews("");
-		if (!data || loading) return undefined;
-		const control = new AbortController();
-		const look = async () => {
-			if (document.hidden) return;
-			const now = await api.request("GET", kind, { query: data.query, known: data.etag, signal: control.signal });
-			setNews(now ? newsOf(data, { ...now.data, items: now.data[kind] }) : "");
-		};
-		const heed = () => look().catch(() => {}); // it is tried again
-		const timer = setInterval(heed, PAUSE);
-		addEventListener("focus", heed);
-		return () => {
-			control.abort();
-			clearInterval(timer);
-			removeEventListener("focus", heed);
-		};
+		const timer = setInterval(look, PAUSE);
+		return () => clearInterval(timer);
 	}, [data, loading]);
+	const told = news.of === data && news.told;
 	return html`
 		<span class="news" role="status">
-			${news && html`<span>${news}</span> <button class="quiet" onClick=${reload}>Load <kbd aria-hidden="true">r</kbd></button>`}
+			${told && html`<span>${told}</span> <button class="quiet" onClick=${reload}>Load <kbd aria-hidden="true">r</kbd></button>`}
 		</span>`;
 }
 
@@ -220,13 +204,14 @@ export function useSelection(items, cursor, of) {
  * Roles are said, because it has none where CSS shows its rows as something else.
  */
 export function Table({ name, kind, columns, items, loading = false, selection, ...row }) {
-	const chosen = selection?.may && items.filter(({ id }) => selection.chosen.has(id)).length;
+	const full = selection?.may;
+	const chosen = full && items.filter(({ id }) => selection.chosen.has(id)).length;
 	return html`
-		<table class="list ${kind} ${selection?.may ? "full" : ""}" role="table" aria-busy=${String(loading)}>
+		<table class="list ${kind} ${full ? "full" : ""}" role="table" aria-busy=${String(loading)}>
 			<caption class="hidden">${name}</caption>
 			<thead role="rowgroup">
 				<tr role="row">
-					${selection?.may && html`
+					${full && html`
 						<th role="columnheader" scope="col" class="choose"><label>
 							<input type="checkbox" aria-label="Select all on this page" checked=${chosen === items.length}
 								indeterminate=${chosen > 0 && chosen < items.length} onChange=${() => selection.put(items, chosen < items.length)} /></label></th>`}

@@ -31,13 +31,10 @@ export const Verdict = ({ gate: { pass } }) => html`
 /** Text of strangers: none of its characters turns around what stands beside it. */
 export const Text = ({ of, missing = "–" }) => ((of ?? "") === "" ? html`<span class="muted">${missing}</span>` : html`<bdi>${String(of)}</bdi>`);
 
-/** A URL of strangers: a link where it leads to the web, else its text. */
-export function Address({ url }) {
-	const address = webAddress(url ?? "");
-	return address
-		? html`<a href=${address.href} target="_blank" rel="noopener noreferrer"><${Text} of=${url} /></a>`
-		: html`<${Text} of=${url} />`;
-}
+/** A link to elsewhere in the web, if it leads there, else what it is called. */
+export const Outside = ({ href, children }) => (href ? html`<a href=${href} target="_blank" rel="noopener noreferrer">${children}</a>` : children);
+
+export const Address = ({ url }) => html`<${Outside} href=${webAddress(url ?? "")?.href}><${Text} of=${url} /><//>`;
 
 export const Time = ({ at, long }) => html`<time datetime=${at} title=${moment(at)}>${long ? moment(at) : age(at)}</time>`;
 
@@ -77,7 +74,7 @@ export const Loaded = ({ from: { data, error, reload }, what, title, children })
 
 let shown = 0; // headings: the first leaves the focus to the top of the document
 
-/** The heading of a view, which names the document too, and is where reading goes on when the view has changed. `total` is told as it changes. */
+/** The heading of a view, which names the document too: where reading goes on when the view has changed. */
 export function Heading({ title, of = title, total, children }) {
 	const heading = useRef(null);
 	useEffect(() => {
@@ -94,7 +91,6 @@ export function Heading({ title, of = title, total, children }) {
 /** A dialog over everything else. Closing gives the focus back to where it was. */
 export function Dialog({ title, onClose, wide, children }) {
 	const box = useRef(null);
-	const id = useId();
 	const close = useRef(onClose);
 	close.current = onClose;
 	useLayoutEffect(() => {
@@ -114,8 +110,8 @@ export function Dialog({ title, onClose, wide, children }) {
 		};
 	}, []);
 	return html`
-		<dialog ref=${box} class=${wide ? "wide" : ""} aria-labelledby=${id}>
-			<h2 id=${id}>${title}</h2>
+		<dialog ref=${box} class=${wide ? "wide" : ""} aria-label=${title}>
+			<h2>${title}</h2>
 			${children}
 		</dialog>`;
 }
@@ -147,15 +143,15 @@ export function Form({ action, onSubmit, other, children, ...more }) {
 }
 
 /** A text field whose value counts once it is complete: on Enter, or when it is left. */
-export function Field({ label, value, onChange, options = [], type = "text", ...more }) {
+export function Field({ label, value, onChange, options = [], type = "text" }) {
 	const id = useId();
 	const [draft, setDraft] = useState(null);
 	useEffect(() => setDraft(null), [value]);
 	return html`
 		<label class="field"><span>${label}</span>
-			<input type=${type} value=${draft ?? value ?? ""} onInput=${(event) => setDraft(event.target.value)} list=${options.length ? id : undefined} autocomplete="off" ...${more}
+			<input type=${type} value=${draft ?? value ?? ""} list=${options.length ? id : undefined} autocomplete="off" onInput=${(event) => setDraft(event.target.value)}
 				onChange=${(event) => onChange(event.target.value.trim())} />
-			${options.length > 0 && html`<datalist id=${id}>${options.map((each) => html`<option value=${each} />`)}</datalist>`}
+			<datalist id=${id}>${options.map((each) => html`<option value=${each} />`)}</datalist>
 		</label>`;
 }
 

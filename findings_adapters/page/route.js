@@ -36,12 +36,12 @@ export function createRouter() {
 	/** Go to a link; with `replace`, the way back does not lead here. */
 	function go(to, replace = false) {
 		if (to === location.hash) return;
-		if (!replace) {
+		if (replace) {
+			history.replaceState(null, "", to);
+			arrive();
+		} else {
 			location.hash = to;
-			return;
 		}
-		history.replaceState(null, "", to);
-		arrive();
 	}
 
 	addEventListener("hashchange", arrive);

@@ -17,9 +17,9 @@ const LAST_REASON = "findings:reason:"; // of each status
 const MOST_MET = 20; // findings of a conflict that are shown
 const FIRST_REASONS = { resolved: "fixed" };
 
-const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch((error) => changes.say(error.message));
+const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch(changes.sayError);
 
-export const undoLast = ({ changes }) => changes.undo().catch((error) => changes.say(error.message));
+export const undoLast = ({ changes }) => changes.undo().catch(changes.sayError);
 
 /** Begin a decision about findings, or {length, ready: a promise of them}: ask for the rest, unless there is nothing to ask. */
 function decide(page, kind, tasks, status) {
@@ -31,21 +31,20 @@ function decide(page, kind, tasks, status) {
 	else carryOutAtOnce(page, { tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` });
 }
 
-/**
- * Let the keys begin decisions about what `chosen` returns, and return the buttons for the same, of which the one for the
- * status that all have already, `is`, is pressed.
- */
-export function useTriage(chosen, is) {
+/** Let keys decide about what `chosen` returns, and return the buttons for the same: pressed is the status that all `shown` have. */
+export function useTriage(chosen, shown = []) {
 	const page = usePage();
 	const moves = STATUSES.map((status) => () => decide(page, "comment", chosen(), status));
 	const comment = () => decide(page, "comment", chosen());
 	const assign = () => decide(page, "assign", chosen());
 	const numbered = Object.fromEntries(moves.map((move, index) => [index + 1, move]));
+	const isOfAll = (status) => shown.length > 0 && shown.every((task) => task.status === status);
 	useKeys({ ...numbered, c: comment, a: assign, u: () => undoLast(page) });
 	return html`
 		<div class="buttons" role="group" aria-label="Status">
 			${STATUSES.map((status, index) => html`
-				<button aria-pressed=${String(is === status)} title="${STATUS_VERBS[status]} (${index + 1})" onClick=${moves[index]}><${Status} is=${status} /></button>`)}
+				<button aria-pressed=${String(isOfAll(status))} title="${STATUS_VERBS[status]} (${index + 1})" onClick=${moves[index]}>
+					<${Status} is=${status} /></button>`)}
 		</div>
 		<div class="buttons">
 			<button title="Assign (a)" onClick=${assign}>Assign</button>
@@ -55,17 +54,6 @@ export function useTriage(chosen, is) {
 
 /** Return the dialog in which somebody was typing when the page was loaded anew, or null. */
 export const readDraft = () => readKept(sessionStorage, DRAFT);
-
-/** Return what is typed in a dialog, and what takes it: it is kept over a reload. */
-function useDraft(asked) {
-	const [text, setText] = useState(asked.text ?? "");
-	return [text, (next) => {
-		setText(next);
-		const tasks = asked.tasks.ready ? asked.tasks.found : asked.tasks;
-		if (next && tasks) sessionStorage.setItem(DRAFT, JSON.stringify(keepable({ ...asked, tasks, text: next })));
-		else sessionStorage.removeItem(DRAFT);
-	}];
-}
 
 /** A dialog that carries a change out. */
 function Asking({ title, action, tasks, submit, children }) {
@@ -95,7 +83,13 @@ function Asking({ title, action, tasks, submit, children }) {
 function CommentDialog({ asked }) {
 	const { changes } = usePage();
 	const { tasks, status } = asked;
-	const [text, setText] = useDraft(asked);
+	const [text, setText] = useState(asked.text ?? "");
+	const type = ({ target: { value } }) => { // it is kept over a reload
+		setText(value);
+		const found = tasks.ready ? tasks.found : tasks;
+		if (value && found) sessionStorage.setItem(DRAFT, JSON.stringify(keepable({ ...asked, tasks: found, text: value })));
+		else sessionStorage.removeItem(DRAFT);
+	};
 	const [reason, setReason] = useState(sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status]);
 	const reasons = REASONS_FOR[status] && [...REASONS_FOR[status], ""];
 	const verb = STATUS_VERBS[status] ?? "Comment on";
@@ -114,7 +108,7 @@ function CommentDialog({ asked }) {
 							onChange=${() => setReason(name)} /> ${REASONS[name] ?? "No reason given"}</label>`)}
 				</fieldset>`}
 			<label class="field"><span>Comment${status && " (optional)"}</span>
-				<textarea rows="4" maxlength="4000" required=${!status} value=${text} autofocus=${!reasons} onInput=${(event) => setText(event.target.value)} />
+				<textarea rows="4" maxlength="4000" required=${!status} value=${text} autofocus=${!reasons} onInput=${type} />
 			</label>
 			<p class="muted"><kbd>Ctrl</kbd> <kbd>Enter</kbd> sends it.</p>
 		<//>`;
