@@ -4,7 +4,7 @@ export const API = new URL("../api/v1/", import.meta.url);
 export const DESCRIPTION = new URL("openapi.json", API).href;
 export const pathOf = (kind, id, more = "") => `${kind}/${encodeURIComponent(id)}${more}`;
 
-/** The service refused: `status`, `code` and `errors` of its answer, and in how many seconds to try again, if it said. */
+/** The service refused: what its answer says, and in how many seconds to try again. */
 export class Refusal extends Error {
 	constructor(response, problem) {
 		const errors = problem.errors ?? [];
@@ -26,10 +26,7 @@ const asUnreachable = (error) => {
 /** Tell whether the same request may well succeed later. */
 export const isPassing = (error) => error instanceof Unreachable || error.status > 501;
 
-/**
- * Send one request with a key, and return the response, which may be a refusal. Empty values of `query` are left out.
- * :throws Unreachable:
- */
+/** Send a request with a key, and return the response, which may be a refusal. Empty values of `query` are left out. */
 export function send(method, path, key, { query = {}, headers = {}, body, signal } = {}) {
 	const url = new URL(path, API);
 	for (const [name, value] of Object.entries(query)) if (String(value ?? "") !== "") url.searchParams.set(name, String(value));

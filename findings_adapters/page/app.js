@@ -55,17 +55,24 @@ function App() {
 function Frame() {
 	const { session, router, changes, dialog, memory } = usePage();
 	const { view, id, query } = useStore(router);
+	const { me } = useStore(session);
 	const shown = Object.hasOwn(VIEWS, view) ? VIEWS[view] : {};
 	const View = (id === null ? shown.list : shown.one) ?? Unknown;
 	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]);
-	useKeys({ "?": () => dialog.set({ kind: "help" }), "/": () => {
+	const help = () => dialog.set({ kind: "help" });
+	const search = () => {
 		memory.searching = true;
 		router.go(link("findings"));
-	} }, true);
+	};
+	useKeys({ "?": help, "/": search }, true);
 	useEffect(() => {
 		session.refresh();
 		changes.sendUnsent();
 	}, []);
+	const skip = (event) => {
+		event.preventDefault();
+		document.getElementById("heading")?.focus();
+	};
 	return html`
 		<a class="skip" href="#heading" onClick=${skip}>Skip to the content</a>
 		<header class="top">
@@ -74,8 +81,9 @@ function Frame() {
 					<a href=${link(name, null, given)} aria-current=${name === view ? "page" : undefined}>${words}</a>`)}
 			</nav>
 			<div class="buttons">
-				<${Me} />
-				<button class="quiet" onClick=${() => dialog.set({ kind: "help" })}>Keys <kbd aria-hidden="true">?</kbd></button>
+				<span class="me muted" title="Key ${me.key} of client ${me.client}, level ${me.level}">
+					<${Text} of=${me.user ?? me.key} /> · <${Text} of=${me.client} /> · ${me.level}</span>
+				<button class="quiet" onClick=${help}>Keys <kbd aria-hidden="true">?</kbd></button>
 				<button class="quiet" onClick=${session.signOut}>Sign out</button>
 			</div>
 		</header>
@@ -83,19 +91,6 @@ function Frame() {
 		<${Outbox} />
 		<${Toast} />
 		<${Dialogs} />`;
-}
-
-function skip(event) {
-	event.preventDefault();
-	document.getElementById("heading")?.focus();
-}
-
-/** Who is signed in, and what that key may do. */
-function Me() {
-	const { me } = useStore(usePage().session);
-	return html`
-		<span class="me muted" title="Key ${me.key} of client ${me.client}, level ${me.level}">
-			<${Text} of=${me.user ?? me.key} /> · <${Text} of=${me.client} /> · ${me.level}</span>`;
 }
 
 function Outbox() {

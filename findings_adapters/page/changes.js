@@ -9,7 +9,7 @@ const UNSENT = `findings:unsent:${API.pathname}`;
 const MOST_AT_ONCE = 1000; // findings, of one request
 const MOST_UNDONE = 20;
 
-/** Somebody else's triage came first: `change` is not made, because of `others`, which are findings as they are now. */
+/** Somebody else's triage came first: of `others`, findings as they are now. */
 class Conflict extends Error {
 	constructor(change, others) {
 		super(`Somebody changed ${count(others.length, "finding")} meanwhile.`);

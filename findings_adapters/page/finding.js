@@ -2,7 +2,6 @@
 
 import { pathOf } from "./api.js";
 import { Evidence } from "./evidence.js";
-import { neighbour } from "./findings.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
@@ -25,15 +24,17 @@ export function Finding({ id }) {
 		return { task, history: first.history, more: first.next !== null };
 	});
 	const tasks = loaded.data ? [loaded.data.task] : [];
-	const step = (by) => {
-		const next = neighbour(memory, id, by);
-		if (!next) return;
-		memory.lists.findings.cursor = next.id;
-		router.go(link("findings", next.id), true);
+	const listed = memory.lists.findings?.list?.items ?? []; // in the list that was left
+	const index = listed.findIndex((each) => each.id === id);
+	const [previous, next] = index < 0 ? [] : [listed[index - 1], listed[index + 1]];
+	const step = (to) => {
+		if (!to) return;
+		memory.lists.findings.cursor = to.id;
+		router.go(link("findings", to.id), true);
 	};
 	useKeys({
-		j: () => step(1),
-		k: () => step(-1),
+		j: () => step(next),
+		k: () => step(previous),
 		r: loaded.reload,
 		Escape: () => router.go(router.origin),
 	});
@@ -42,8 +43,8 @@ export function Finding({ id }) {
 		<nav class="trail" aria-label="Trail">
 			<a href=${router.origin}>${ORIGINS[readRoute(router.origin).view] ?? "Findings"}</a>
 			<span class="buttons">
-				<button class="quiet" title="Previous (k)" disabled=${!neighbour(memory, id, -1)} onClick=${() => step(-1)}>Previous</button>
-				<button class="quiet" title="Next (j)" disabled=${!neighbour(memory, id, 1)} onClick=${() => step(1)}>Next</button>
+				<button class="quiet" title="Previous (k)" disabled=${!previous} onClick=${() => step(previous)}>Previous</button>
+				<button class="quiet" title="Next (j)" disabled=${!next} onClick=${() => step(next)}>Next</button>
 			</span>
 		</nav>
 		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`<${Whole} ...${data} buttons=${full && buttons} />`}<//>`;
@@ -78,7 +79,7 @@ const Whole = ({ task, history, more, buttons }) => html`
 
 const Alike = ({ to, of, ...more }) => html`<a href=${link("findings", null, to)} ...${more}><${Text} of=${of} /></a>`;
 
-/** What is known in short. The run that last reported a finding tells the commit; without it, all else is there. */
+/** What is known in short. The run that last reported a finding tells the commit. */
 function Facts({ task }) {
 	const { data } = useAnswer(pathOf("runs", task.lastRunId));
 	const run = data?.id === task.lastRunId && data;

@@ -13,13 +13,6 @@ import { count, number, REASONS } from "./words.js";
 
 const MOST_EXPORTED = 100_000;
 
-/** Return the finding beside one in the list that was left, so many on, or null. */
-export function neighbour({ lists }, id, step) {
-	const tasks = lists.findings?.list?.items ?? [];
-	const index = tasks.findIndex((each) => each.id === id);
-	return index < 0 ? null : (tasks[index + step] ?? null);
-}
-
 export function Findings({ query }) {
 	const View = Object.hasOwn(GROUPINGS, query.group ?? "") ? Groups : List;
 	return html`<${View} key=${View.name} query=${query} filters=${queryOf(query)} />`;

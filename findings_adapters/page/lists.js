@@ -32,7 +32,7 @@ export async function gather({ api, changes }, filters) {
 	return tasks;
 }
 
-/** Return {length, ready, found} for so many findings that are still being read: somebody may begin to decide about them. */
+/** Return {length, ready, found} for findings that are still being read, so that somebody can begin to decide about them. */
 export function whileRead({ changes }, length, ready) {
 	const tasks = { length, ready };
 	ready.then((found) => (tasks.found = found), changes.sayError);
@@ -40,9 +40,8 @@ export function whileRead({ changes }, length, ready) {
 }
 
 /**
- * Load the page of a list that the address names. `change` goes to the list with other values in the address, and `turn`
- * to another page. What a list was when it was left is there on the way back: its rows, how far it was scrolled, and the
- * row that the keys were about, `cursor`.
+ * Load the page of a list that the address names. `change` goes to the list with other values in the address, `turn` to
+ * another page. On the way back to a list its rows, the one that the keys are about, and how far it was scrolled are there.
  */
 export function useList(view, kind, query, filters) {
 	const { api, changes, memory, router } = usePage();
@@ -86,8 +85,8 @@ export function knownPeople({ lists }, tasks = lists.findings?.list?.items ?? []
 }
 
 /**
- * Return the id of the row that j and k are about, and what moves it; `goBeyond` is called where there is no row that way.
- * Where a row goes, the next one follows; `waitFor` takes one of the rows that come next, by its index.
+ * Return the id of the row that keys are about, which j and k move, or else call `goBeyond`. Where that row goes, the next
+ * follows; `waitFor` takes one of the rows that come next, by its index.
  */
 export function useCursor(items, left, goBeyond = () => {}) {
 	const [cursor, show] = useState(left.cursor);
@@ -168,7 +167,7 @@ export function Pager({ data: { items, limit, next, total }, page, turn }) {
 
 /**
  * Return which items are `chosen`, by id, until what they are `of` changes, and what chooses them: one, a range from the
- * one before, or all. `taken` are they as they are now, else the one that keys are about. A key that may not triage chooses none.
+ * one before, or all. `taken` are they as they are now, else the one that keys are about.
  */
 export function useSelection(items, cursor, of) {
 	const { session, changes } = usePage();
@@ -199,48 +198,35 @@ export function useSelection(items, cursor, of) {
 	return { may, chosen, taken, set, clear, choose, put };
 }
 
-/**
- * A table with `columns`: each its name, its heading, and what shows it of an item. Narrow screens leave out what is empty.
- * Roles are said, because it has none where CSS shows its rows as something else.
- */
-export function Table({ name, kind, columns, items, loading = false, selection, ...row }) {
-	const full = selection?.may;
-	const chosen = full && items.filter(({ id }) => selection.chosen.has(id)).length;
+/** A table of `columns`: [name, heading, what shows it]. Its roles are said: it has none where CSS shows rows as something else. */
+export function Table({ name, kind, columns, items, loading = false, cursor, setCursor, selection }) {
+	const chosen = new Set(items.filter(({ id }) => selection?.chosen.has(id)));
+	const choose = selection?.may && ["choose", html`
+		<label><input type="checkbox" aria-label="Select all on this page" checked=${chosen.size === items.length}
+			indeterminate=${chosen.size > 0 && chosen.size < items.length} onChange=${() => selection.put(items, chosen.size < items.length)} /></label>`,
+	(item) => html`
+		<label><input type="checkbox" aria-label="Select: ${item.title}" checked=${chosen.has(item)}
+			onClick=${(event) => selection.choose(item, event.shiftKey)} /></label>`];
+	const shown = choose ? [choose, ...columns] : columns;
 	return html`
-		<table class="list ${kind} ${full ? "full" : ""}" role="table" aria-busy=${String(loading)}>
+		<table class="list ${kind} ${choose ? "full" : ""}" role="table" aria-busy=${String(loading)}>
 			<caption class="hidden">${name}</caption>
 			<thead role="rowgroup">
-				<tr role="row">
-					${full && html`
-						<th role="columnheader" scope="col" class="choose"><label>
-							<input type="checkbox" aria-label="Select all on this page" checked=${chosen === items.length}
-								indeterminate=${chosen > 0 && chosen < items.length} onChange=${() => selection.put(items, chosen < items.length)} /></label></th>`}
-					${columns.map(([column, words]) => html`<th role="columnheader" scope="col" class=${column}>${words}</th>`)}
-				</tr>
+				<tr role="row">${shown.map(([column, heading]) => html`<th role="columnheader" scope="col" class=${column}>${heading}</th>`)}</tr>
 			</thead>
 			<tbody role="rowgroup">
-				${items.map((item) => html`<${Row} key=${item.id} item=${item} columns=${columns} selection=${selection} ...${row} />`)}
+				${items.map((item) => html`
+					<tr role="row" key=${item.id} class="${cursor === item.id ? "here" : ""} ${chosen.has(item) ? "chosen" : ""}">
+						${shown.map(([column, , show]) => html`<${Cell} kind=${column} arrive=${() => setCursor?.(item.id)}>${show(item)}<//>`)}
+					</tr>`)}
 			</tbody>
 		</table>`;
 }
 
-/** A row: the keys are about it once its title has the focus. */
-function Row({ item, columns, selection, cursor, setCursor }) {
-	const chosen = selection?.chosen.has(item.id);
-	const arrive = () => setCursor?.(item.id);
-	return html`
-		<tr role="row" class="${cursor === item.id ? "here" : ""} ${chosen ? "chosen" : ""}">
-			${selection?.may && html`
-				<td role="cell" class="choose"><label>
-					<input type="checkbox" checked=${chosen} aria-label="Select: ${item.title}" onClick=${(event) => selection.choose(item, event.shiftKey)} />
-				</label></td>`}
-			${columns.map(([column, , show]) => {
-				const shown = show(item);
-				if (column === "title") return html`<th role="rowheader" scope="row" class="title" onFocusCapture=${arrive} onClick=${arrive}>${shown}</th>`;
-				return html`<td role="cell" class="${column} ${shown ? "" : "none"}">${shown}</td>`;
-			})}
-		</tr>`;
-}
+/** A cell: the keys are about its row once the title has the focus. Narrow screens leave out what is empty. */
+const Cell = ({ kind, arrive, children }) => (kind === "title"
+	? html`<th role="rowheader" scope="row" class="title" onFocusCapture=${arrive} onClick=${arrive}>${children}</th>`
+	: html`<td role="cell" class="${kind} ${children ? "" : "none"}">${children}</td>`);
 
 /** What can be done with what is chosen, over the end of the list. */
 export const Actions = ({ selection, told, children }) => selection.chosen.size > 0 && html`

@@ -26,7 +26,7 @@ export function Overview({ query }) {
 		return get("overview", { ...where, days });
 	});
 	const runs = useAnswer("runs", { ...where, limit: MOST }, (get) => loadRuns(get, where));
-	const isNew = overview.data?.total === 0 && runs.data?.length === 0 && !projectType && !targetUrl && !branch;
+	const isNew = overview.data?.total === 0 && runs.data?.length === 0 && !Object.values(where).some(Boolean);
 	return html`
 		<${Heading} title="Overview" total=${branch ? "What a branch has reported" : "What the main line knows"} />
 		${isNew ? html`<${NoneListed} what="finding" />` : html`
@@ -58,7 +58,7 @@ const Card = ({ title, wide, from, children }) => html`
 		<h2>${title}</h2><${Loaded} from=${from} what=${title.toLowerCase()}>${children}<//>
 	</section>`;
 
-/** Count by groups, which counters tell: asked for by itself, each finding is looked at. Only the largest are listed. */
+/** Count by groups, which is quick, unless those that nobody has are not among the largest. */
 async function countUnassigned(get, list) {
 	const { groups, others } = await get("groups", { ...list, assigned: "", by: "assignee", limit: 200 });
 	const total = groups.find(({ value }) => value === null)?.total ?? 0;

@@ -66,7 +66,7 @@ export const NoneListed = ({ what, view, isFiltered }) => (isFiltered
 	? html`<${Nothing} title="No ${what} is like that"><p><a href=${link(view)}>Show all ${what}s</a></p><//>`
 	: html`<${Nothing} title="No ${what}s yet"><${HowToSend} /><//>`);
 
-/** Show what was loaded, or how that stands. What brings a heading of its own has the `title` until then. */
+/** Show what was loaded, or how that stands, under a `title` until there is a heading. */
 export const Loaded = ({ from: { data, error, reload }, what, title, children }) => html`
 	${!data && title && html`<${Heading} title=${title} />`}
 	${error && html`<${Failed} error=${error} retry=${reload} />`}
@@ -74,7 +74,7 @@ export const Loaded = ({ from: { data, error, reload }, what, title, children })
 
 let shown = 0; // headings: the first leaves the focus to the top of the document
 
-/** The heading of a view, which names the document too: where reading goes on when the view has changed. */
+/** The heading of a view: it names the document, and reading goes on there when the view has changed. */
 export function Heading({ title, of = title, total, children }) {
 	const heading = useRef(null);
 	useEffect(() => {
@@ -88,7 +88,7 @@ export function Heading({ title, of = title, total, children }) {
 			${total !== undefined && html`<p class="total" role="status">${total}</p>`}${children}</header>`;
 }
 
-/** A dialog over everything else. Closing gives the focus back to where it was. */
+/** A dialog over everything else. Closed, it gives the focus back. */
 export function Dialog({ title, onClose, wide, children }) {
 	const box = useRef(null);
 	const close = useRef(onClose);
@@ -116,7 +116,7 @@ export function Dialog({ title, onClose, wide, children }) {
 		</dialog>`;
 }
 
-/** A form that stays with all that was typed where what it asks for is refused. `other` stands beside its button. */
+/** A form that keeps what was typed where it is refused. `other` stands beside its button. */
 export function Form({ action, onSubmit, other, children, ...more }) {
 	const [{ error, busy }, setState] = useState({});
 	const submit = async (event) => {

@@ -7,7 +7,7 @@ const NAME = `findings:key:${API.pathname}`; // a host may serve several
 const PATIENCE = 150; // milliseconds for another tab to hand its key over
 const NOBODY = { key: "", me: null };
 
-/** Return who was signed in, unless what is kept under that name is not ours. */
+/** What is kept may not be ours. */
 function readSignedIn() {
 	const kept = [sessionStorage, localStorage].map((storage) => readKept(storage, NAME));
 	const { key, me } = kept.find((each) => typeof each?.key === "string" && each.me?.level) ?? NOBODY;
@@ -23,9 +23,7 @@ async function readMe(key) {
 /**
  * Return the store of who is signed in: {key, me: what `GET /me` says, asking: whether another tab may hand its key
  * over, again: a promise while a key that holds no more is asked for anew}.
- *
- * A key is kept for the tab, or in the browser where that is asked. Tabs hand theirs to those that have none, which
- * keep them nowhere.
+ * A key is kept for the tab, or in the browser where that is asked. Tabs hand theirs to those without, which keep it nowhere.
  */
 export function createSession() {
 	const store = createStore({ ...readSignedIn(), asking: false, again: null });
@@ -93,7 +91,7 @@ export function createSession() {
 		/** Wait until a key that holds no more is replaced. */
 		replaced(key) {
 			const present = store.get();
-			if (present.key !== key) return Promise.resolve();
+			if (present.key !== key) return null;
 			if (!present.again) {
 				store.set({ ...present, again: Promise.withResolvers() });
 				ask();

@@ -21,7 +21,7 @@ const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch(c
 
 export const undoLast = ({ changes }) => changes.undo().catch(changes.sayError);
 
-/** Begin a decision about findings, or {length, ready: a promise of them}: ask for the rest, unless there is nothing to ask. */
+/** Begin a decision about findings, which may still be read: ask for the rest, unless there is nothing to ask. */
 function decide(page, kind, tasks, status) {
 	const { dialog, changes, session } = page;
 	const { me } = session.get();

@@ -1,8 +1,8 @@
 // How values are called, counted and dated.
 
 export const SEVERITIES = ["critical", "high", "medium", "low", "info"];
-export const STATUSES = ["open", "in_progress", "resolved", "dismissed"];
 export const STATUS_NAMES = { open: "Open", in_progress: "In progress", resolved: "Resolved", dismissed: "Dismissed" };
+export const STATUSES = Object.keys(STATUS_NAMES);
 export const STATUS_VERBS = { open: "Open", in_progress: "Start", resolved: "Resolve", dismissed: "Dismiss" };
 export const REASONS = {
 	false_positive: "False positive",
