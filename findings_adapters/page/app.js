@@ -13,7 +13,7 @@ import { Run } from "./run.js";
 import { Runs } from "./runs.js";
 import { createSession } from "./session.js";
 import { SignIn, SignInAgain } from "./signin.js";
-import { Dialogs, readDraft, undoLast } from "./triage.js";
+import { Dialogs, readDraft } from "./triage.js";
 import { ProjectType, ProjectTypes } from "./types.js";
 import { count, object } from "./words.js";
 
@@ -94,7 +94,7 @@ function Frame() {
 }
 
 function Outbox() {
-	const { changes: { unsent, sending, sendUnsent, discardFirst } } = usePage();
+	const { unsent, sending, sendUnsent, discardFirst } = usePage().changes;
 	const changes = useStore(unsent);
 	const busy = useStore(sending);
 	if (!changes.length) return null;
@@ -111,8 +111,7 @@ function Outbox() {
 }
 
 function Toast() {
-	const page = usePage();
-	const { toast, say } = page.changes;
+	const { toast, say, sayError, undo } = usePage().changes;
 	const said = useStore(toast);
 	useEffect(() => {
 		const timer = said.text && setTimeout(() => say(""), TOAST_TIME);
@@ -121,7 +120,7 @@ function Toast() {
 	return html`
 		<div class="toast ${said.text ? "" : "hidden"}">
 			<p role="status">${said.text}</p>
-			${said.undo && html`<button class="quiet" onClick=${() => undoLast(page)}>Undo <kbd aria-hidden="true">u</kbd></button>`}
+			${said.undo && html`<button class="quiet" onClick=${() => undo().catch(sayError)}>Undo <kbd aria-hidden="true">u</kbd></button>`}
 		</div>`;
 }
 

@@ -45,7 +45,7 @@ export function createChanges(api) {
 		return task;
 	}
 
-	/** Return the findings for which a change is still to be made, where only runs saw them again. :throws Conflict: */
+	/** Return the findings that are still to be changed, where only runs saw them again. :throws Conflict: */
 	async function meet(change, { errors }) {
 		const ids = errors.map(({ pointer }) => pointer.split("/").at(-1));
 		const met = new Map(await Promise.all(ids.map(async (id) => [id, await api.get(pathOf("tasks", id))])));
@@ -74,7 +74,7 @@ export function createChanges(api) {
 		return { before: [], after: [] };
 	}
 
-	/** Make a change, or have somebody decide about it who sees what came before it. What is not made is an error's `left`. */
+	/** Make a change, or have somebody decide who sees what came before it. An error's `left` is what is not made. */
 	async function deliver(change) {
 		const { fields, undoes } = change;
 		const [before, after] = [[], []];

@@ -44,7 +44,7 @@ export function layout(days, width) {
 	};
 }
 
-/** It is drawn anew for each width, so that its text is as large as other text. */
+/** Drawn anew for each width, so that its text is as large as other text. */
 export function Trend({ days }) {
 	const box = useRef(null);
 	const [width, setWidth] = useState(0);

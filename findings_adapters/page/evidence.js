@@ -9,7 +9,7 @@ const MOST_LINES = 200; // at first
 const PICTURE_TYPE = /screen|image|picture|photo/i;
 const PICTURE_FILE = /\.(?:png|jpe?g|gif|webp|avif|svg)$/i;
 
-/** Code or text with the numbers of its lines, the first of which may be another than 1. One of several may be marked. */
+/** Code or text with the numbers of its lines, from `first` on. One of several may be marked. */
 export function Code({ text, first = 1, marked, label }) {
 	const [whole, setWhole] = useState(false);
 	const lines = text.split("\n");

@@ -51,7 +51,7 @@ async function loadNames(get) {
 	return { types: projectTypes.map(({ name }) => name), targets: distinct("targetUrl"), branches: distinct("branch") };
 }
 
-/** Return options for names, and for what the address asks for besides: several values leave the field as they are. */
+/** Return options for names, and for what the address asks for besides, which may be several. */
 const optionsOf = (names, present, sign = "") =>
 	[...new Set([...names, ...(present ? [present] : [])])].map((name) => [sign + name, name]);
 

@@ -5,7 +5,7 @@ import { filtersOf, GROUPINGS, isOf } from "./grouping.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage } from "./lib.js";
 import { Actions, gather, MOST_GATHERED, Table, useCursor, useSelection, whileRead } from "./lists.js";
-import { Heading, Loaded, Nothing, Text } from "./parts.js";
+import { Heading, Loaded, NoneListed, Text } from "./parts.js";
 import { link } from "./route.js";
 import { useTriage } from "./triage.js";
 import { capital, count, number, SEVERITIES } from "./words.js";
@@ -50,7 +50,7 @@ export function Groups({ query, filters }) {
 		<${Filters} query=${query} onChange=${change} />
 		<${Loaded} from=${loaded} what="groups">
 			${({ others }) => (groups.length === 0
-				? html`<${Nothing} title="No finding is like that"><p><a href=${link("findings", null, { group: by })}>Group all findings</a></p><//>`
+				? html`<${NoneListed} what="finding" view="findings" isFiltered />`
 				: html`
 					<${Table} name="Findings by ${GROUPINGS[by]}" kind="groups" ...${rows} loading=${loaded.loading} columns=${columnsOf(by, to, memory)}
 						items=${groups} selection=${selection} />

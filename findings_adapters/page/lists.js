@@ -122,7 +122,7 @@ export function useCursor(items, left, goBeyond = () => {}) {
 	return { cursor, setCursor, waitFor };
 }
 
-/** Return what is new on a page since it was loaded, as a sentence, or nothing. */
+/** Tell what is new on a page since it was loaded, if anything is. */
 function newsOf(shown, now) {
 	const before = new Map(shown.items.map((item) => [item.id, item]));
 	const unknown = now.items.filter(({ id }) => !before.has(id)).length;

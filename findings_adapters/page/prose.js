@@ -49,6 +49,6 @@ const DRAWN = {
 		<a href=${href} title=${href} target="_blank" rel="noopener noreferrer nofollow"><bdi>${text}</bdi></a>`,
 };
 
-/** A text of strangers as a block of its own, which nothing in it turns around what stands outside of. */
+/** A text of strangers as a block of its own: nothing in it turns around what stands outside. */
 export const Prose = ({ of }) => html`
 	<div class="prose" dir="auto">${piecesOf(of).map((piece) => (piece.kind ? DRAWN[piece.kind](piece) : piece))}</div>`;

@@ -14,7 +14,7 @@ export function readRoute(hash) {
 	return { view: parts[0] ?? "overview", id: parts[1] ?? null, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-/** Return the link to a view: empty values of the query are left out, and what is listed is a list with commas. */
+/** Return the link to a view, without empty values of the query. What is listed is a list with commas. */
 export function link(view, id = null, query = {}) {
 	const given = Object.entries(query).filter(([, value]) => String(value ?? "") !== "");
 	const path = [view, ...(id === null ? [] : [id])].map(encodeURIComponent).join("/");

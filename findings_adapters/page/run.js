@@ -13,7 +13,7 @@ const LISTED = 50; // of each list, as many as the gate tells
 
 export const toFindings = (query) => link("findings", null, { sort: "severity", ...query });
 
-/** Return the filters of the lists that have to do with a run, by what the gate counts. */
+/** Return the filters of a run's lists, by what the gate counts. */
 function listsOf({ id, branch, createdAt }) {
 	const status = branch ? "open,in_progress,resolved" : "open,in_progress";
 	return {

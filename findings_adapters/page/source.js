@@ -30,7 +30,7 @@ function known({ metadata }) {
 	return { repository, commit: /^[\da-z]{4,64}$/i.exec(metadata.commit ?? "")?.[0], file: `{repository}${file}`, page: `{repository}${page}` };
 }
 
-/** Return a pattern with values in their places as an address, null where one is missing or it leads elsewhere than to the web. */
+/** Return a pattern filled with values as an address of the web, null where one is missing or it is none. */
 function filled(pattern, values) {
 	const parts = pattern.split(/\{(\w+)\}/).map((part, index) => (index % 2 ? values[part] : part));
 	return parts.includes(null) || parts.includes(undefined) ? null : (webAddress(parts.join(""))?.href ?? null);

@@ -17,10 +17,6 @@ const LAST_REASON = "findings:reason:"; // of each status
 const MOST_MET = 20; // findings of a conflict that are shown
 const FIRST_REASONS = { resolved: "fixed" };
 
-const carryOutAtOnce = ({ changes }, change) => changes.carryOut(change).catch(changes.sayError);
-
-export const undoLast = ({ changes }) => changes.undo().catch(changes.sayError);
-
 /** Begin a decision about findings, which may still be read: ask for the rest, unless there is nothing to ask. */
 function decide(page, kind, tasks, status) {
 	const { dialog, changes, session } = page;
@@ -28,10 +24,10 @@ function decide(page, kind, tasks, status) {
 	if (!mayTriage({ me })) changes.say(`The key “${me.key}” is of level ${me.level}: to triage takes one of level full.`);
 	else if (!tasks.length) changes.say("Choose a finding first: j and k move, x selects.");
 	else if (!status || tasks.length > 1 || tasks.ready || REASONS_FOR[status]) dialog.set({ kind, tasks, status });
-	else carryOutAtOnce(page, { tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` });
+	else changes.carryOut({ tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` }).catch(changes.sayError);
 }
 
-/** Let keys decide about what `chosen` returns, and return the buttons for the same: pressed is the status that all `shown` have. */
+/** Let keys decide about what `chosen` returns, and return buttons for the same: pressed is the status of all `shown`. */
 export function useTriage(chosen, shown = []) {
 	const page = usePage();
 	const moves = STATUSES.map((status) => () => decide(page, "comment", chosen(), status));
@@ -39,7 +35,7 @@ export function useTriage(chosen, shown = []) {
 	const assign = () => decide(page, "assign", chosen());
 	const numbered = Object.fromEntries(moves.map((move, index) => [index + 1, move]));
 	const isOfAll = (status) => shown.length > 0 && shown.every((task) => task.status === status);
-	useKeys({ ...numbered, c: comment, a: assign, u: () => undoLast(page) });
+	useKeys({ ...numbered, c: comment, a: assign, u: () => page.changes.undo().catch(page.changes.sayError) });
 	return html`
 		<div class="buttons" role="group" aria-label="Status">
 			${STATUSES.map((status, index) => html`
@@ -79,7 +75,7 @@ function Asking({ title, action, tasks, submit, children }) {
 		<//>`;
 }
 
-/** Ask for a comment, and before it for the reason of a status that has any, of which the last one is chosen already. */
+/** Ask for a comment, and for the reason of a status that has any: the last one is chosen already. */
 function CommentDialog({ asked }) {
 	const { changes } = usePage();
 	const { tasks, status } = asked;
@@ -176,15 +172,14 @@ function Met({ shown, now }) {
 
 /** Ask what becomes of a change that somebody else's triage came before. */
 function ConflictDialog({ of: { change, others } }) {
-	const page = usePage();
-	const { conflicts } = page.changes;
+	const { carryOut, conflicts, sayError } = usePage().changes;
 	const { tasks, fields, verb } = change;
 	const met = new Map(others.map((now) => [now.id, now]));
 	const rest = tasks.filter(({ id }) => !met.has(id));
 	const close = () => conflicts.set(conflicts.get().slice(1));
 	const apply = (to) => {
 		close();
-		carryOutAtOnce(page, { ...change, tasks: to, key: undefined });
+		carryOut({ ...change, tasks: to, key: undefined }).catch(sayError);
 	};
 	const which = tasks.length === 1 ? "this finding" : `${number(others.length)} of ${count(tasks.length, "finding")}`;
 	return html`
