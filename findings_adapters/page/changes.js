@@ -167,7 +167,7 @@ export function createChanges(api) {
 		try {
 			sessionStorage.setItem(UNSENT, JSON.stringify(changes));
 		} catch {
-			// it is too much for a storage, and stays here
+			// too much for a storage: it stays here
 		}
 	});
 	addEventListener("online", sendUnsent);

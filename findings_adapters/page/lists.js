@@ -79,7 +79,7 @@ export function useList(view, kind, query, filters) {
 	return { ...loaded, ...rows, page, change, turn };
 }
 
-/** Return who is named in the findings that were listed last. */
+/** Return who is named in the findings listed last. */
 export function knownPeople({ lists }, tasks = lists.findings?.list?.items ?? []) {
 	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
 }
@@ -122,7 +122,7 @@ export function useCursor(items, left, goBeyond = () => {}) {
 	return { cursor, setCursor, waitFor };
 }
 
-/** Tell what is new on a page since it was loaded, if anything is. */
+/** Tell what is new on a page since it was loaded. */
 function newsOf(shown, now) {
 	const before = new Map(shown.items.map((item) => [item.id, item]));
 	const unknown = now.items.filter(({ id }) => !before.has(id)).length;

@@ -66,7 +66,7 @@ const Whole = ({ run, gate, ...compared }) => html`
 	</div>`;
 
 function Comparison({ run: { status, submitted, summary }, lists, beside, back }) {
-	const missing = useAnswer("tasks", { ...lists.missing, sort: "severity", limit: LISTED }); // which may take long
+	const missing = useAnswer("tasks", { ...lists.missing, sort: "severity", limit: LISTED }); // it may take long
 	const { baseline, ignored, offenders, offendersTotal } = beside;
 	const { created, reopened, resolved } = submitted;
 	return html`
