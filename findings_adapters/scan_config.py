@@ -332,8 +332,8 @@ def source_of(log: Mapping[str, Any]) -> dict[str, str]:
     for run in filter(None, log["runs"]):
         told = run.get("versionControlProvenance")
         for each in filter(lambda each: isinstance(each, dict), told if isinstance(told, list) else ()):
-            repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId"))
-            repository = regex.sub(r"(?<=://)[^/@]*@", "", repository[:2048])  # nobody's password is kept
+            repository, commit = str(each.get("repositoryUri")), str(each.get("revisionId") or "")
+            repository = regex.sub(r"(?<=://)[^/]*@|[?#].*", "", repository[:2048])  # nobody's password is kept
             if regex.match(heart.HTTP_URL, repository) and regex.match(COMMIT, commit):
                 return {"repository": repository, "commit": commit}
     return {}

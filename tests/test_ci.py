@@ -285,7 +285,7 @@ def test_a_run_has_what_the_platform_tells_of_it(job: Job) -> None:
     assert run["metadata"] == told | {"repository": GITLAB["CI_PROJECT_URL"]}
 
 
-PROVENANCE = {"repositoryUri": "https://ada:secret@code.example.com/shop", "revisionId": "abc123"}
+PROVENANCE = {"repositoryUri": "https://ada:sec@ret@code.example.com/shop?token=secret", "revisionId": "abc123"}
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ PROVENANCE = {"repositoryUri": "https://ada:secret@code.example.com/shop", "revi
             {"repository": "https://code.example.com/shop", "commit": "abc123"},
         ),
         ssh=([PROVENANCE | {"repositoryUri": "ssh://code.example.com/shop"}], {}),
-        no_commit=([PROVENANCE | {"revisionId": "\0 x"}], {}),
+        no_commit=([PROVENANCE | {"revisionId": "\0 x"}, {"repositoryUri": PROVENANCE["repositoryUri"]}], {}),
         no_list=("x", {}),
         none=([], {}),
     ),

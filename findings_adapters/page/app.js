@@ -35,7 +35,7 @@ function createPage() {
 		keys: createKeys(),
 		changes: createChanges(api),
 		dialog: createStore(readDraft()), // what is asked for: {kind, …}
-		memory: { lists: {} }, // what views leave for the next
+		memory: { lists: {}, places: new Map() }, // what views leave for the next
 	};
 }
 
@@ -64,7 +64,8 @@ function Frame() {
 		memory.searching = true;
 		router.go(link("findings"));
 	};
-	useKeys({ "?": help, "/": search }, true);
+	const back = () => id !== null && router.go(link(view));
+	useKeys({ "?": help, "/": search, Escape: back }, true);
 	useEffect(() => {
 		session.refresh();
 		changes.sendUnsent();

@@ -2,7 +2,7 @@
 
 import { API, isPassing, pathOf } from "./api.js";
 import { canUndo, decided, differs, isAlready, keepable, wayBack } from "./decisions.js";
-import { createStore, readKept } from "./lib.js";
+import { createStore, keepAs, readKept } from "./lib.js";
 import { count, object } from "./words.js";
 
 const UNSENT = `findings:unsent:${API.pathname}`;
@@ -45,18 +45,17 @@ export function createChanges(api) {
 		return task;
 	}
 
-	/** Return the findings that are still to be changed, where only runs saw them again. :throws Conflict: */
-	async function meet(change, { errors }) {
-		const ids = errors.map(({ pointer }) => pointer.split("/").at(-1));
-		const met = new Map(await Promise.all(ids.map(async (id) => [id, await api.get(pathOf("tasks", id))])));
-		const tasks = change.tasks.filter(({ id }) => !(met.has(id) && isAlready(change.fields, met.get(id))));
-		const others = tasks.filter((task) => met.has(task.id) && differs(task, met.get(task.id)));
-		if (others.length) throw new Conflict({ ...change, tasks }, others.map(({ id }) => met.get(id)));
-		return tasks.map((task) => ({ ...task, etag: met.get(task.id)?.etag ?? task.etag }));
+	/** Return the findings that an error points to, by id, as they are now: null is one that is deleted. */
+	async function meet(tasks, { errors = [] }) {
+		const ids = errors.map(({ pointer = "" }) => pointer.split("/")).flatMap(([, member, name]) =>
+			(member === "ids" ? (tasks[name]?.id ?? []) : member === "ifMatch" ? name : []));
+		const read = (id) => api.get(pathOf("tasks", id)).catch((error) => (error.status === 404 ? null : Promise.reject(error)));
+		return new Map(await Promise.all(ids.map(async (id) => [id, await read(id)])));
 	}
 
-	/** Make a change of all findings of a lot, or of none, and return them as they were and as they are. */
+	/** Make a change of all findings of a lot that are still there, or of none, and return them as they were and as they are. */
 	async function sendLot({ tasks, key, ...change }) {
+		const others = new Map(); // what somebody else decided about: last, because an answer tells of the first hundred
 		while (tasks.length) {
 			const ifMatch = Object.fromEntries(tasks.map(({ id, etag }) => [id, etag]));
 			const body = { ids: Object.keys(ifMatch), ifMatch, ...change.fields };
@@ -66,8 +65,14 @@ export function createChanges(api) {
 				for (const [index, task] of tasks.entries()) if (nameOf(task) !== nameOf(after[index])) ours.set(nameOf(task), after[index]);
 				return { before: tasks, after };
 			} catch (error) {
-				if (error.code !== "changed_meanwhile") throw error;
-				tasks = await meet({ ...change, tasks }, error);
+				const met = await meet(tasks, error);
+				if (error.code !== "changed_meanwhile" && [...met.values()].every(Boolean)) throw error;
+				if ([...met.keys()].every((id) => others.has(id))) throw new Conflict({ ...change, tasks }, [...others.values()]);
+				tasks = tasks.filter(({ id }) => !met.has(id) || (met.get(id) && !isAlready(change.fields, met.get(id))));
+				for (const task of tasks) if (met.has(task.id) && differs(task, met.get(task.id))) others.set(task.id, met.get(task.id));
+				const isOurs = ({ id }) => !others.has(id);
+				const seenAgain = (task) => ({ ...task, etag: met.get(task.id)?.etag ?? task.etag });
+				tasks = [...tasks.filter(isOurs).map(seenAgain), ...tasks.filter(({ id }) => others.has(id))];
 				key = makeKey();
 			}
 		}
@@ -78,33 +83,35 @@ export function createChanges(api) {
 	async function deliver(change) {
 		const { fields, undoes } = change;
 		const [before, after] = [[], []];
+		const made = { tasks: before, fields };
 		let left = { ...change, tasks: change.tasks.map(present) };
 		try {
 			while (left.tasks.length) {
 				left.key ??= makeKey();
 				const [lot, rest] = [left.tasks.slice(0, MOST_AT_ONCE), left.tasks.slice(MOST_AT_ONCE)];
 				if (before.length || rest.length) say(`${change.what}${count(before.length, "finding")} so far …`);
-				const made = await sendLot({ ...left, tasks: lot }).catch((error) => {
+				const sent = await sendLot({ ...left, tasks: lot }).catch((error) => {
 					if (error instanceof Conflict) error.change.tasks.push(...rest);
 					throw error;
 				});
-				before.push(...made.before);
-				after.push(...made.after);
+				before.push(...sent.before);
+				after.push(...sent.after);
 				left = { ...left, tasks: rest, key: undefined, goesOn: true };
 			}
-			say(undoes ? "Undone." : `${change.what}${object(change.tasks)}.`, !undoes && canUndo(change));
+			say(undoes ? "Undone." : before.length ? `${change.what}${object(before)}.` : "It was so already.", !undoes && canUndo(made));
+			changed.set(change.tasks.map(({ id }) => id));
 		} catch (error) {
 			error.left = left;
-			if (!(error instanceof Conflict)) throw error;
+			const others = error instanceof Conflict ? error.others : [];
+			if (before.length + others.length) changed.set([...before, ...others].map(({ id }) => id));
+			if (!others.length) throw error;
 			conflicts.set([...conflicts.get(), error]);
-			changed.set(error.others.map(({ id }) => id));
 			say("");
 		} finally {
-			if (before.length && !undoes && canUndo({ tasks: before, fields })) {
+			if (!undoes && canUndo(made)) {
 				undoable.push([...((change.goesOn && undoable.pop()) || []), ...wayBack(before, after, fields)]);
 				undoable.splice(0, undoable.length - MOST_UNDONE);
 			}
-			if (before.length) changed.set(before.map(({ id }) => id));
 		}
 	}
 
@@ -137,10 +144,15 @@ export function createChanges(api) {
 			unsent.set(kept.slice(0, -1));
 			say("Undone.");
 		}
-		if (kept.length) return;
+		if (kept.length && !kept.at(-1).goesOn) return; // else a part of it is made
 		const way = undoable.pop();
 		if (!way) say("There is nothing to undo.");
-		for (const change of way ?? []) await carryOut(change);
+		try {
+			for (const change of way ?? []) await carryOut(change);
+		} catch (error) {
+			undoable.push(way);
+			throw error;
+		}
 	}
 
 	const discardFirst = () => unsent.set(unsent.get().slice(1));
@@ -163,15 +175,9 @@ export function createChanges(api) {
 		}
 	}
 
-	unsent.follow((changes) => {
-		try {
-			sessionStorage.setItem(UNSENT, JSON.stringify(changes));
-		} catch {
-			// too much for a storage: it stays here
-		}
-	});
+	unsent.follow((changes) => keepAs(sessionStorage, UNSENT, changes));
 	addEventListener("online", sendUnsent);
-	addEventListener("beforeunload", (event) => unsent.get().length && event.preventDefault());
+	addEventListener("beforeunload", (event) => unsent.get().length + conflicts.get().length && event.preventDefault());
 
 	return { toast, changed, conflicts, unsent, sending, say, sayError, carryOut, undo, discardFirst, sendUnsent };
 }

@@ -21,7 +21,7 @@ export function decided(task, { status = task.status, reason, assignee }, etag) 
 /** Tell whether a change can be taken back: a comment can't, nor can a reason alone. */
 export function canUndo({ tasks, fields: { status, reason, assignee } }) {
 	const hadNone = (task) => task.status === status && !task.reason;
-	return (status !== undefined || assignee !== undefined) && !(reason && tasks.some(hadNone));
+	return tasks.length > 0 && (status !== undefined || assignee !== undefined) && !(reason && tasks.some(hadNone));
 }
 
 /** Return the changes that lead from `after` back to `before`, in the same order: one for each former state. */
@@ -34,7 +34,7 @@ export function wayBack(before, after, { status, assignee }) {
 		const key = JSON.stringify(fields);
 		groups.set(key, [...(groups.get(key) ?? []), after[index]]);
 	}
-	return [...groups].map(([key, tasks]) => ({ tasks, fields: JSON.parse(key), verb: "undo", what: "Undone: ", undoes: true }));
+	return [...groups].map(([key, tasks]) => ({ tasks, fields: JSON.parse(key), verb: "Undo", what: "Undone: ", undoes: true }));
 }
 
 /** Return a change as it is kept until it can be sent: a storage holds no evidence. */

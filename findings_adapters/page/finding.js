@@ -5,6 +5,7 @@ import { Evidence } from "./evidence.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
+import { News } from "./lists.js";
 import { Address, Copy, Fact, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link, readRoute } from "./route.js";
@@ -47,12 +48,14 @@ export function Finding({ id }) {
 				<button class="quiet" title="Next (j)" disabled=${!next} onClick=${() => step(next)}>Next</button>
 			</span>
 		</nav>
-		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`<${Whole} ...${data} buttons=${full && buttons} />`}<//>`;
+		<${Loaded} from=${loaded} what="the finding" title="Finding">${(data) => html`
+			<${Whole} ...${data} buttons=${full && buttons} origin=${router.origin} news=${html`<${News} kind=${pathOf("tasks", id)} ...${loaded} data=${data.task} />`} />`}<//>`;
 }
 
-const Whole = ({ task, history, more, buttons }) => html`
+const Whole = ({ task, history, more, buttons, news, origin }) => html`
 	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
 		<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /></p>
+		${news}
 		<${Copy} text=${location.href} label="Copy link" />
 	<//>
 	${buttons && html`<div class="triage">${buttons}</div>`}
@@ -73,7 +76,7 @@ const Whole = ({ task, history, more, buttons }) => html`
 		</article>
 		<aside aria-label="Facts">
 			<${Facts} task=${task} />
-			<${DeleteButton} what="this finding" path=${pathOf("tasks", task.id)} to=${link("findings")}>Its history goes with it.<//>
+			<${DeleteButton} what="this finding" path=${pathOf("tasks", task.id)} to=${origin}>Its history goes with it.<//>
 		</aside>
 	</div>`;
 

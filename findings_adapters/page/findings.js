@@ -29,16 +29,18 @@ function List({ query, filters }) {
 	const pending = useRef(null); // all that match, until they are read
 	useEffect(() => void (pending.current = null), [chosen]);
 	const chooseMatching = async () => {
-		const all = whileRead(page, data.total, gather(page, filters));
+		const all = whileRead(page, Math.min(data.total, MOST_GATHERED), gather(page, filters));
 		pending.current = all;
 		const found = await all.ready.catch(() => null);
-		if (found && pending.current === all) selection.set(new Map(found.map((task) => [task.id, task])));
+		if (pending.current === all) pending.current = null;
+		else return;
+		if (found) selection.set(new Map(found.map((task) => [task.id, task])));
 	};
 	const affected = () => pending.current ?? taken;
 	const back = () => {
 		if (chosen.size) selection.clear();
-		else if (memory.groups) router.go(memory.groups);
-		memory.groups = "";
+		else if (router.groups) router.go(router.groups);
+		router.groups = "";
 	};
 	useKeys({
 		g: () => change({ group: "rule" }),

@@ -2,7 +2,14 @@
 
 export const GROUPINGS = { rule: "Rule", location: "File", tag: "Tag", assignee: "Assignee", targetUrl: "Target", projectType: "Type" };
 
-/** Return the filters that leave a group; none tells those that have no target. */
+/** Return the filters that leave a group: what is asked for besides is to hold, too, and so may leave more. */
+export function narrowed(filters, by, value) {
+	const own = filtersOf(by, value);
+	const widens = (name) => ["tag", "location", "without"].includes(name) && filters[name];
+	return { ...filters, ...Object.fromEntries(Object.entries(own ?? {}).filter(([name]) => !widens(name))) };
+}
+
+/** Return the filters of a group; none tells those that have no target. */
 export function filtersOf(by, value) {
 	if (value !== null) return by === "assignee" ? { assignee: value, assigned: "" } : { [by]: value };
 	if (by === "assignee") return { assigned: "false", assignee: "" };

@@ -1,7 +1,7 @@
 // The list of findings by what they have in common, with one decision for all of a group.
 
 import { Filters } from "./filters.js";
-import { filtersOf, GROUPINGS, isOf } from "./grouping.js";
+import { filtersOf, GROUPINGS, isOf, narrowed } from "./grouping.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage } from "./lib.js";
 import { Actions, gather, MOST_GATHERED, Table, useCursor, useSelection, whileRead } from "./lists.js";
@@ -26,13 +26,12 @@ export function Groups({ query, filters }) {
 	const rows = useCursor(loaded.data?.items, (memory.lists.groups ??= { cursor: null }));
 	const selection = useSelection(groups, rows.cursor, JSON.stringify(asked));
 	const { may, chosen, taken } = selection;
-	const to = (fields) => link("findings", null, { ...query, page: "", ...fields });
-	const change = (fields, replace) => router.go(to(fields), replace);
+	const change = (fields, replace) => router.go(link("findings", null, { ...query, page: "", ...fields }), replace);
 	const size = taken.reduce((sum, { total }) => sum + total, 0);
 	const read = async () => {
 		const found = new Map();
 		for (const { value } of taken) {
-			const tasks = await gather(page, { ...filters, ...filtersOf(by, value) });
+			const tasks = await gather(page, narrowed(filters, by, value));
 			for (const task of tasks) if (isOf(by, value, task)) found.set(task.id, task); // one with two tags is in two groups
 		}
 		return [...found.values()].slice(0, MOST_GATHERED);
@@ -52,20 +51,19 @@ export function Groups({ query, filters }) {
 			${({ others }) => (groups.length === 0
 				? html`<${NoneListed} what="finding" view="findings" isFiltered />`
 				: html`
-					<${Table} name="Findings by ${GROUPINGS[by]}" kind="groups" ...${rows} loading=${loaded.loading} columns=${columnsOf(by, to, memory)}
+					<${Table} name="Findings by ${GROUPINGS[by]}" kind="groups" ...${rows} loading=${loaded.loading} columns=${columnsOf(by, query, router)}
 						items=${groups} selection=${selection} />
 					${others > 0 && html`<p class="muted">${count(others, "finding")} in smaller groups.</p>`}`)}
 		<//>
 		<${Actions} selection=${selection} told="${count(chosen.size, "group")}, ${count(size, "finding")}">${buttons}<//>`;
 }
 
-function columnsOf(by, to, memory) {
-	const enter = () => (memory.groups = location.hash); // where Escape leads from the list of a group
+function columnsOf(by, query, router) {
+	const enter = () => (router.groups = location.hash); // where Escape leads from the list of a group
 	const nameOf = ({ id, value }) => {
-		const filters = filtersOf(by, value);
 		const name = html`<${Text} of=${value} missing="None" />`;
-		return filters
-			? html`<a id="row-${id}" href=${to({ group: "", ...filters })} title=${value} onClick=${enter}>${name}</a>`
+		return filtersOf(by, value)
+			? html`<a id="row-${id}" href=${link("findings", null, { ...narrowed(query, by, value), group: "", page: "" })} title=${value} onClick=${enter}>${name}</a>`
 			: html`<span id="row-${id}" tabindex="0">${name}</span>`;
 	};
 	const counted = (severity) => ({ bySeverity: { [severity]: total } }) => total > 0

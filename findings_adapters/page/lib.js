@@ -42,7 +42,7 @@ export function useStore(store) {
 export function useEvent(name, handle) {
 	const latest = useRef(handle);
 	latest.current = handle;
-	useEffect(() => {
+	useLayoutEffect(() => {
 		const heed = (event) => latest.current(event);
 		addEventListener(name, heed);
 		return () => removeEventListener(name, heed);
@@ -73,6 +73,15 @@ export function useLoad(load, inputs, initial = null) {
 /** Load an answer of the service, and anew when findings have changed. */
 export function useAnswer(path, query, load = (get) => get(path, query)) {
 	return useLoad(load, [useStore(usePage().changes.changed), path, JSON.stringify(query)]);
+}
+
+/** Have a storage keep something as JSON under a name, unless that is too much for it. */
+export function keepAs(storage, name, value) {
+	try {
+		storage.setItem(name, JSON.stringify(value));
+	} catch {
+		storage.removeItem(name);
+	}
 }
 
 /** Return what a storage keeps as JSON under a name, or null. */

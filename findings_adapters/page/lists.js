@@ -12,9 +12,12 @@ const MOST_OF_A_LIST = 200; // the service's own limit of a page
 export const MOST_GATHERED = 10_000;
 const PAUSE = 30_000; // milliseconds between two looks whether something is new
 
-async function loadPage(api, kind, filters, page, signal) {
-	const query = { ...filters, limit: LIMIT, page };
+async function loadPage({ api, memory: { places } }, kind, filters, page, signal) {
+	const name = (number) => JSON.stringify([kind, filters, number]);
+	const after = places.get(name(page)); // what it begins behind leads to a page faster than its number
+	const query = { ...filters, limit: LIMIT, ...(after ? { after } : { page }) };
 	const { data, etag } = await api.request("GET", kind, { query, signal });
+	places.set(name(page + 1), placeBehind(data));
 	return { ...data, items: data[kind], number: page, query, etag };
 }
 
@@ -44,12 +47,13 @@ export function whileRead({ changes }, length, ready) {
  * another page. On the way back to a list its rows, the one that the keys are about, and how far it was scrolled are there.
  */
 export function useList(view, kind, query, filters) {
-	const { api, changes, memory, router } = usePage();
+	const shared = usePage();
+	const { changes, memory, router } = shared;
 	const left = (memory.lists[view] ??= { key: "", list: null, cursor: null, scroll: 0 });
 	const page = Math.max(1, Math.trunc(Number(query.page)) || 1);
 	const key = JSON.stringify([filters, page]);
 	const inputs = [key, useStore(changes.changed)];
-	const loaded = useLoad((_, signal) => loadPage(api, kind, filters, page, signal), inputs, left.key === key ? left.list : null);
+	const loaded = useLoad((_, signal) => loadPage(shared, kind, filters, page, signal), inputs, left.key === key ? left.list : null);
 	const { data, loading, reload } = loaded;
 	const isPresent = data?.number === page;
 	const change = (fields, replace) => router.go(link(view, null, { ...query, page: "", ...fields }), replace);
@@ -133,14 +137,15 @@ function newsOf(shown, now) {
 	return now.total === shown.total && !unknown ? "" : "The list has changed";
 }
 
-/** Look on focus and every half minute whether a page is still what the service has. Nothing moves until somebody asks. */
+/** Look on focus and every half minute whether `data` with its `etag` still holds. Nothing moves until somebody asks. */
 export function News({ kind, data, loading, reload }) {
 	const { api } = usePage();
 	const [news, setNews] = useState({});
 	const look = async () => {
 		if (document.hidden || !data || loading) return;
 		const now = await api.request("GET", kind, { query: data.query, known: data.etag }).catch(() => null); // it is tried again
-		setNews({ of: data, told: now && newsOf(data, { ...now.data, items: now.data[kind] }) });
+		const isOther = now && now.etag !== data.etag;
+		setNews({ of: data, told: isOther && (data.items ? newsOf(data, { ...now.data, items: now.data[kind] }) : "Something has changed") });
 	};
 	useEvent("focus", look);
 	useEffect(() => {
@@ -174,7 +179,7 @@ export function useSelection(items, cursor, of) {
 	const may = mayTriage(useStore(session));
 	const ids = useStore(changes.changed);
 	const [chosen, set] = useState(new Map());
-	const before = useRef(0);
+	const before = useRef(null);
 	const clear = () => set(new Map());
 	useEffect(clear, [of, ids]);
 	const put = (those, on) => set((old) => {
@@ -186,9 +191,9 @@ export function useSelection(items, cursor, of) {
 		return next;
 	});
 	const choose = (item, isRange) => {
-		const index = items.indexOf(item);
-		const [first, last] = [index, isRange ? before.current : index].sort((a, b) => a - b);
-		before.current = index;
+		const [index, from] = [item, before.current].map((each) => items.indexOf(each));
+		const [first, last] = [index, isRange && from >= 0 ? from : index].sort((a, b) => a - b);
+		before.current = item;
 		put(items.slice(first, last + 1), !chosen.has(item.id));
 	};
 	const present = (id) => items.find((each) => each.id === id);

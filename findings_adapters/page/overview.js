@@ -3,7 +3,9 @@
 import { pathOf } from "./api.js";
 import { Trend } from "./chart.js";
 import { controlOf, placeOf, Where } from "./filters.js";
+import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
+import { News } from "./lists.js";
 import { Heading, Loaded, NoneListed, Select, Severity, Text } from "./parts.js";
 import { link } from "./route.js";
 import { FindingRows, toFindings } from "./run.js";
@@ -14,21 +16,26 @@ const MOST = 6; // rows of a card
 const DAYS = [["7", "7 days"], ["", "30 days"], ["90", "90 days"]];
 
 export function Overview({ query }) {
-	const { router, session } = usePage();
+	const { api, changes, router, session } = usePage();
 	const { me } = useStore(session);
 	const { projectType, targetUrl, branch, days } = query;
 	const where = { projectType, targetUrl, branch };
 	const mainLine = branch ? "" : "true";
 	const list = { ...where, mainLine, status: "open,in_progress" }; // what all numbers are of
 	const change = (fields) => router.go(link("overview", null, { ...where, days, ...fields, mainLine: "" }));
-	const overview = useAnswer("overview", { ...where, days }, async (get) => {
+	const asked = { ...where, days: DAYS.some(([name]) => name === days) ? days : "" };
+	const overview = useAnswer("overview", asked, async (_, signal) => {
 		await null; // the cards ask first, whose answers are quick: of what is slow, the service gives one at a time
-		return get("overview", { ...where, days });
+		const { data, etag } = await api.request("GET", "overview", { query: asked, signal });
+		return { ...data, query: asked, etag };
 	});
 	const runs = useAnswer("runs", { ...where, limit: MOST }, (get) => loadRuns(get, where));
+	const reload = () => changes.changed.set([]); // all cards
+	useKeys({ r: reload });
 	const isNew = overview.data?.total === 0 && runs.data?.length === 0 && !Object.values(where).some(Boolean);
 	return html`
-		<${Heading} title="Overview" total=${branch ? "What a branch has reported" : "What the main line knows"} />
+		<${Heading} title="Overview" total=${branch ? "What a branch has reported" : "What the main line knows"}>
+			<${News} kind="overview" ...${overview} reload=${reload} /><//>
 		${isNew ? html`<${NoneListed} what="finding" />` : html`
 			<search class="filters"><div class="grid">
 				<${Where} query=${{ ...query, mainLine }} onChange=${change} one />

@@ -70,7 +70,7 @@ export const NoneListed = ({ what, view, isFiltered }) => (isFiltered
 export const Loaded = ({ from: { data, error, reload }, what, title, children }) => html`
 	${!data && title && html`<${Heading} title=${title} />`}
 	${error && html`<${Failed} error=${error} retry=${reload} />`}
-	${data ? children(data) : !error && html`<p class="notice loading" role="status">Loading ${what} …</p>`}`;
+	${data && error?.status !== 400 ? children(data) : !error && html`<p class="notice loading" role="status">Loading ${what} …</p>`}`;
 
 let shown = 0; // headings: the first leaves the focus to the top of the document
 

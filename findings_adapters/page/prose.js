@@ -33,7 +33,7 @@ export function piecesOf(text) {
 		const address = target ?? url?.slice(0, lengthOf(url));
 		const href = kind ? undefined : webAddress(address)?.href;
 		if (!kind && !href) continue;
-		pieces.push(text.slice(done, index), kind ? { kind, text: marked[kind] } : { kind: "link", text: words ?? address, href });
+		pieces.push(text.slice(done, index), kind ? { kind, text: marked[kind] } : { kind: "link", text: words ? `${words} (${new URL(href).host})` : address, href });
 		done = index + (url ? address.length : found.length);
 	}
 	return [...pieces, text.slice(done)].filter((piece) => piece !== "");

@@ -22,14 +22,18 @@ export function link(view, id = null, query = {}) {
 	return `#/${path}${given.length ? `?${text.toString().replaceAll("%2C", ",").replaceAll("%3A", ":")}` : ""}`;
 }
 
-/** Return the store of where the reader is, with `go` to elsewhere, and the `origin` of who looks at one finding. */
+/**
+ * Return the store of where the reader is, with `go` to elsewhere, the `origin` of who looks at one finding, and the
+ * `groups` out of which a list was opened.
+ */
 export function createRouter() {
 	const store = createStore(readRoute(location.hash));
 	const isOne = ({ view, id }) => view === "findings" && id !== null;
-	const router = { ...store, go, origin: link("findings") };
+	const router = { ...store, go, origin: link("findings"), groups: "" };
 
 	function arrive() {
 		store.set(readRoute(location.hash));
+		if (store.get().view !== "findings") router.groups = "";
 		if (!isOne(store.get())) router.origin = location.hash || link("overview");
 	}
 

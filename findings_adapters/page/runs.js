@@ -2,7 +2,7 @@
 
 import { controlOf, Where } from "./filters.js";
 import { html } from "./lib.js";
-import { Pager, Table, useList } from "./lists.js";
+import { News, Pager, Table, useList } from "./lists.js";
 import { Heading, Loaded, NoneListed, Select, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
 import { count, number, RUN_NAMES } from "./words.js";
@@ -17,7 +17,7 @@ export function Runs({ query }) {
 	const filters = Object.fromEntries(FILTERS.map((name) => [name, query[name]]).filter(([, value]) => value));
 	const list = useList("runs", "runs", query, filters);
 	return html`
-		<${Heading} title="Runs" total=${list.data && count(list.data.total, "run")} />
+		<${Heading} title="Runs" total=${list.data && count(list.data.total, "run")}><${News} kind="runs" ...${list} /><//>
 		<search class="filters"><div class="grid">
 			<${Where} query=${query} onChange=${list.change} />
 			<${Select} ...${controlOf("status", query, list.change)} label="Status" options=${[["", "All statuses"], ...Object.entries(RUN_NAMES)]} />

@@ -42,24 +42,20 @@ export function createSession() {
 				if (name.startsWith("findings:") && name.endsWith(`:${API.pathname}`)) storage.removeItem(name);
 			}
 		}
-		store.set({ ...NOBODY, asking: true, again: null }); // handed to no tab any more
+		store.set({ ...NOBODY, asking: false, again: null }); // handed to no tab any more, also where somebody stays
 		location.reload();
-	}
-
-	function ask() {
-		channel.postMessage({ wanted: true });
 	}
 
 	channel.onmessage = ({ data }) => {
 		const { key, me, again } = store.get();
 		if (data.ended) forget();
 		else if (data.wanted && key && !again) channel.postMessage({ key, me });
-		else if (data.key && data.key !== key && (!key || again)) take(data.key, data.me);
+		else if (data.key && !key) take(data.key, data.me); // never in another's place
 	};
 
 	if (!store.get().key) {
 		store.set({ ...store.get(), asking: true });
-		ask();
+		channel.postMessage({ wanted: true });
 		setTimeout(() => store.get().asking && store.set({ ...store.get(), asking: false }), PATIENCE);
 	}
 
@@ -92,10 +88,7 @@ export function createSession() {
 		replaced(key) {
 			const present = store.get();
 			if (present.key !== key) return null;
-			if (!present.again) {
-				store.set({ ...present, again: Promise.withResolvers() });
-				ask();
-			}
+			if (!present.again) store.set({ ...present, again: Promise.withResolvers() });
 			return store.get().again.promise;
 		},
 	};

@@ -5,7 +5,7 @@ import { keepable } from "./decisions.js";
 import { Help } from "./help.js";
 import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
-import { html, readKept, useLoad, usePage, useState, useStore } from "./lib.js";
+import { html, keepAs, readKept, useLoad, usePage, useState, useStore } from "./lib.js";
 import { knownPeople } from "./lists.js";
 import { Dialog, Form, Status, Text } from "./parts.js";
 import { link } from "./route.js";
@@ -62,7 +62,12 @@ function Asking({ title, action, tasks, submit, children }) {
 		const mine = dialog.get(); // it may be closed, and another one open, before there is an answer
 		const isOpen = () => dialog.get() === mine;
 		try {
-			await submit(await (tasks?.ready ?? tasks));
+			const found = await (tasks?.ready ?? tasks);
+			if (tasks?.ready && found.length !== tasks.length) {
+				tasks.length = found.length;
+				throw new Error(`By now it is ${count(found.length, "finding")}. Send it again to decide about them.`);
+			}
+			await submit(found);
 			if (isOpen()) close();
 		} catch (refused) {
 			if (isOpen()) throw refused;
@@ -83,7 +88,7 @@ function CommentDialog({ asked }) {
 	const type = ({ target: { value } }) => { // it is kept over a reload
 		setText(value);
 		const found = tasks.ready ? tasks.found : tasks;
-		if (value && found) sessionStorage.setItem(DRAFT, JSON.stringify(keepable({ ...asked, tasks: found, text: value })));
+		if (value && found) keepAs(sessionStorage, DRAFT, keepable({ ...asked, tasks: found, text: value }));
 		else sessionStorage.removeItem(DRAFT);
 	};
 	const [reason, setReason] = useState(sessionStorage.getItem(LAST_REASON + status) ?? FIRST_REASONS[status]);
@@ -95,7 +100,7 @@ function CommentDialog({ asked }) {
 		return changes.carryOut({ tasks: found, fields, verb, what: status ? `${STATUS_NAMES[status]}: ` : "Commented on " });
 	};
 	return html`
-		<${Asking} title="${verb} ${object(tasks)}${status && "?"}" action=${status ? verb : "Comment"} tasks=${tasks} submit=${submit}>
+		<${Asking} title="${verb} ${object(tasks)}${status ? "?" : ""}" action=${status ? verb : "Comment"} tasks=${tasks} submit=${submit}>
 			${reasons && html`
 				<fieldset class="choices"><legend>Reason</legend>
 					${reasons.map((name, index) => html`
@@ -103,7 +108,7 @@ function CommentDialog({ asked }) {
 							autofocus=${reasons.includes(reason) ? reason === name : index === 0}
 							onChange=${() => setReason(name)} /> ${REASONS[name] ?? "No reason given"}</label>`)}
 				</fieldset>`}
-			<label class="field"><span>Comment${status && " (optional)"}</span>
+			<label class="field"><span>Comment${status ? " (optional)" : ""}</span>
 				<textarea rows="4" maxlength="4000" required=${!status} value=${text} autofocus=${!reasons} onInput=${type} />
 			</label>
 			<p class="muted"><kbd>Ctrl</kbd> <kbd>Enter</kbd> sends it.</p>
@@ -187,6 +192,7 @@ function ConflictDialog({ of: { change, others } }) {
 			<ul class="items">
 				${others.slice(0, MOST_MET).map((now) => html`<${Met} shown=${tasks.find(({ id }) => id === now.id)} now=${now} />`)}
 			</ul>
+			${change.goesOn && html`<p>All before them are changed already.</p>`}
 			<p>You wanted: ${verb.toLowerCase()}${fields.reason && ` as ${REASONS[fields.reason].toLowerCase()}`}${fields.assignee && ` to ${fields.assignee}`}.</p>
 			${fields.comment && html`<p class="lines said"><${Text} of=${fields.comment} /></p>`}
 			<div class="buttons end">

@@ -19,11 +19,17 @@ function makeService(count) {
 	const change = (id, fields) => tasks.set(id, { ...tasks.get(id), ...fields, etag: `"${id}.${(turn += 1)}"` });
 	return {
 		tasks, sent, change, loses: 0,
-		get: async (path) => ({ ...tasks.get(path.split("/")[1]) }),
+		async get(path) {
+			const task = tasks.get(path.split("/")[1]);
+			if (!task) throw refusal(404, { code: "not_found" });
+			return { ...task };
+		},
 		async request(method, path, { body: { ids, ifMatch, ...fields }, headers }) {
 			const key = headers["Idempotency-Key"];
 			sent.push({ ids, fields, key });
-			const unfit = ids.filter((id) => tasks.get(id).etag !== ifMatch[id]);
+			const gone = ids.flatMap((id, index) => (tasks.has(id) ? [] : { pointer: `/ids/${index}` }));
+			if (!answers.has(key) && gone.length) throw refusal(422, { code: "validation_failed", errors: gone });
+			const unfit = ids.filter((id) => tasks.get(id)?.etag !== ifMatch[id]);
 			if (!answers.has(key) && unfit.length) {
 				throw refusal(412, { code: "changed_meanwhile", errors: unfit.slice(0, 100).map((id) => ({ pointer: `/ifMatch/${id}` })) });
 			}
@@ -76,6 +82,54 @@ test("of many that somebody else decided about, none is changed before it is ask
 	await changes.carryOut({ ...change, tasks: change.tasks.filter(({ id }) => id !== "t3") });
 	assert.equal(changes.toast.get().text, "Dismissed: 23 findings.");
 	assert.equal(service.tasks.get("t3").status, "in_progress");
+});
+
+test("of hundreds that somebody else decided about, all are told at once", async () => {
+	const service = makeService(400);
+	const shown = service.shown();
+	for (let n = 0; n < 250; n += 1) service.change(`t${n}`, { assignee: "Ada" });
+	const changes = createChanges(service);
+	await changes.carryOut(dismissal(shown));
+	assert.deepEqual(changes.conflicts.get().map(({ change, others }) => [change.tasks.length, others.length]), [[400, 250]]);
+	assert.deepEqual(statuses(service), ["open"]);
+});
+
+test("who decides alike has nothing to undo of that", async () => {
+	const service = makeService(2);
+	const [first, second] = service.shown();
+	const changes = createChanges(service);
+	await changes.carryOut(dismissal([first]));
+	service.change(second.id, { status: "dismissed", reason: "wont_fix" });
+	await changes.carryOut(dismissal([second]));
+	assert.deepEqual(changes.toast.get(), { text: "It was so already.", undo: false });
+	assert.deepEqual(changes.changed.get(), [second.id]);
+});
+
+test("what is deleted meanwhile stops neither a decision nor its undo", async () => {
+	const service = makeService(5);
+	const shown = service.shown();
+	service.tasks.delete("t2");
+	const changes = createChanges(service);
+	await changes.carryOut(dismissal(shown));
+	assert.equal(changes.toast.get().text, "Dismissed: 4 findings.");
+	service.tasks.delete("t3");
+	await changes.undo();
+	assert.deepEqual([service.tasks.size, statuses(service)], [3, ["open"]]);
+});
+
+test("undo takes back the part of a change that was made before the rest could not be sent", async () => {
+	const service = makeService(1500);
+	const changes = createChanges(service);
+	const { request } = service;
+	service.request = function (...asked) {
+		if (this.sent.length === 1) throw refusal(503, {});
+		return request.apply(this, asked);
+	};
+	await changes.carryOut(dismissal(service.shown()));
+	assert.deepEqual([changes.unsent.get()[0].tasks.length, statuses(service)], [500, ["dismissed", "open"]]);
+	service.request = request;
+	await changes.undo();
+	assert.deepEqual([changes.unsent.get(), statuses(service)], [[], ["open"]]);
 });
 
 test("a conflict beyond the first thousand tells what is left, and one undo is of both parts", async () => {

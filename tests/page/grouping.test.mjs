@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { filtersOf, isOf } from "../../findings_adapters/page/grouping.js";
+import { filtersOf, isOf, narrowed } from "../../findings_adapters/page/grouping.js";
 
 test("a group has filters, but for those without a target", () => {
 	assert.deepEqual(filtersOf("rule", "S101"), { rule: "S101" });
@@ -9,6 +9,14 @@ test("a group has filters, but for those without a target", () => {
 	assert.deepEqual(filtersOf("assignee", null), { assigned: "false", assignee: "" });
 	assert.deepEqual(filtersOf("assignee", "Ada"), { assignee: "Ada", assigned: "" });
 	assert.equal(filtersOf("targetUrl", null), null);
+});
+
+test("what is asked for besides holds in a group, too", () => {
+	assert.deepEqual(narrowed({ status: "open", rule: "A,B" }, "rule", "A"), { status: "open", rule: "A" });
+	assert.deepEqual(narrowed({ tag: "x" }, "tag", "y"), { tag: "x" });
+	assert.deepEqual(narrowed({ location: "a.py:1" }, "location", "a.py"), { location: "a.py:1" });
+	assert.deepEqual(narrowed({ without: "rule" }, "tag", null), { without: "rule" });
+	assert.deepEqual(narrowed({ status: "open" }, "targetUrl", null), { status: "open" });
 });
 
 test("a file has its lines, and not what lies below it", () => {

@@ -8,7 +8,7 @@ const linksIn = (text) => piecesOf(text).flatMap((piece) => (piece.kind === "lin
 
 test("of Markdown, headings, strong words, code and links are told from text", () => {
 	assert.deepEqual(marked("# Why\nUse `a_b`, **not** [this](https://example.com/x).\n```py\na = 1\nb\n```\n- *args and snake_case"), [
-		["heading", "Why"], ["code", "a_b"], ["strong", "not"], ["link", "this", "https://example.com/x"], ["block", "a = 1\nb"],
+		["heading", "Why"], ["code", "a_b"], ["strong", "not"], ["link", "this (example.com)", "https://example.com/x"], ["block", "a = 1\nb"],
 	]);
 	const plain = "*args, snake_case, $5 … $6, a ` b, 2 ** 3, #1, [x], <b>bold</b>\n    if x:\n```open";
 	assert.deepEqual(piecesOf(plain), [plain]);
