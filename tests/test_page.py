@@ -47,7 +47,7 @@ from tests.support import (
 
 FILES = {path: served.args[0] for path, served in heart.REGISTRY.page_files.items()}
 OWN = [file for file in sorted(room.FOLDER.rglob("*")) if file.is_file() and file.parent.name != "vendor"]
-MOST_BYTES = 150 * 1024
+MOST_BYTES = 150_000
 MOST_LINES = 400
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 TARGET = "https://example.com/shop"

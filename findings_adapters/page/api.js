@@ -1,10 +1,10 @@
-// The service's API (`docs/api.md`): how it is asked, and how it refuses.
+// How the API (`docs/api.md`) is asked, and how it refuses.
 
 export const API = new URL("../api/v1/", import.meta.url);
 export const DESCRIPTION = new URL("openapi.json", API).href;
 export const pathOf = (kind, id, more = "") => `${kind}/${encodeURIComponent(id)}${more}`;
 
-/** The service refused: what its answer says, and in how many seconds to try again. */
+/** What a refusal says, and in how many seconds to try again. */
 export class Refusal extends Error {
 	constructor(response, problem) {
 		const errors = problem.errors ?? [];
@@ -23,10 +23,10 @@ const asUnreachable = (error) => {
 	throw error.name === "AbortError" ? error : new Unreachable("The service can't be reached.");
 };
 
-/** Tell whether the same request may well succeed later. */
+/** Tell whether the same request may succeed later. */
 export const isPassing = (error) => error instanceof Unreachable || error.status > 501;
 
-/** Send a request with a key, and return the response, which may be a refusal. Empty values of `query` are left out. */
+/** Send a request, without empty values of `query`; the response may be a refusal. */
 export function send(method, path, key, { query = {}, headers = {}, body, signal } = {}) {
 	const url = new URL(path, API);
 	for (const [name, value] of Object.entries(query)) if (String(value ?? "") !== "") url.searchParams.set(name, String(value));
@@ -41,7 +41,7 @@ export async function heedRefusal(response) {
 	if (!response.ok && response.status !== 304) throw new Refusal(response, await response.json().catch(() => ({})));
 }
 
-/** Return what asks with the session's key, and once more with another where that one holds no more. */
+/** Ask with the session's key, and again with another once that holds no more. */
 export function createApi(session) {
 	async function ask(method, path, options = {}) {
 		for (;;) {
@@ -56,7 +56,7 @@ export function createApi(session) {
 		}
 	}
 
-	/** Return {data, etag}; nothing where the answer is still the one with the ETag `known`. */
+	/** Return {data, etag}, or null while the ETag is still `known`. */
 	async function request(method, path, { known, ...options } = {}) {
 		if (known) options.headers = { ...options.headers, "If-None-Match": known };
 		const response = await ask(method, path, options);
@@ -70,5 +70,5 @@ export function createApi(session) {
 	return { ask, request, get };
 }
 
-/** Return the place at which a list goes on, out of its link, which a proxy may have made wrong. */
+/** Return where a list goes on, from its link, which a proxy may have made wrong. */
 export const placeBehind = (list) => (list.next ? new URL(list.next, API).searchParams.get("after") : null);

@@ -1,4 +1,4 @@
-// The page: what all views share, what stands around them, and which view is shown.
+// The page: what views share, what stands around them, and which one is shown.
 
 import { createApi } from "./api.js";
 import { createChanges } from "./changes.js";
@@ -35,7 +35,7 @@ function createPage() {
 		keys: createKeys(),
 		changes: createChanges(api),
 		dialog: createStore(readDraft()), // what is asked for: {kind, …}
-		memory: { lists: {}, places: new Map() }, // what views leave for the next
+		memory: { lists: {}, places: new Map() }, // left for the next view
 	};
 }
 

@@ -1,4 +1,4 @@
-// How decisions are sent, what is kept until it can be, and how they are taken back. `decisions.js` tells what a change is.
+// How changes (`decisions.js`) are sent, kept until they can be, and undone.
 
 import { API, isPassing, pathOf } from "./api.js";
 import { canUndo, decided, differs, isAlready, keepable, wayBack } from "./decisions.js";
@@ -9,7 +9,7 @@ const UNSENT = `findings:unsent:${API.pathname}`;
 const MOST_AT_ONCE = 1000; // findings, of one request
 const MOST_UNDONE = 20;
 
-/** Somebody else's triage came first: of `others`, findings as they are now. */
+/** Somebody else's triage came first: `others` are findings as they are now. */
 class Conflict extends Error {
 	constructor(change, others) {
 		super(`Somebody changed ${count(others.length, "finding")} meanwhile.`);
@@ -23,8 +23,8 @@ const makeKey = () => crypto.getRandomValues(new Uint32Array(4)).join("-"); // a
 const nameOf = ({ id, etag }) => `${id} ${etag}`;
 
 /**
- * Return {carryOut, undo, say, sayError, sendUnsent, discardFirst}, and the stores {toast: what was said last, changed: ids of the
- * findings that changed last, conflicts: each for somebody to decide about, unsent: changes that wait, sending}.
+ * Return what carries changes out, and the stores {toast: what was said last, changed: ids of what changed last,
+ * conflicts: to be decided about, unsent: changes that wait, sending}.
  */
 export function createChanges(api) {
 	const toast = createStore({ text: "", undo: false });
@@ -33,7 +33,7 @@ export function createChanges(api) {
 	const unsent = createStore(readKept(sessionStorage, UNSENT) ?? []);
 	const sending = createStore(false);
 	const undoable = []; // lists of changes that take one back
-	const ours = new Map(); // findings after our decisions, by what is shown of them until the view loads them
+	const ours = new Map(); // findings after our decisions, by how they are shown until the view reloads
 	let last = Promise.resolve();
 	let timer;
 
@@ -45,7 +45,7 @@ export function createChanges(api) {
 		return task;
 	}
 
-	/** Return the findings that an error points to, by id, as they are now: null is one that is deleted. */
+	/** Return what an error points to by id, as it is now: null is deleted. */
 	async function meet(tasks, { errors = [] }) {
 		const ids = errors.map(({ pointer = "" }) => pointer.split("/")).flatMap(([, member, name]) =>
 			(member === "ids" ? (tasks[name]?.id ?? []) : member === "ifMatch" ? name : []));
@@ -53,9 +53,9 @@ export function createChanges(api) {
 		return new Map(await Promise.all(ids.map(async (id) => [id, await read(id)])));
 	}
 
-	/** Make a change of all findings of a lot that are still there, or of none, and return them as they were and as they are. */
+	/** Change all findings of a lot that are still there, or none, and return them before and after. */
 	async function sendLot({ tasks, key, ...change }) {
-		const others = new Map(); // what somebody else decided about: last, because an answer tells of the first hundred
+		const others = new Map(); // decided about by others: sent last, as an answer tells of the first hundred
 		while (tasks.length) {
 			const ifMatch = Object.fromEntries(tasks.map(({ id, etag }) => [id, etag]));
 			const body = { ids: Object.keys(ifMatch), ifMatch, ...change.fields };
@@ -79,7 +79,7 @@ export function createChanges(api) {
 		return { before: [], after: [] };
 	}
 
-	/** Make a change, or have somebody decide who sees what came before it. An error's `left` is what is not made. */
+	/** Make a change, or ask about conflicts. An error's `left` is what is not made. */
 	async function deliver(change) {
 		const { fields, undoes } = change;
 		const [before, after] = [[], []];
@@ -126,7 +126,7 @@ export function createChanges(api) {
 		timer = setTimeout(sendUnsent, 1000 * Math.max(error?.retryAfter ?? 0, 5));
 	}
 
-	/** Make a change after those before it, and keep what cannot be sent now. :throws Refusal: */
+	/** Make a change after earlier ones; keep what can't be sent now. :throws Refusal: */
 	function carryOut(change) {
 		const keepPassing = (error) => {
 			if (!isPassing(error)) throw error;
@@ -136,7 +136,7 @@ export function createChanges(api) {
 		return last;
 	}
 
-	/** Take back what was decided last. :throws Refusal: */
+	/** Undo the last decision. :throws Refusal: */
 	async function undo() {
 		await last.catch(() => {});
 		const kept = unsent.get();
@@ -157,7 +157,7 @@ export function createChanges(api) {
 
 	const discardFirst = () => unsent.set(unsent.get().slice(1));
 
-	/** Send what was kept, in its order, as far as that goes. */
+	/** Send what was kept, in order, as far as that goes. */
 	async function sendUnsent() {
 		if (sending.get()) return;
 		sending.set(true);

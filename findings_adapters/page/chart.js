@@ -1,4 +1,4 @@
-// The trend: a line of how many findings were unfinished, over bars of what came and went, day by day.
+// The trend by day: a line of what was unfinished, over bars of what came and went.
 
 import { html, useLayoutEffect, useRef, useState } from "./lib.js";
 import { capital, number } from "./words.js";
@@ -13,7 +13,7 @@ const DATE = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", 
 const came = (day) => day.created + day.reopened;
 const went = (day) => day.resolved + day.dismissed;
 
-/** Return round numbers from 0 to `most` or just beyond, in at most so many steps: what is counted has no halves. */
+/** Return round numbers from 0 to at least `most`, in at most so many steps: counts have no halves. */
 export function ticks(most, steps) {
 	const least = Math.max(most / steps, 1);
 	const power = 10 ** Math.floor(Math.log10(least));
@@ -21,12 +21,12 @@ export function ticks(most, steps) {
 	return Array.from({ length: Math.ceil(Math.max(most, 1) / step) + 1 }, (_, index) => index * step);
 }
 
-/** Return where everything is drawn in so many pixels. */
+/** Return where everything is drawn in `width` pixels. */
 export function layout(days, width) {
 	const levels = ticks(Math.max(...days.map((day) => day.unfinished)), 4);
 	const moves = ticks(Math.max(...days.map(came), ...days.map(went)), 2);
 	const band = (width - LEFT - 22) / days.length; // half a date may stand behind the last
-	const every = Math.ceil(64 / band); // days from date to date, the last of which is today's
+	const every = Math.ceil(64 / band); // days from date to date; the last is today
 	const x = (index) => LEFT + band * (index + 0.5);
 	const y = (value) => LINE.end - ((LINE.end - LINE.top) * value) / levels.at(-1);
 	const tall = (value) => ((BARS.end - BARS.middle) * value) / moves.at(-1);
@@ -44,7 +44,7 @@ export function layout(days, width) {
 	};
 }
 
-/** Drawn anew for each width, so that its text is as large as other text. */
+/** Draw anew for each width, so that text keeps its size. */
 export function Trend({ days }) {
 	const box = useRef(null);
 	const [width, setWidth] = useState(0);

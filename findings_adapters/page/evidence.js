@@ -1,4 +1,4 @@
-// What a finding rests on: code, pictures, links and texts, all of them written by strangers.
+// What a finding rests on: strangers' code, pictures, links and texts.
 
 import { html, useState } from "./lib.js";
 import { Address, Copy, Text } from "./parts.js";
@@ -9,7 +9,7 @@ const MOST_LINES = 200; // at first
 const PICTURE_TYPE = /screen|image|picture|photo/i;
 const PICTURE_FILE = /\.(?:png|jpe?g|gif|webp|avif|svg)$/i;
 
-/** Code or text with the numbers of its lines, from `first` on. One of several may be marked. */
+/** Show text with numbered lines, from `first` on. One of several may be marked. */
 export function Code({ text, first = 1, marked, label }) {
 	const [whole, setWhole] = useState(false);
 	const lines = text.split("\n");
@@ -28,7 +28,7 @@ export function Code({ text, first = 1, marked, label }) {
 		</div>`;
 }
 
-/** A picture: one of another host is fetched only when somebody asks for it, because that host hears of it. */
+/** Show a picture: another host's only on request, because that host hears of it. */
 function Picture({ url, label }) {
 	const remote = !url.startsWith("data:");
 	const [state, setState] = useState(remote ? "hidden" : "shown");
@@ -48,7 +48,7 @@ function Item({ item, location }) {
 	const isPicture = isData || (address && (PICTURE_TYPE.test(type) || PICTURE_FILE.test(address.pathname)));
 	return html`
 		<li>
-			<div class="entry"><span class="kind"><${Text} of=${type} /></span> ${label && html`<strong><${Text} of=${label} /></strong>`}</div>
+			<div><span class="kind"><${Text} of=${type} /></span> ${label && html`<strong><${Text} of=${label} /></strong>`}</div>
 			${url && !isData && html`<p><${Address} url=${url} /></p>`}
 			${isPicture && html`<${Picture} url=${isData ? url : address.href} label=${label} />`}
 			${content && html`<${Code} text=${content} first=${begin.line ?? 1} marked=${marked} label=${label || type} />`}

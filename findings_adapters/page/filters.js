@@ -1,4 +1,4 @@
-// What a list of findings is narrowed to. Every filter stands in the address under the API's own name.
+// How lists are narrowed. Filters stand in the address under the API's names.
 
 import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";
@@ -6,7 +6,7 @@ import { html, useEffect, useLayoutEffect, useLoad, usePage, useRef, useState } 
 import { Field, Select, Text, Toggles } from "./parts.js";
 import { capital, SEVERITIES, STATUS_NAMES } from "./words.js";
 
-const LABELS = { // of each filter that has a chip; the others have what shows their values
+const LABELS = { // of filters with a chip; the others show their values
 	projectType: "Type",
 	targetUrl: "Target",
 	branch: "Branch",
@@ -27,7 +27,7 @@ const LABELS = { // of each filter that has a chip; the others have what shows t
 export const FILTER_NAMES = ["q", "status", "severity", ...Object.keys(LABELS)];
 const SORTS = [["", "Newest first"], ["createdAt", "Oldest first"], ["severity", "Most severe first"]];
 const SEVERITY_NAMES = Object.fromEntries(SEVERITIES.map((name) => [name, capital(name)]));
-const PAUSE = 200; // milliseconds without a key before a search
+const PAUSE = 200; // milliseconds from the last key to a search
 const DAY = /^\d{4}-\d\d-\d\d$/;
 
 export function queryOf(query) {
@@ -39,7 +39,7 @@ export function queryOf(query) {
 	return given;
 }
 
-/** Return what a finding is about, short: its target without what all have, and its branch. */
+/** Return a finding's target, without what all have, and its branch. */
 export function placeOf({ targetUrl, branch }) {
 	const target = targetUrl?.replace(/^https?:\/\//, "").replace(/\/$/, "");
 	return branch ? `${target ?? ""} (${branch})` : target;
@@ -51,14 +51,14 @@ async function loadNames(get) {
 	return { types: projectTypes.map(({ name }) => name), targets: distinct("targetUrl"), branches: distinct("branch") };
 }
 
-/** Return options for names, and for what the address asks for besides, which may be several. */
+/** Return options for names, and for what else the address asks for. */
 const optionsOf = (names, present, sign = "") =>
 	[...new Set([...names, ...(present ? [present] : [])])].map((name) => [sign + name, name]);
 
-/** Return what a control for a filter is given. */
+/** Return the properties of a filter's control. */
 export const controlOf = (name, query, onChange) => ({ label: LABELS[name], value: query[name], onChange: (value) => onChange({ [name]: value }) });
 
-/** What is of `one` line of development at a time has no choice of all. */
+/** Choose where; `one` offers no choice of all branches. */
 export function Where({ query, onChange, one }) {
 	const { branch, mainLine } = query;
 	const { types = [], targets = [], branches = [] } = useLoad(loadNames, []).data ?? {};
@@ -130,7 +130,7 @@ export function Filters({ query, onChange, people }) {
 					</div>
 				</details>
 			</div>
-			<div class="row chips">
+			<div class="row">
 				${chipsOf(query).map(({ name, value, rest }) => html`
 					<button class="chip" onClick=${() => onChange({ [name]: rest })}>
 						${LABELS[name]}: <${Text} of=${YES_OR_NO[value] ?? value} /> <span aria-hidden="true">×</span><span class="hidden"> remove this filter</span>

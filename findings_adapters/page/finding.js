@@ -1,4 +1,4 @@
-// One finding: all that is known of it, and what people made of it.
+// One finding: what is known of it, and what people made of it.
 
 import { pathOf } from "./api.js";
 import { Evidence } from "./evidence.js";
@@ -25,7 +25,7 @@ export function Finding({ id }) {
 		return { task, history: first.history, more: first.next !== null };
 	});
 	const tasks = loaded.data ? [loaded.data.task] : [];
-	const listed = memory.lists.findings?.list?.items ?? []; // in the list that was left
+	const listed = memory.lists.findings?.list?.items ?? [];
 	const index = listed.findIndex((each) => each.id === id);
 	const [previous, next] = index < 0 ? [] : [listed[index - 1], listed[index + 1]];
 	const step = (to) => {
@@ -60,7 +60,7 @@ const Whole = ({ task, history, more, buttons, news, origin }) => html`
 	<//>
 	${buttons && html`<div class="triage">${buttons}</div>`}
 	<div class="columns">
-		<article class="main">
+		<article>
 			<${Section} title="Description" of=${task.description}><${Prose} of=${task.description} /><//>
 			<${Section} title="Evidence" of=${task.evidence.length}><${Evidence} items=${task.evidence} location=${task.location} /><//>
 			<${Section} title="Remediation" of=${task.remediation.length}>
@@ -82,7 +82,7 @@ const Whole = ({ task, history, more, buttons, news, origin }) => html`
 
 const Alike = ({ to, of, ...more }) => html`<a href=${link("findings", null, to)} ...${more}><${Text} of=${of} /></a>`;
 
-/** What is known in short. The run that last reported a finding tells the commit. */
+/** Show facts in short. The run that last reported a finding tells the commit. */
 function Facts({ task }) {
 	const { data } = useAnswer(pathOf("runs", task.lastRunId));
 	const run = data?.id === task.lastRunId && data;

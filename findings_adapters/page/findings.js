@@ -1,4 +1,4 @@
-// The list of findings: found, chosen and decided about, one by one or group by group.
+// The list of findings: found, chosen and decided about.
 
 import { Filters, FILTER_NAMES, placeOf, queryOf } from "./filters.js";
 import { Groups } from "./groups.js";
@@ -26,14 +26,14 @@ function List({ query, filters }) {
 	const tasks = data?.items ?? [];
 	const selection = useSelection(tasks, list.cursor, JSON.stringify(filters));
 	const { may, chosen, taken } = selection;
-	const pending = useRef(null); // all that match, until they are read
+	const pending = useRef(null); // all that match, while they are read
 	useEffect(() => void (pending.current = null), [chosen]);
 	const chooseMatching = async () => {
 		const all = whileRead(page, Math.min(data.total, MOST_GATHERED), gather(page, filters));
 		pending.current = all;
 		const found = await all.ready.catch(() => null);
-		if (pending.current === all) pending.current = null;
-		else return;
+		if (pending.current !== all) return;
+		pending.current = null;
 		if (found) selection.set(new Map(found.map((task) => [task.id, task])));
 	};
 	const affected = () => pending.current ?? taken;
@@ -68,7 +68,7 @@ function List({ query, filters }) {
 		<//>`;
 }
 
-/** What saves the list in another form, as far as that goes. */
+/** Save the list in other formats, up to a limit. */
 function Exports({ filters }) {
 	const { api, changes } = usePage();
 	const save = async (type, name) => {
@@ -90,10 +90,10 @@ function Exports({ filters }) {
 		</div>`;
 }
 
-/** Show a text that may be cut, if there is any: the whole is told where the pointer rests. */
+/** Show a text that may be cut: the pointer tells the whole. */
 const cuttable = (text, shown = text) => text && html`<span title=${text}><${Text} of=${shown} /></span>`;
 
-/** Return the columns of a list: what all its findings share by a filter is in none. */
+/** Return a list's columns, without what a filter makes equal in all. */
 function columnsOf(query) {
 	const tagged = (tag) => link("findings", null, { ...query, tag, page: "" });
 	return [

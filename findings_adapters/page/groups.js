@@ -1,4 +1,4 @@
-// The list of findings by what they have in common, with one decision for all of a group.
+// Findings by what they have in common, with one decision for a group.
 
 import { Filters } from "./filters.js";
 import { filtersOf, GROUPINGS, isOf, narrowed } from "./grouping.js";
@@ -59,7 +59,7 @@ export function Groups({ query, filters }) {
 }
 
 function columnsOf(by, query, router) {
-	const enter = () => (router.groups = location.hash); // where Escape leads from the list of a group
+	const enter = () => (router.groups = location.hash); // where Escape leads from a group
 	const nameOf = ({ id, value }) => {
 		const name = html`<${Text} of=${value} missing="None" />`;
 		return filtersOf(by, value)

@@ -1,4 +1,4 @@
-// What happened to a finding: who, when, what, and why.
+// What happened to a finding, and why.
 
 import { html } from "./lib.js";
 import { link } from "./route.js";
@@ -20,7 +20,7 @@ const SENTENCES = {
 
 export const HistoryEntry = ({ entry }) => html`
 	<li>
-		<div class="entry">
+		<div>
 			<strong><${Text} of=${entry.by} missing="Somebody" /></strong> ${SENTENCES[entry.event]?.(entry) ?? entry.event}
 			${entry.reason && html`<span> · ${REASONS[entry.reason] ?? entry.reason}</span>`}
 			${entry.runId && html`<span> · <a href=${link("runs", entry.runId)}>run</a></span>`}

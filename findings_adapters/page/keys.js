@@ -1,4 +1,4 @@
-// Single keys: what the views listen for, while nobody types.
+// Single keys, which views listen for while nobody types.
 
 import { createStore, useLayoutEffect, usePage, useRef } from "./lib.js";
 
@@ -6,8 +6,8 @@ const OFF = "findings:keys-off";
 const TYPING = 'input:not([type="checkbox"], [type="radio"]), textarea, select';
 
 /**
- * Return {on, layers}. `on` is the store of whether single keys do anything: speech input and some ways of typing need
- * them to do nothing (WCAG 2.1.4). `layers` are what is listened for, by whom is asked last.
+ * Return {on, layers}: whether single keys do anything, as speech input needs them off (WCAG 2.1.4), and what is
+ * listened for, by whom is asked last.
  */
 export function createKeys() {
 	const on = createStore(!localStorage.getItem(OFF));
@@ -26,7 +26,7 @@ export function createKeys() {
 	return { on, layers };
 }
 
-/** Call `actions[key]` when that key is pressed. A view is asked before what stands around it. */
+/** Call `actions[key]` on that key. A view is asked before what stands around it. */
 export function useKeys(actions, isAround = false) {
 	const { layers } = usePage().keys;
 	const latest = useRef(actions);

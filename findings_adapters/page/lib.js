@@ -1,4 +1,4 @@
-// What every module draws with: Preact, its hooks, htm, and stores that components follow.
+// What modules draw with: Preact, its hooks, htm, and stores that components follow.
 
 import { createContext, h } from "./vendor/preact.mjs";
 import { useContext, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/hooks.mjs";
@@ -8,7 +8,7 @@ export { render } from "./vendor/preact.mjs";
 export * from "./vendor/hooks.mjs";
 export const html = htm.bind(h);
 
-/** What all views share, as `app.js` makes it: {api, session, router, keys, changes, memory}. */
+/** What views share: {api, session, router, keys, changes, dialog, memory}. */
 export const PageContext = createContext(null);
 export const usePage = () => useContext(PageContext);
 
@@ -38,7 +38,7 @@ export function useStore(store) {
 	return value;
 }
 
-/** Call `handle` on an event of the window, as long as the component is there. */
+/** Handle an event of the window while the component is there. */
 export function useEvent(name, handle) {
 	const latest = useRef(handle);
 	latest.current = handle;
@@ -50,9 +50,8 @@ export function useEvent(name, handle) {
 }
 
 /**
- * Load something with `get(path, query)` whenever one of `inputs` changes, and return {data, error, loading, reload}.
- * What was there stays until the new is: nothing jumps. An answer that comes late for older inputs is dropped, and
- * what failed is loaded again once the browser is online.
+ * Load something whenever `inputs` change, and return {data, error, loading, reload}. Old data stays until the new is
+ * there, so that nothing jumps. Late answers for older inputs are dropped; what failed is loaded again once online.
  */
 export function useLoad(load, inputs, initial = null) {
 	const [state, setState] = useState({ data: initial, error: null, loading: true });
@@ -70,12 +69,12 @@ export function useLoad(load, inputs, initial = null) {
 	return { ...state, reload };
 }
 
-/** Load an answer of the service, and anew when findings have changed. */
+/** Load an answer of the service, and again when findings change. */
 export function useAnswer(path, query, load = (get) => get(path, query)) {
 	return useLoad(load, [useStore(usePage().changes.changed), path, JSON.stringify(query)]);
 }
 
-/** Have a storage keep something as JSON under a name, unless that is too much for it. */
+/** Keep a value in a storage as JSON, unless it is too large. */
 export function keepAs(storage, name, value) {
 	try {
 		storage.setItem(name, JSON.stringify(value));
@@ -84,7 +83,7 @@ export function keepAs(storage, name, value) {
 	}
 }
 
-/** Return what a storage keeps as JSON under a name, or null. */
+/** Return what `keepAs` kept, or null. */
 export function readKept(storage, name) {
 	try {
 		return JSON.parse(storage.getItem(name));

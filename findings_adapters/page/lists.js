@@ -1,4 +1,4 @@
-// What lists share: pages, the row that keys are about, what is chosen, and tables that narrow screens can show.
+// What lists share: pages, the row that keys are about, what is chosen, and tables.
 
 import { placeBehind } from "./api.js";
 import { useKeys } from "./keys.js";
@@ -10,18 +10,18 @@ import { number } from "./words.js";
 const LIMIT = 50;
 const MOST_OF_A_LIST = 200; // the service's own limit of a page
 export const MOST_GATHERED = 10_000;
-const PAUSE = 30_000; // milliseconds between two looks whether something is new
+const PAUSE = 30_000; // milliseconds between two looks for news
 
 async function loadPage({ api, memory: { places } }, kind, filters, page, signal) {
 	const name = (number) => JSON.stringify([kind, filters, number]);
-	const after = places.get(name(page)); // what it begins behind leads to a page faster than its number
+	const after = places.get(name(page)); // faster than a page's number
 	const query = { ...filters, limit: LIMIT, ...(after ? { after } : { page }) };
 	const { data, etag } = await api.request("GET", kind, { query, signal });
 	places.set(name(page + 1), placeBehind(data));
 	return { ...data, items: data[kind], number: page, query, etag };
 }
 
-/** Return all findings that filters leave, as many as may be gathered. */
+/** Return all findings that filters leave, up to `MOST_GATHERED`. */
 export async function gather({ api, changes }, filters) {
 	const tasks = [];
 	for (let after; ; ) {
@@ -35,7 +35,7 @@ export async function gather({ api, changes }, filters) {
 	return tasks;
 }
 
-/** Return {length, ready, found} for findings that are still being read, so that somebody can begin to decide about them. */
+/** Return {length, ready, found} for findings still being read, so that a decision can begin. */
 export function whileRead({ changes }, length, ready) {
 	const tasks = { length, ready };
 	ready.then((found) => (tasks.found = found), changes.sayError);
@@ -43,8 +43,8 @@ export function whileRead({ changes }, length, ready) {
 }
 
 /**
- * Load the page of a list that the address names. `change` goes to the list with other values in the address, `turn` to
- * another page. On the way back to a list its rows, the one that the keys are about, and how far it was scrolled are there.
+ * Load the page that the address names. `change` goes to other values in the address, `turn` to another page.
+ * On the way back to a list its rows, cursor and scroll position are there.
  */
 export function useList(view, kind, query, filters) {
 	const shared = usePage();
@@ -77,20 +77,20 @@ export function useList(view, kind, query, filters) {
 	useEffect(() => {
 		if (data && !loading) Object.assign(left, { key, list: data });
 	}, [data, loading]);
-	useEffect(() => { // what was on the last page may be gone
+	useEffect(() => { // the last page may be gone
 		if (page > 1 && isPresent && data.items.length === 0) turn(Math.min(page - 1, Math.ceil(data.total / LIMIT)), true);
 	}, [data]);
 	return { ...loaded, ...rows, page, change, turn };
 }
 
-/** Return who is named in the findings listed last. */
+/** Return the assignees in the latest list. */
 export function knownPeople({ lists }, tasks = lists.findings?.list?.items ?? []) {
 	return [...new Set(tasks.map((each) => each.assignee).filter(Boolean))].sort();
 }
 
 /**
- * Return the id of the row that keys are about, which j and k move, or else call `goBeyond`. Where that row goes, the next
- * follows; `waitFor` takes one of the rows that come next, by its index.
+ * Return the id of the row that keys are about. j and k move it, or call `goBeyond`. Where that row goes, the next
+ * follows; `waitFor` takes one of the coming rows, by index.
  */
 export function useCursor(items, left, goBeyond = () => {}) {
 	const [cursor, show] = useState(left.cursor);
@@ -126,7 +126,7 @@ export function useCursor(items, left, goBeyond = () => {}) {
 	return { cursor, setCursor, waitFor };
 }
 
-/** Tell what is new on a page since it was loaded. */
+/** Tell what is new on a page. */
 function newsOf(shown, now) {
 	const before = new Map(shown.items.map((item) => [item.id, item]));
 	const unknown = now.items.filter(({ id }) => !before.has(id)).length;
@@ -137,7 +137,7 @@ function newsOf(shown, now) {
 	return now.total === shown.total && !unknown ? "" : "The list has changed";
 }
 
-/** Look on focus and every half minute whether `data` with its `etag` still holds. Nothing moves until somebody asks. */
+/** Look on focus and every `PAUSE` whether `data` still holds. Nothing moves until somebody asks. */
 export function News({ kind, data, loading, reload }) {
 	const { api } = usePage();
 	const [news, setNews] = useState({});
@@ -171,8 +171,8 @@ export function Pager({ data: { items, limit, next, total }, page, turn }) {
 }
 
 /**
- * Return which items are `chosen`, by id, until what they are `of` changes, and what chooses them: one, a range from the
- * one before, or all. `taken` are they as they are now, else the one that keys are about.
+ * Return the items `chosen`, by id, until `of` changes, and what chooses one, a range, or all. `taken` are they as they
+ * are now, else the one that keys are about.
  */
 export function useSelection(items, cursor, of) {
 	const { session, changes } = usePage();
@@ -203,7 +203,7 @@ export function useSelection(items, cursor, of) {
 	return { may, chosen, taken, set, clear, choose, put };
 }
 
-/** A table of `columns`: [name, heading, what shows it]. Its roles are said: it has none where CSS shows rows as something else. */
+/** Show `columns`: [name, heading, what shows it]. Roles are said, as CSS that changes `display` takes them away. */
 export function Table({ name, kind, columns, items, loading = false, cursor, setCursor, selection }) {
 	const chosen = new Set(items.filter(({ id }) => selection?.chosen.has(id)));
 	const choose = selection?.may && ["choose", html`
@@ -228,12 +228,12 @@ export function Table({ name, kind, columns, items, loading = false, cursor, set
 		</table>`;
 }
 
-/** A cell: the keys are about its row once the title has the focus. Narrow screens leave out what is empty. */
+/** Show a cell: a title with the focus takes the cursor. Narrow screens leave out empty cells. */
 const Cell = ({ kind, arrive, children }) => (kind === "title"
 	? html`<th role="rowheader" scope="row" class="title" onFocusCapture=${arrive} onClick=${arrive}>${children}</th>`
 	: html`<td role="cell" class="${kind} ${children ? "" : "none"}">${children}</td>`);
 
-/** What can be done with what is chosen, over the end of the list. */
+/** Offer what can be done with what is chosen. */
 export const Actions = ({ selection, told, children }) => selection.chosen.size > 0 && html`
 	<section class="actions" aria-label="What to do with what is selected">
 		<strong aria-live="polite">${told} selected</strong>

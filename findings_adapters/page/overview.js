@@ -1,4 +1,4 @@
-// How things stand: what is unfinished, whose it is, how it came to that, and the latest runs.
+// How things stand: what is unfinished, whose it is, the trend, and the latest runs.
 
 import { pathOf } from "./api.js";
 import { Trend } from "./chart.js";
@@ -25,7 +25,7 @@ export function Overview({ query }) {
 	const change = (fields) => router.go(link("overview", null, { ...where, days, ...fields, mainLine: "" }));
 	const asked = { ...where, days: DAYS.some(([name]) => name === days) ? days : "" };
 	const overview = useAnswer("overview", asked, async (_, signal) => {
-		await null; // the cards ask first, whose answers are quick: of what is slow, the service gives one at a time
+		await null; // the cards' quick answers first: the service gives slow ones one at a time
 		const { data, etag } = await api.request("GET", "overview", { query: asked, signal });
 		return { ...data, query: asked, etag };
 	});
@@ -65,7 +65,7 @@ const Card = ({ title, wide, from, children }) => html`
 		<h2>${title}</h2><${Loaded} from=${from} what=${title.toLowerCase()}>${children}<//>
 	</section>`;
 
-/** Count by groups, which is quick, unless those that nobody has are not among the largest. */
+/** Count by groups, which is quick, unless nobody's is not among the largest. */
 async function countUnassigned(get, list) {
 	const { groups, others } = await get("groups", { ...list, assigned: "", by: "assignee", limit: 200 });
 	const total = groups.find(({ value }) => value === null)?.total ?? 0;
@@ -94,7 +94,7 @@ const Groups = ({ what, by, list }) => html`
 			${others > 0 && html`<p><a href=${toFindings({ ...list, group: by })}>${number(others)} in others</a></p>`}`}
 	<//>`;
 
-/** How many findings of each kind are unfinished, and in progress; there may be no list of a kind, `to`. */
+/** Count what is unfinished and in progress by kind. Not every kind has a list, `to`. */
 const Bars = ({ what, list, rows }) => (rows.length === 0 ? html`<p class="muted">Nothing is unfinished.</p>` : html`
 	<table class="bars">
 		<thead><tr><th scope="col">${what}</th><th scope="col" class="number">Unfinished</th><th scope="col" class="number">In progress</th></tr></thead>

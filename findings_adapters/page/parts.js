@@ -28,10 +28,10 @@ export const Severity = ({ is }) => html`
 export const Verdict = ({ gate: { pass } }) => html`
 	<${Badge} kind=${pass ? "status-resolved" : "severity-critical"} icon=${pass ? ICONS.completed : ICONS.failed}>${pass ? "Pass" : "Fail"}<//>`;
 
-/** Text of strangers: none of its characters turns around what stands beside it. */
+/** Show strangers' text: it turns nothing around beside it. */
 export const Text = ({ of, missing = "–" }) => ((of ?? "") === "" ? html`<span class="muted">${missing}</span>` : html`<bdi>${String(of)}</bdi>`);
 
-/** A link to elsewhere in the web, if it leads there, else what it is called. */
+/** Link to the web, or only name what has no address. */
 export const Outside = ({ href, children }) => (href ? html`<a href=${href} target="_blank" rel="noopener noreferrer">${children}</a>` : children);
 
 export const Address = ({ url }) => html`<${Outside} href=${webAddress(url ?? "")?.href}><${Text} of=${url} /><//>`;
@@ -61,20 +61,20 @@ const HowToSend = () => html`
 	<pre class="sample">findings-service scan --url ${new URL("../", import.meta.url).href} --type bandit report.sarif</pre>
 	<p>Programs of your own begin with <a href=${DESCRIPTION}>the description of the API</a>.</p>`;
 
-/** What stands in place of an empty list. */
+/** Stand in place of an empty list. */
 export const NoneListed = ({ what, view, isFiltered }) => (isFiltered
 	? html`<${Nothing} title="No ${what} is like that"><p><a href=${link(view)}>Show all ${what}s</a></p><//>`
 	: html`<${Nothing} title="No ${what}s yet"><${HowToSend} /><//>`);
 
-/** Show what was loaded, or how that stands, under a `title` until there is a heading. */
+/** Show what was loaded, or how that stands, under `title` until there is a heading. */
 export const Loaded = ({ from: { data, error, reload }, what, title, children }) => html`
 	${!data && title && html`<${Heading} title=${title} />`}
 	${error && html`<${Failed} error=${error} retry=${reload} />`}
 	${data && error?.status !== 400 ? children(data) : !error && html`<p class="notice loading" role="status">Loading ${what} …</p>`}`;
 
-let shown = 0; // headings: the first leaves the focus to the top of the document
+let shown = 0; // headings: the first takes no focus
 
-/** The heading of a view: it names the document, and reading goes on there when the view has changed. */
+/** Head a view: name the document, and take the focus when the view has changed. */
 export function Heading({ title, of = title, total, children }) {
 	const heading = useRef(null);
 	useEffect(() => {
@@ -88,7 +88,7 @@ export function Heading({ title, of = title, total, children }) {
 			${total !== undefined && html`<p class="total" role="status">${total}</p>`}${children}</header>`;
 }
 
-/** A dialog over everything else. Closed, it gives the focus back. */
+/** Show a dialog over all else. Closed, it gives the focus back. */
 export function Dialog({ title, onClose, wide, children }) {
 	const box = useRef(null);
 	const close = useRef(onClose);
@@ -116,7 +116,7 @@ export function Dialog({ title, onClose, wide, children }) {
 		</dialog>`;
 }
 
-/** A form that keeps what was typed where it is refused. `other` stands beside its button. */
+/** Keep what was typed where it is refused. `other` stands beside the button. */
 export function Form({ action, onSubmit, other, children, ...more }) {
 	const [{ error, busy }, setState] = useState({});
 	const submit = async (event) => {
@@ -142,7 +142,7 @@ export function Form({ action, onSubmit, other, children, ...more }) {
 		</form>`;
 }
 
-/** A text field whose value counts once it is complete: on Enter, or when it is left. */
+/** A text field whose value counts on Enter, or when it is left. */
 export function Field({ label, value, onChange, options = [], type = "text" }) {
 	const id = useId();
 	const [draft, setDraft] = useState(null);
@@ -162,7 +162,7 @@ export const Select = ({ label, value, onChange, options }) => html`
 		</select>
 	</label>`;
 
-/** Buttons for the values of a list with commas. */
+/** Toggle the values of a list with commas. */
 export function Toggles({ label, names, value, onChange }) {
 	const chosen = value?.split(",") ?? [];
 	const toggle = (name) => onChange(chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]);
@@ -180,7 +180,7 @@ export function Copy({ text, label = "Copy" }) {
 			await navigator.clipboard.writeText(text);
 			say("Copied.");
 		} catch {
-			say("This browser does not let the page copy."); // without TLS, on another host, there is no clipboard
+			say("This browser does not let the page copy."); // there is no clipboard without TLS
 		}
 	};
 	return html`<button class="quiet" onClick=${copy}>${label}</button>`;

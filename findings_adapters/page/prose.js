@@ -1,5 +1,5 @@
-// What people and agents wrote, as they wrote it: their lines, each in its own direction. Of Markdown, headings, strong
-// words, code and links are shown as such; all else is text that reads well as it is.
+// What people and agents wrote, each line in its own direction. Of Markdown, headings, strong words, code and links
+// are shown as such; the rest reads well as it is.
 
 import { html } from "./lib.js";
 import { webAddress } from "./words.js";
@@ -14,7 +14,7 @@ const MARKS = new RegExp([
 	/\b(?<url>https?:\/\/[^\s<>"`\p{Cc}\p{Bidi_C}]+)/u,
 ].map(({ source }) => source).join("|"), "giu");
 
-/** Return how long a URL in a sentence is: without what ends the sentence, or closes a bracket that was open before. */
+/** Return a URL's length without what ends its sentence, or closes a bracket opened before. */
 function lengthOf(url) {
 	let end = url.length;
 	const hasOpen = url.includes("(");
@@ -22,7 +22,7 @@ function lengthOf(url) {
 	return end;
 }
 
-/** Return the pieces of a text: texts, and {kind, text, href?}, where `kind` is block, code, strong, heading or link. */
+/** Return a text's pieces: texts, and {kind, text, href?} of a kind in `DRAWN`. */
 export function piecesOf(text) {
 	const pieces = [];
 	let done = 0;
@@ -49,6 +49,6 @@ const DRAWN = {
 		<a href=${href} title=${href} target="_blank" rel="noopener noreferrer nofollow"><bdi>${text}</bdi></a>`,
 };
 
-/** A text of strangers as a block of its own: nothing in it turns around what stands outside. */
+/** Show strangers' text as a block: it turns nothing around outside. */
 export const Prose = ({ of }) => html`
 	<div class="prose" dir="auto">${piecesOf(of).map((piece) => (piece.kind ? DRAWN[piece.kind](piece) : piece))}</div>`;

@@ -1,8 +1,8 @@
-// Where the reader is: a view, what it is of, and how it is filtered, all in the part of the address behind the #.
+// Where the reader is, all in the address behind the #: a view, what it is of, and its filters.
 
 import { createStore } from "./lib.js";
 
-/** Return {view, id, query} of the part of an address behind its #. */
+/** Return {view, id, query} of what stands behind the #. */
 export function readRoute(hash) {
 	const [path, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
 	let parts;
@@ -14,7 +14,7 @@ export function readRoute(hash) {
 	return { view: parts[0] ?? "overview", id: parts[1] ?? null, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-/** Return the link to a view, without empty values of the query. What is listed is a list with commas. */
+/** Return the link to a view, without empty values of the query. Lists are joined with commas. */
 export function link(view, id = null, query = {}) {
 	const given = Object.entries(query).filter(([, value]) => String(value ?? "") !== "");
 	const path = [view, ...(id === null ? [] : [id])].map(encodeURIComponent).join("/");
@@ -22,10 +22,7 @@ export function link(view, id = null, query = {}) {
 	return `#/${path}${given.length ? `?${text.toString().replaceAll("%2C", ",").replaceAll("%3A", ":")}` : ""}`;
 }
 
-/**
- * Return the store of where the reader is, with `go` to elsewhere, the `origin` of who looks at one finding, and the
- * `groups` out of which a list was opened.
- */
+/** Return the store of where the reader is, with `go`, a finding's `origin`, and the `groups` a list was opened from. */
 export function createRouter() {
 	const store = createStore(readRoute(location.hash));
 	const isOne = ({ view, id }) => view === "findings" && id !== null;
@@ -37,7 +34,7 @@ export function createRouter() {
 		if (!isOne(store.get())) router.origin = location.hash || link("overview");
 	}
 
-	/** Go to a link; with `replace`, the way back does not lead here. */
+	/** Go to a link; with `replace`, Back does not lead here. */
 	function go(to, replace = false) {
 		if (to === location.hash) return;
 		if (replace) {

@@ -1,4 +1,4 @@
-// One run, compared with its baseline: what is new, what is gone, and what is still there.
+// One run, compared with its baseline: what is new, gone, and still there.
 
 import { pathOf } from "./api.js";
 import { html, useAnswer } from "./lib.js";
@@ -9,11 +9,11 @@ import { DeleteButton } from "./triage.js";
 import { Value } from "./values.js";
 import { count, number, SEVERITIES, STATUSES } from "./words.js";
 
-const LISTED = 50; // of each list, as many as the gate tells
+const LISTED = 50; // as many as the gate tells
 
 export const toFindings = (query) => link("findings", null, { sort: "severity", ...query });
 
-/** Return the filters of a run's lists, by what the gate counts. */
+/** Return the filters of a run's lists, as the gate counts. */
 function listsOf({ id, branch, createdAt }) {
 	const status = branch ? "open,in_progress,resolved" : "open,in_progress";
 	return {
@@ -46,7 +46,7 @@ export function Run({ id }) {
 const Whole = ({ run, gate, ...compared }) => html`
 	<${Heading} title="Run of ${run.projectType}"><p class="badges"><${Status} is=${run.status} /></p><//>
 	<div class="columns">
-		<div class="main">
+		<div>
 			<section class="card"><h2>Gate</h2><p><${Verdict} gate=${gate} /> <${Text} of=${gate.reason} /></p></section>
 			<${Comparison} run=${run} ...${compared} />
 			<${Results} of=${run.summary} list=${compared.lists.results} />

@@ -1,4 +1,4 @@
-// Runs: who looked at what, when, and what that brought.
+// Runs: who looked at what, when, and what it brought.
 
 import { controlOf, Where } from "./filters.js";
 import { html } from "./lib.js";
@@ -38,5 +38,5 @@ const COLUMNS = [
 	["age", "Age", ({ createdAt }) => html`<${Time} at=${createdAt} />`],
 ];
 
-/** Runs, each with the verdict of its gate in place of its status where it has a `gate`. */
+/** List runs: a `gate`'s verdict replaces the status. */
 export const RunTable = (list) => html`<${Table} name="Runs" kind="runs" columns=${COLUMNS} ...${list} />`;

@@ -1,4 +1,4 @@
-// Who is signed in: the key that requests carry, and what the service says of it.
+// Who is signed in: the key, and what the service says of it.
 
 import { API, heedRefusal, send } from "./api.js";
 import { createStore, readKept } from "./lib.js";
@@ -7,7 +7,7 @@ const NAME = `findings:key:${API.pathname}`; // a host may serve several
 const PATIENCE = 150; // milliseconds for another tab to hand its key over
 const NOBODY = { key: "", me: null };
 
-/** What is kept may not be ours. */
+/** Read a kept key: what is kept may not be ours. */
 function readSignedIn() {
 	const kept = [sessionStorage, localStorage].map((storage) => readKept(storage, NAME));
 	const { key, me } = kept.find((each) => typeof each?.key === "string" && each.me?.level) ?? NOBODY;
@@ -21,9 +21,9 @@ async function readMe(key) {
 }
 
 /**
- * Return the store of who is signed in: {key, me: what `GET /me` says, asking: whether another tab may hand its key
- * over, again: a promise while a key that holds no more is asked for anew}.
- * A key is kept for the tab, or in the browser where that is asked. Tabs hand theirs to those without, which keep it nowhere.
+ * Return the store {key, me: what `GET /me` says, asking: whether another tab may hand its key over, again: a promise
+ * while another key is asked for}. A key is kept for the tab, or on request in the browser. Tabs hand theirs to those
+ * without, which keep it nowhere.
  */
 export function createSession() {
 	const store = createStore({ ...readSignedIn(), asking: false, again: null });
@@ -35,14 +35,14 @@ export function createSession() {
 		again?.resolve();
 	}
 
-	/** Forget the key, and all that waits for another: whoever comes next begins anew. */
+	/** Forget all that is kept: whoever comes next begins anew. */
 	function forget() {
 		for (const storage of [sessionStorage, localStorage]) {
 			for (const name of Object.keys(storage)) {
 				if (name.startsWith("findings:") && name.endsWith(`:${API.pathname}`)) storage.removeItem(name);
 			}
 		}
-		store.set({ ...NOBODY, asking: false, again: null }); // handed to no tab any more, also where somebody stays
+		store.set({ ...NOBODY, asking: false, again: null }); // handed to no tab any more, even if the reload is stopped
 		location.reload();
 	}
 
@@ -71,7 +71,7 @@ export function createSession() {
 			channel.postMessage({ key, me });
 		},
 
-		/** Ask anew what the key may do: it may be another's than when it was kept. */
+		/** Ask what the key may do: that may have changed since it was kept. */
 		async refresh() {
 			const { key } = store.get();
 			const me = await readMe(key).catch(() => null);
@@ -84,7 +84,7 @@ export function createSession() {
 			forget();
 		},
 
-		/** Wait until a key that holds no more is replaced. */
+		/** Wait until another key replaces this one. */
 		replaced(key) {
 			const present = store.get();
 			if (present.key !== key) return null;

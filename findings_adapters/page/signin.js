@@ -1,4 +1,4 @@
-// Signing in with a key: at the beginning, and over whatever is open once a key holds no more.
+// Signing in with a key: at first, and over what is open once a key holds no more.
 
 import { html, usePage } from "./lib.js";
 import { Dialog, Form } from "./parts.js";
@@ -23,7 +23,7 @@ export const SignIn = () => html`
 		<pre class="sample">findings-service keys create NAME --level full</pre>
 	</main>`;
 
-/** What is open stays as it is below this; what failed for want of a key is sent again afterwards. */
+/** Ask for a key over what is open; what failed for want of one is sent again. */
 export function SignInAgain() {
 	const { session } = usePage();
 	return html`

@@ -1,4 +1,4 @@
-// Deciding about findings: what keys and buttons start, and the dialogs that ask for the rest.
+// Deciding about findings: keys, buttons, and the dialogs that ask for the rest.
 
 import { API, pathOf } from "./api.js";
 import { keepable } from "./decisions.js";
@@ -14,10 +14,10 @@ import { count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES, STATUS_
 
 const DRAFT = `findings:draft:${API.pathname}`;
 const LAST_REASON = "findings:reason:"; // of each status
-const MOST_MET = 20; // findings of a conflict that are shown
+const MOST_MET = 20; // conflicting findings that are shown
 const FIRST_REASONS = { resolved: "fixed" };
 
-/** Begin a decision about findings, which may still be read: ask for the rest, unless there is nothing to ask. */
+/** Begin a decision about findings, which may still be read: ask if there is something to ask. */
 function decide(page, kind, tasks, status) {
 	const { dialog, changes, session } = page;
 	const { me } = session.get();
@@ -27,7 +27,7 @@ function decide(page, kind, tasks, status) {
 	else changes.carryOut({ tasks, fields: { status }, verb: STATUS_VERBS[status], what: `${STATUS_NAMES[status]}: ` }).catch(changes.sayError);
 }
 
-/** Let keys decide about what `chosen` returns, and return buttons for the same: pressed is the status of all `shown`. */
+/** Let keys decide about `chosen()`, and return buttons for the same: pressed is the status of all `shown`. */
 export function useTriage(chosen, shown = []) {
 	const page = usePage();
 	const moves = STATUSES.map((status) => () => decide(page, "comment", chosen(), status));
@@ -48,10 +48,10 @@ export function useTriage(chosen, shown = []) {
 		</div>`;
 }
 
-/** Return the dialog in which somebody was typing when the page was loaded anew, or null. */
+/** Return the dialog in which somebody typed before a reload, or null. */
 export const readDraft = () => readKept(sessionStorage, DRAFT);
 
-/** A dialog that carries a change out. */
+/** Carry a change out from a dialog. */
 function Asking({ title, action, tasks, submit, children }) {
 	const { dialog, changes } = usePage();
 	const close = () => {
@@ -59,7 +59,7 @@ function Asking({ title, action, tasks, submit, children }) {
 		dialog.set(null);
 	};
 	const onSubmit = async () => {
-		const mine = dialog.get(); // it may be closed, and another one open, before there is an answer
+		const mine = dialog.get(); // another may be open before there is an answer
 		const isOpen = () => dialog.get() === mine;
 		try {
 			const found = await (tasks?.ready ?? tasks);
@@ -80,12 +80,12 @@ function Asking({ title, action, tasks, submit, children }) {
 		<//>`;
 }
 
-/** Ask for a comment, and for the reason of a status that has any: the last one is chosen already. */
+/** Ask for a comment, and for a reason where the status has any: the last one is preset. */
 function CommentDialog({ asked }) {
 	const { changes } = usePage();
 	const { tasks, status } = asked;
 	const [text, setText] = useState(asked.text ?? "");
-	const type = ({ target: { value } }) => { // it is kept over a reload
+	const type = ({ target: { value } }) => { // kept over a reload
 		setText(value);
 		const found = tasks.ready ? tasks.found : tasks;
 		if (value && found) keepAs(sessionStorage, DRAFT, keepable({ ...asked, tasks: found, text: value }));
@@ -132,9 +132,7 @@ function AssignDialog({ asked: { tasks } }) {
 		<//>`;
 }
 
-const WORD = "delete";
-
-/** Delete what `path` names, once that is confirmed by typing, and go to where it is missing. */
+/** Delete what `path` names once that is confirmed by typing. */
 function DeleteDialog({ asked: { what, path, to, children } }) {
 	const { api, changes, router } = usePage();
 	const submit = async () => {
@@ -146,12 +144,12 @@ function DeleteDialog({ asked: { what, path, to, children } }) {
 	return html`
 		<${Asking} title="Delete ${what}?" action="Delete" submit=${submit}>
 			<p>${children} Nothing brings it back.</p>
-			<label class="field"><span>Type “${WORD}” to confirm</span>
-				<input type="text" required pattern=${WORD} autocomplete="off" autofocus /></label>
+			<label class="field"><span>Type “delete” to confirm</span>
+				<input type="text" required pattern="delete" autocomplete="off" autofocus /></label>
 		<//>`;
 }
 
-/** A button that asks whether to delete something, for keys that may. */
+/** Offer to delete something, to keys that may. */
 export function DeleteButton(asked) {
 	const { dialog, session } = usePage();
 	return mayTriage(useStore(session))
@@ -161,7 +159,7 @@ export function DeleteButton(asked) {
 const State = ({ of: { status, reason, assignee } }) => html`
 	<${Status} is=${status} />${reason && ` ${REASONS[reason]}`}${assignee && html`, <${Text} of=${assignee} />`}`;
 
-/** A finding that somebody else decided about, and what happened to it since it was shown. */
+/** Show what others did to a finding since it was shown. */
 function Met({ shown, now }) {
 	const entries = useLoad(async (get) => {
 		const { history } = await get(pathOf("tasks", now.id, "/history"));
@@ -175,7 +173,7 @@ function Met({ shown, now }) {
 		</li>`;
 }
 
-/** Ask what becomes of a change that somebody else's triage came before. */
+/** Ask what becomes of a change that somebody else's came before. */
 function ConflictDialog({ of: { change, others } }) {
 	const { carryOut, conflicts, sayError } = usePage().changes;
 	const { tasks, fields, verb } = change;

@@ -38,7 +38,7 @@ export function ProjectType({ id }) {
 const Whole = ({ name, label, description, extensionSchema, createdAt }) => html`
 	<${Heading} title=${label} />
 	<div class="columns">
-		<div class="main">
+		<div>
 			<${Section} title="Description" of=${description}><${Prose} of=${description} /><//>
 			<${Section} title="Extension schema">
 				${extensionSchema === null

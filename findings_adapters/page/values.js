@@ -3,7 +3,7 @@
 import { html } from "./lib.js";
 import { Text } from "./parts.js";
 
-const DEEPEST = 4; // tables in tables; what is deeper is shown as JSON
+const DEEPEST = 4; // deeper tables are shown as JSON
 
 const isPlain = (value) => value === null || typeof value !== "object";
 

@@ -27,14 +27,14 @@ export const count = (value, one, many = `${one}s`) => `${number(value)} ${value
 export const moment = (at) => MOMENT.format(new Date(at));
 export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1);
 
-/** Return strangers' text, cut, that turns nothing around beside it. */
+/** Cut strangers' text so that it turns nothing around beside it. */
 export function cut(text, length) {
 	const plain = text.replace(/\p{Bidi_C}/gu, "");
 	const short = plain.length > length ? `${plain.slice(0, length - 1)}…` : plain;
 	return /[\u0590-\u08ff]/.test(short) ? `\u2068${short}\u2069` : short;
 }
 
-/** Return what a decision is about, in a sentence: findings, or how many will be there. */
+/** Name what a decision is about, which may still be read. */
 export const object = (tasks) => (tasks.length === 1 && tasks[0] ? `“${cut(tasks[0].title, 60)}”` : count(tasks.length, "finding"));
 
 export function age(at, now = Date.now()) {
