@@ -3477,12 +3477,13 @@ def labels_of(evidence: Iterable[Any]) -> str:
 
 
 SEVERITY_NAME = f"""CASE tasks.severity {" ".join(f"WHEN {rank} THEN '{name}'" for name, rank in RANKS.items())} END"""
-# The last is not shown: what changes the bulk of a task leaves an entry, several in a millisecond as well.
+# The last is not shown: what changes the bulk of a task leaves an entry, several in a millisecond as well. They are
+# counted, because a copy may number them anew.
 HEAD_COLUMNS = f"""tasks.id, tasks.run_id, tasks.last_run_id, tasks.project_type, NULLIF(tasks.target_url, ''),
     NULLIF(tasks.branch, ''), tasks.external_id, tasks.title,
     {SEVERITY_NAME}, tasks.status, tasks.reason, tasks.assignee, tasks.created_at, tasks.updated_at, tasks.last_seen_at,
     tasks.times_seen, tasks.rule, tasks.location, tasks.tags,
-    (SELECT MAX(history.seq) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq)"""
+    (SELECT COUNT(*) FROM history WHERE history.client_id = tasks.client_id AND history.task_seq = tasks.seq)"""
 DETAIL_COLUMNS = """task_details.description, COALESCE(task_details.evidence, '[]'),
     COALESCE(task_details.remediation, '[]'), COALESCE(task_details.success_criteria, '[]'),
     COALESCE(task_details.extensions, '{}')"""
