@@ -470,6 +470,9 @@ def test_a_key_that_holds_no_more_is_replaced_by_no_other_tabs(
     assert command("keys", "revoke", "tab0", "--db", str(service.db)).returncode == 0
     person.page.evaluate("location.hash = '#/runs'")
     person.sees("Sign in again", "dialog h2")
+    other.evaluate(f"new BroadcastChannel('findings:key:{API}/').postMessage({theirs})")  # as who signs in there does
+    person.page.wait_for_timeout(200)
+    person.sees("Sign in again", "dialog h2")
     person.sees("tab0 · default", ".me")
 
 
@@ -1423,6 +1426,7 @@ def test_what_is_deleted_is_confirmed_by_typing(person: Person, findings: Findin
     person.press("Control+Enter")
     person.type("delet")
     person.press("Enter", "Control+Enter")
+    person.page.wait_for_timeout(200)
     findings.send("GET", path)
     person.type("e")
     person.press("Enter")

@@ -8,6 +8,7 @@ import { link } from "./route.js";
 import { count, number, RUN_NAMES } from "./words.js";
 
 const FILTERS = ["projectType", "status", "targetUrl", "branch", "mainLine"];
+
 export function Submitted({ of }) {
 	const told = Object.entries(of).filter(([, times]) => times > 0);
 	return told.length ? told.map(([name, times]) => `${number(times)} ${name}`).join(", ") : html`<span class="muted">nothing</span>`;
