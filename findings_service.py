@@ -791,11 +791,12 @@ class Submission(Model):
 
 
 class HistoryEntry(Model):
-    """One thing that happened to a task; `by` is the name of the key that did it."""
+    """One thing that happened to a task; `by` is the name of the key that did it, and `user` who used that."""
 
     at: str
     event: Literal["created", "reported", "status", "assigned", "comment"]
     by: str
+    user: str | None
     run_id: str | None
     from_: TaskStatus | None = msgspec.field(name="from")
     to: TaskStatus | None
@@ -1119,6 +1120,7 @@ API_PARTS: dict[str, tuple[str, ...]] = {
         "DELETE /api/v1/tasks/{task_id}",
         "DELETE /api/v1/project-types/{name}",
     ),
+    "findings_features/events.py": ("GET /api/v1/events",),
     "findings_features/exports.py": (),
     "findings_features/gate.py": ("GET /api/v1/runs/{run_id}/gate",),
     "findings_features/groups.py": ("GET /api/v1/groups",),
@@ -1202,7 +1204,7 @@ class Listeners(Struct):
 # `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
 # part's, and may have many connections at once.
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
@@ -1537,7 +1539,29 @@ MIGRATIONS: dict[int, str] = {
     9: """ALTER TABLE tasks ADD COLUMN rule TEXT;
 ALTER TABLE tasks ADD COLUMN location TEXT;
 ALTER TABLE tasks ADD COLUMN tags TEXT;
-"""
+""",
+    # AUTOINCREMENT and other constraints need a new table (https://www.sqlite.org/lang_altertable.html#otheralter).
+    10: """ALTER TABLE api_keys ADD COLUMN for_users INTEGER NOT NULL DEFAULT 0 CHECK (for_users IN (0, 1));
+CREATE TABLE new_history (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, client_id TEXT NOT NULL, task_seq INTEGER, run_seq INTEGER, at TEXT NOT NULL,
+    event TEXT NOT NULL CHECK (
+        event IN ('created', 'reported', 'status', 'assigned', 'comment') AND task_seq IS NOT NULL AND run_seq IS NULL
+        OR event IN ('started', 'finished') AND task_seq IS NULL AND run_seq IS NOT NULL
+    ),
+    key_name TEXT NOT NULL, user_name TEXT, run_id TEXT, branch TEXT NOT NULL DEFAULT '', from_status TEXT,
+    to_status TEXT, comment TEXT, changed TEXT, reason TEXT, assignee TEXT,
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE,
+    FOREIGN KEY (client_id, run_seq) REFERENCES runs (client_id, seq) ON DELETE CASCADE
+) STRICT;
+INSERT INTO new_history (seq, client_id, task_seq, at, event, key_name, run_id, branch, from_status, to_status,
+    comment, changed, reason, assignee)
+SELECT seq, client_id, task_seq, at, event, key_name, run_id, COALESCE((
+    SELECT branch FROM runs WHERE runs.client_id = history.client_id AND runs.id = history.run_id), ''), from_status,
+    to_status, comment, changed, reason, assignee
+FROM history;
+DROP TABLE history;
+ALTER TABLE new_history RENAME TO history;
+""",
 }
 FILLERS: dict[int, Callable[[Connection], None]] = {}
 
@@ -1602,6 +1626,16 @@ def fill(connection: Connection, steps: Iterable[int]) -> None:
     for fill_rows in filter(None, map(FILLERS.get, steps)):
         fill_rows(connection)
     connection.write_counts()
+    if not connection.execute("SELECT 1 FROM epochs").fetchone():
+        begin_epoch(connection)
+
+
+def begin_epoch(connection: Connection) -> None:
+    """Tell a database from what it was made of: places in the feed of that are none in its own."""
+    connection.execute(
+        "INSERT INTO epochs (id, epoch) VALUES (1, ?) ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch",
+        (secrets.token_hex(8),),
+    )
 
 
 READERS_SHARE = 8  # one in so many parts of the cache is for who reads: every commit empties that
@@ -2638,12 +2672,13 @@ def same_json(one: str | None, other: str | None) -> bool:
 
 
 class Principal(Struct, frozen=True, gc=False):
-    """Who makes a request: a key, its client and what it may do."""
+    """Who makes a request: a key, its client and what it may do, and the user of a key that is for users."""
 
     key_id: str
     client_id: str
     name: str
     level: str
+    user: str | None = None
 
 
 def hashed(key: str) -> str:
@@ -3323,9 +3358,10 @@ def require_registered(connection: Connection, client_id: str, project_type: str
 
 
 def insert_run(
-    connection: Connection, client_id: str, project_type: str, target_url: str, metadata: str, branch: str = MAIN_LINE
+    connection: Connection, who: Principal, project_type: str, target_url: str, metadata: str, branch: str = MAIN_LINE
 ) -> RunKey:
     """Start a run of a registered project type. :raises UnknownProjectType: when it is not."""
+    client_id = who.client_id
     require_registered(connection, client_id, project_type, pointer="/projectType")
     (newest_id,) = connection.execute("SELECT MAX(id) FROM runs WHERE client_id = ?", (client_id,)).fetchone()
     now, run_id = timestamp(), new_ids(behind=newest_id)[0]
@@ -3342,12 +3378,23 @@ def insert_run(
             (client_id, branch, project_type, target_url),
         )
     add_to_counters(connection, client_id, counter_names("runs", project_type, target_url, branch), "running", 0, 1)
-    return RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
+    run = RunKey(row[0], project_type, target_url, 0, run_id, "running", branch)
+    insert_run_entry(connection, who, run, "started", now)
+    return run
 
 
-def close_run(connection: Connection, client_id: str, run: RunKey, status: str, reason: str | None) -> None:
+def insert_run_entry(connection: Connection, who: Principal, run: RunKey, event: str, now: str) -> None:
+    """Store in the history that a run started or finished."""
+    connection.execute(
+        """INSERT INTO history (client_id, run_seq, at, event, key_name, user_name, branch)
+           VALUES (?, ?, ?, ?, ?, ?, ?)""",
+        (who.client_id, run.seq, now, event, who.name, who.user, run.branch),
+    )
+
+
+def close_run(connection: Connection, who: Principal, run: RunKey, status: str, reason: str | None) -> None:
     """Give a running run its final status."""
-    now = timestamp()
+    now, client_id = timestamp(), who.client_id
     connection.execute(
         """UPDATE runs SET status = ?, status_reason = ?, updated_at = ?, finished_at = ?
            WHERE client_id = ? AND seq = ?""",
@@ -3356,6 +3403,7 @@ def close_run(connection: Connection, client_id: str, run: RunKey, status: str, 
     names = counter_names("runs", *run.type_and_target, run.branch)
     add_to_counters(connection, client_id, names, "running", 0, -1)
     add_to_counters(connection, client_id, names, status, 0, 1)
+    insert_run_entry(connection, who, run, "finished", now)
 
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
@@ -3370,8 +3418,9 @@ def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
     """Fail runs of a client that nobody has used for so long."""
     raise_stamp(connection, client_id)
+    clock = Principal("", client_id, "", "")
     for run in select_idle_runs(connection, client_id, idle_seconds):
-        close_run(connection, client_id, run, "failed", "timeout")
+        close_run(connection, clock, run, "failed", "timeout")
 
 
 def idle_slices(database: Database, idle_seconds: float, patience: float | None = None) -> Iterator[None]:
@@ -3406,7 +3455,7 @@ def finish_run(
         raise RunFinished(f"The run is {run.status} already, and a finished run stays finished.")
     if resolve:
         resolve_missing(connection, who, run)
-    close_run(connection, who.client_id, run, status, reason)
+    close_run(connection, who, run, status, reason)
 
 
 def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None:
@@ -3419,7 +3468,7 @@ def resolve_missing(connection: Connection, who: Principal, run: RunKey) -> None
     places = plan_tasks(connection, who.client_id, wanted, "createdAt").places(connection, sys.maxsize, 0)
     states = select_task_rows(connection, who.client_id, BY_SEQ, json.dumps([seq for (seq,) in places]))
     tasks = [state for state in states if state.branch == run.branch]
-    triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run.id)
+    triage_tasks(connection, who, tasks, TaskUpdate(status="resolved"), run)
     connection.execute(
         "UPDATE runs SET resolved = resolved + ? WHERE client_id = ? AND seq = ?", (len(tasks), who.client_id, run.seq)
     )
@@ -3842,7 +3891,7 @@ def select_history(
 ) -> Iterator[HistoryEntry]:
     """Give what happened to a task, oldest first, behind so many entries, and one more if there is a further page."""
     rows = connection.execute(
-        """SELECT at, event, key_name, run_id, from_status, to_status, reason, assignee, comment,
+        """SELECT at, event, key_name, user_name, run_id, from_status, to_status, reason, assignee, comment,
                COALESCE(changed, '[]')
            FROM history WHERE client_id = ? AND task_seq = ? ORDER BY seq LIMIT ? OFFSET ?""",
         (client_id, task_seq, limit + 1, offset),
@@ -4096,17 +4145,20 @@ def fill_marks(connection: Connection) -> None:
 FILLERS[9] = fill_marks
 
 
-def insert_history(connection: Connection, entries: Iterable[Sequence[Any]]) -> None:
-    """Store history: client, task seq, time, event, key name, run id, from, to, reason, assignee, comment, changed."""
+def insert_history(
+    connection: Connection, who: Principal, now: str, run: RunKey | None, entries: Iterable[Sequence[Any]]
+) -> None:
+    """Store history of tasks: seq of the task, event, from, to, reason, assignee, comment, changed."""
+    told = (who.client_id, now, who.name, who.user, *((run.id, run.branch) if run else (None, MAIN_LINE)))
     connection.executemany(
-        """INSERT INTO history (client_id, task_seq, at, event, key_name, run_id, from_status, to_status, reason,
-               assignee, comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        entries,
+        """INSERT INTO history (client_id, at, key_name, user_name, run_id, branch, task_seq, event, from_status,
+               to_status, reason, assignee, comment, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        [(*told, *entry) for entry in entries],
     )
 
 
 def triage_tasks(
-    connection: Connection, who: Principal, states: Sequence[TaskRow], update: TaskUpdate, run_id: str | None = None
+    connection: Connection, who: Principal, states: Sequence[TaskRow], update: TaskUpdate, run: RunKey | None = None
 ) -> int:
     """Store a decision about tasks, and return how many of them got an entry in their history.
 
@@ -4121,14 +4173,8 @@ def triage_tasks(
     )
     move_in_counters(connection, who.client_id, changes)
     entries = {old.seq: triage_entries(old, new, update.comment) for old, new in decided}
-    insert_history(
-        connection,
-        [
-            (who.client_id, seq, now, event, who.name, run_id, *fields, None)
-            for seq, told in entries.items()
-            for event, *fields in told
-        ],
-    )
+    rows = [(seq, *fields, None) for seq, told in entries.items() for fields in told]
+    insert_history(connection, who, now, run, rows)
     return sum(map(bool, entries.values()))
 
 
@@ -4203,13 +4249,8 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
         [(state.seq, who.client_id, *report.details) for state, report in added],
     )
     insert_sightings(connection, by, seqs)
-    insert_history(
-        connection,
-        [
-            (who.client_id, state.seq, now, "created", who.name, run.id, None, state.status, None, None, None, None)
-            for state, _ in added
-        ],
-    )
+    entries = [(state.seq, "created", None, state.status, None, None, None, None) for state, _ in added]
+    insert_history(connection, who, now, run, entries)
     connection.executemany(
         "INSERT INTO task_words (client_id, task_seq, words) VALUES (?, ?, ?)",
         [(who.client_id, state.seq, report.words) for state, report in added],
@@ -4263,7 +4304,7 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
         ],
     )
     move_in_counters(connection, who.client_id, [(item.finding.state, item.state) for item in rewritten])
-    insert_history(connection, [reported_entry(by, item) for item in rewritten])
+    insert_history(connection, who, now, by.run, map(reported_entry, rewritten))
     if seqs := [item.state.seq for item in repeated if not item.finding.seen_by_run]:
         connection.execute(
             f"UPDATE tasks SET last_run_id = ?, last_seen_at = ?, times_seen = times_seen + 1 WHERE {BY_SEQ}",
@@ -4273,11 +4314,10 @@ def update_tasks(connection: Connection, by: Submitting, repeated: Sequence[Repe
     return [TaskResult(item.state.id, item.state.status, item.finding.external_id, item.result) for item in repeated]
 
 
-def reported_entry(by: Submitting, item: RepeatedReport) -> tuple[Any, ...]:
+def reported_entry(item: RepeatedReport) -> tuple[Any, ...]:
     """Return the history entry of a report that changed something."""
     moved = (item.finding.state.status, item.state.status) if item.result == "reopened" else (None, None)
-    entry = (by.who.client_id, item.state.seq, by.now, "reported", by.who.name, by.run.id, *moved)
-    return (*entry, None, None, None, json.dumps(item.changed))
+    return (item.state.seq, "reported", *moved, None, None, None, json.dumps(item.changed))
 
 
 def store_reports(
@@ -5316,6 +5356,13 @@ class Answer(Struct):
         return self.document.size if self.document else len(self.body)
 
 
+class Held(Answer, kw_only=True):
+    """An answer that has nothing to tell yet: who can wait at no cost asks `again`, now and then, until a moment."""
+
+    until: float  # as time.monotonic has it
+    again: Callable[[], Answer]
+
+
 def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **headers: str | None) -> Answer:
     """Return an answer with a text, of JSON unless it is said to be another, and those headers that are not None."""
     given = {name: value for name, value in headers.items() if value is not None}
@@ -5792,7 +5839,7 @@ def post_runs(call: Call) -> PendingWrite:
     def start(connection: Connection) -> Answer:
         call.service.fail_idle_runs(connection, call.client_id)
         target, branch = body.target_url or NO_TARGET, body.branch or MAIN_LINE
-        run = insert_run(connection, call.client_id, body.project_type, target, metadata, branch)
+        run = insert_run(connection, call.principal, body.project_type, target, metadata, branch)
         call.run_id = run.id
         return json_answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
 

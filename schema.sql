@@ -14,7 +14,7 @@
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 9;
+PRAGMA user_version = 10;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS clients (
     created_at  TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- API keys. Only the SHA-256 of a key is kept.
+-- API keys. Only the SHA-256 of a key is kept. One for users is a proxy's, which says with each request who that is from.
 CREATE TABLE IF NOT EXISTS api_keys (
     client_id     TEXT NOT NULL REFERENCES clients (id),
     id            TEXT NOT NULL,
@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS api_keys (
     expires_at    TEXT,
     revoked_at    TEXT,
     last_used_at  TEXT,
+    for_users     INTEGER NOT NULL DEFAULT 0 CHECK (for_users IN (0, 1)),
     PRIMARY KEY (client_id, id),
     UNIQUE (hash, client_id)
 ) STRICT, WITHOUT ROWID;
@@ -206,24 +207,34 @@ CREATE TABLE IF NOT EXISTS branch_sightings (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS branch_sightings_by_task ON branch_sightings (client_id, task_seq, branch_seq);
 
--- What happened to a task, and who did it. `changed` is a JSON array of field names; `reason` and `assignee` are those
--- that the task has had since.
+-- What happened to a task or a run, and who did it: '' where that was the clock. `changed` is a JSON array of field
+-- names; `reason` and `assignee` are those that the task has had since. `branch` is that of the run in which it happened.
+-- A seq is never used twice, and those of a client rise in the order of its commits: its writers wait for each other.
 CREATE TABLE IF NOT EXISTS history (
-    seq          INTEGER PRIMARY KEY,
+    seq          INTEGER PRIMARY KEY AUTOINCREMENT,
     client_id    TEXT NOT NULL,
-    task_seq     INTEGER NOT NULL,
+    task_seq     INTEGER,
+    run_seq      INTEGER,
     at           TEXT NOT NULL,
-    event        TEXT NOT NULL CHECK (event IN ('created', 'reported', 'status', 'assigned', 'comment')),
+    event        TEXT NOT NULL CHECK (
+        event IN ('created', 'reported', 'status', 'assigned', 'comment') AND task_seq IS NOT NULL AND run_seq IS NULL
+        OR event IN ('started', 'finished') AND task_seq IS NULL AND run_seq IS NOT NULL
+    ),
     key_name     TEXT NOT NULL,
+    user_name    TEXT,
     run_id       TEXT,
+    branch       TEXT NOT NULL DEFAULT '',
     from_status  TEXT,
     to_status    TEXT,
     comment      TEXT,
     changed      TEXT,
     reason       TEXT,
     assignee     TEXT,
-    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE
+    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE,
+    FOREIGN KEY (client_id, run_seq) REFERENCES runs (client_id, seq) ON DELETE CASCADE
 ) STRICT;
+CREATE INDEX IF NOT EXISTS history_by_age ON history (client_id);
+CREATE INDEX IF NOT EXISTS history_by_run ON history (client_id, run_seq) WHERE run_seq IS NOT NULL;
 CREATE INDEX IF NOT EXISTS history_by_task ON history (client_id, task_seq);
 CREATE INDEX IF NOT EXISTS moves_by_time ON history (client_id, at, event, from_status, to_status, task_seq)
     WHERE to_status IS NOT NULL;
@@ -244,7 +255,8 @@ CREATE TABLE IF NOT EXISTS counters (
     PRIMARY KEY (client_id, scope, status, severity)
 ) STRICT, WITHOUT ROWID;
 
--- Answers to requests with an Idempotency-Key, kept for a day so that a repeated request gets its answer again.
+-- Answers to requests with an Idempotency-Key, kept for a day so that a repeated request gets its answer again. Behind
+-- the id of a key for users stands the user.
 CREATE TABLE IF NOT EXISTS idempotent_answers (
     client_id        TEXT NOT NULL,
     key_id           TEXT NOT NULL,
@@ -259,6 +271,42 @@ CREATE TABLE IF NOT EXISTS idempotent_answers (
     PRIMARY KEY (client_id, key_id, method, path, idempotency_key)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS idempotent_answers_by_age ON idempotent_answers (client_id, created_at);
+
+-- Where events go, each hook with its place in the history: the seq of the last entry that it is done with. Of the next
+-- one, `attempts` have failed so far, and another is due at `next_attempt_at`. A `secret` signs, and so is kept as it is.
+-- `types` is a JSON array, `min_severity` a rank.
+CREATE TABLE IF NOT EXISTS webhooks (
+    client_id         TEXT NOT NULL REFERENCES clients (id),
+    id                TEXT NOT NULL,
+    url               TEXT NOT NULL,
+    types             TEXT NOT NULL,
+    min_severity      INTEGER CHECK (min_severity BETWEEN 1 AND 5),
+    project_type      TEXT,
+    target_url        TEXT,
+    format            TEXT NOT NULL CHECK (format IN ('json', 'slack')),
+    secret            TEXT NOT NULL,
+    state             TEXT NOT NULL CHECK (state IN ('on', 'off')),
+    last_error        TEXT,
+    last_delivery_at  TEXT,
+    created_at        TEXT NOT NULL,
+    history_seq       INTEGER NOT NULL,
+    attempts          INTEGER NOT NULL DEFAULT 0,
+    next_attempt_at   TEXT,
+    PRIMARY KEY (client_id, id)
+) STRICT, WITHOUT ROWID;
+
+-- One row that says which process delivers to the webhooks, and until when: another one may once that is over.
+CREATE TABLE IF NOT EXISTS delivery_lease (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    holder      TEXT NOT NULL,
+    expires_at  TEXT NOT NULL
+) STRICT;
+
+-- One row that tells this database from what it was restored or copied from: places in the feed of events are of one.
+CREATE TABLE IF NOT EXISTS epochs (
+    id     INTEGER PRIMARY KEY CHECK (id = 1),
+    epoch  TEXT NOT NULL
+) STRICT;
 
 -- One row that says when the last good backup was begun; a backup has that of the one before it.
 CREATE TABLE IF NOT EXISTS backups (

@@ -136,6 +136,7 @@ from tests.support import (
     task,
     took_away,
     totals,
+    work_of,
     writer_of,
 )
 
@@ -1079,7 +1080,7 @@ def submit_surfaces(client: Client, count: int) -> list[str]:
         for number in range(count):
             name, target = f"type-{number}", f"https://example.com/{number % 7}"
             findings_service.insert_project_type(connection, "default", name, name, "", None)
-            run = findings_service.insert_run(connection, "default", name, target, "{}")
+            run = findings_service.insert_run(connection, TESTER, name, target, "{}")
             findings_service.submit_reports(connection, who, run, reports)
             runs.append(run.id)
     return runs
@@ -1124,21 +1125,10 @@ def reports_of(*tasks: dict[str, Any]) -> Any:
 
 def run_of(connection: Any, *tasks: dict[str, Any]) -> Any:
     """Report tasks in a run of its own."""
-    run = findings_service.insert_run(connection, "default", "web", "", "{}")
+    run = findings_service.insert_run(connection, TESTER, "web", "", "{}")
     findings_service.submit_reports(connection, TESTER, run, reports_of(*tasks))
     findings_service.finish_run(connection, TESTER, run, "completed", None, False)
     return findings_service.select_run_key(connection, "default", run.id)
-
-
-def work_of(connection: Any, action: Callable[[], object]) -> int:
-    """Return how many steps of SQLite's machine an action takes."""
-    steps = itertools.count()
-    connection.set_progress_handler(lambda: next(steps) < 0, 1)
-    try:
-        action()
-    finally:
-        connection.set_progress_handler(None, 0)
-    return next(steps)
 
 
 def list_all(connection: Any, **query: Any) -> None:
@@ -1152,7 +1142,7 @@ def report_both(connection: Any, severity: str) -> None:
 
 
 def resolve_both(connection: Any) -> None:
-    run = findings_service.insert_run(connection, "default", "web", "", "{}")
+    run = findings_service.insert_run(connection, TESTER, "web", "", "{}")
     findings_service.finish_run(connection, TESTER, run, "completed", None, True)
 
 
@@ -2061,7 +2051,7 @@ def test_the_search_for_idle_runs_reads_no_other_ones(app: flask.Flask, client: 
     for times in (3, 300):
         with database_of(app).transaction() as connection:
             for _ in range(times):
-                findings_service.insert_run(connection, "default", "web", "", "{}")
+                findings_service.insert_run(connection, TESTER, "web", "", "{}")
             work.append(work_of(connection, lambda: findings_service.fail_idle_runs(connection, "default", 60)))
     assert work[0] == work[1]
 
@@ -2075,7 +2065,7 @@ def test_starting_a_run_reads_its_own_project_type_alone(app: flask.Flask, clien
         with database_of(app).transaction() as connection:
             for number in range(times):
                 findings_service.insert_project_type(connection, "default", f"{times}-{number}", "", "", None)
-            start = partial(findings_service.insert_run, connection, "default", "web", "", "{}")
+            start = partial(findings_service.insert_run, connection, TESTER, "web", "", "{}")
             work.append(work_of(connection, start))
     assert work[0] == work[1]
 
@@ -2159,7 +2149,7 @@ def other_run_in_its_place(client: Client, run: str) -> str:
     with database.transaction() as connection:
         key = findings_service.select_run_key(connection, "default", run)
         deletion.prune_slice(connection, "default", key)
-        new = findings_service.insert_run(connection, "default", "web", "", "{}")
+        new = findings_service.insert_run(connection, TESTER, "web", "", "{}")
     assert new.seq == key.seq or ON_POSTGRES  # which gives no number twice
     return new.id
 
@@ -2606,6 +2596,7 @@ def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client
     assert entry == {
         "event": "status",
         "by": "Ada",
+        "user": None,
         "runId": None,
         "from": "open",
         "to": "dismissed",
@@ -2820,7 +2811,7 @@ def test_history_tells_all_that_happened_oldest_first(app: flask.Flask, client: 
         ("status", "tests", None, "open", "resolved", []),
         ("reported", "agent", second, "resolved", "open", ["title"]),
     ]
-    assert set(client.history(task_id)[0]) == {*fields, "at", "reason", "assignee", "comment"}
+    assert set(client.history(task_id)[0]) == {*fields, "at", "user", "reason", "assignee", "comment"}
 
 
 def test_a_history_is_read_in_parts(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -5451,12 +5442,71 @@ def test_a_step_to_a_newer_schema_is_taken_once_and_whole_or_not_at_all(
     assert faults_of(aged) == []
 
 
+OLD_EVENTS = "event IN ('created', 'reported', 'status', 'assigned', 'comment')"
+OLD_HISTORY = f"""client_id, task_seq, at, event, key_name, run_id, from_status, to_status, comment, changed, reason,
+    assignee FROM history WHERE {OLD_EVENTS}"""
+TO_VERSION_9 = (
+    *(f"DROP TABLE {name}" for name in ("webhooks", "delivery_lease", "epochs")),
+    "ALTER TABLE api_keys DROP COLUMN for_users",
+    *(
+        (
+            f"DELETE FROM history WHERE NOT {OLD_EVENTS}",
+            *(f"ALTER TABLE history DROP COLUMN {name}" for name in ("run_seq", "user_name", "branch")),
+            "ALTER TABLE history ALTER COLUMN task_seq SET NOT NULL",
+            f"ALTER TABLE history ADD CONSTRAINT history_event_check CHECK ({OLD_EVENTS})",
+        )
+        if ON_POSTGRES
+        else (
+            f"""CREATE TABLE old_history (seq INTEGER PRIMARY KEY, client_id TEXT NOT NULL, task_seq INTEGER NOT NULL,
+                at TEXT NOT NULL, event TEXT NOT NULL CHECK ({OLD_EVENTS}), key_name TEXT NOT NULL, run_id TEXT,
+                from_status TEXT, to_status TEXT, comment TEXT, changed TEXT, reason TEXT, assignee TEXT,
+                FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE) STRICT""",
+            f"INSERT INTO old_history SELECT seq, {OLD_HISTORY}",
+            "DROP TABLE history",
+            "ALTER TABLE old_history RENAME TO history",
+        )
+    ),
+    "UPDATE schema_version SET version = 9" if ON_POSTGRES else "PRAGMA user_version = 9",
+)
 TO_VERSION_8 = (
+    *TO_VERSION_9,
     *(f"DROP INDEX {name}" for name in ("tasks_by_rule", "branch_tasks_by_rule", "tasks_by_location")),
     "DROP TABLE task_tags",
     *(f"ALTER TABLE tasks DROP COLUMN {name}" for name in ("rule", "location", "tags")),
     "UPDATE schema_version SET version = 8" if ON_POSTGRES else "PRAGMA user_version = 8",
 )
+
+
+def make_old(app: flask.Flask, *statements: str) -> None:
+    """Make an older database of an application's."""
+    database = database_of(app)
+    with database.transaction() as connection:
+        for statement in statements:
+            connection.execute(statement)
+    database.close()
+
+
+@pytest.mark.parts
+def test_a_history_of_old_becomes_the_feed_with_its_branches(
+    app: flask.Flask, client: Client, run: str, tmp_path: Path
+) -> None:
+    topic = client.start(branch="topic")
+    tasks = [client.add(run, externalId="a"), client.add(topic, externalId="b")]
+    client.triage(tasks[0], "dismissed", comment="seen")
+    before = [client.history(each) for each in tasks]
+    make_old(app, *TO_VERSION_9)
+    client = client_of(create_app(db=db_at(tmp_path / "findings.db")))
+    assert [client.history(each) for each in tasks] == before
+    client.finish(topic)
+    events = client.read("events")["events"]
+    assert [(each["type"], each["branch"]) for each in events] == [
+        ("finding.created", None),
+        ("finding.created", "topic"),
+        ("finding.status", None),
+        ("run.finished", "topic"),
+    ]
+    database_of(client.application).close()
+    assert faults_of(tmp_path / "findings.db") == []
 
 
 @pytest.mark.parts
@@ -5469,11 +5519,7 @@ def test_what_came_as_sarif_has_a_rule_a_location_and_tags_once_the_schema_has_t
     tasks |= {"odd": client.add(run, extensions={"tool": "t", "ruleId": 1, "file": "", "line": True, "tags": {"a": 1}})}
     tasks |= {"agents": client.add(run, extensions=known | {"tool": ["bandit"]}), "bare": client.add(run)}
     tasks |= {"branch": client.add(client.start(branch="topic"), extensions=known)}
-    database = database_of(app)
-    with database.transaction() as connection:
-        for statement in TO_VERSION_8:
-            connection.execute(statement)
-    database.close()
+    make_old(app, *TO_VERSION_8)
     client = client_of(create_app(db=db_at(tmp_path / "findings.db")))
     marks = {name: [client.read(f"tasks/{each}")[field] for field in MARKS] for name, each in tasks.items()}
     assert marks.pop("long") == ["r" * 255 + "…", f"…{('d/' * 1000 + 'end.py')[-1023:]}", [f"t{n}" for n in range(20)]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import itertools
 import json
 import os
 import random
@@ -42,7 +43,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.routing import Rule
 
 import findings_service
-from findings_adapters.serving import commits, processes
+from findings_adapters.serving import commits, processes, rsgi
 from findings_features import brief, exports, openapi
 from findings_service import Settings, create_app, create_blueprint
 from tests.engines import ON_POSTGRES, db_at, look_into, placed
@@ -542,7 +543,7 @@ def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> su
 
 def program_with(**constants: float) -> tuple[str, ...]:
     """Return the program with other constants of its module, or of the server, for a test to wait for less."""
-    modules = (findings_service, commits, processes)
+    modules = (findings_service, commits, processes, rsgi)
     owners = {name: next(each.__name__ for each in modules if hasattr(each, name)) for name in constants}
     imports = ", ".join(sorted({*owners.values()} - {"findings_service"}))
     changes = "; ".join(f"{owners[name]}.{name} = {value}" for name, value in constants.items())
@@ -1258,6 +1259,25 @@ def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.s
 # ---------------------------------------------------------------------------
 # Growing old
 # ---------------------------------------------------------------------------
+
+
+def work_of(connection: Any, action: Callable[[], object]) -> int:
+    """Return how many steps of SQLite's machine an action takes."""
+    steps = itertools.count()
+    connection.set_progress_handler(lambda: next(steps) < 0, 1)
+    try:
+        action()
+    finally:
+        connection.set_progress_handler(None, 0)
+    return next(steps)
+
+
+def await_(holds: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
 
 
 def content_of(db: Path) -> list[list[Any]]:

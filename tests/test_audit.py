@@ -14,16 +14,7 @@ import pytest
 import findings_service
 from findings_features import audit
 from tests.engines import ON_POSTGRES, look_into
-from tests.support import (
-    API,
-    Server,
-    cases,
-    damage_index,
-    database_of,
-    invoke,
-    reader_of,
-    task,
-)
+from tests.support import API, Server, cases, damage_index, database_of, invoke, reader_of, task
 
 
 def sqlite_cases(**named: Any) -> list[Any]:
@@ -58,10 +49,7 @@ PLANTED = cases(
         "INSERT INTO counters VALUES ('default', 'tasks type:none', 'open', 4, 2)",
         "tasks type:none, open, severity 4 says 2, but there are 0",
     ),
-    other_target=(
-        f"UPDATE tasks SET target_url = '' WHERE seq = {LAST}",
-        "reported by a run of another project",
-    ),
+    other_target=(f"UPDATE tasks SET target_url = '' WHERE seq = {LAST}", "reported by a run of another project"),
     other_type=("UPDATE tasks SET project_type = 'none' WHERE seq = 1", "reported by a run of another project"),
     no_sighting=(f"DELETE FROM sightings WHERE task_seq = {LAST}", "is reported by no run"),
     sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
@@ -103,10 +91,7 @@ PLANTED = cases(
         "UPDATE tasks SET created_at = '2026-01-01' WHERE seq = 3",
         "was created before one that came earlier",
     ),
-    other_reason=(
-        "UPDATE history SET reason = 'fixed' WHERE comment = 'Done'",
-        "has another reason than its history",
-    ),
+    other_reason=("UPDATE history SET reason = 'fixed' WHERE comment = 'Done'", "has another reason than its history"),
     other_assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has another assignee than its history"),
     no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
     older_schema=(

@@ -10,17 +10,7 @@ import flask.json.provider
 import pytest
 
 from findings_features import brief
-from tests.support import (
-    API,
-    SEVERITIES,
-    TARGETS,
-    Client,
-    assert_problem,
-    cases,
-    client_of,
-    start_on,
-    task,
-)
+from tests.support import API, SEVERITIES, TARGETS, Client, assert_problem, cases, client_of, start_on, task
 
 
 def briefed(client: Client, **query: Any) -> list[str]:

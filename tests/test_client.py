@@ -738,10 +738,7 @@ def test_more_findings_are_refused_than_an_answer_tells(agent: Agent) -> None:
     assert agent.titles() == [str(number) for number in range(0, 160, 16)]
 
 
-TOO_MUCH = cases(
-    number=({"FINDINGS_MAX_BATCH": "2"}, 0),
-    bytes=({"FINDINGS_MAX_BODY": "1000"}, 1),
-)
+TOO_MUCH = cases(number=({"FINDINGS_MAX_BATCH": "2"}, 0), bytes=({"FINDINGS_MAX_BODY": "1000"}, 1))
 
 
 @pytest.mark.parametrize(("limit", "refused"), TOO_MUCH)
@@ -758,10 +755,7 @@ def test_a_batch_that_is_too_much_for_a_service_is_sent_in_parts(
         assert agent.runs()[0][0] == ("failed" if refused else "completed")
 
 
-ABOUT_ALL = cases(
-    none=("validation_failed", "/tasks/2"),
-    time=("extension_check_timeout", "/tasks/1/extensions"),
-)
+ABOUT_ALL = cases(none=("validation_failed", "/tasks/2"), time=("extension_check_timeout", "/tasks/1/extensions"))
 
 
 @pytest.mark.parametrize(("code", "pointer"), ABOUT_ALL)

@@ -248,12 +248,7 @@ def play(page: Path, home: Path, databases: Mapping[str, str]) -> dict[Step, tup
         script = script.replace(example, database)
     script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("127.0.0.1:8001", f"127.0.0.1:{second}")
     (home / "script").write_text(script, "utf-8")
-    env = {
-        "FINDINGS_PORT": port,
-        "PATH": search_path(),
-        "PYTHON": sys.executable,
-        "HOME": str(home),
-    }
+    env = {"FINDINGS_PORT": port, "PATH": search_path(), "PYTHON": sys.executable, "HOME": str(home)}
     if before or page == PAGES[0]:  # agents are told by this where the service is
         env["FINDINGS_URL"] = f"http://127.0.0.1:{port}"
     done = subprocess.run(

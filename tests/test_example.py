@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import (
-    API,
-    Server,
-    cases,
-)
+from tests.support import API, Server, cases
 
 
 def runs_of(server: Server) -> list[tuple[str, str | None]]:

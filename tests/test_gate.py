@@ -8,18 +8,7 @@ import flask
 import flask.json.provider
 import pytest
 
-from tests.support import (
-    API,
-    SEVERITIES,
-    UNKNOWN_ID,
-    Client,
-    Survey,
-    assert_problem,
-    cases,
-    client_of,
-    finished,
-    gate,
-)
+from tests.support import API, SEVERITIES, UNKNOWN_ID, Client, Survey, assert_problem, cases, client_of, finished, gate
 
 
 def numbers(verdict: dict[str, Any]) -> tuple[int, ...]:

@@ -40,11 +40,7 @@ ARROWS = {
     },
     "findings_adapters.formats": {"findings_adapters.sarif"},
     "findings_adapters.scan_config": {"findings_adapters.client"},
-    "findings_adapters.mcp": {
-        "findings_adapters.client",
-        "findings_adapters.markdown",
-        "findings_adapters.serving",
-    },
+    "findings_adapters.mcp": {"findings_adapters.client", "findings_adapters.markdown", "findings_adapters.serving"},
     "findings_features.backup": {"findings_features.audit"},
     "findings_adapters.postgres": {"findings_features.audit", "findings_features.backup"},
     "findings_adapters.serving": {"findings_features.deletion"},  # by the clock
@@ -57,7 +53,8 @@ WRITERS = {
         *("tasks", "{"),
     },
     "findings_features.backup": {"backups"},
-    "findings_adapters.postgres": {"{"},
+    "findings_adapters.webhooks": {"delivery_lease", "webhooks"},
+    "findings_adapters.postgres": {"{", "history"},  # in a step to a newer schema
 }
 
 

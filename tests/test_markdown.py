@@ -127,10 +127,7 @@ def test_a_finding_that_is_too_long_keeps_no_other_out() -> None:
 
 @pytest.mark.parametrize(
     ("omitted", "said"),
-    [
-        (0, "Left out: none."),
-        (1234, "Left out: 1,234 more, none of them more severe than what is listed."),
-    ],
+    [(0, "Left out: none."), (1234, "Left out: 1,234 more, none of them more severe than what is listed.")],
 )
 def test_one_line_behind_the_code_block_says_how_many_were_left_out(omitted: int, said: str) -> None:
     text = markdown.write_brief(brief_of(FINDING, omitted=omitted), TYPE).decode()

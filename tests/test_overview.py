@@ -10,18 +10,7 @@ import pytest
 
 import findings_service
 from tests.engines import faults_of
-from tests.support import (
-    API,
-    SEVERITIES,
-    STATUSES,
-    TARGETS,
-    Client,
-    cases,
-    database_of,
-    standing,
-    start_on,
-    task,
-)
+from tests.support import API, SEVERITIES, STATUSES, TARGETS, Client, cases, database_of, standing, start_on, task
 
 # ---------------------------------------------------------------------------
 # Lists

@@ -13,14 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines import absence_of
-from tests.support import (
-    API,
-    HERE,
-    blocks_of,
-    environment,
-    start_process,
-    task,
-)
+from tests.support import API, HERE, blocks_of, environment, start_process, task
 
 
 @pytest.fixture(scope="module")

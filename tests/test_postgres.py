@@ -24,6 +24,7 @@ from findings_adapters.postgres import dialect
 from findings_adapters.serving import commits
 from findings_features import audit
 from tests.postgres_server import USER, Databases, PostgresServer, name_in
+from tests.support import await_
 
 store = pytest.importorskip("findings_adapters.postgres.store", reason="psycopg is not installed")
 psycopg = pytest.importorskip("psycopg")
@@ -97,13 +98,6 @@ def end_backends(postgres: Databases, url: str) -> None:
     await_(lambda: not backends(postgres, url))
 
 
-def await_(holds: Callable[[], object], seconds: float = SOON) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
-
-
 @contextmanager
 def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
     """Do something in another thread meanwhile; what it raises is raised here."""
@@ -153,12 +147,15 @@ def test_every_key_contains_the_client() -> None:
 # The schema
 
 
+TABLES = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+
+
 def shape_in_sqlite() -> dict[str, dict[str, Any]]:
     """Return what the tables of SQLite consist of."""
     found: dict[str, dict[str, Any]] = {}
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SCHEMA)
-        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
+        for name, sql in connection.execute(TABLES).fetchall():
             columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
             key = tuple(column for _, column, *_, place in sorted(columns, key=lambda row: row[5]) if place)
             names = [column for _, column, *_ in columns]
@@ -767,7 +764,7 @@ def test_house_is_kept_for_all_clients_while_one_writes(database: store.Postgres
     for client_id in ("one", "two"):
         with database.transaction(client_id) as connection:
             heart.insert_project_type(connection, client_id, "web", "web", "", None)
-            heart.insert_run(connection, client_id, "web", "", "{}", heart.MAIN_LINE)
+            heart.insert_run(connection, heart.Principal("", client_id, "", ""), "web", "", "{}", heart.MAIN_LINE)
     with database.transaction() as connection:
         connection.execute("UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'")
     await_(database.owns_maintenance)

@@ -25,7 +25,7 @@ import findings_service as heart
 from findings_features import audit
 from tests.postgres_server import PORT, USER, Databases, PostgresServer, name_in
 from tests.slow_network import SlowNetwork, slow_network
-from tests.support import API, IMPORTING, PROGRAM, Answer, Server
+from tests.support import API, IMPORTING, PROGRAM, Answer, Server, await_
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 
@@ -65,7 +65,8 @@ def agent_in(database: heart.Database, name: str) -> Agent:
         key = heart.insert_key(connection, "agent", name, "full")
     with database.transaction(name) as connection:
         heart.insert_project_type(connection, name, "web", "web", "", None)
-        run = heart.insert_run(connection, name, "web", "https://a.example/", "{}", heart.MAIN_LINE)
+        who = heart.Principal("", name, "agent", "full")
+        run = heart.insert_run(connection, who, "web", "https://a.example/", "{}", heart.MAIN_LINE)
     return Agent(name, key, run.id)
 
 
@@ -99,13 +100,6 @@ def serving(url: str, serve: Callable[..., Server]) -> Callable[..., Server]:
         return serve("--db", db or url, *options, program=program, until=until, **env)
 
     return start
-
-
-def await_(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def look(url: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:

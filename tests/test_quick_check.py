@@ -15,9 +15,7 @@ import jsonschema
 import pytest
 
 import findings_service
-from tests.support import (
-    cases,
-)
+from tests.support import cases
 
 
 def any_schema(random_source: random.Random, draft: int, depth: int = 0) -> Any:

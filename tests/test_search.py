@@ -10,18 +10,7 @@ import flask.json.provider
 import pytest
 
 from findings_features import audit, search
-from tests.support import (
-    API,
-    SEVERITIES,
-    Client,
-    assert_problem,
-    cases,
-    client_of,
-    database_of,
-    plain,
-    rows_of,
-    task,
-)
+from tests.support import API, SEVERITIES, Client, assert_problem, cases, client_of, database_of, plain, rows_of, task
 
 
 def searched(client: Client, q: str, **query: Any) -> list[str]:

@@ -687,6 +687,9 @@ class Door:
         self._app, self._limit, self._service_of = app, limit, service_of
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
+    def leave(self) -> None:
+        """Nobody waits for anything to happen."""
+
     def close(self) -> None:
         """Nothing is left to be done once no more requests come."""
 

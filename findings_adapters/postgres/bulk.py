@@ -86,6 +86,7 @@ class ServerTarget(ServerPlace, copying.Target):
     def finish(self) -> None:
         """Make the indexes, and let numbering go on behind the last row."""
         super().finish()
+        heart.begin_epoch(Unfinished(self.database, self.connection, read_only=False))
         self.connection.run(f"ANALYZE {self.names}")
         for statement in dialect.numbering(self.statements):
             self.connection.run(statement)

@@ -66,7 +66,7 @@ def read_table(fresh: sqlite3.Connection, name: str) -> Table | None:
     client = "id" if name == "clients" else "client_id"
     if client not in columns:
         return None
-    owners = {"seq": name, "run_seq": "runs", "branch_seq": "branches", "task_seq": "tasks"}
+    owners = {"run_seq": "runs", "branch_seq": "branches", "task_seq": "tasks", "history_seq": "history", "seq": name}
     numbers = {place: owners[column] for place, column in enumerate(columns) if column in owners}
     return Table(name, columns, key, columns.index(client), numbers)
 
@@ -152,6 +152,7 @@ class FileTarget(Target):
     def finish(self) -> None:
         """Make the indexes, and read all of it from the file from now on."""
         super().finish()
+        heart.begin_epoch(self.connection)
         self.connection.execute("COMMIT")
         self.close()
         self.connection = self._connect()
@@ -241,7 +242,8 @@ def moved(rows: Iterable[Row], table: Table, shifts: Shifts, sign: int = 1) -> I
     for row in rows:
         cells = list(row)
         for place, by_client in places:
-            cells[place] += sign * by_client.get(row[table.client], 0)
+            if cells[place] is not None:
+                cells[place] += sign * by_client.get(row[table.client], 0)
         yield cells
 
 

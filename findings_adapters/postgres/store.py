@@ -686,9 +686,8 @@ class PostgresDatabase(heart.Database):
                 statements = [*dialect.steps_of(heart.MIGRATIONS, version), *statements]
             for statement in statements:
                 link.run(statement)
-            if version is not None:
-                steps = range(version + 1, heart.SCHEMA_VERSION + 1)
-                heart.fill(PostgresConnection(self, link, read_only=False), steps)
+            steps = () if version is None else range(version + 1, heart.SCHEMA_VERSION + 1)
+            heart.fill(PostgresConnection(self, link, read_only=False), steps)
             link.run(
                 f"""INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)
                     ON CONFLICT (id) DO UPDATE SET version = excluded.version""",

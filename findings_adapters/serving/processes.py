@@ -116,7 +116,7 @@ async def serve_until_stopped(
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
-    :param app: a `RSGIApp`, or what has its `close` and speaks another interface of granian's.
+    :param app: a `RSGIApp`, or what has its `leave` and `close` and speaks another interface of granian's.
     :param greeting: what says that the service answers, once it does.
     :param parent: a pipe that ends when the process that began this one is told to stop, or has ended.
     """
@@ -141,6 +141,7 @@ async def serve_until_stopped(
     def stop() -> None:
         for pipe in pipes:
             loop.remove_reader(pipe)
+        app.leave()
         server.stop()  # type: ignore[no-untyped-call]
         loop.call_later(LEAVING, serving.cancel)
 

@@ -169,6 +169,8 @@ class Threads:
 BODIES_HELD = 2  # times the largest body there may be, of all large ones together
 UNTAKEN = 60.0  # seconds after which a client that takes nothing of a document is cut off
 UNOPENED = 5.0  # seconds that granian has to take the first piece of it, which needs no client to take any
+MOST_HELD = 100  # requests that wait for something to happen; a further one is told at once that nothing did
+LOOK_AGAIN = 0.5  # seconds until it is looked again whether it did
 SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
 # For what takes long elsewhere; a client has one of each at most.
 POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1}
@@ -191,8 +193,14 @@ class RSGIApp:
             share = math.ceil(SHARE_OF_CLIENT * count)
             self._all = self._threads["request"] = Threads("request", count, share, settings.busy_timeout)
         limits = (settings.max_body, *(form.limit(settings) for form in heart.REGISTRY.submission_formats.values()))
+        self._stopping = asyncio.Event()
+        self._held = 0
         self._budget = BodyBudget(BODIES_HELD * max(limits))
         self._scheduler.start()
+
+    def leave(self) -> None:
+        """Have nobody wait any more for something to happen."""
+        self._stopping.set()
 
     def close(self) -> None:
         """Finish what is to be written, once no more requests come."""
@@ -290,7 +298,25 @@ class RSGIApp:
         """Have done what is left to do: what takes long in a thread, what writes by the scheduler."""
         while isinstance(given, heart.Deferred):
             given = await self._threads[given.pool].run(call, partial(call.attempt, given.work))
-        return await self._scheduler.commit(given) if isinstance(given, heart.PendingWrite) else given
+        if isinstance(given, heart.PendingWrite):
+            return await self._scheduler.commit(given)
+        return await self._hold(call, given) if isinstance(given, heart.Held) else given
+
+    async def _hold(self, call: heart.Call, answer: heart.Answer) -> heart.Answer:
+        """Ask again until there is something to tell, or the time is over, or the service's is."""
+        if self._held == MOST_HELD:
+            return answer
+        self._held += 1
+        try:
+            while isinstance(answer, heart.Held) and not self._stopping.is_set():
+                if (left := answer.until - time.monotonic()) <= 0:
+                    break
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), min(left, LOOK_AGAIN))
+                answer = await self._take(call, partial(call.attempt, answer.again))
+        finally:
+            self._held -= 1
+        return answer
 
     async def _probe(self, call: heart.Call) -> heart.Answer:
         """Return the answer to who asks how the database is, which may have to be waited for."""

@@ -352,9 +352,9 @@ def test_one_write_that_fails_leaves_the_others_of_its_group_alone(
 ) -> None:
     insert = findings_service.insert_history
 
-    def failing(connection: Any, entries: Any) -> None:
-        insert(connection, entries := list(entries))
-        (title,) = connection.execute("SELECT title FROM tasks WHERE seq = ?", (entries[0][1],)).fetchone()
+    def failing(connection: Any, *given: Any) -> None:
+        insert(connection, *given)
+        (title,) = connection.execute("SELECT title FROM tasks WHERE seq = ?", (given[-1][0][0],)).fetchone()
         if title == "bad":
             raise sqlite3.IntegrityError("made up")
 

@@ -133,10 +133,7 @@ def test_an_oversized_chunked_body_is_refused_before_its_end(server: Server) -> 
     server.start_run()
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     text = raw_request(server, "POST", f"{API}/project-types", NEW_TYPE, "Transfer-Encoding: chunked")
-    with (
-        another_client(server, 2.0),
-        socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection,
-    ):
+    with another_client(server, 2.0), socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
         connection.sendall(text.removesuffix(NEW_TYPE))
         with suppress(OSError):
             for _ in range(17):

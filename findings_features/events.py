@@ -1,0 +1,256 @@
+"""What happened, in the order in which it was stored: `GET /api/v1/events`, which a program follows.
+
+The history of tasks and runs is the feed: nothing is stored for it. A client's writers wait for each other, so that its
+numbers in the history rise in the order of its commits, on PostgreSQL too: behind what was told nothing older ever
+comes, and the feed lags behind nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+import findings_service as heart
+
+EventType = Literal[
+    "finding.created",
+    "finding.changed",
+    "finding.reopened",
+    "finding.status",
+    "finding.assigned",
+    "finding.commented",
+    "run.started",
+    "run.finished",
+]
+
+
+class Event(heart.Model):
+    """One entry of the history, with its task or its run as they stand now.
+
+    `by` is the name of the key that did it, null where that was the clock. `branch` is that of the run in which it
+    happened. What is about a finding has all fields but `run`.
+    """
+
+    id: str
+    type: EventType
+    at: str
+    by: str | None
+    user: str | None
+    branch: str | None
+    task: heart.TaskHead | UnsetType = UNSET
+    run: heart.Run | UnsetType = UNSET
+    run_id: str | UnsetType | None = UNSET
+    from_: heart.TaskStatus | UnsetType | None = field(name="from", default=UNSET)
+    to: heart.TaskStatus | UnsetType | None = UNSET
+    reason: heart.Reason | UnsetType | None = UNSET
+    assignee: str | UnsetType | None = UNSET
+    comment: str | UnsetType | None = UNSET
+    changed: list[str] | UnsetType = UNSET
+
+
+class Events(heart.Model):
+    """What happened, oldest first; `next` is the link to what comes behind it, now or later."""
+
+    events: list[Event]
+    next: str
+
+
+CURSOR = r"^(latest|[0-9a-f]{16}-[0-9]{1,15})\Z"
+heart.PATTERNS[CURSOR] = "is no place in the feed of events; follow the next link as it is, or begin with after=latest"
+
+
+class EventQuery(heart.Request):
+    """Which events, and how long to wait for one."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000, description="Events on a page.")] = 100
+    after: (
+        Annotated[str, Meta(pattern=CURSOR, description=f"{heart.AFTER} `latest` begins with what comes.")] | None
+    ) = None
+    type: Annotated[heart.CommaList[EventType], Meta(description=f"Events of these types. {heart.SEVERAL}")] | None = (
+        None
+    )
+    project_type: (
+        Annotated[heart.CommaList[heart.NoComma], Meta(description=f"What is of these project types. {heart.SEVERAL}")]
+        | None
+    ) = None
+    target_url: Annotated[heart.NonEmpty, Meta(description="What is of this target, exactly as stored.")] | None = None
+    branch: (
+        Annotated[
+            heart.RepeatedParam[heart.NonEmpty],
+            Meta(description=f"What happened in runs of these branches. {heart.EXACTLY}"),
+        ]
+        | None
+    ) = None
+    wait: Annotated[int, Meta(ge=0, le=30, description="Seconds to wait for an event, where there is none yet.")] = 0
+
+
+class EventFilter(Struct, frozen=True, kw_only=True):
+    """Which events are wanted; `None` filters nothing."""
+
+    types: Iterable[str] | None = None
+    project_types: Iterable[str] | None = None
+    target_url: str | None = None
+    branches: Iterable[str] | None = None
+
+    def condition(self) -> heart.Condition | None:
+        """Return what an entry must be, None where all are wanted."""
+        asked = {
+            EVENT_TYPE: self.types,
+            "COALESCE(tasks.project_type, runs.project_type)": self.project_types,
+            "COALESCE(tasks.target_url, runs.target_url)": None if self.target_url is None else [self.target_url],
+            "history.branch": self.branches,
+        }
+        conditions = [heart.among(column, values) for column, values in asked.items() if values is not None]
+        if not conditions:
+            return None
+        return " AND ".join(text for text, _ in conditions), tuple(
+            value for _, values in conditions for value in values
+        )
+
+
+def select_epoch(connection: heart.Connection) -> str:
+    """Return the epoch of the database."""
+    return str(connection.execute("SELECT epoch FROM epochs").fetchone()[0])
+
+
+def select_latest(connection: heart.Connection, client_id: str) -> int:
+    """Return the place behind all that has happened so far."""
+    (last,) = connection.execute(
+        "SELECT COALESCE(MAX(seq), 0) FROM history WHERE client_id = ?", (client_id,)
+    ).fetchone()
+    return int(last)
+
+
+EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 'status' THEN 'finding.status'
+    WHEN 'assigned' THEN 'finding.assigned' WHEN 'comment' THEN 'finding.commented'
+    WHEN 'started' THEN 'run.started' WHEN 'finished' THEN 'run.finished'
+    ELSE CASE WHEN history.to_status IS NULL THEN 'finding.changed' ELSE 'finding.reopened' END END"""
+LOOKED_AT = 10_000  # entries of which one page's are chosen, where not all are wanted
+
+
+class Page(Struct, frozen=True):
+    """Some events; `end` is the place up to which there are no others, and `goes_on` whether any may stand behind."""
+
+    events: Iterator[Event]
+    end: int
+    goes_on: bool
+
+
+def select_events(connection: heart.Connection, client_id: str, behind: int, limit: int, wanted: EventFilter) -> Page:
+    """Return the first events behind a place in the history. Where a filter leaves few, only so many are looked at.
+
+    :param connection: one that sees one moment.
+    """
+    condition = wanted.condition()
+    most = LOOKED_AT if condition else limit
+    rows = connection.execute(
+        "SELECT seq FROM history WHERE client_id = ? AND seq > ? ORDER BY seq LIMIT ?", (client_id, behind, most + 1)
+    )
+    seqs = [seq for (seq,) in rows]
+    goes_on = len(seqs) > most
+    end = max([behind, *seqs[:most]])
+    if condition:
+        text, values = condition
+        rows = connection.execute(
+            f"""SELECT history.seq FROM history
+                LEFT JOIN tasks ON tasks.client_id = history.client_id AND tasks.seq = history.task_seq
+                LEFT JOIN runs ON runs.client_id = history.client_id AND runs.seq = history.run_seq
+                WHERE history.client_id = ? AND history.seq > ? AND history.seq <= ? AND {text}
+                ORDER BY history.seq LIMIT ?""",
+            (client_id, behind, end, *values, limit + 1),
+        )
+        seqs = [seq for (seq,) in rows]
+        if len(seqs) > limit:
+            goes_on, end = True, seqs[limit - 1]
+    return Page(read_events(connection, client_id, seqs[:limit] if condition else seqs[:most]), end, goes_on)
+
+
+READ_AT_ONCE = 100  # events, whose runs have metadata of up to 64 KiB
+
+
+def read_events(connection: heart.Connection, client_id: str, seqs: Sequence[int]) -> Iterator[Event]:
+    """Give the events of some entries of the history, which are there."""
+    epoch = select_epoch(connection)
+    for start in range(0, len(seqs), READ_AT_ONCE):
+        listed = (client_id, json.dumps(seqs[start : start + READ_AT_ONCE]))
+        entries = connection.execute(
+            f"""SELECT seq, {EVENT_TYPE}, at, NULLIF(key_name, ''), user_name, NULLIF(branch, ''), task_seq, run_seq,
+                    run_id, from_status, to_status, reason, assignee, comment, COALESCE(changed, '[]')
+                FROM history WHERE (client_id = ?) IS TRUE AND seq {heart.LISTED_SEQS} ORDER BY seq""",
+            listed,
+        ).fetchall()
+        tasks = read_by_seq(connection, client_id, "tasks", heart.HEAD_COLUMNS, (entry[6] for entry in entries))
+        runs = read_by_seq(connection, client_id, "runs", heart.RUN_COLUMNS, (entry[7] for entry in entries))
+        for seq, kind, *told, task_seq, run_seq, run_id, from_, to, reason, assignee, comment, changed in entries:
+            event = Event(f"{epoch}-{seq}", kind, *told)
+            if run_seq is not None:
+                event.run = heart.run_model(runs[run_seq])
+            else:
+                event.task = heart.task_head(tasks[task_seq])
+                event.run_id, event.from_, event.to, event.reason = run_id, from_, to, reason
+                event.assignee, event.comment, event.changed = assignee, comment, json.loads(changed)
+            yield event
+
+
+def read_by_seq(
+    connection: heart.Connection, client_id: str, table: str, columns: str, seqs: Iterable[int | None]
+) -> dict[int, Sequence[Any]]:
+    """Return rows of a table by their seqs."""
+    rows = connection.execute(
+        f"""SELECT {table}.seq, {columns} FROM {table}
+            WHERE ({table}.client_id = ?) IS TRUE AND {table}.seq {heart.LISTED_SEQS}""",
+        (client_id, json.dumps(sorted({seq for seq in seqs if seq is not None}))),
+    )
+    return {seq: row for seq, *row in rows}
+
+
+def place_of(connection: heart.Connection, client_id: str, after: str | None) -> int:
+    """Return the place in the history that a cursor is, the beginning without one.
+
+    :raises InvalidParameter: for one of another epoch.
+    """
+    if after is None:
+        return 0
+    if after == "latest":
+        return select_latest(connection, client_id)
+    epoch, _, seq = after.partition("-")
+    if epoch != select_epoch(connection):
+        detail = (
+            "is of the time before this database was restored or copied, and what came after it may never have happened"
+            " here; begin with after=latest, or without it from the oldest"
+        )
+        raise heart.InvalidParameter("after", detail)
+    return int(seq)
+
+
+@heart.operation("GET", "/api/v1/events", "read", {200: Events}, query=EventQuery)
+def get_events(call: heart.Call) -> heart.Answer:
+    """Get what happened, oldest first, or wait for it."""
+    query: EventQuery = call.query
+    with heart.listing(call) as connection:
+        behind = place_of(connection, call.client_id, query.after)
+    until = time.monotonic() + query.wait
+    wanted = EventFilter(
+        types=query.type, project_types=query.project_type, target_url=query.target_url, branches=query.branch
+    )
+
+    def read(behind: int) -> heart.Answer:
+        with heart.listing(call) as connection:
+            page = select_events(connection, call.client_id, behind, query.limit, wanted)
+            taken = heart.take(page.events, query.limit)
+            end = taken.last.id if taken.more else f"{select_epoch(connection)}-{page.end}"
+        answer = heart.json_answer(200, Events(taken.items, heart.next_link(call, end)))
+        if taken.items or page.goes_on:
+            return answer
+        return heart.Held(answer.status, answer.headers, answer.body, until=until, again=lambda: read(page.end))
+
+    return read(behind)
+
+
+def register() -> None:
+    """Have it answered."""
+    heart.REGISTRY.add_operations(get_events)
