@@ -349,14 +349,14 @@ class InvalidParameter(ServiceError, status=400, code="invalid_parameter"):
 
 
 class Unauthorized(ServiceError, status=401, code="unauthorized"):
-    """There is no key, or none that is good (any more)."""
+    """There is no key, or none that is good (any more), or one for users without a user."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 class Forbidden(ServiceError, status=403, code="forbidden"):
-    """The key's level is too low."""
+    """The key's level is too low, or a browser says that another site makes a signed-in user write."""
 
 
 class Missing(ServiceError, status=404, code="not_found"):
@@ -975,7 +975,14 @@ class TaskFilters(Request):
         | None
     ) = None
     assignee: (
-        Annotated[NonEmpty, Meta(description="Tasks that are assigned to this one, exactly as stored.")] | None
+        Annotated[
+            NonEmpty,
+            Meta(
+                description="Tasks that are assigned to this one, exactly as stored; with a key for users, `me` is the"
+                " user."
+            ),
+        ]
+        | None
     ) = None
     assigned: (
         Annotated[bool, Meta(description="`true` for tasks that are assigned to somebody, `false` for all others.")]
@@ -2679,6 +2686,12 @@ class Principal(Struct, frozen=True, gc=False):
     name: str
     level: str
     user: str | None = None
+    for_users: bool = False
+
+    @property
+    def sender(self) -> str:
+        """Whose answers are kept: the id of the key, and behind that the user."""
+        return self.key_id if self.user is None else f"{self.key_id} {self.user}"
 
 
 def hashed(key: str) -> str:
@@ -2700,14 +2713,22 @@ def select_clients(connection: Connection) -> list[str]:
     return [client_id for (client_id,) in connection.execute("SELECT id FROM clients ORDER BY id").fetchall()]
 
 
-def insert_key(connection: Connection, name: str, client_id: str, level: str, expires_at: str | None = None) -> str:
+def insert_key(
+    connection: Connection,
+    name: str,
+    client_id: str,
+    level: str,
+    expires_at: str | None = None,
+    *,
+    for_users: bool = False,
+) -> str:
     """Make a key and return it: the only time that it is seen."""
     key = f"fts_{secrets.token_urlsafe(32)}"
     insert_client(connection, client_id)
     connection.execute(
-        """INSERT INTO api_keys (id, client_id, name, level, hash, created_at, expires_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?)""",
-        (new_ids()[0], client_id, name, level, hashed(key), timestamp(), expires_at),
+        """INSERT INTO api_keys (id, client_id, name, level, hash, created_at, expires_at, for_users)
+           VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+        (new_ids()[0], client_id, name, level, hashed(key), timestamp(), expires_at, int(for_users)),
     )
     return key
 
@@ -2715,17 +2736,21 @@ def insert_key(connection: Connection, name: str, client_id: str, level: str, ex
 def select_principal(connection: Connection, key: str, now: str) -> tuple[Principal, str | None] | None:
     """Return who a key belongs to and when it was last used: None when it is unknown, expired or revoked."""
     row = connection.execute(
-        """SELECT id, client_id, name, level, last_used_at FROM api_keys
+        """SELECT id, client_id, name, level, for_users, last_used_at FROM api_keys
            WHERE hash = ? AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)""",
         (hashed(key), now),
     ).fetchone()
-    return (Principal(*row[:4]), row[4]) if row else None
+    if row is None:
+        return None
+    key_id, client, name, level, for_users, last_used_at = row
+    return Principal(key_id, client, name, level, for_users=bool(for_users)), last_used_at
 
 
 def select_keys(connection: Connection) -> list[tuple[Any, ...]]:
     """Return all keys, without their secrets."""
     return connection.execute(
-        """SELECT id, client_id, name, level, created_at, expires_at, last_used_at, revoked_at
+        """SELECT id, client_id, name, level, CASE for_users WHEN 1 THEN 'yes' END, created_at, expires_at,
+               last_used_at, revoked_at
            FROM api_keys ORDER BY id"""
     ).fetchall()
 
@@ -5220,6 +5245,40 @@ class Service:
         return principal
 
 
+USER = "HTTP_FINDINGS_USER"  # where WSGI has the header
+USER_RULE = (
+    "must come once, under just this name, as 1 to 200 printable characters without a comma; `serve` reads ASCII only:"
+    " where names have other letters, have the proxy send the e-mail address or the login name"
+)
+
+
+def with_user(principal: Principal, environ: Mapping[str, Any]) -> Principal:
+    """Return who makes a request with the user that it names, which it does with a key for users, and no other.
+
+    :raises Unauthorized: when it names none. :raises InvalidParameter: for one that may not be, or with another key.
+    """
+    if not principal.for_users:
+        raise InvalidParameter("Findings-User", "goes with a key of `keys create --for-users` alone, and yours is none")
+    if USER not in environ:
+        raise Unauthorized("This key is for users: send in Findings-User whom the request is from, as its proxy does.")
+    user = decoded(environ[USER])
+    # What was sent twice, anybody on the way may have joined by a comma (RFC 9110, 5.3).
+    if not 1 <= len(user) <= 200 or not user.isprintable() or user.isspace() or {",", "\ufffd"} & {*user}:
+        raise InvalidParameter("Findings-User", USER_RULE)
+    return msgspec.structs.replace(principal, user=user)
+
+
+def require_own_site(environ: Mapping[str, Any]) -> None:
+    """Check that no other site makes the browser of somebody who is signed in write, as far as that says so.
+
+    See https://www.w3.org/TR/fetch-metadata/. :raises Forbidden: when one does.
+    """
+    if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") != "same-origin":
+        raise Forbidden(
+            "Sec-Fetch-Site says that another site asks for this; users write from the service's own alone."
+        )
+
+
 class Export(Struct, frozen=True, kw_only=True):
     """A form besides JSON in which an operation is answered: what does that, and its query, where that is another."""
 
@@ -5533,9 +5592,12 @@ class Call:
         if (level := self.operation.level) is not None:
             if self.principal is NOBODY:
                 self.principal = self.service.authenticate(self.environ.get("HTTP_AUTHORIZATION", ""))
-
+                if self.principal.for_users or USER in self.environ:
+                    self.principal = with_user(self.principal, self.environ)
             if LEVELS.index(self.principal.level) < LEVELS.index(level):
                 raise Forbidden(f"This needs a key of level {level}; yours is of level {self.principal.level}.")
+            if self.principal.user is not None and method != "GET":
+                require_own_site(self.environ)
         if formats := self.operation.formats:
             settings, environ = self.service.settings, self.environ
             self.form = formats.get(environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower())
@@ -5581,6 +5643,8 @@ class Call:
         self.export = preferred_export(asked.exports, accept) if accept else None
         query = (self.export and self.export.query) or asked.query
         self.query = read_query(query, environ.get("QUERY_STRING", ""))
+        if self.principal.user is not None and getattr(self.query, "assignee", None) == "me":
+            self.query.assignee = self.principal.user
         if asked.method in ("PATCH", "DELETE") and (tags := environ.get("HTTP_IF_MATCH")) is not None:
             if not asked.tagged:
                 raise InvalidParameter(
@@ -5590,7 +5654,7 @@ class Call:
         if asked.keyed and (key := environ.get("HTTP_IDEMPOTENCY_KEY")) is not None:
             if not 1 <= len(key) <= 255:
                 raise InvalidParameter("Idempotency-Key", "must have 1 to 255 characters")
-            self.request_key = RequestKey(self.client_id, self.principal.key_id, asked.method, self.path, key)
+            self.request_key = RequestKey(self.client_id, self.principal.sender, asked.method, self.path, key)
             self.body_hash = hashlib.sha256(body.text).hexdigest()
 
     def check(self) -> Outcome:
@@ -5779,8 +5843,11 @@ def answer_unless_known(call: Call, connection: Connection, make: Callable[[str]
     """Answer what `make` makes with a weak ETag, which it is given, or that the caller has it (RFC 9110, 13.1.2).
 
     The ETag is another one once anything of the client has changed, and on another day: an overview ends with today.
+    So it is for another assignee, because "me" is another for each user.
     """
-    tag = f'"{select_stamp(connection, call.client_id)}-{timestamp()[:10]}"'
+    assignee = getattr(call.query, "assignee", None)
+    of = f"-{hashlib.sha256(assignee.encode()).hexdigest()[:16]}" if assignee else ""
+    tag = f'"{select_stamp(connection, call.client_id)}-{timestamp()[:10]}{of}"'
     headers = {"ETag": f"W/{tag}", "Allow": methods_for(call.principal.level, call.operation.path)}
     had = call.environ.get("HTTP_IF_NONE_MATCH", "")
     return Answer(304, headers) if had.strip() == "*" or tag in had else whole_answer(200, make(tag), **headers)
@@ -6588,9 +6655,10 @@ client_option = click.option("--client", default="default", callback=printable, 
 @client_option
 @click.option("--level", type=click.Choice(LEVELS), default="agent", help="What the key may do.")
 @click.option("--expires", callback=duration_of, metavar="DURATION", help="How long the key is good, such as 90d.")
+@click.option("--for-users", is_flag=True, help="For a proxy that signs people in; see docs/operations.md.")
 @click.option("--new", is_flag=True, help="Make the database if it is not there.")
 @database_option
-def create_key(name: str, client: str, level: str, expires: float | None, new: bool, db: str) -> None:
+def create_key(name: str, client: str, level: str, expires: float | None, for_users: bool, new: bool, db: str) -> None:
     """Make a key called NAME and print it, this once."""
     if sys.stdout is None:
         raise click.ClickException("standard output is closed; the key would be seen by nobody")
@@ -6602,11 +6670,13 @@ def create_key(name: str, client: str, level: str, expires: float | None, new: b
         is_new = insert_client(connection, client)  # who makes a key of that name at the same time waits here
         if select_live_keys(connection, client, name):
             raise click.ClickException(f"client {client!r} has a live key {name!r}; revoke it, or choose another name")
-        key = insert_key(connection, name, client, level, expires_at)
+        key = insert_key(connection, name, client, level, expires_at, for_users=for_users)
         if is_new:
             click.echo(f"Client {client!r} is new.", err=True)
-        until = f" until {expires_at}" if expires_at else ""
-        click.echo(f"Key {name!r} for client {client!r}, level {level}{until}, in {database.location}.", err=True)
+        users, until = ", for users" if for_users else "", f" until {expires_at}" if expires_at else ""
+        click.echo(
+            f"Key {name!r} for client {client!r}, level {level}{users}{until}, in {database.location}.", err=True
+        )
         click.echo("It is shown this once:", err=True)
         click.echo(key)  # a key that cannot be shown is not made
 
@@ -6617,7 +6687,7 @@ def list_keys(db: str) -> None:
     """List all keys, without their secrets."""
     with opened(db) as database, database.reading() as connection:
         rows = select_keys(connection)
-    titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
+    titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "FOR USERS", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
     table = [titles, *(tuple(value or "-" for value in row) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
     for row in table:

@@ -105,6 +105,7 @@ from tests.support import (
     assert_timed_out,
     cases,
     client_of,
+    client_with,
     command,
     content_of,
     contents_of,
@@ -137,6 +138,7 @@ from tests.support import (
     took_away,
     totals,
     work_of,
+    users_of,
     writer_of,
 )
 
@@ -1711,6 +1713,150 @@ def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -
     client.register("web")
     rows = rows_of(app, "SELECT name, last_used_at FROM api_keys")
     assert all(TIME.fullmatch(last_used_at) for _, last_used_at in rows), rows
+
+
+# ---------------------------------------------------------------------------
+# Users
+# ---------------------------------------------------------------------------
+
+
+def test_the_history_has_the_user_beside_the_key(app: flask.Flask, client: Client, run: str) -> None:
+    task_id = client.add(run)
+    anna, other = users_of(app, "anna@shop.example", "Jürgen Müller")
+    anna.triage(task_id, "in_progress", comment="mine")
+    other.triage(task_id, "dismissed")
+    assert [(entry["event"], entry["by"], entry["user"]) for entry in client.history(task_id)] == [
+        ("created", "tests", None),
+        ("status", "proxy", "anna@shop.example"),
+        ("status", "proxy", "Jürgen Müller"),
+    ]
+
+
+def test_a_run_that_a_user_starts_and_finishes_has_them_in_the_history(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    (anna,) = users_of(app, "anna", level="agent")
+    run = anna.start()
+    anna.add(run)
+    anna.finish(run)
+    rows = rows_of(app, "SELECT event, key_name, user_name FROM history ORDER BY seq")
+    assert rows == [(event, "proxy", "anna") for event in ("started", "created", "finished")]
+
+
+USERS = cases(
+    none=(None, 401, "unauthorized"),
+    one=("a", 200, None),
+    longest=("ü" * 200, 200, None),
+    too_long=("a" * 201, 400, "invalid_parameter"),
+    empty=("", 400, "invalid_parameter"),
+    blank=("  ", 400, "invalid_parameter"),
+    control=("a\tb", 400, "invalid_parameter"),
+    turned_around=("a\u202eb", 400, "invalid_parameter"),
+    twice=("anna,otto", 400, "invalid_parameter"),
+)
+
+
+@pytest.mark.parametrize(("user", "status", "code"), USERS)
+def test_a_key_for_users_needs_one_user_of_printable_characters(
+    app: flask.Flask, user: str | None, status: int, code: str | None
+) -> None:
+    (client,) = users_of(app, user or "", level="read")
+    if user is None:
+        del client.environ_base["HTTP_FINDINGS_USER"]
+    for path in (f"{API}/runs", f"{API}/tasks/{UNKNOWN_ID}?unknown=1") if code else (f"{API}/runs",):
+        response = client.get(path)
+        assert response.status_code == status
+        assert code is None or assert_problem(response, status, code)
+
+
+def test_a_user_that_is_no_utf8_is_refused(app: flask.Flask) -> None:
+    (client,) = users_of(app, "")
+    response = client.get(f"{API}/runs", environ_overrides={"HTTP_FINDINGS_USER": "J\xfcrgen"})
+    assert "ASCII" in assert_problem(response, 400, "invalid_parameter", "Findings-User")["detail"]
+
+
+def test_a_missing_user_comes_before_the_level_and_that_before_the_site(app: flask.Flask) -> None:
+    (client,) = users_of(app, "anna", level="read")
+    site = {"Sec-Fetch-Site": "cross-site"}
+    assert "level" in assert_problem(client.post(f"{API}/runs", headers=site), 403, "forbidden")["detail"]
+    del client.environ_base["HTTP_FINDINGS_USER"]
+    assert_problem(client.post(f"{API}/runs", headers=site), 401, "unauthorized")
+
+
+@pytest.mark.parametrize("of_the_environment", [False, True])
+def test_no_other_key_may_say_who_a_request_is_from(
+    make_app: Callable[..., flask.Flask], of_the_environment: bool
+) -> None:
+    app = make_app(api_key=SECRET)
+    client = client_with(app, SECRET if of_the_environment else make_key(app))
+    for user in ("anna", ""):
+        response = client.get(f"{API}/tasks", headers={"Findings-User": user})
+        assert "--for-users" in assert_problem(response, 400, "invalid_parameter", "Findings-User")["detail"]
+    assert client.get(f"{API}/tasks").status_code == 200
+
+
+def test_a_repeated_request_of_another_user_is_a_new_one(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    anna, otto = users_of(app, "anna", "otto")
+    first, again, others = (post(each, "runs", {"projectType": "web"}).json["id"] for each in (anna, anna, otto))
+    assert first == again != others
+    assert otto.read("runs")["total"] == 2
+
+
+def test_whoever_asks_for_what_is_assigned_to_me_gets_what_is_to_the_user(
+    app: flask.Flask, client: Client, run: str
+) -> None:
+    names = ["anna", "otto", "me"]
+    for name in names:
+        client.triage(client.add(run, title=f"of {name}"), assignee=name)
+    *users, nobody = users_of(app, "anna", "otto", "nobody")
+
+    def titles(asking: Client) -> list[str]:
+        return [each["title"] for page in asking.walk("tasks", assignee="me", limit=1) for each in page["tasks"]]
+
+    assert [titles(each) for each in (*users, client, nobody)] == [["of anna"], ["of otto"], ["of me"], []]
+
+
+@pytest.mark.parts
+def test_groups_searches_and_lists_as_csv_know_me(app: flask.Flask, client: Client, run: str) -> None:
+    for name in ("anna", "me"):
+        client.triage(client.add(run, title=f"of {name}", rule=name), assignee=name)
+    (anna,) = users_of(app, "anna")
+    assert [each["value"] for each in anna.read("groups", by="rule", assignee="me")["groups"]] == ["anna"]
+    assert [each["title"] for each in anna.read("tasks", q="of", assignee="me")["tasks"]] == ["of anna"]
+    listed = anna.get(f"{API}/tasks?assignee=me", headers={"Accept": "text/csv"}).text
+    assert ("of anna" in listed, "of me" in listed) == (True, False)
+
+
+def test_a_decision_assigns_to_the_name_that_it_says(app: flask.Flask, client: Client, run: str) -> None:
+    (anna,) = users_of(app, "anna")
+    assert anna.triage(client.add(run), assignee="me")["assignee"] == "me"
+
+
+def test_what_one_user_has_of_a_list_is_nothing_that_another_has(app: flask.Flask, client: Client, run: str) -> None:
+    client.triage(client.add(run), assignee="anna")
+    anna, otto = users_of(app, "anna", "otto")
+    had = {"If-None-Match": anna.get(f"{API}/tasks?assignee=me").headers["ETag"]}
+    answers = [each.get(f"{API}/tasks?assignee=me", headers=had) for each in (anna, otto)]
+    assert [(each.status_code, each.json and each.json["total"]) for each in answers] == [(304, None), (200, 0)]
+
+
+SITES = cases(
+    own=("same-origin", 201), of_a_sibling=("same-site", 403), other=("cross-site", 403), by_hand=("none", 403)
+)
+
+
+@pytest.mark.parametrize(("site", "status"), SITES)
+def test_users_write_from_the_services_own_site_alone(app: flask.Flask, client: Client, site: str, status: int) -> None:
+    client.register("web")
+    (anna,) = users_of(app, "anna")
+    asked = [
+        each.post(f"{API}/runs", json={"projectType": "web"}, headers={"Sec-Fetch-Site": site})
+        for each in (anna, client)
+    ]
+    assert [each.status_code for each in asked] == [status, 201]
+    assert status == 201 or "Sec-Fetch-Site" in assert_problem(asked[0], 403, "forbidden")["detail"]
+    assert anna.get(f"{API}/runs", headers={"Sec-Fetch-Site": site}).status_code == 200
+    assert anna.head(f"{API}/runs", headers={"Sec-Fetch-Site": site}).status_code == 200
 
 
 # ---------------------------------------------------------------------------
@@ -4143,6 +4289,17 @@ def test_a_key_is_revoked_by_its_name_or_id(app: flask.Flask, tmp_path: Path) ->
         done = invoke("keys", "revoke", name, *db)
         assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
         assert f"no live key {name!r}" in done.stderr
+
+
+def test_keys_for_users_are_made_and_listed_as_such(app: flask.Flask, tmp_path: Path) -> None:
+    db = ("--db", str(tmp_path / "findings.db"))
+    done = invoke("keys", "create", "proxy", "--level", "full", "--for-users", *db)
+    assert "level full, for users, in" in done.stderr
+    assert client_with(app, done.stdout.strip()).get(f"{API}/runs").status_code == 401
+    invoke("keys", "create", "ci", *db)
+    titles, *listed = (re.split("  +", line) for line in invoke("keys", "list", *db).stdout.splitlines())
+    told = [dict(zip(titles, line, strict=True)) for line in listed]
+    assert [(each["NAME"], each["FOR USERS"]) for each in told] == [("proxy", "yes"), ("ci", "-")]
 
 
 def test_a_name_that_two_keys_have_is_not_revoked(app: flask.Flask, tmp_path: Path) -> None:

@@ -157,10 +157,13 @@ class Remote:
     """A service over HTTP or HTTPS. Redirects are not followed: they would take the key to somebody else.
 
     :param first_tries: how often to try again to connect before anything has answered, None: as long as later.
+    :param headers: what every request has besides the key.
     :raises heart.ConfigurationError: for a URL or key that cannot be one, or a proxy of the environment.
     """
 
-    def __init__(self, url: str, key: str, *, first_tries: int | None = None) -> None:
+    def __init__(
+        self, url: str, key: str, *, first_tries: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         try:
             parts = urlsplit(heart.parse_base_url(url))
             if parts.username is not None:
@@ -173,6 +176,7 @@ class Remote:
         if not key.isascii() or not key.isprintable():
             raise heart.ConfigurationError("the key has letters, digits and signs of ASCII only")
         self._headers = {"Authorization": f"Bearer {key}", "User-Agent": f"findings-service/{heart.__version__}"}
+        self._headers |= headers or {}
         self.where, self.patience = parts.geturl(), PATIENCE
         self._first_tries = first_tries
 

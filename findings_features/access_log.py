@@ -29,6 +29,7 @@ def start(service: heart.Service) -> None:
             "bytes": size,
             "client": call.principal.client_id or None,
             "key": call.principal.name or None,
+            "user": call.principal.user,
             "runId": call.run_id if regex.fullmatch(heart.ITEM_CURSOR, call.run_id or "") else None,  # or anything
         }
         line = json.dumps(fields, separators=(",", ":")) if form == "json" else " ".join(map(as_word, fields.values()))

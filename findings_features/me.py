@@ -8,7 +8,7 @@ import findings_service as heart
 
 
 class Me(heart.Model):
-    """Who a request is from; `key` is the name of its key, and `version` the service's."""
+    """Who a request is from; `key` is the name of its key, `user` who uses that, and `version` the service's."""
 
     client: str
     key: str
@@ -27,7 +27,7 @@ def get_me(call: heart.Call) -> heart.Answer:
         row = connection.execute(statement, (who.client_id, who.key_id)).fetchone()
     expires_at = row[0] if row else None  # FINDINGS_API_KEY has none
     level = typing.cast(heart.Level, who.level)
-    return heart.json_answer(200, Me(who.client_id, who.name, level, None, expires_at, heart.__version__))
+    return heart.json_answer(200, Me(who.client_id, who.name, level, who.user, expires_at, heart.__version__))
 
 
 def register() -> None:

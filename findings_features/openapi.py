@@ -180,6 +180,8 @@ def described_operation(each: heart.Operation, references: Mapping[Any, Any]) ->
     return described
 
 
+# A parameter of each operation, or a scheme of its own, would have clients of generators send what only proxies do.
+KEYS = "An API key: fts_… With one for users, a proxy says in `Findings-User` who each request is from."
 # In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
 ORDER = (*TAGS, "overview", "groups", "brief", "me", "healthz", "metrics", "openapi.json")
 
@@ -211,7 +213,7 @@ def document_of(*operations: heart.Operation) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": in_ecma(components),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: fts_…"}},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": KEYS}},
         },
     }
 

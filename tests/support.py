@@ -249,19 +249,35 @@ def writer_of(app: flask.Flask) -> Any:
         return connection
 
 
-def make_key(app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full") -> str:
+def make_key(
+    app: flask.Flask, name: str = "tests", client: str = "default", level: str = "full", *, for_users: bool = False
+) -> str:
     """Make a key, as the command line does."""
     with database_of(app).transaction() as connection:
-        return findings_service.insert_key(connection, name, client, level)
+        return findings_service.insert_key(connection, name, client, level, for_users=for_users)
+
+
+def client_with(app: flask.Flask, key: str) -> Client:
+    """Return a client that sends a key."""
+    app.test_client_class = Client
+    client = app.test_client()
+    assert isinstance(client, Client)
+    client.key = key
+    return client
 
 
 def client_of(app: flask.Flask, level: str = "full", client: str = "default", name: str = "tests") -> Client:
     """Return a client with a key of its own."""
-    app.test_client_class = Client
-    client_with_key = app.test_client()
-    assert isinstance(client_with_key, Client)
-    client_with_key.key = make_key(app, name, client, level)
-    return client_with_key
+    return client_with(app, make_key(app, name, client, level))
+
+
+def users_of(app: flask.Flask, *users: str, level: str = "full") -> list[Client]:
+    """Return a client for each of some users, whom a proxy signs in with a key of its own."""
+    key = make_key(app, "proxy", level=level, for_users=True)
+    clients = [client_with(app, key) for _ in users]
+    for client, user in zip(clients, users, strict=True):
+        client.environ_base["HTTP_FINDINGS_USER"] = user.encode().decode("latin-1")
+    return clients
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import flask
 import pytest
 
-from tests.support import API, TIME, Server, client_of, task
+from tests.support import API, TIME, Server, client_of, task, users_of
 
-LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "runId"]
+LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "user", "runId"]
 
 
 def use_for_a_log(server: Server) -> str:
@@ -57,7 +57,7 @@ def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(s
     server = serve(FINDINGS_LOG="text")
     use_for_a_log(server)
     said = server.heard()
-    shape = rf"{TIME.pattern} GET {API}/tasks 200 [\d.]+ \d+ default first -"
+    shape = rf"{TIME.pattern} GET {API}/tasks 200 [\d.]+ \d+ default first - -"
     assert any(re.fullmatch(shape, line) for line in said.splitlines()), said
     assert not any(word in said.replace(server.key, "") for word in ("secret", "forged"))
     quiet = serve(FINDINGS_DB=str(server.db.with_name("quiet.db")))
@@ -70,7 +70,16 @@ def test_a_log_that_nobody_hears_stops_nothing_and_quotes_what_is_no_word(
 ) -> None:
     client = client_of(make_app(log="text"), name="a name")
     client.read("tasks")
-    assert capsys.readouterr().err.endswith(' default "a name" -\n')
+    assert capsys.readouterr().err.endswith(' default "a name" - -\n')
     monkeypatch.setattr(sys, "stderr", (closed := io.StringIO()))
     closed.close()
     client.read("tasks")
+
+
+def test_the_log_has_users_in_one_word(
+    make_app: Callable[..., flask.Flask], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each in users_of(make_app(log="text"), "anna@shop.example", "Jürgen 1"):
+        each.read("tasks")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" proxy ")[2] for line in said] == ["anna@shop.example -", '"J\\u00fcrgen 1" -']

@@ -123,9 +123,9 @@ def data_of(result: types.CallToolResult) -> str:
 
 
 @asynccontextmanager
-async def over_http(url: str, key: str, mode: str) -> AsyncIterator[Client]:
+async def over_http(url: str, key: str, mode: str, **more: str) -> AsyncIterator[Client]:
     """Connect to the command over HTTP."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = ({"Authorization": f"Bearer {key}"} if key else {}) | more
     async with (
         httpx2.AsyncClient(headers=headers, timeout=60) as caller,
         Client(streamable_http_client(url, http_client=caller), mode=mode) as client,
@@ -152,15 +152,16 @@ class Doors:
     door: Server
 
     @contextmanager
-    def with_key(self, key: str, mode: str = "auto") -> Iterator[Agent]:
-        """Connect over HTTP with a key."""
-        connected = over_http(f"http://127.0.0.1:{self.door.port}/mcp", key, mode)
+    def with_key(self, key: str, mode: str = "auto", **headers: str) -> Iterator[Agent]:
+        """Connect over HTTP with a key, and perhaps more."""
+        connected = over_http(f"http://127.0.0.1:{self.door.port}/mcp", key, mode, **headers)
         with self.portal.wrap_async_context_manager(connected) as client:
             yield Agent(self.portal, client)
 
-    def key(self, level: str) -> str:
+    def key(self, level: str, *options: str) -> str:
         """Return a key of a level."""
-        made = command("keys", "create", f"of-{level}", "--level", level, "--db", str(self.service.db))
+        name = "-".join(("of", level, *options))
+        made = command("keys", "create", name, "--level", level, "--db", str(self.service.db), *options)
         return KEY.findall(made.stdout)[0]
 
     def post(self, method: str = "POST", path: str = "/mcp", body: bytes = b"{}", **headers: str) -> tuple[int, Any]:
@@ -594,6 +595,18 @@ def test_the_door_refuses_early(
     answered, told = doors.post(method, path, **headers)
     assert answered == status, told
     assert header is None or told[header[0]] == header[1]
+
+
+def test_the_user_of_a_caller_is_passed_on(doors: Doors) -> None:
+    key = doors.key("full", "--for-users")
+    with doors.with_key(key, **{"Findings-User": "anna"}) as anna, doors.with_key(doors.service.key) as another:
+        finding = another.add(another.start_run())
+        anna.ask("triage_finding", taskId=finding, status="in_progress")
+        told = anna.ask("read_history", taskId=finding)["history"]
+        assert [(entry["by"], entry["user"]) for entry in told] == [("first", None), ("of-full---for-users", "anna")]
+    for headers, said in (({}, "This key is for users"), ({"Findings_User": "anna"}, "under just this name")):
+        with doors.with_key(key, **headers) as agent, pytest.raises(MCPError, match=said):
+            agent.tools()
 
 
 def test_keys_are_in_no_log(doors: Doors) -> None:

@@ -11,7 +11,7 @@ import pytest
 import findings_service
 from findings_service import create_app
 from tests.engines import db_at
-from tests.support import API, client_of
+from tests.support import API, client_of, users_of
 
 
 @pytest.mark.parametrize("level", ["read", "agent", "full"])
@@ -19,6 +19,14 @@ def test_who_asks_is_told_what_its_key_may_do(app: flask.Flask, level: str) -> N
     asked = client_of(app, level, "other", "ci").get(f"{API}/me")
     told = {"client": "other", "key": "ci", "level": level, "user": None, "expiresAt": None}
     assert (asked.status_code, asked.json) == (200, told | {"version": findings_service.__version__})
+
+
+def test_users_are_told_who_they_are(app: flask.Flask) -> None:
+    users = users_of(app, "anna", "Jürgen", level="read")
+    assert [(told["key"], told["user"]) for told in (each.read("me") for each in users)] == [
+        ("proxy", "anna"),
+        ("proxy", "Jürgen"),
+    ]
 
 
 def test_who_asks_is_told_when_its_key_expires(app: flask.Flask) -> None:

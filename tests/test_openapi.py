@@ -112,6 +112,7 @@ def test_every_error_code_is_in_openapi(document: dict[str, Any], code: str) -> 
 
 def test_openapi_names_the_key_and_what_needs_none(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert "`Findings-User`" in document["components"]["securitySchemes"]["key"]["description"]
     open_to_all = {
         path
         for path, methods in document["paths"].items()

@@ -661,7 +661,7 @@ def serve_stdio(service: Service) -> None:
 
 
 # ---------------------------------------------------------------------------
-# Streamable HTTP: a process before a service, which passes each caller's key on
+# Streamable HTTP: a process before a service, which passes each caller's key on, and its user
 # ---------------------------------------------------------------------------
 
 PATH = "/mcp"
@@ -682,7 +682,7 @@ class Door:
     """
 
     def __init__(
-        self, app: Callable[[Any, Any, Any], Awaitable[None]], limit: int, service_of: Callable[[str], Service]
+        self, app: Callable[[Any, Any, Any], Awaitable[None]], limit: int, service_of: Callable[[Request], Service]
     ) -> None:
         self._app, self._limit, self._service_of = app, limit, service_of
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
@@ -745,7 +745,7 @@ class Door:
     async def _check_key(self, request: Request) -> None:
         """Ask the service about a key: else keys that are none could keep others' large bodies waiting."""
         try:
-            await anyio.to_thread.run_sync(in_time, partial(allowed, path="tasks"), self._service_of(key_of(request)))
+            await anyio.to_thread.run_sync(in_time, partial(allowed, path="tasks"), self._service_of(request))
         except Refused as error:
             raise (heart.Unauthorized if error.status == 401 else heart.Busy)(error.detail) from None
         except Unavailable as error:
@@ -785,6 +785,12 @@ def key_of(request: Request) -> str:
     return found[1] if found else ""
 
 
+def user_of(request: Request) -> dict[str, str]:
+    """Return the headers that say which user a request is from, as they came: the service judges them."""
+    names = ("Findings-User", "Findings_User")
+    return {name: ",".join(request.headers.getlist(name)) for name in names if name in request.headers}
+
+
 SLACK = 64 * heart.KIB  # what a call is longer than the request that it comes to
 
 
@@ -793,10 +799,10 @@ def serve_http(host: str, port: int, url: str) -> None:
     port = heart.free_port(host, port)
     limit = heart.Settings.read().max_body + SLACK
 
-    def service_of(key: str) -> Service:
-        return Service(Remote(url, key))
+    def service_of(request: Request) -> Service:
+        return Service(Remote(url, key_of(request), headers=user_of(request)))
 
-    server = make_server(lambda ctx: service_of(key_of(ctx.request or Request({"type": "http"}))))
+    server = make_server(lambda ctx: service_of(ctx.request or Request({"type": "http"})))
     # With the SDK's guard against DNS rebinding for an address of this machine alone.
     app = server.streamable_http_app(
         streamable_http_path=PATH, json_response=True, stateless_http=True, max_request_body_size=limit, host=host

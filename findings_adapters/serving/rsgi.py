@@ -63,7 +63,8 @@ def environ_of(scope: Any) -> dict[str, Any]:
     """Return what the service asks of the WSGI environment of a request, without its body.
 
     The client's Host is left out: nothing here needs it, and a bad one would be one more thing to refuse. So are
-    headers with an underscore, which would be taken for those with a hyphen.
+    headers with an underscore, which would be taken for those with a hyphen. But `Findings_User` is a bad
+    `Findings-User`: a proxy that takes the one away from its clients may pass on the other.
     """
     environ = {
         "REQUEST_METHOD": scope.method,
@@ -77,6 +78,8 @@ def environ_of(scope: Any) -> dict[str, Any]:
     for header in scope.headers.keys():  # noqa: SIM118 - items() leaves out what is no ASCII, and so would lose a key
         if "_" not in header:
             environ.setdefault(environ_name(header), "")
+        elif header == "findings_user":
+            environ[heart.USER] = ""
     environ.pop("HTTP_HOST", None)
     return environ
 

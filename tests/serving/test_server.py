@@ -59,6 +59,11 @@ from tests.support import (
 # ---------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def user_key(besieged: Server) -> str:
+    return command("keys", "create", "proxy", "--for-users", "--db", str(besieged.db)).stdout.strip()
+
+
 def program_that_fails(*functions: str) -> tuple[str, ...]:
     """Return the program with functions that raise what is no `Exception`."""
     patched = "".join(f"{name} = fail\n" for name in functions)
@@ -423,6 +428,29 @@ def test_a_header_with_an_underscore_is_not_the_one_with_a_hyphen(server: Server
         sent = server.request("POST", f"{API}/runs", {"projectType": "web"}, Idempotency_Key="k")
         assert sent.status_code == 201
     assert server.request("GET", f"{API}/runs").json["total"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    cases(
+        one=(["findings-user: anna"], 200),
+        none=([], 401),
+        twice=(["Findings-User: anna", "Findings-User: otto"], 400),
+        twice_beside_what_is_no_ascii=(["Findings-User: é", "Findings-User: anna", "Findings-User: otto"], 400),
+        with_an_underscore=(["Findings_User: anna"], 400),
+        also_with_an_underscore=(["Findings-User: anna", "FINDINGS_user: otto"], 400),
+        no_ascii=(["Findings-User: Jürgen"], 400),
+    ),
+)
+def test_a_user_is_named_once_and_in_ascii(besieged: Server, user_key: str, lines: list[str], status: int) -> None:
+    request = raw_request(besieged, "GET", f"{API}/me", b"", *lines)
+    heard = speak(besieged, request.replace(besieged.key.encode(), user_key.encode()))
+    assert status_of(heard) == status
+    assert (b'"user":"anna"' in heard, b"`serve` reads ASCII only" in heard) == (status == 200, status == 400)
+
+
+def test_a_user_named_with_an_underscore_is_refused_with_any_key(besieged: Server) -> None:
+    assert_problem(besieged.request("GET", f"{API}/me", Findings_User="anna"), 400, "invalid_parameter")
 
 
 def cpu_seconds(server: Server) -> float:
