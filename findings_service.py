@@ -5846,8 +5846,8 @@ def answer_unless_known(call: Call, connection: Connection, make: Callable[[str]
     So it is for another assignee, because "me" is another for each user.
     """
     assignee = getattr(call.query, "assignee", None)
-    of = f"-{hashlib.sha256(assignee.encode()).hexdigest()[:16]}" if assignee else ""
-    tag = f'"{select_stamp(connection, call.client_id)}-{timestamp()[:10]}{of}"'
+    whose = f"-{hashlib.sha256(assignee.encode()).hexdigest()[:16]}" if assignee else ""
+    tag = f'"{select_stamp(connection, call.client_id)}-{timestamp()[:10]}{whose}"'
     headers = {"ETag": f"W/{tag}", "Allow": methods_for(call.principal.level, call.operation.path)}
     had = call.environ.get("HTTP_IF_NONE_MATCH", "")
     return Answer(304, headers) if had.strip() == "*" or tag in had else whole_answer(200, make(tag), **headers)
