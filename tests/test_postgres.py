@@ -798,7 +798,7 @@ def test_two_who_make_a_key_at_once_make_one(
 
     def make() -> None:
         with suppress(click.ClickException):
-            heart.create_key.callback("ci", "default" if known else "new", "agent", None, False, url)
+            heart.create_key.callback("ci", "default" if known else "new", "agent", None, False, False, url)
 
     for name in ("select_live_keys", "select_keys"):
         monkeypatch.setattr(heart, name, partial(meanwhile, getattr(heart, name)))
