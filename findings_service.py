@@ -1537,7 +1537,7 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
     filled = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     ours = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
     if filled and not ours:
-        raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file with --db")
+        raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file")
 
 
 # The steps from version 8 on, by the version that each leads to: a script, behind which schema.sql is run, and what
@@ -1581,7 +1581,7 @@ def require_version(name: str, version: int) -> None:
     if version < SCHEMA_VERSION and version + 1 not in MIGRATIONS:
         raise DatabaseUnusable(
             f"{told}, older than any that this program opens; keep it for the program that made it, and name another"
-            " database with --db"
+            " database"
         )
 
 
@@ -1656,6 +1656,7 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     On macOS an fsync leaves the data in the disk's own memory, unless it is a full one
     (https://www.sqlite.org/pragma.html#pragma_fullfsync).
     """
+    place = identity(settings.db)
     connection = sqlite3.connect(
         f"{Path(settings.db).absolute().as_uri()}?mode=rw",
         uri=True,
@@ -1667,6 +1668,8 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     )
     try:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
+        if identity(settings.db) != place:  # `restore` had the file locked, and from here on cannot
+            raise DatabaseUnusable(f"{settings.db} was replaced while it was opened; try again")
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True
@@ -2765,11 +2768,11 @@ def select_live_keys(connection: Connection, client_id: str, name: str) -> list[
     return [key_id for (key_id,) in rows]
 
 
-def revoke_key(connection: Connection, key_id: str) -> bool:
-    """Revoke a key at once. Return whether there was one to revoke."""
+def revoke_key(connection: Connection, key_id: str, at: str | None = None) -> bool:
+    """Revoke a key at once, or as it was before. Return whether there was one to revoke."""
     return bool(
         connection.execute(
-            "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (timestamp(), key_id)
+            "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (at or timestamp(), key_id)
         ).rowcount
     )
 
@@ -6417,6 +6420,7 @@ COMMAND_PARTS = {
     "copy": "findings_adapters/postgres/__init__.py",
     "check": "findings_features/audit.py",
     **dict.fromkeys(("backup", "compact"), "findings_features/backup.py"),
+    "restore": "findings_features/restore.py",
     "prune": "findings_features/deletion.py",
 }
 
@@ -6635,6 +6639,14 @@ def progress_bar(label: str, length: int = 0) -> Any:
     return click.progressbar(length=length, label=label, file=sys.stderr if sys.stderr.isatty() else io.StringIO())
 
 
+def write_table(titles: Sequence[str], rows: Iterable[Sequence[str | None]], *, err: bool = False) -> None:
+    """Write rows below their titles, each column as wide as it needs to be."""
+    table = [titles, *(tuple(value or "-" for value in row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        click.echo("  ".join(map(str.ljust, row, widths)).rstrip(), err=err)
+
+
 @main.group()
 def keys() -> None:
     """Issue, list and revoke API keys."""
@@ -6688,10 +6700,7 @@ def list_keys(db: str) -> None:
     with opened(db) as database, database.reading() as connection:
         rows = select_keys(connection)
     titles = ("KEY_ID", "CLIENT", "NAME", "LEVEL", "FOR USERS", "CREATED", "EXPIRES", "LAST USED", "REVOKED")
-    table = [titles, *(tuple(value or "-" for value in row) for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
-    for row in table:
-        click.echo("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+    write_table(titles, rows)
 
 
 @keys.command("revoke")

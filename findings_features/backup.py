@@ -11,7 +11,7 @@ import secrets
 import signal
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,20 +28,33 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-def copy_database(source: heart.SQLiteConnection, path: str, progress: Callable[[int, int, int], object]) -> list[str]:
+def copy_database(source: heart.SQLiteConnection, path: str) -> list[str]:
     """Copy a database that is in use into an empty file as it is at one moment, and return what is wrong with the copy.
 
     The read transaction keeps that moment, and ends with its connection; without it the copy would start again at
     every write of another process (https://www.sqlite.org/backup.html).
     """
-    with closing(sqlite3.connect(path, isolation_level=None, factory=heart.SQLiteConnection)) as copy:
+    with (
+        closing(sqlite3.connect(path, isolation_level=None, factory=heart.SQLiteConnection)) as copy,
+        heart.progress_bar("Copying") as bar,
+    ):
+
+        def show(_: int, remaining: int, total: int) -> None:
+            bar.length = total
+            bar.update(total - remaining - bar.pos)
+
         source.execute("BEGIN")
         source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        source.backup(copy, pages=1000, progress=progress)
+        source.backup(copy, pages=1000, progress=show)
         return list(copy.integrity_errors())
 
 
 BESIDE = ("-wal", "-shm", "-journal")  # what SQLite keeps beside a file, and would take for that of the next one there
+
+
+def files_of(path: str) -> set[str]:
+    """Return the names of a database, and of all that may lie beside it."""
+    return {f"{path}{suffix}" for suffix in ("", *BESIDE, heart.CHECKPOINTER)}
 
 
 @contextmanager
@@ -65,6 +78,11 @@ def put_in_place(new: str, path: str) -> None:
     """Let a new file take a path, where nothing is lost by that, and have it on the disk."""
     require_replaceable(path)
     flush(new)
+    take_place(new, path)
+
+
+def take_place(new: str, path: str) -> None:
+    """Let a file that is on the disk take a path, at once and for good."""
     Path(new).replace(path)
     flush(str(Path(path).absolute().parent))
 
@@ -167,8 +185,7 @@ def opened_file(db: str, command: str, *, new: bool = False) -> Iterator[heart.S
 def backup(file: str, replace: bool, db: str) -> None:
     """Copy the database to FILE while it is in use. The copy is of one moment, verified, and readable by you alone."""
     with interruptible(), opened_file(db, "backup", new=True) as database:  # of any version of ours
-        belongs = {f"{os.path.realpath(db)}{suffix}" for suffix in ("", *BESIDE, heart.CHECKPOINTER)}
-        if os.path.realpath(file) in belongs:
+        if os.path.realpath(file) in files_of(database.location):
             raise click.ClickException(f"{file} would take the place of what belongs to {db}; name another file")
         if os.path.lexists(file) and not replace:
             raise click.ClickException(f"{file} is there already; name another file, or say --replace")
@@ -179,16 +196,10 @@ def backup(file: str, replace: bool, db: str) -> None:
         with (
             closing(heart.open_database(database.settings, read_only=True, create=False)) as source,
             new_file(file) as copy,
-            heart.progress_bar("Copying") as bar,
         ):
             if not (version := heart.user_version(source)):
                 raise click.ClickException(f"{db} is empty: there is nothing to copy")
-
-            def show(_: int, remaining: int, total: int) -> None:
-                bar.length = total
-                bar.update(total - remaining - bar.pos)
-
-            if wrong := copy_database(source, copy, show):
+            if wrong := copy_database(source, copy):
                 raise click.ClickException(f"the copy is damaged, and was dropped: {wrong[0]}")
             put_in_place(copy, file)
         click.echo(f"{file}: {Path(file).stat().st_size:,} bytes, verified.", err=True)

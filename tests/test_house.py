@@ -42,6 +42,7 @@ ARROWS = {
     "findings_adapters.scan_config": {"findings_adapters.client"},
     "findings_adapters.mcp": {"findings_adapters.client", "findings_adapters.markdown", "findings_adapters.serving"},
     "findings_features.backup": {"findings_features.audit"},
+    "findings_features.restore": {"findings_features.backup"},
     "findings_adapters.postgres": {"findings_features.audit", "findings_features.backup"},
     "findings_adapters.serving": {"findings_features.deletion"},  # by the clock
 }
@@ -54,7 +55,7 @@ WRITERS = {
     },
     "findings_features.backup": {"backups"},
     "findings_adapters.webhooks": {"delivery_lease", "webhooks"},
-    "findings_adapters.postgres": {"{", "history"},  # in a step to a newer schema
+    "findings_adapters.postgres": {"epochs", "{", "history"},  # an advice, and a step to a newer schema
 }
 
 

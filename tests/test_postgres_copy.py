@@ -723,7 +723,10 @@ def test_an_audit_may_take_longer_than_a_request(
     copy(url, tmp_path / "new.db")
 
 
-@pytest.mark.parametrize(("arguments", "told"), [(("backup", "a.db"), "pg_dump"), (("compact",), "VACUUM FULL")])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(("backup", "a.db"), "pg_dump"), (("compact",), "VACUUM FULL"), (("restore", __file__), "pg_restore")],
+)
 def test_what_a_server_has_tools_for_is_told(small: Path, url: str, arguments: tuple[str, ...], told: str) -> None:
     copy(small, url)
     done = command(*arguments, "--db", url.replace("@", ":secret@"))

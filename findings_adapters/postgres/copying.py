@@ -312,7 +312,7 @@ def require_two(source: heart.Database, target: heart.Database) -> None:
     """Refuse a target that belongs to the source. :raises click.ClickException: then."""
     belongs = {source.location}
     if isinstance(source, heart.SQLiteDatabase):
-        belongs |= {f"{source.location}{suffix}" for suffix in (*backup.BESIDE, heart.CHECKPOINTER)}
+        belongs = backup.files_of(source.location)
     if target.location in belongs:
         raise click.ClickException(f"{target.name} belongs to what is copied; name another database")
 

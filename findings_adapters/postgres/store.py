@@ -425,6 +425,11 @@ class PostgresDatabase(heart.Database):
             " to the disk, while requests wait: PGOPTIONS='-c client_min_messages=error' psql --command='VACUUM FULL'"
             " {name}"
         ),
+        "restore": (
+            "into an empty one of PostgreSQL: pg_restore --exit-on-error --no-owner --dbname={name} FILE, and then, as"
+            " places in the feed of events are of another one: psql --command=\"UPDATE epochs SET epoch ="
+            " left(md5(gen_random_uuid()::text), 16)\" {name}"
+        ),
     }
 
     def __init__(self, settings: heart.Settings) -> None:

@@ -1,0 +1,190 @@
+"""A backup in the place of a database: the command `restore`.
+
+The new file is made and verified beside the old one, which nobody can open meanwhile, and which keeps a name of its
+own. Whenever the command is killed, one of the two is at the path, whole.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec import Struct
+
+import findings_features.backup as backup
+import findings_service as heart
+
+Revoked = Mapping[str, str]  # when keys were revoked, by their ids
+IN_USE = "{} is open in another process; stop the service, and whatever else uses it, and restore again"
+
+
+class Replaced(Struct, frozen=True):
+    """What a backup takes the place of: the name that it is kept under, and its revoked keys where those can be read.
+
+    Neither is there where nothing is replaced.
+    """
+
+    name: str | None = None
+    revoked: Revoked | None = None
+
+
+@contextmanager
+def locked(path: str) -> Iterator[Replaced]:
+    """Keep everybody else from a database, if one is there, with its log folded in.
+
+    :raises DatabaseUnusable: while anybody has it open, and where something else is there.
+    """
+    if not heart.is_filled(path):
+        yield Replaced()
+        return
+    right = heart.Checkpointer(path)
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None, factory=heart.SQLiteConnection)) as old:
+        try:
+            revoked = lock(old, path, right)
+            yield Replaced(f"{path}.replaced-{heart.timestamp().replace(':', '')}", revoked)
+        finally:
+            right.give_back()
+
+
+def lock(old: heart.SQLiteConnection, path: str, right: heart.Checkpointer) -> Revoked | None:
+    """Lock a database for as long as its connection is open, fold its log in, and return its revoked keys.
+
+    One that SQLite cannot read is locked against services alone, by what they fold under.
+    """
+    try:
+        heart.require_ours(old, path)
+        old.execute("PRAGMA journal_mode = DELETE")  # only who is alone there may
+        old.execute("BEGIN EXCLUSIVE")
+        if old.execute("PRAGMA journal_mode").fetchone() != ("delete",):
+            raise heart.DatabaseUnusable(IN_USE.format(path))  # somebody came in between
+        return dict(old.execute("SELECT id, revoked_at FROM api_keys WHERE revoked_at IS NOT NULL"))
+    except sqlite3.DatabaseError as error:
+        if not old.in_transaction:
+            require_damaged(path, error)
+            if not right.try_take():
+                raise heart.DatabaseUnusable(IN_USE.format(path)) from None
+        return None
+
+
+def is_damaged(error: sqlite3.Error) -> bool:
+    """Tell whether `error` is SQLite's word for what cannot be read as a database."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def require_damaged(path: str, error: sqlite3.Error) -> None:
+    """Refuse what could not be locked, unless it is a database of this service that is damaged.
+
+    :raises DatabaseUnusable: then.
+    """
+    if heart.is_busy(error):
+        raise heart.DatabaseUnusable(IN_USE.format(path)) from None
+    if not is_damaged(error):
+        raise heart.unusable(path, error) from None
+    with Path(path).open("rb") as file:
+        mark = file.read(72)[68:]  # https://www.sqlite.org/fileformat.html#application_id
+    if mark != heart.APPLICATION_ID.to_bytes(4, "big"):
+        raise heart.DatabaseUnusable(
+            f"{path} is no database of this service, and was left as it is; move it away with its -wal, or name another"
+        ) from None
+
+
+def copy_verified(file: str, settings: heart.Settings, new: str) -> None:
+    """Copy a backup into an empty file. :raises click.ClickException: when it is no good one."""
+    theirs = msgspec.structs.replace(settings, db=file)
+    with closing(heart.open_database(theirs, read_only=True, create=False)) as source:
+        if not (version := heart.user_version(source)):
+            raise click.ClickException(f"{file} is empty: there is nothing to restore")
+        heart.require_version(file, version)
+        try:
+            wrong: list[object] = [*backup.copy_database(source, new)]
+        except sqlite3.DatabaseError as error:
+            if not is_damaged(error):
+                raise
+            wrong = [error]
+    if wrong:
+        raise click.ClickException(f"{file} is damaged, and nothing was restored: {wrong[0]}")
+
+
+def settle_keys(connection: heart.Connection, revoked: Revoked, *, revoke_all: bool) -> list[tuple[str, ...]]:
+    """Revoke, of the live keys that a backup brings, what was revoked where it is restored, or all of them.
+
+    Return what the command shows of them.
+    """
+    rows = connection.execute(
+        """SELECT id, client_id, name, level, expires_at FROM api_keys
+           WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?) ORDER BY client_id, id""",
+        (heart.timestamp(),),
+    ).fetchall()
+    for key_id, *_ in rows:
+        if revoke_all or key_id in revoked:
+            heart.revoke_key(connection, key_id, revoked.get(key_id))
+    rest = "revoked" if revoke_all else "live"
+    return [(*shown, "stays revoked" if key_id in revoked else rest) for key_id, *shown in rows]
+
+
+def replace(path: str, new: str, name: str) -> None:
+    """Let a new file take the place of a locked one, which gets another name, with a log that could not be folded in.
+
+    That is a second name first, so that there is no moment without a file, of which a service would make a new one.
+    """
+    backup.flush(new)
+    os.link(path, name)
+    for suffix in ("-wal", "-journal"):
+        with suppress(FileNotFoundError):
+            Path(f"{path}{suffix}").rename(f"{name}{suffix}")
+    backup.take_place(new, path)
+
+
+def give_away(new: str, path: str) -> None:
+    """Let a file be whose the one is that it replaces, or else the folder: root may restore what is a service's."""
+    with suppress(OSError, AttributeError):  # Windows has no such owners
+        owner = (Path(path) if os.path.lexists(path) else Path(path).parent).stat()
+        os.chown(new, owner.st_uid, owner.st_gid)
+
+
+@click.command()
+@click.argument("file", metavar="BACKUP", type=click.Path(exists=True, dir_okay=False))
+@click.option("--revoke-keys", is_flag=True, help="Revoke all live keys of the backup.")
+@heart.database_option
+def restore(file: str, revoke_keys: bool, db: str) -> None:
+    """Put a verified copy of BACKUP in the place of the database, which nobody may have open.
+
+    What was there is kept beside it, and the keys that were revoked there stay revoked.
+    """
+    with backup.interruptible(), backup.opened_file(db, "restore", new=True) as database:
+        path = database.location
+        if os.path.realpath(file) in backup.files_of(path):
+            raise click.ClickException(f"{file} belongs to {db}; name a backup of it")
+        with locked(path) as old, backup.new_file(path) as new:
+            copy_verified(file, database.settings, new)
+            with heart.opened(new, new=True) as fresh, fresh.transaction() as connection:  # and is up to date then
+                heart.begin_epoch(connection)
+                keys = settle_keys(connection, old.revoked or {}, revoke_all=revoke_keys)
+            give_away(new, path)
+            if old.name:
+                replace(path, new, old.name)
+            else:
+                backup.put_in_place(new, path)
+        click.echo(f"{db}: {Path(path).stat().st_size:,} bytes from {file}, verified.", err=True)
+    if old.name:
+        click.echo(f"What was there is kept as {old.name}; remove it when nobody needs it any more.", err=True)
+    if keys:
+        heart.write_table(("CLIENT", "NAME", "LEVEL", "EXPIRES", "NOW"), keys, err=True)
+    if revoke_keys or not keys:
+        click.echo(f"No key is live; make one with: findings-service keys create NAME --db {db}", err=True)
+    elif old.revoked is None:
+        click.echo(
+            "Which of them were revoked since the backup is not known here; revoke those once more with:"
+            f" findings-service keys revoke NAME --client CLIENT --db {db}",
+            err=True,
+        )
+
+
+def register() -> None:
+    """Add the command."""
+    heart.main.add_command(restore)

@@ -1,0 +1,389 @@
+"""Restoring a backup."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import findings_service
+from findings_features import backup
+from tests.engines import faults_of, look_into
+from tests.support import (
+    API,
+    HERE,
+    LISTENING,
+    UNUSABLE,
+    Server,
+    cases,
+    command,
+    content_of,
+    database_of_version,
+    environment,
+    files_in,
+    invoke,
+    others_database,
+    task,
+)
+
+pytestmark = pytest.mark.sqlite
+
+
+@pytest.fixture
+def copy(aged: Path, tmp_path: Path) -> Path:
+    """A backup of the aged database, which has gone on since."""
+    assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
+    with look_into(aged) as connection:
+        connection.execute("INSERT INTO clients VALUES ('after', '')")
+    return tmp_path / "copy.db"
+
+
+def kept_of(db: Path) -> list[Path]:
+    """Return the files that were replaced, without their logs."""
+    return sorted(path for path in db.parent.glob(f"{db.name}.replaced-*") if path.name.endswith("Z"))
+
+
+def epoch_of(db: Path) -> str:
+    """Return the epoch of a database."""
+    with look_into(db) as connection:
+        return str(connection.execute("SELECT epoch FROM epochs").fetchone()[0])
+
+
+def shown(stderr: str) -> dict[str, str]:
+    """Return what the keys are by what a restore tells, by their names."""
+    lines = re.findall(r"^(?!CLIENT )\S+  +(\S+)  +(?:read|agent|full)  +\S+  +(.+)$", stderr, re.MULTILINE)
+    return dict(lines)
+
+
+def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve()
+    path, copy = f"{API}/runs/{server.start_run()}/tasks", str(tmp_path / "copy.db")
+    server.request("POST", path, task(title="Before"))
+    assert command("backup", copy, "--db", str(server.db)).returncode == 0
+    server.request("POST", path, task(title="After"))
+    link = server.request("GET", f"{API}/events").json["next"]
+    server.stop(signal.SIGKILL)
+    done = command("restore", copy, "--db", str(server.db))
+    assert (done.returncode, "verified" in done.stderr, shown(done.stderr)) == (0, True, {"first": "live"})
+    assert {*server.db.parent.glob(f"{server.db.name}-*m")} == set()  # its log and what tells who reads
+    again = serve(until=LISTENING)
+    tasks = again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]
+    assert [each["title"] for each in tasks] == ["Before"]
+    assert again.request("GET", link, key=server.key).status_code == 400
+    assert again.request("POST", path, task(), key=server.key).status_code == 201
+    assert [*map(faults_of, (server.db, *kept_of(server.db)))] == [[], []]
+    with look_into(kept_of(server.db)[0]) as connection:
+        assert connection.execute("SELECT title FROM tasks ORDER BY seq").fetchall() == [("Before",), ("After",)]
+
+
+def test_a_restore_is_refused_while_a_service_runs(server: Server, copy: Path) -> None:
+    run = server.start_run()
+    done = invoke("restore", str(copy), "--db", str(server.db))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+    assert f"{server.db} is open in another process; stop the service" in done.stderr
+    assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
+    assert kept_of(server.db) == []
+
+
+@pytest.mark.parametrize("mode", ["WAL", "DELETE"])
+def test_a_restore_is_refused_while_anybody_reads(aged: Path, copy: Path, mode: str) -> None:
+    before = content_of(aged)
+    with closing(sqlite3.connect(aged, isolation_level=None)) as reader:
+        reader.execute(f"PRAGMA journal_mode = {mode}")
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM runs").fetchone()
+        done = invoke("restore", str(copy), "--db", str(aged))
+    assert (done.exit_code, "is open in another process" in done.stderr) == (1, True)
+    assert content_of(aged) == before
+
+
+def test_a_restored_database_is_the_backup_with_an_epoch_of_its_own(aged: Path, copy: Path) -> None:
+    replaced, epoch = content_of(aged), epoch_of(aged)
+    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+    assert content_of(aged) == content_of(copy)
+    assert content_of(kept_of(aged)[0]) == replaced
+    assert len({epoch, epoch_of(aged), epoch_of(kept_of(aged)[0])}) == 2
+    assert epoch_of(copy) == epoch
+    assert aged.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_that_was_revoked_since_the_backup_stays_revoked(aged: Path, tmp_path: Path) -> None:
+    db = ("--db", str(aged))
+    for name in ("stolen", "kept"):
+        invoke("keys", "create", name, *db)
+    invoke("backup", str(tmp_path / "copy.db"), *db)
+    invoke("keys", "revoke", "stolen", *db)
+    with look_into(aged) as connection:
+        revoked = connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone()
+    done = invoke("restore", str(tmp_path / "copy.db"), *db)
+    assert shown(done.stderr) == {"tests": "live", "stolen": "stays revoked", "kept": "live"}
+    assert "is not known" not in done.stderr
+    with look_into(aged) as connection:
+        assert connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone() == revoked
+        assert connection.execute("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL").fetchone() == (2,)
+
+
+def test_a_restore_revokes_all_keys_when_told_to(aged: Path, copy: Path) -> None:
+    done = invoke("restore", str(copy), "--revoke-keys", "--db", str(aged))
+    assert shown(done.stderr) == {"tests": "revoked"}
+    assert "findings-service keys create NAME" in done.stderr
+    with look_into(aged) as connection:
+        assert connection.execute("SELECT 1 FROM api_keys WHERE revoked_at IS NULL").fetchall() == []
+
+
+@pytest.mark.parametrize("name", ["new/folder/findings.db", "empty.db"])
+def test_a_backup_is_restored_where_nothing_was(copy: Path, tmp_path: Path, name: str) -> None:
+    db = tmp_path / name
+    (tmp_path / "empty.db").touch()
+    done = invoke("restore", str(copy), "--db", str(db))
+    assert (done.exit_code, shown(done.stderr), kept_of(db)) == (0, {"tests": "live"}, [])
+    assert "is not known here; revoke those once more" in done.stderr
+    assert content_of(db) == content_of(copy)
+
+
+def test_a_link_to_a_database_stays_one(aged: Path, copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(aged)
+    assert invoke("restore", str(copy), "--db", str(tmp_path / "link.db")).exit_code == 0
+    assert (tmp_path / "link.db").is_symlink()
+    assert content_of(aged) == content_of(copy)
+
+
+def cut(db: Path) -> None:
+    """Lose the end of a database, and leave a log beside it."""
+    os.truncate(db, 20_000)
+    db.with_name(f"{db.name}-wal").write_text("Not even a log.")
+
+
+def spoil_keys(db: Path) -> None:
+    """Lose the keys of a database that is sound otherwise."""
+    with closing(sqlite3.connect(db)) as connection:
+        ((page,), (size,)) = (
+            connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'api_keys'").fetchone(),
+            connection.execute("PRAGMA page_size").fetchone(),
+        )
+    with db.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(bytes(size))
+
+
+def lose_keys(db: Path) -> None:
+    """Lose the table of keys of a database."""
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute("DROP TABLE api_keys")
+
+
+@pytest.mark.parametrize("damage", [cut, spoil_keys, lose_keys])
+def test_a_damaged_database_is_replaced_and_nothing_of_it_is_lost(
+    aged: Path, copy: Path, damage: Callable[[Path], object]
+) -> None:
+    damage(aged)
+    log = aged.with_name(f"{aged.name}-wal")
+    lost = log.read_bytes() if log.exists() else None
+    done = invoke("restore", str(copy), "--db", str(aged))
+    assert (done.exit_code, "is not known here" in done.stderr) == (0, True), done.output
+    assert content_of(aged) == content_of(copy)
+    (kept,) = kept_of(aged)
+    kept_log = kept.with_name(f"{kept.name}-wal")
+    assert (kept_log.read_bytes() if kept_log.exists() else None) == lost
+    assert kept.stat().st_size >= 20_000
+
+
+def test_a_damaged_database_is_not_replaced_under_a_service(server: Server, copy: Path) -> None:
+    server.start_run()
+    with closing(sqlite3.connect(server.db)) as connection:
+        while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            pass
+    os.truncate(server.db, 20_000)
+    done = invoke("restore", str(copy), "--db", str(server.db))
+    assert (done.exit_code, "is open in another process" in done.stderr) == (1, True)
+    assert kept_of(server.db) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    cases(
+        fifo=os.mkfifo,
+        folder=Path.mkdir,
+        text=lambda path: path.write_text("Theirs." * 100),
+        database=others_database,
+        log=lambda path: path.with_name(f"{path.name}-wal").write_text("Of a database that was moved away."),
+    ),
+)
+def test_a_restore_replaces_nothing_of_others(copy: Path, tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "theirs")
+    before = files_in(tmp_path)
+    done = invoke("restore", str(copy), "--db", str(tmp_path / "theirs"))
+    assert (done.exit_code, len(done.stderr.splitlines()), files_in(tmp_path)) == (1, 1, before), done.output
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-checkpointer"])
+def test_a_database_is_not_restored_from_what_belongs_to_it(aged: Path, suffix: str) -> None:
+    file = aged.with_name(f"{aged.name}{suffix}")
+    file.touch()
+    done = invoke("restore", str(file), "--db", str(aged))
+    assert (done.exit_code, f"belongs to {aged}; name a backup" in done.stderr) == (1, True)
+
+
+def damaged_backup(path: Path) -> None:
+    """Make a backup of which the disk has changed an entry."""
+    database_of_version(findings_service.SCHEMA_VERSION, path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'runs'").fetchone()[0]
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        *(each for each in UNUSABLE if each.id in ("text", "others", "newer", "older")),
+        *cases(empty=(Path.touch, "is empty"), damaged=(damaged_backup, "is damaged, and nothing was restored")),
+    ],
+)
+def test_a_backup_that_is_none_replaces_nothing(
+    aged: Path, tmp_path: Path, make: Callable[[Path], object], told: str
+) -> None:
+    before = content_of(aged)
+    make(tmp_path / "bad.db")
+    done = invoke("restore", str(tmp_path / "bad.db"), "--db", str(aged))
+    assert (done.exit_code, len(done.stderr.splitlines()), told in done.stderr) == (1, 1, True), done.output
+    assert str(tmp_path / "bad.db") in done.stderr
+    assert content_of(aged) == before
+    assert [*tmp_path.glob("*.partial*"), *kept_of(aged)] == []
+
+
+def test_what_is_in_the_log_of_a_backup_is_restored(aged: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("INSERT INTO clients VALUES ('in the log', '')")
+        assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+    assert ("in the log", "") in content_of(aged)[0]
+
+
+def test_an_older_backup_is_brought_up_to_date_where_it_is_restored(
+    aged: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, newer = findings_service.SCHEMA_VERSION, tmp_path / "schema.sql"
+    script = findings_service.schema_path().read_text("utf-8")
+    newer.write_text(script.replace(f"user_version = {last}", f"user_version = {last + 1}"), "utf-8")
+    monkeypatch.setattr("findings_service.schema_path", lambda: newer)
+    monkeypatch.setattr("findings_service.SCHEMA_VERSION", last + 1)
+    monkeypatch.setitem(findings_service.MIGRATIONS, last + 1, "DELETE FROM project_types WHERE name = 'none';\n")
+    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+    versions = [sqlite3.connect(path).execute("PRAGMA user_version").fetchone()[0] for path in (aged, copy)]
+    assert versions == [last + 1, last]
+    assert content_of(aged) == content_of(copy)
+
+
+@pytest.mark.parametrize("version", [7, 99])
+def test_a_database_of_another_version_is_replaced(aged: Path, copy: Path, version: int) -> None:
+    with look_into(aged) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("UPDATE api_keys SET revoked_at = '2026-11-26T09:00:00.000Z'")
+    done = invoke("restore", str(copy), "--db", str(aged))
+    assert (done.exit_code, shown(done.stderr)) == (0, {"tests": "stays revoked"})
+    assert content_of(aged) == content_of(copy)
+
+
+KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("name", "restored"),
+    cases(
+        copying=("heart.SQLiteConnection.integrity_errors", False),
+        made=("heart.begin_epoch", False),
+        before=("os.link", False),
+        between=("backup.take_place", False),
+        after=("click.echo", True),
+    ),
+)
+def test_a_restore_that_is_killed_leaves_the_old_or_the_new_whole(
+    aged: Path, copy: Path, name: str, restored: bool
+) -> None:
+    old, new = content_of(aged), content_of(copy)
+    program = (
+        "import os, signal, click, findings_service as heart; from findings_features import backup, restore;"
+        f"{name} = {KILL}; heart.main()"
+    )
+    line = [sys.executable, "-c", program, "restore", str(copy), "--db", str(aged)]
+    assert subprocess.run(line, cwd=HERE, env=environment(), check=False).returncode == -signal.SIGKILL
+    assert content_of(aged) == (new if restored else old)
+    assert faults_of(aged) == []
+    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+
+
+def test_a_restore_that_is_told_to_stop_leaves_nothing(aged: Path, copy: Path, tmp_path: Path) -> None:
+    before, there = content_of(aged), {*files_in(tmp_path)}
+    program = (
+        "import os, signal, findings_service as heart;"
+        "heart.SQLiteConnection.integrity_errors = lambda _: os.kill(os.getpid(), signal.SIGTERM) or (); heart.main()"
+    )
+    line = [sys.executable, "-c", program, "restore", str(copy), "--db", str(aged)]
+    assert subprocess.run(line, cwd=HERE, env=environment(), check=False).returncode == 1
+    assert (content_of(aged), {*files_in(tmp_path)}) == (before, there)
+
+
+def test_a_restore_is_on_the_disk_before_it_is_told_of(aged: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[str]()
+    monkeypatch.setattr(backup, "flush", synced.append)
+    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+    assert synced[0].endswith(".partial")
+    assert synced[1:] == [str(aged.parent)]
+
+
+def test_a_database_that_a_service_makes_meanwhile_is_not_replaced(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, begin = tmp_path / "new.db", findings_service.begin_epoch
+    opened = list[Any]()
+
+    def make_first(connection: Any) -> None:
+        begin(connection)
+        if not opened:
+            opened.append(None)
+            opened[0] = findings_service.open_database(findings_service.Settings(db=str(made)))
+
+    monkeypatch.setattr(findings_service, "begin_epoch", make_first)
+    done = invoke("restore", str(copy), "--db", str(made))
+    with closing(opened[0]) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM clients").fetchone() == (0,)
+    assert (done.exit_code, "is open in another process" in done.stderr) == (1, True), done.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_restores_belongs_to_whom_the_old_one_did(aged: Path, copy: Path, tmp_path: Path) -> None:
+    os.chown(aged, 12345, 54321)
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 23456, 65432)
+    owners = []
+    for db in (aged, tmp_path / "theirs" / "new.db"):
+        assert invoke("restore", str(copy), "--db", str(db)).exit_code == 0
+        owners.append((db.stat().st_uid, db.stat().st_gid))
+    assert owners == [(12345, 54321), (23456, 65432)]
+
+
+def test_who_waited_for_a_restore_does_not_go_on_with_what_was_replaced(
+    aged: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require = findings_service.require_ours
+
+    def replaced_before(connection: Any, path: str) -> None:
+        copy.replace(aged)  # as when the lock, for which this one waited, is given back
+        require(connection, path)
+
+    monkeypatch.setattr(findings_service, "require_ours", replaced_before)
+    done = invoke("keys", "create", "late", "--db", str(aged))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "was replaced while it was opened; try again" in done.stderr
