@@ -1668,8 +1668,9 @@ def connect(settings: Settings, *, read_only: bool = False) -> SQLiteConnection:
     )
     try:
         require_ours(connection, settings.db)  # before WAL mode, which is written into the file
-        if identity(settings.db) != place:  # `restore` had the file locked, and from here on cannot
-            raise DatabaseUnusable(f"{settings.db} was replaced while it was opened; try again")
+        if identity(settings.db) != place:  # `restore` had the old file locked; the new one it cannot from here on
+            connection.close()
+            return connect(settings, read_only=read_only)
         if read_only:
             connection.execute("PRAGMA query_only = ON")
             connection.read_only = True

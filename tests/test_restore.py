@@ -374,16 +374,21 @@ def test_what_root_restores_belongs_to_whom_the_old_one_did(aged: Path, copy: Pa
     assert owners == [(12345, 54321), (23456, 65432)]
 
 
-def test_who_waited_for_a_restore_does_not_go_on_with_what_was_replaced(
-    aged: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+def test_who_waited_for_a_restore_goes_on_with_what_is_there_now(
+    aged: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require = findings_service.require_ours
 
-    def replaced_before(connection: Any, path: str) -> None:
-        copy.replace(aged)  # as when the lock, for which this one waited, is given back
+    def require_ours(connection: Any, path: str) -> None:
+        if copy.exists():  # as when the lock, for which this one waited, is given back
+            aged.rename(tmp_path / "old.db")
+            copy.rename(aged)
         require(connection, path)
 
-    monkeypatch.setattr(findings_service, "require_ours", replaced_before)
-    done = invoke("keys", "create", "late", "--db", str(aged))
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "was replaced while it was opened; try again" in done.stderr
+    monkeypatch.setattr(findings_service, "require_ours", require_ours)
+    settings = findings_service.Settings(db=str(aged))
+    with closing(findings_service.open_database(settings)) as connection:
+        connection.execute("INSERT INTO clients VALUES ('late', '')")
+    assert [*tmp_path.glob("*-wal")] == []  # of the old file, which SQLite would take for the new one's
+    assert ("late", "") in content_of(aged)[0]
+    assert ("late", "") not in content_of(tmp_path / "old.db")[0]
