@@ -6,7 +6,6 @@ import errno
 import os
 import pty
 import re
-import shutil
 import signal
 import sqlite3
 import stat
@@ -112,24 +111,6 @@ def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tm
     assert (held - 100) % 7 == 0
     assert faults_of(copy) == []
     assert copy.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.sqlite
-def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server], tmp_path: Path) -> None:
-    server = serve()
-    path = f"{API}/runs/{server.start_run()}/tasks"
-    server.request("POST", path, task(title="Before"))
-    assert command("backup", str(tmp_path / "copy.db"), "--db", str(server.db)).returncode == 0
-    server.request("POST", path, task(title="After"))
-    server.stop(signal.SIGKILL)
-    for suffix in ("-wal", "-shm"):
-        server.db.with_name(server.db.name + suffix).unlink()
-    shutil.copy(tmp_path / "copy.db", server.db)
-    again = serve(until=LISTENING)
-    tasks = again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]
-    assert [each["title"] for each in tasks] == ["Before"]
-    assert again.request("POST", path, task(), key=server.key).status_code == 201
-    assert faults_of(server.db) == []
 
 
 @pytest.mark.sqlite
