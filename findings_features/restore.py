@@ -54,7 +54,7 @@ def locked(path: str) -> Iterator[Replaced]:
 def lock(old: heart.SQLiteConnection, path: str, right: heart.Checkpointer) -> Revoked | None:
     """Lock a database for as long as its connection is open, fold its log in, and return its revoked keys.
 
-    One that SQLite cannot read is locked against services alone, by what they fold under.
+    What SQLite cannot read is locked against services alone, one of which has the right to fold.
     """
     try:
         heart.require_ours(old, path)
