@@ -137,8 +137,8 @@ from tests.support import (
     task,
     took_away,
     totals,
-    work_of,
     users_of,
+    work_of,
     writer_of,
 )
 

@@ -427,8 +427,8 @@ class PostgresDatabase(heart.Database):
         ),
         "restore": (
             "into an empty one of PostgreSQL: pg_restore --exit-on-error --no-owner --dbname={name} FILE, and then, as"
-            " places in the feed of events are of another one: psql --command=\"UPDATE epochs SET epoch ="
-            " left(md5(gen_random_uuid()::text), 16)\" {name}"
+            ' places in the feed of events are of another one: psql --command="UPDATE epochs SET epoch ='
+            ' left(md5(gen_random_uuid()::text), 16)" {name}'
         ),
     }
 
