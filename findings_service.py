@@ -56,7 +56,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, closing, contextmanager, redirect_stderr, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stderr, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
@@ -258,6 +258,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         bool,
         partial(parse_word, {"1": True, "0": False, "true": True, "false": False}),
         "1: figures for Prometheus at /metrics. Needs the extra of that name.",
+    ] = False
+    webhook_private: Annotated[
+        bool,
+        partial(parse_word, {"1": True, "0": False, "true": True, "false": False}),
+        "1: webhooks may be at any address, also of this machine and of networks that the world does not reach.",
     ] = False
 
     @classmethod
@@ -1121,6 +1126,14 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_adapters/page.py": ("GET /",),
     "findings_adapters/quick_check.py": (),
     "findings_adapters/sarif/__init__.py": (),
+    "findings_adapters/webhooks/__init__.py": (
+        "POST /api/v1/webhooks",
+        "GET /api/v1/webhooks",
+        "GET /api/v1/webhooks/{webhook_id}",
+        "PATCH /api/v1/webhooks/{webhook_id}",
+        "DELETE /api/v1/webhooks/{webhook_id}",
+        "POST /api/v1/webhooks/{webhook_id}/test",
+    ),
     "findings_features/brief.py": ("GET /api/v1/brief",),
     "findings_features/deletion.py": (
         "DELETE /api/v1/runs/{run_id}",
@@ -1146,7 +1159,7 @@ class Registry(Struct):
 
     Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, what
     watches a service by the setting that asks for it, and what answers requests for files that go to browsers, without
-    a key, by path: "/", or one below PAGE_FOLDER.
+    a key, by path: "/", or one below PAGE_FOLDER. Companions are what runs in a process that serves, as long as that.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -1159,6 +1172,7 @@ class Registry(Struct):
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
     serve: Callable[[Settings, str, int, int], None] | None = None
     observers: dict[str, Callable[[Service], object]] = {}
+    companions: list[Callable[[Service], AbstractContextManager[object]]] = []
 
     def add_operations(self, *operations: Operation) -> None:
         """Have requests answered by more operations."""
@@ -1195,11 +1209,13 @@ class Listeners(Struct):
     """Who is told of what an application does, before a caller can know of it: a part that counts, and the log.
 
     Of each request that is answered: its call, the status, the bytes of the body, and the seconds that it took. Of each
-    group of writes that is committed: how many requests it has. `write_line` is a server's way to write the log.
+    group of writes that is committed: how many requests it has. Of each attempt to deliver to a webhook: whether that
+    went well. `write_line` is a server's way to write the log.
     """
 
     answered: list[Callable[[Call, int, int, float], object]] = []
     committed: list[Callable[[int], object]] = []
+    delivered: list[Callable[[bool], object]] = []
     write_line: Callable[[str], object] | None = None
 
 
@@ -5406,12 +5422,16 @@ class Document(Protocol):
 
 
 class Answer(Struct):
-    """What a request gets: a body, or a document. Who sends it knows the length of a body."""
+    """What a request gets: a body, or a document. Who sends it knows the length of a body.
+
+    `kept` is what a request with an Idempotency-Key gets that comes again, where that is less.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
     document: Document | None = None
+    kept: bytes | None = None
 
     @property
     def size(self) -> int:
@@ -5501,7 +5521,7 @@ class Body(Struct, frozen=True):
 class Deferred(Struct, eq=False, frozen=True):
     """What is left to do for an answer, and takes so long that a server of ours has threads for it."""
 
-    pool: Literal["read", "export", "check"]
+    pool: Literal["read", "export", "check", "send"]
     work: Callable[[], Outcome]
 
 
@@ -5525,7 +5545,8 @@ class PendingWrite(Struct, eq=False, frozen=True):
         raise_stamp(connection, call.client_id)
         given = self.store(connection) or Answer(204, {})
         if call.request_key is not None:
-            kept = KeptAnswer(call.body_hash, given.status, given.headers.get("Location"), given.body.decode())
+            body = given.body if given.kept is None else given.kept
+            kept = KeptAnswer(call.body_hash, given.status, given.headers.get("Location"), body.decode())
             insert_answer(connection, call.request_key, kept)
         return given
 
@@ -6238,6 +6259,15 @@ def start_service(settings: Settings) -> Service:
     return service
 
 
+@contextmanager
+def accompanied(service: Service) -> Iterator[None]:
+    """Have run what goes with a server, for as long as that serves in this process."""
+    with ExitStack() as running:
+        for companion in REGISTRY.companions:
+            running.enter_context(companion(service))
+        yield
+
+
 def create_blueprint(
     settings: Settings | None = None, name: str = "findings", *, page: bool = False
 ) -> FindingsBlueprint:
@@ -6591,7 +6621,8 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
         for each in STOPPING:
             signal.signal(each, lambda *_: threading.Thread(target=server.shutdown).start())
         greet(service, exposure_warning(host), url_of(host, port))
-        server.serve_forever()
+        with accompanied(service):
+            server.serve_forever()
 
 
 FIRST_KEY = """

@@ -104,7 +104,12 @@ EXPECTED_TAG = "ETags, or `*`: the change is made only where the task still has 
 HAD_TAG = "The ETags of answers that the caller has: where one still holds, the answer is 304 without a body."
 REQUEST_KEY = "The same request under the same key within 24 hours gets its answer again; another body is refused."
 ENTITY_TAGS = rf"^(\*|{ENTITY_TAG}( *, *{ENTITY_TAG})*)$"
-PARAMETERS_IN_PATHS = {"run_id": "A run's id.", "task_id": "A task's id.", "name": "A project type's name."}
+PARAMETERS_IN_PATHS = {
+    "run_id": "A run's id.",
+    "task_id": "A task's id.",
+    "name": "A project type's name.",
+    "webhook_id": "A webhook's id.",
+}
 
 
 def described_parameters(each: heart.Operation) -> list[dict[str, Any]]:

@@ -183,7 +183,7 @@ def run_worker(
     lines = LineWriter()
     service.listeners.write_line = lines.put
     heart.log.addHandler(lines)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with heart.accompanied(service), asyncio.Runner(loop_factory=new_event_loop) as runner:
         app = rsgi.RSGIApp(service)
         runner.run(serve_until_stopped(app, host, port, greeting, parent))
     heart.log.removeHandler(lines)

@@ -176,7 +176,7 @@ MOST_HELD = 100  # requests that wait for something to happen; a further one is 
 LOOK_AGAIN = 0.5  # seconds until it is looked again whether it did
 SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
 # For what takes long elsewhere; a client has one of each at most.
-POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1}
+POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1, "send": 2}
 
 
 class RSGIApp:

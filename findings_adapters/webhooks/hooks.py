@@ -1,0 +1,296 @@
+"""The hooks of a client: how they are stored, and the operations under `/api/v1/webhooks`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+import findings_service as heart
+from findings_adapters.webhooks import messages, sending
+from findings_features.events import EventFilter, EventType, select_latest
+
+HOOKS_OF_CLIENT = 20
+HOOK_URL = heart.HTTP_URL.replace(r"([^\x00-\x20\x7f/?#@]*@)?", "")
+heart.PATTERNS[HOOK_URL] = f"{heart.PATTERNS[heart.HTTP_URL]} and without a user or password in it"
+
+Url = Annotated[str, Meta(max_length=2048, pattern=HOOK_URL)]
+Types = Annotated[list[EventType], Meta(min_length=1, max_length=20)]
+Format = Literal["json", "slack"]
+State = Literal["on", "off"]
+
+
+class WebhookDefinition(heart.Request):
+    """Where events are to go, and which: those of `types` that all of the others leave."""
+
+    url: Url
+    types: Types | None = None
+    min_severity: heart.Severity | None = None
+    project_type: heart.Name | None = None
+    target_url: heart.TargetUrl | None = None
+    format: Format | None = None
+
+
+class WebhookUpdate(heart.Request):
+    """How a hook goes on: with the event that was refused (`held`), the one behind it, or with what comes."""
+
+    state: Literal["on"]
+    from_: Literal["held", "next", "latest"] | None = msgspec.field(name="from", default=None)
+
+
+class Webhook(heart.Model):
+    """Where events go; `lastError` is the status or the kind of the last failure, null behind a success."""
+
+    id: str
+    url: str
+    types: list[EventType]
+    min_severity: heart.Severity | None
+    project_type: str | None
+    target_url: str | None
+    format: Format
+    state: State
+    last_error: str | None
+    last_delivery_at: str | None
+    created_at: str
+
+
+class NewWebhook(Webhook):
+    """A hook that is new, with the secret that its deliveries are signed with. It is shown this once."""
+
+    secret: str | UnsetType = UNSET
+
+
+class Webhooks(heart.Model):
+    """All hooks of a client, oldest first."""
+
+    webhooks: list[Webhook]
+
+
+class Attempt(heart.Model):
+    """What became of one attempt: the status of the answer, null where there was none, and what is wrong with it."""
+
+    delivered: bool
+    status: int | None
+    error: str | None
+
+
+class Hook(Struct, frozen=True):
+    """What it takes to deliver to a hook. `behind` is its place in the history, the seq that it is done with."""
+
+    client_id: str
+    id: str
+    url: str
+    types: str
+    min_severity: int | None
+    project_type: str | None
+    target_url: str | None
+    format: str
+    secret: str
+    behind: int
+    attempts: int
+    state: str
+
+    @property
+    def wanted(self) -> EventFilter:
+        """Which events it wants, but for their severity."""
+        types = None if self.project_type is None else [self.project_type]
+        return EventFilter(types=json.loads(self.types), project_types=types, target_url=self.target_url)
+
+
+WEBHOOK_COLUMNS = """id, url, types, min_severity, project_type, target_url, format, state, last_error,
+    last_delivery_at, created_at"""
+HOOK_COLUMNS = """client_id, id, url, types, min_severity, project_type, target_url, format, secret, history_seq,
+    attempts, state"""
+
+
+def webhook_model(row: Sequence[Any]) -> Webhook:
+    """Return a hook as the API shows it."""
+    hook_id, url, types, min_severity, *rest = row
+    severity: Any = min_severity and heart.SEVERITIES[-min_severity]
+    return Webhook(hook_id, url, json.loads(types), severity, *rest)
+
+
+def select_webhooks(connection: heart.Connection, client_id: str) -> list[Webhook]:
+    """Return all hooks of a client, oldest first."""
+    statement = f"SELECT {WEBHOOK_COLUMNS} FROM webhooks WHERE client_id = ? ORDER BY id"
+    return [webhook_model(row) for row in connection.execute(statement, (client_id,))]
+
+
+def missing(hook_id: str) -> heart.Missing:
+    """Return what is raised where the client has no such hook."""
+    return heart.Missing(f"There is no webhook {heart.truncate(hook_id)!r}.")
+
+
+def select_webhook(connection: heart.Connection, client_id: str, hook_id: str) -> Webhook:
+    """Return a hook. :raises Missing: when the client has no such hook."""
+    statement = f"SELECT {WEBHOOK_COLUMNS} FROM webhooks WHERE client_id = ? AND id = ?"
+    if row := connection.execute(statement, (client_id, hook_id)).fetchone():
+        return webhook_model(row)
+    raise missing(hook_id)
+
+
+def find_hook(connection: heart.Connection, client_id: str, hook_id: str) -> Hook | None:
+    """Return what it takes to deliver to a hook, None when the client has no such hook."""
+    statement = f"SELECT {HOOK_COLUMNS} FROM webhooks WHERE client_id = ? AND id = ?"
+    row = connection.execute(statement, (client_id, hook_id)).fetchone()
+    return Hook(*row) if row else None
+
+
+def select_hook(connection: heart.Connection, client_id: str, hook_id: str) -> Hook:
+    """Return what it takes to deliver to a hook. :raises Missing: when the client has no such hook."""
+    if hook := find_hook(connection, client_id, hook_id):
+        return hook
+    raise missing(hook_id)
+
+
+def insert_webhook(connection: heart.Connection, client_id: str, body: WebhookDefinition, secret: str) -> Webhook:
+    """Make a hook, for what comes from now on. :raises ValidationFailed: when there are as many as there may be."""
+    count = "SELECT COUNT(*) FROM webhooks WHERE client_id = ?"
+    if connection.execute(count, (client_id,)).fetchone()[0] >= HOOKS_OF_CLIENT:
+        detail = f"is one webhook too many: a client may have {HOOKS_OF_CLIENT}; delete one that is not needed"
+        raise heart.ValidationFailed([heart.Problem(detail, "/url")])
+    hook_id = heart.new_ids()[0]
+    connection.execute(
+        """INSERT INTO webhooks (client_id, id, url, types, min_severity, project_type, target_url, format, secret,
+               state, created_at, history_seq) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'on', ?, ?)""",
+        (
+            client_id,
+            hook_id,
+            body.url,
+            json.dumps(list(dict.fromkeys(body.types or ["run.finished"]))),
+            heart.RANKS[body.min_severity] if body.min_severity else None,
+            body.project_type,
+            body.target_url,
+            body.format or "json",
+            secret,
+            heart.timestamp(),
+            select_latest(connection, client_id),
+        ),
+    )
+    return select_webhook(connection, client_id, hook_id)
+
+
+def switch_on(connection: heart.Connection, client_id: str, hook_id: str, start: str) -> None:
+    """Have a hook go on, at once. :raises Missing: when the client has no such hook.
+
+    A hook whose last attempt failed stands right before the event that was refused.
+    """
+    hook = select_hook(connection, client_id, hook_id)
+    behind = hook.behind
+    if start == "latest":
+        behind = select_latest(connection, client_id)
+    elif start == "next" and hook.attempts:
+        behind += 1
+    connection.execute(
+        """UPDATE webhooks SET state = 'on', history_seq = ?, attempts = 0, next_attempt_at = NULL, last_error = NULL
+           WHERE client_id = ? AND id = ?""",
+        (behind, client_id, hook_id),
+    )
+
+
+def remove_webhook(connection: heart.Connection, client_id: str, hook_id: str) -> None:
+    """Delete a hook, with the answer that told of it: a URL may be a secret. :raises Missing: when there is none."""
+    if not connection.execute("DELETE FROM webhooks WHERE client_id = ? AND id = ?", (client_id, hook_id)).rowcount:
+        raise missing(hook_id)
+    connection.deletes = True
+    heart.drop_answers(connection, client_id, "location LIKE ?", f"%/webhooks/{hook_id}")
+
+
+def url_problems(body: WebhookDefinition) -> list[heart.Problem]:
+    """Tell what is wrong with a URL that its pattern cannot express."""
+    try:
+        sending.host_of(parts := urlsplit(body.url))
+        sending.port_of(parts)
+    except ValueError:
+        return [heart.Problem("must have a host name that can be, and a port from 1 to 65535", "/url", value=body.url)]
+    return []
+
+
+def require_allowed(url: str, settings: heart.Settings) -> None:
+    """Check where a URL leads, if its name has addresses now. :raises ValidationFailed: when no hook may be there."""
+    try:
+        sending.allowed_addresses(url, private=settings.webhook_private)
+    except sending.NotAllowed:
+        detail = (
+            "leads to an address that is not public, as those of this machine and its network are not; who runs the"
+            " service can allow them with FINDINGS_WEBHOOK_PRIVATE=1"
+        )
+        raise heart.ValidationFailed([heart.Problem(detail, "/url", value=heart.truncate(url))]) from None
+    except OSError:
+        pass  # a name that has none now may get one
+
+
+@heart.operation("POST", "/api/v1/webhooks", "full", {201: NewWebhook}, body=WebhookDefinition)
+def post_webhooks(call: heart.Call) -> heart.Deferred:
+    """Make a webhook, for what comes from now on. The answer has its secret, this once."""
+    body: WebhookDefinition = call.checked_body(rules=url_problems)
+
+    def insert(connection: heart.Connection) -> heart.Answer:
+        secret = f"{sending.SECRET_PREFIX}{base64.b64encode(secrets.token_bytes(sending.SECRET_BYTES)).decode()}"
+        shown = insert_webhook(connection, call.client_id, body, secret)
+        told = NewWebhook(**msgspec.structs.asdict(shown), secret=secret)
+        answer = heart.json_answer(201, told, f"{call.address}/{shown.id}")
+        answer.kept = msgspec.json.encode(shown)
+        return answer
+
+    def check() -> heart.PendingWrite:
+        require_allowed(body.url, call.service.settings)
+        return heart.PendingWrite(call, insert)
+
+    return heart.Deferred("send", check)
+
+
+@heart.operation("GET", "/api/v1/webhooks", "full", {200: Webhooks})
+def get_webhooks(call: heart.Call) -> heart.Answer:
+    """List all webhooks, oldest first."""
+    with call.database.reading() as connection:
+        return heart.json_answer(200, Webhooks(select_webhooks(connection, call.client_id)))
+
+
+@heart.operation("GET", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook})
+def get_webhook(call: heart.Call, webhook_id: str) -> heart.Answer:
+    """Get a webhook."""
+    with call.database.reading() as connection:
+        return heart.json_answer(200, select_webhook(connection, call.client_id, webhook_id))
+
+
+@heart.operation("PATCH", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook}, body=WebhookUpdate)
+def patch_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
+    """Switch a webhook on, to go on with the event that was held, the next one, or what comes."""
+    body: WebhookUpdate = call.checked_body(lambda connection: select_webhook(connection, call.client_id, webhook_id))
+
+    def switch(connection: heart.Connection) -> heart.Answer:
+        switch_on(connection, call.client_id, webhook_id, body.from_ or "held")
+        return heart.json_answer(200, select_webhook(connection, call.client_id, webhook_id))
+
+    return heart.PendingWrite(call, switch)
+
+
+@heart.operation("DELETE", "/api/v1/webhooks/{webhook_id}", "full", {204: None})
+def delete_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
+    """Delete a webhook."""
+    return heart.PendingWrite(call, lambda connection: remove_webhook(connection, call.client_id, webhook_id))
+
+
+@heart.operation("POST", "/api/v1/webhooks/{webhook_id}/test", "full", {200: Attempt})
+def post_webhook_test(call: heart.Call, webhook_id: str) -> heart.Deferred:
+    """Send a webhook a test, once, and tell what became of that. It moves nothing."""
+    with call.database.reading() as connection:
+        hook = select_hook(connection, call.client_id, webhook_id)
+
+    def attempt() -> heart.Outcome:
+        event_id, body = messages.test_message(hook.id, hook.format)
+        outcome = sending.send(hook.url, hook.secret, event_id, body, private=call.service.settings.webhook_private)
+        answer = heart.json_answer(200, Attempt(outcome.error is None, outcome.status, outcome.error))
+        return answer if call.request_key is None else heart.PendingWrite(call, lambda _: answer)
+
+    return heart.Deferred("send", attempt)
+
+
+OPERATIONS = (post_webhooks, get_webhooks, get_webhook, patch_webhook, delete_webhook, post_webhook_test)

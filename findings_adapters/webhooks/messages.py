@@ -1,0 +1,142 @@
+"""What a webhook is told: an event after Standard Webhooks, or a text for Slack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import regex
+from msgspec import UNSET, Struct, UnsetType
+
+import findings_service as heart
+from findings_features import gate
+from findings_features.events import Event
+
+WORST = 5  # new findings of a run that are told of
+
+
+class LinkedFinding(heart.TaskHead):
+    """A finding, with the link to it on the page where it is known how others reach that."""
+
+    link: str | UnsetType = UNSET
+
+
+class ToldEvent(Event):
+    """An event as it goes to a webhook, with a link to what it is about, and what a finished run means."""
+
+    link: str | UnsetType = UNSET
+    gate: gate.Gate | UnsetType = UNSET
+    new_findings: list[LinkedFinding] | UnsetType = UNSET
+
+
+class Message(Struct):
+    """What is posted."""
+
+    type: str
+    timestamp: str
+    data: Any
+
+
+def page_link(base_url: str, view: str, item_id: str) -> str | UnsetType:
+    """Return the link to a finding or run on the page, if it is known how others reach that."""
+    return f"{base_url}/#/{view}/{item_id}" if base_url else UNSET
+
+
+def link_of(event: Event, base_url: str) -> str | UnsetType:
+    """Return the link to what an event is about."""
+    if event.run:
+        return page_link(base_url, "runs", event.run.id)
+    return page_link(base_url, "findings", event.task.id) if event.task else UNSET
+
+
+def told_event(event: Event, base_url: str) -> ToldEvent:
+    """Return an event as it goes out, but for what a finished run means."""
+    return ToldEvent(**msgspec.structs.asdict(event), link=link_of(event, base_url))
+
+
+def add_verdict(connection: heart.Connection, client_id: str, told: ToldEvent, base_url: str) -> None:
+    """Add what a run means that has finished: its gate, and the worst of what is new in it.
+
+    :raises Missing: when it was deleted meanwhile.
+    """
+    run = heart.select_run_key(connection, client_id, told.run.id if told.run else "")
+    baseline = gate.find_latest_on_main_line(connection, client_id, run)
+    told.gate = gate.select_gate(connection, client_id, run, gate.GateQuery())
+    new = gate.select_offenders(connection, client_id, run, baseline.seq if baseline else 0, "info")[:WORST]
+    told.new_findings = [
+        LinkedFinding(**msgspec.structs.asdict(each), link=page_link(base_url, "findings", each.id)) for each in new
+    ]
+
+
+def reaches(told: ToldEvent, rank: int | None) -> bool:
+    """Tell whether an event is as severe as a hook wants it: of a run that has finished, what is new in it."""
+    if rank is None or told.type == "run.started":
+        return True
+    tasks = [told.task] if told.task else told.new_findings or []
+    return any(heart.RANKS[each.severity] >= rank for each in tasks)
+
+
+# Slack
+
+
+def escaped(text: str | None) -> str:
+    """Return a text as Slack shows it, on one line: without a `<` nothing is a mention or a link of the text's own.
+
+    https://docs.slack.dev/messaging/formatting-message-text#escaping
+    """
+    line = regex.sub(r"\s+", " ", text or "")
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def linked(text: str, link: str | UnsetType) -> str:
+    """Return a text with a link under it, where there is one."""
+    return f"<{escaped(link).replace('|', '%7C')}|{escaped(text)}>" if link else escaped(text)
+
+
+def where(of: Any) -> str:
+    """Return the type and target of a finding or run, for Slack."""
+    target = f" of {of.target_url}" if of.target_url else ""
+    return escaped(f"{of.project_type}{target}{f' on {of.branch}' if of.branch else ''}")
+
+
+HAPPENED = {
+    "finding.created": "New",
+    "finding.changed": "Changed",
+    "finding.reopened": "Reopened",
+    "finding.commented": "Comment on",
+}
+
+
+def slack_text(told: ToldEvent) -> str:
+    """Return an event in a few lines."""
+    if told.task:
+        what = HAPPENED.get(told.type)
+        if told.type == "finding.status":
+            what = f"{told.to}:"
+        elif told.type == "finding.assigned":
+            what = f"Assigned to {told.assignee or 'nobody'}:"
+        finding = f"{told.task.severity} {linked(told.task.title, told.link)} ({where(told.task)})"
+        return f"{escaped(what)} {finding}" + (f"\n{escaped(told.comment)}" if told.comment else "")
+    run: Any = told.run
+    if not told.gate:
+        return f"{linked('A run', told.link)} has started: {where(run)}"
+    verdict = "passed" if told.gate.pass_ else "failed"
+    lines = [f"{linked(f'A run {verdict}', told.link)}: {where(run)}. {escaped(told.gate.reason)}"]
+    lines += [f"• {each.severity} {linked(each.title, each.link)}" for each in told.new_findings or ()]
+    return "\n".join(lines)
+
+
+def body_of(told: ToldEvent, form: str) -> bytes:
+    """Return what is posted of an event."""
+    if form == "slack":
+        return msgspec.json.encode({"text": slack_text(told)})
+    return msgspec.json.encode(Message(told.type, told.at, told))
+
+
+def test_message(hook_id: str, form: str) -> tuple[str, bytes]:
+    """Return the id and the body of a test."""
+    if form == "slack":
+        body: Any = {"text": "The Findings Task Service can post here."}
+    else:
+        body = Message("webhook.test", heart.timestamp(), {"id": hook_id})
+    return heart.new_ids()[0], msgspec.json.encode(body)

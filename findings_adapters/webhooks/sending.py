@@ -1,0 +1,257 @@
+"""One POST to a webhook: where it may go, how it is signed, and what is made of the answer.
+
+A URL is one that somebody with a key has written, and the service may stand where that somebody does not: so each
+address of its name must be one that all the world can reach, and it is that very address which is connected to.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from urllib.parse import SplitResult, quote, urlsplit
+
+import regex
+from msgspec import Struct
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+
+import findings_service as heart
+
+ATTEMPT_TIME = 15.0  # seconds that an attempt has, from looking up the name to the head of the answer
+LOOKUP_TIME = 5.0  # seconds of these for the name
+LONGEST_ASKED = 24 * 3600.0  # seconds by a Retry-After
+SECRET_PREFIX = "whsec_"  # noqa: S105 - what a secret begins with
+SECRET_BYTES = 32
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
+LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215
+COMPATIBLE = ipaddress.IPv6Network("::/96")  # IPv4-compatible addresses (RFC 4291, 2.5.5.1)
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Outcome(Struct, frozen=True):
+    """What became of an attempt: the status of the answer, if there was one, and a kind of failure.
+
+    `asked` are the seconds in which the receiver does not want another. Nothing in this is text of the receiver's.
+    """
+
+    status: int | None = None
+    error: str | None = None
+    asked: float = 0.0
+
+
+class NotAllowed(Exception):
+    """A name has an address that no webhook may be at."""
+
+
+# Addresses
+
+
+def embedded(address: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
+    """Give the IPv4 addresses inside an IPv6 one, where packets to it may end up."""
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address in NAT64 or address in COMPATIBLE:
+        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    yield from (each for each in found if each is not None)
+
+
+def is_public(address: Address) -> bool:
+    """Tell whether an address is global unicast, and each IPv4 address inside it, too."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if not all(map(is_public, embedded(address))) or address in LOCAL_NAT64 or address.is_site_local:
+            return False
+        if address.ipv4_mapped is not None:
+            return True
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def look_up(host: str, port: int) -> list[str]:
+    """Return the addresses of a name. :raises OSError: when it has none. :raises TimeoutError: when that takes long.
+
+    The system bounds the time for that with nothing, and so it is done in a thread that may be left behind.
+    """
+    found: queue.SimpleQueue[list[str] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.put(list(dict.fromkeys(str(address[0]) for *_, address in answers)))
+        except (OSError, UnicodeError) as error:
+            found.put(error if isinstance(error, OSError) else socket.gaierror(str(error)))
+
+    threading.Thread(target=ask, name="findings-lookup", daemon=True).start()
+    try:
+        told = found.get(timeout=LOOKUP_TIME)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(told, OSError):
+        raise told
+    return told
+
+
+def allowed_addresses(url: str, *, private: bool) -> list[str]:
+    """Return the addresses of a URL's name.
+
+    :param private: whether they may be any.
+    :raises NotAllowed: when one of them is not global unicast. :raises OSError: when there is none, or not in time.
+    """
+    parts = urlsplit(url)
+    addresses = look_up(host_of(parts), port_of(parts))
+    if not private and not all(is_public(ipaddress.ip_address(each)) for each in addresses):
+        raise NotAllowed
+    return addresses
+
+
+def host_of(parts: SplitResult) -> str:
+    """Return the name of a URL as DNS has it. :raises ValueError: for what can be none."""
+    return (parts.hostname or "").encode("idna").decode()
+
+
+def port_of(parts: SplitResult) -> int:
+    """Return the port of a URL. :raises ValueError: for one that there is not."""
+    port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
+    if port == 0:
+        raise ValueError("there is no port 0")
+    return port
+
+
+# The request
+
+
+def signed(secret: str, event_id: str, body: bytes, at: int) -> dict[str, str]:
+    """Return the headers that say by Standard Webhooks what a body is, and that it is ours.
+
+    :param at: the time, in seconds.
+    """
+    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
+    signature = hmac.digest(key, b".".join((event_id.encode(), str(at).encode(), body)), hashlib.sha256)
+    return {
+        "webhook-id": event_id,
+        "webhook-timestamp": str(at),
+        "webhook-signature": f"v1,{base64.b64encode(signature).decode()}",
+    }
+
+
+@contextmanager
+def cut_off(connection: HTTPConnection, until: float) -> Iterator[None]:
+    """End what is read from a connection at a time of the monotonic clock, however slowly it comes.
+
+    A socket's own time-out begins anew with each byte.
+    """
+
+    def end() -> None:
+        with suppress(OSError, AttributeError):  # it has ended meanwhile
+            connection.sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, until - time.monotonic()), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def connected(parts: SplitResult, addresses: Sequence[str], until: float) -> HTTPConnection:
+    """Return a connection to the first of some addresses that takes one, as the host that a URL names.
+
+    :raises Exception: what the last of them has failed with.
+    """
+    port, errors = port_of(parts), list[Exception]()
+    for address in addresses:
+        left = max(0.01, until - time.monotonic())
+        half = left / 2  # connecting has this, and so has TLS behind it
+        if parts.scheme == "https":
+            connection: HTTPConnection = HTTPSConnection(address, port, timeout=half, server_hostname=host_of(parts))
+        else:
+            connection = HTTPConnection(address, port, timeout=half)
+        try:
+            connection.connect()
+        except (NewConnectionError, ConnectTimeoutError) as error:
+            connection.close()
+            errors.append(error)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise errors[-1]
+
+
+def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[str, str], until: float) -> Outcome:
+    """Post a body, and return what its answer says. Nothing behind the head of that is read."""
+    parts = urlsplit(url)
+    target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=heart.PRINTABLE_IN_URL)
+    host = f"[{parts.hostname}]" if ":" in host_of(parts) else host_of(parts)
+    given = host if parts.port is None else f"{host}:{parts.port}"
+    with closing(connected(parts, addresses, until)) as connection, cut_off(connection, until):
+        connection.sock.settimeout(max(0.01, until - time.monotonic()))
+        connection.request("POST", target, body, {"Host": given, **headers}, preload_content=False)
+        answer = connection.getresponse()
+        return judged(answer.status, answer.headers.get("Retry-After", ""))
+
+
+def judged(status: int, retry_after: str) -> Outcome:
+    """Return what an answer is: anything but 2xx is a failure."""
+    if 200 <= status < 300:
+        return Outcome(status)
+    names = {410: "gone 410"} | {code: f"redirect {code}" for code in (301, 302, 303, 307, 308)}
+    return Outcome(status, names.get(status, str(status)), seconds_asked(retry_after))
+
+
+def seconds_asked(retry_after: str) -> float:
+    """Return the seconds that a Retry-After asks for (RFC 9110, 10.2.3), 0 for what says nothing."""
+    text = retry_after.strip()
+    if regex.fullmatch(r"[0-9]{1,12}", text):
+        return min(float(text), LONGEST_ASKED)
+    try:
+        moment = parsedate_to_datetime(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return min(max(0.0, (moment - datetime.now(UTC)).total_seconds()), LONGEST_ASKED)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def kind_of(error: Exception) -> str:
+    """Return what kind of failure an error is."""
+    if isinstance(error, NotAllowed):
+        return "address not allowed"
+    if isinstance(error, TimeoutError | ConnectTimeoutError):
+        return "timeout"
+    if isinstance(error, socket.gaierror):
+        return "name not resolved"
+    if isinstance(error, ssl.SSLError):
+        return "TLS"
+    if isinstance(error, NewConnectionError):
+        return "connection refused" if isinstance(error.__cause__, ConnectionRefusedError) else "not reachable"
+    return "no answer"
+
+
+def send(url: str, secret: str, event_id: str, body: bytes, *, private: bool) -> Outcome:
+    """Post a body to a webhook once, and return what became of it. No proxy is asked, and no redirect followed.
+
+    :param private: whether it may be at any address.
+    """
+    until = time.monotonic() + ATTEMPT_TIME
+    headers = {
+        "Content-Type": heart.JSON_TYPE,
+        "User-Agent": f"findings-service/{heart.__version__}",
+        **signed(secret, event_id, body, int(time.time())),
+    }
+    try:
+        return answer_to(url, allowed_addresses(url, private=private), body, headers, until)
+    except (NotAllowed, OSError, HTTPException, HTTPError, ValueError) as error:
+        is_over = time.monotonic() >= until
+        return Outcome(error="timeout" if is_over else kind_of(error))
