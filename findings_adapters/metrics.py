@@ -34,10 +34,14 @@ __all__ = ["HELP", "Metrics"]
 REQUESTS = "findings_http_requests"
 DURATIONS = "findings_http_request_duration_seconds"
 GROUPS = "findings_commit_group_size"
+FAILURES = "findings_webhook_failures"
+HOOKS = "findings_webhooks"
 HELP = {
     REQUESTS: "Requests that were answered; route is as the API writes it, - for a path that there is not.",
     DURATIONS: "Seconds from a request's head to its answer.",
     GROUPS: "Requests that shared one COMMIT of `serve` on SQLite.",
+    FAILURES: "Attempts to deliver to a webhook that failed.",
+    HOOKS: "Webhooks of the key's client: on, retrying what has failed, or off.",
     "findings_tasks": "Tasks of the key's client, of the main line and of branches.",
     "findings_runs": "Runs of the key's client, of the main line and of branches.",
     "findings_last_backup_timestamp_seconds": "When the last good `findings-service backup` began; 0 for never.",
@@ -71,17 +75,24 @@ class Metrics:
             DURATIONS, HELP[DURATIONS], ("route", "method"), registry=registry, buckets=SECONDS
         )
         self._groups = prometheus_client.Histogram(GROUPS, HELP[GROUPS], registry=registry, buckets=SIZES)
+        self._failures = prometheus_client.Counter(FAILURES, HELP[FAILURES], registry=registry)
         self._counted: Any = registry
         if folder:
             self._counted = MultiProcessCollector(prometheus_client.CollectorRegistry())  # type: ignore[no-untyped-call]
         service.listeners.answered.append(self.count_request)
         service.listeners.committed.append(self._groups.observe)
+        service.listeners.delivered.append(self.count_attempt)
 
     def count_request(self, call: heart.Call, status: int, _size: int, seconds: float) -> None:
         """Count a request that is answered."""
         labels = (call.route, call.method if call.method in heart.ANY_METHOD else OTHER_METHOD)
         self._requests.labels(*labels, status).inc()
         self._durations.labels(*labels).observe(seconds)
+
+    def count_attempt(self, succeeded: bool) -> None:
+        """Count an attempt to deliver to a webhook."""
+        if not succeeded:
+            self._failures.inc()
 
     def exposition(self, client_id: str, accept: str) -> tuple[bytes, str]:
         """Return all figures as a text, with its media type, of the forms that an Accept header asks for.
@@ -90,7 +101,7 @@ class Metrics:
         """
         encode, media_type = choose_encoder("" if UNREADABLE.search(accept) else accept)
         with self._database.reading() as connection:
-            stored = [*stored_figures(connection, client_id)]
+            stored = [*stored_figures(connection, client_id), hooks_by_state(connection, client_id)]
             if "backup" not in self._database.advice:  # else another program makes them, and notes nothing
                 stored += last_backup(connection)
         return encode(Collected([*self._told(), *stored, *self._of_files(), build(self._database)])), media_type
@@ -130,6 +141,20 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     for status in heart.RUN_STATUSES:
         by_status.add_metric((status,), counts["runs", status, 0])
     yield from (by_severity, by_status)
+
+
+def hooks_by_state(connection: heart.Connection, client_id: str) -> Metric:
+    """Count the webhooks of a client."""
+    states = dict.fromkeys(("on", "retrying", "off"), 0)
+    states |= connection.execute(
+        """SELECT CASE WHEN state = 'on' AND attempts > 0 THEN 'retrying' ELSE state END, COUNT(*)
+           FROM webhooks WHERE client_id = ? GROUP BY 1""",
+        (client_id,),
+    ).fetchall()
+    by_state = GaugeMetricFamily(HOOKS, HELP[HOOKS], labels=("state",))
+    for state, n in states.items():
+        by_state.add_metric((state,), n)
+    return by_state
 
 
 def last_backup(connection: heart.Connection) -> Iterator[Metric]:

@@ -185,6 +185,17 @@ def integrity_errors(connection: heart.Connection) -> Iterator[str]:
         yield from (complaint.format(row[0]) for row in connection.execute(statement))
 
 
+def failing_webhooks(connection: heart.Connection) -> Iterator[str]:
+    """Tell of the webhooks that something cannot be delivered to, which is no fault of the database's."""
+    for client_id, hook_id, state, attempts, error, later in connection.execute(
+        """SELECT client_id, id, state, attempts, last_error, next_attempt_at FROM webhooks
+           WHERE attempts > 0 ORDER BY client_id, id"""
+    ):
+        state = f"is tried again at {later}" if state == "on" else "is off until a PATCH switches it on"
+        often = "once" if attempts == 1 else f"{attempts} times"
+        yield f"webhook {hook_id} of client {client_id!r} has failed {often} ({error}) and {state}"
+
+
 def audit(connection: heart.Connection, db: str) -> None:
     """Print what is wrong with a database. :raises click.ClickException: when anything is."""
     found = list(integrity_errors(connection))
@@ -199,6 +210,8 @@ def audit(connection: heart.Connection, db: str) -> None:
 def check(db: str) -> None:
     """Audit a database, also one in use. Exit code 1 and one line for each fault."""
     with heart.opened(db) as database, database.snapshot() as connection:
+        for complaint in failing_webhooks(connection):
+            click.echo(complaint, err=True)
         audit(connection, database.name)
     engine = " ".join(database.engine)
     click.echo(f"{database.name} is sound: schema version {heart.SCHEMA_VERSION}, {engine}.", err=True)

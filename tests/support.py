@@ -44,6 +44,7 @@ from werkzeug.routing import Rule
 
 import findings_service
 from findings_adapters.serving import commits, processes, rsgi
+from findings_adapters.webhooks import delivery, sending
 from findings_features import brief, exports, openapi
 from findings_service import Settings, create_app, create_blueprint
 from tests.engines import ON_POSTGRES, db_at, look_into, placed
@@ -557,9 +558,9 @@ def command(*arguments: str, program: Sequence[str] = PROGRAM, **env: str) -> su
             process.kill()
 
 
-def program_with(**constants: float) -> tuple[str, ...]:
-    """Return the program with other constants of its module, or of the server, for a test to wait for less."""
-    modules = (findings_service, commits, processes, rsgi)
+def program_with(**constants: Any) -> tuple[str, ...]:
+    """Return the program with other constants of its module, the server or webhooks, for a test to wait for less."""
+    modules = (findings_service, commits, processes, rsgi, delivery, sending)
     owners = {name: next(each.__name__ for each in modules if hasattr(each, name)) for name in constants}
     imports = ", ".join(sorted({*owners.values()} - {"findings_service"}))
     changes = "; ".join(f"{owners[name]}.{name} = {value}" for name, value in constants.items())

@@ -30,6 +30,7 @@ ARROWS = {
     "findings_features.exports": {"findings_features.gate"},  # the baseline
     "findings_adapters.sarif": {"findings_features.exports"},
     "findings_adapters.markdown": {"findings_features.brief"},
+    "findings_adapters.webhooks": {"findings_features.events", "findings_features.gate"},
     "findings_adapters.client": {"findings_features.brief", "findings_features.gate"},
     "findings_adapters.ci": {
         "findings_adapters.client",
@@ -233,7 +234,8 @@ def test_an_absent_part_is_named_where_the_api_would_need_it(ask: Callable[..., 
         for method, path in map(str.split, asked):
             refused = ask(method, path)
             assert refused.status_code in (404, 405)
-            assert f"{file}, which answers this, is not there." in refused.json["detail"]
+            absent = file.removesuffix("/__init__.py")
+            assert f"{absent}, which answers this, is not there." in refused.json["detail"]
     refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
     assert "needs findings_features/search.py, which is not there" in refused["detail"]
     sarif = {"Content-Type": "application/sarif+json"}
@@ -248,9 +250,13 @@ def test_an_absent_part_is_named_where_the_api_would_need_it(ask: Callable[..., 
 def test_what_parts_answer_is_told_by_their_names() -> None:
     heart.load_parts()
     own = {f"{each.method} {each.path}": each.handler.__module__ for each in heart.REGISTRY.operations.values()}
-    told = {line: file for file, lines in heart.API_PARTS.items() for line in lines if line != "GET /"}
-    adding = {line: f"{name.replace('.', '/')}.py" for line, name in own.items() if name != heart.__name__}
-    assert told == adding
+    told = {
+        line: part_of(module_of(HERE / file))
+        for file, lines in heart.API_PARTS.items()
+        for line in lines
+        if line != "GET /"
+    }
+    assert told == {line: part_of(name) for line, name in own.items() if name != heart.__name__}
 
 
 @pytest.mark.parametrize("command", sorted(heart.COMMAND_PARTS))

@@ -57,6 +57,8 @@ def test_the_routes_and_their_levels_are_the_contracts() -> None:
         "full": {
             *("PATCH /tasks", "PATCH /tasks/{task_id}", "PUT /project-types/{name}"),
             *("DELETE /runs/{run_id}", "DELETE /tasks/{task_id}", "DELETE /project-types/{name}"),
+            *("GET /webhooks", "POST /webhooks", "POST /webhooks/{webhook_id}/test"),
+            *(f"{method} /webhooks/{{webhook_id}}" for method in ("GET", "PATCH", "DELETE")),
         },
     }
 
@@ -295,28 +297,38 @@ def without_nul(value: Any) -> Any:
     return json.loads(re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1", json.dumps(value)))
 
 
+NOWHERE = "http://nowhere.invalid/"  # RFC 6761, 6.4
+
+
 class Fitting:
     """Puts what exists, and what goes together, into good requests: a description cannot know of it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.run, self.ended = server.start_run(), server.start_run()
-        self.task = self.add(self.run)
+        self.task, self.hook = self.add(self.run), self.add_hook()
 
     def add(self, run: str) -> str:
         """Return a new task."""
         return self.server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
 
+    def add_hook(self) -> str:
+        """Return a new webhook, which leads to nowhere, in place of those that requests have made."""
+        for each in self.server.request("GET", f"{API}/webhooks").json["webhooks"][1:]:
+            self.server.request("DELETE", f"{API}/webhooks/{each['id']}")
+        return self.server.request("POST", f"{API}/webhooks", {"url": NOWHERE}).json["id"]
+
     def ids_for(self, method: str) -> dict[str, str]:
         """Name what a method takes: PATCH ends another run than POST needs, and what DELETE takes is there for that."""
         if method != "DELETE":
-            return {"run_id": self.ended if method == "PATCH" else self.run, "task_id": self.task, "name": "web"}
+            run = self.ended if method == "PATCH" else self.run
+            return {"run_id": run, "task_id": self.task, "name": "web", "webhook_id": self.hook}
         self.server.request("POST", f"{API}/project-types", {"name": "unused"})
         run = self.server.start_run()
-        return {"run_id": run, "task_id": self.add(run), "name": "unused"}
+        return {"run_id": run, "task_id": self.add(run), "name": "unused", "webhook_id": self.add_hook()}
 
     def fit_path_and_query(self, case: Any) -> None:
-        """Name a run, task or project type that exists."""
+        """Name a run, task, project type or webhook that exists."""
         ids = self.ids_for(case.method)
         case.query |= {"projectType": "web"} if case.path.endswith("brief") else {}
         case.path_parameters = {name: ids[name] for name in case.path_parameters or {}}
@@ -334,6 +346,7 @@ class Fitting:
         body.pop("ifMatch", None)
         body |= {"status": "resolved"} if body.get("reason") else {}
         body |= {"projectType": "web"} if "projectType" in body else {}
+        body |= {"url": NOWHERE} if "url" in body and self.add_hook() else {}
         body |= {"extensionSchema": {"properties": {"a": {}}}} if body.get("extensionSchema") else {}
         body |= {"metadata": without_nul(body["metadata"])} if body.get("metadata") else {}
         if method == "PUT" or body.get("status") == "failed":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +23,7 @@ import findings_service as heart
 from findings_adapters.webhooks import hooks, messages, sending
 from findings_features.events import Event, select_events
 
-LOOK_EVERY = 1.0  # seconds between two looks whether there is anything to deliver
+LOOK_PAUSE = 1.0  # seconds between two looks whether there is anything to deliver
 LEASE = 30.0  # seconds; it is renewed in the last two thirds of them
 THREADS = 8
 TURN = 10.0  # seconds that a hook has, before others that wait have theirs
@@ -32,7 +32,15 @@ SKIPPED = 10_000  # entries of the history that nobody wants, before the place b
 LAST_ATTEMPTS = 2.0  # seconds that there are for what is under way when the service stops
 STORE_AGAIN = 1.0  # seconds until it is tried again to store what became of an attempt
 RESTING = 10.0  # seconds until a hook is tried again where the service itself failed
-PAUSES = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 86_400.0)  # seconds behind each failed attempt but the last
+RETRY_PAUSES = (
+    5.0,
+    300.0,
+    1800.0,
+    7200.0,
+    18_000.0,
+    36_000.0,
+    86_400.0,
+)  # seconds behind each failed attempt but the last
 GONE = 410
 
 HookKey = tuple[str, str]  # a client's id and a hook's
@@ -108,8 +116,8 @@ def note_success(connection: heart.Connection, hook: hooks.Hook, seq: int) -> No
 def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outcome: sending.Outcome) -> None:
     """Note that an event was not delivered: a hook stands right before it, to try again later, or is off."""
     attempts = hook.attempts + 1 if seq == hook.behind + 1 else 1  # else those were of another, which is gone
-    is_over = outcome.status == GONE or attempts > len(PAUSES)
-    later = None if is_over else heart.timestamp(ago=-max(PAUSES[attempts - 1], outcome.asked))
+    is_over = outcome.status == GONE or attempts > len(RETRY_PAUSES)
+    later = None if is_over else heart.timestamp(ago=-max(RETRY_PAUSES[attempts - 1], outcome.asked))
     state, error = "off" if is_over else "on", outcome.error
     columns = {"history_seq": seq - 1, "attempts": attempts, "next_attempt_at": later, "last_error": error}
     if update_hook(connection, hook, **columns, state=state) and is_over:
@@ -166,16 +174,18 @@ class Deliverer:
         self._under_way: dict[HookKey, Future[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "findings-webhook")
         self._stopping, self._ended = threading.Event(), False
-        self._thread = threading.Thread(target=self._work, name="findings-webhooks", daemon=True)
+        self._looking: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to look for what is to be delivered."""
-        self._thread.start()
+        self._looking = threading.Thread(target=self._work, name="findings-webhooks", daemon=True)
+        self._looking.start()
 
     def stop(self) -> None:
         """End, and give the lease back. What is under way has a moment, and is else sent again another time."""
         self._stopping.set()
-        self._thread.join()
+        if self._looking:
+            self._looking.join()
         wait(self._under_way.values(), LAST_ATTEMPTS)
         self._ended = True  # for what is left behind: the database is closed now
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -190,9 +200,9 @@ class Deliverer:
             heart.log.warning("the lease of webhook deliveries is left to run out: %s", error)
 
     def _work(self) -> None:
-        while not self._stopping.wait(LOOK_EVERY):
+        while not self._stopping.wait(LOOK_PAUSE):
             try:
-                self._look()
+                self.look()
             except Exception as error:  # it must not end by it
                 self._tell(error)
 
@@ -201,14 +211,13 @@ class Deliverer:
         if heart.known_error(error) is None:
             heart.log.error("delivering to webhooks failed", exc_info=error)
 
-    def _look(self) -> None:
-        """Have delivered what is due, where it is this process that does."""
+    def look(self) -> Iterable[Future[None]]:
+        """Have delivered what is due, where it is this process that does. Return what is under way."""
         self._under_way = {key: each for key, each in self._under_way.items() if not each.done()}
         due = self._due()
-        if not (due or self._under_way) or not self._hold_lease():
-            return
-        for key in due:
-            self._under_way[key] = self._threads.submit(self._serve, key)
+        if (due or self._under_way) and self._hold_lease():
+            self._under_way |= {key: self._threads.submit(self._serve, key) for key in due}
+        return self._under_way.values()
 
     def _due(self) -> list[HookKey]:
         """Return the hooks that something has happened for, in the order in which they were served last."""

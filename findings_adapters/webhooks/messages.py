@@ -8,8 +8,8 @@ import msgspec
 import regex
 from msgspec import UNSET, Struct, UnsetType
 
+import findings_features.gate as gate
 import findings_service as heart
-from findings_features import gate
 from findings_features.events import Event
 
 WORST = 5  # new findings of a run that are told of

@@ -35,8 +35,6 @@ LONGEST_ASKED = 24 * 3600.0  # seconds by a Retry-After
 SECRET_PREFIX = "whsec_"  # noqa: S105 - what a secret begins with
 SECRET_BYTES = 32
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
-LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215
-COMPATIBLE = ipaddress.IPv6Network("::/96")  # IPv4-compatible addresses (RFC 4291, 2.5.5.1)
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -59,21 +57,17 @@ class NotAllowed(Exception):
 # Addresses
 
 
-def embedded(address: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
-    """Give the IPv4 addresses inside an IPv6 one, where packets to it may end up."""
-    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if address in NAT64 or address in COMPATIBLE:
-        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    yield from (each for each in found if each is not None)
-
-
 def is_public(address: Address) -> bool:
-    """Tell whether an address is global unicast, and each IPv4 address inside it, too."""
+    """Tell whether an address is global unicast, and so is an IPv4 address inside it, where packets may end up.
+
+    Of IPv4 inside IPv6, what is mapped, 6to4 and NAT64 are judged so; Teredo and what is compatible are not global.
+    """
     if isinstance(address, ipaddress.IPv6Address):
-        if not all(map(is_public, embedded(address))) or address in LOCAL_NAT64 or address.is_site_local:
+        nat64 = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in NAT64 else None
+        if inner := address.ipv4_mapped or nat64:
+            return is_public(inner)
+        if address.is_site_local or (address.sixtofour and not is_public(address.sixtofour)):
             return False
-        if address.ipv4_mapped is not None:
-            return True
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
@@ -199,8 +193,10 @@ def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[
     with closing(connected(parts, addresses, until)) as connection, cut_off(connection, until):
         connection.sock.settimeout(max(0.01, until - time.monotonic()))
         connection.request("POST", target, body, {"Host": given, **headers}, preload_content=False)
-        answer = connection.getresponse()
-        return judged(answer.status, answer.headers.get("Retry-After", ""))
+        with closing(connection.getresponse()) as answer:
+            if time.monotonic() >= until:  # a head that was cut off looks like one that has ended
+                raise TimeoutError
+            return judged(answer.status, answer.headers.get("Retry-After", ""))
 
 
 def judged(status: int, retry_after: str) -> Outcome:
@@ -228,15 +224,13 @@ def kind_of(error: Exception) -> str:
     """Return what kind of failure an error is."""
     if isinstance(error, NotAllowed):
         return "address not allowed"
+    if isinstance(error, NewConnectionError):  # which is a ConnectTimeoutError, too
+        return "connection refused" if isinstance(error.__cause__, ConnectionRefusedError) else "not reachable"
     if isinstance(error, TimeoutError | ConnectTimeoutError):
         return "timeout"
     if isinstance(error, socket.gaierror):
         return "name not resolved"
-    if isinstance(error, ssl.SSLError):
-        return "TLS"
-    if isinstance(error, NewConnectionError):
-        return "connection refused" if isinstance(error.__cause__, ConnectionRefusedError) else "not reachable"
-    return "no answer"
+    return "TLS" if isinstance(error, ssl.SSLError) else "no answer"
 
 
 def send(url: str, secret: str, event_id: str, body: bytes, *, private: bool) -> Outcome:

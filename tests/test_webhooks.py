@@ -1,0 +1,1008 @@
+"""Webhooks: what may be one, what it is sent, and that each event arrives, in order."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+from standardwebhooks import Webhook
+
+import findings_service
+from findings_adapters.webhooks import delivery, sending
+from tests.engines import look_into
+from tests.support import (
+    API,
+    UNKNOWN_ID,
+    Client,
+    Server,
+    assert_problem,
+    cases,
+    client_of,
+    database_of,
+    invoke,
+    post,
+    program_with,
+    task,
+)
+
+HOOKS = f"{API}/webhooks"
+ALL = [
+    *("finding.created", "finding.changed", "finding.reopened", "finding.status", "finding.assigned"),
+    *("finding.commented", "run.started", "run.finished"),
+]
+
+
+class Received:
+    """A request that a receiver got, and whether it was told that all is well."""
+
+    def __init__(self, path: str, headers: dict[str, str], body: bytes) -> None:
+        self.path, self.headers, self.body, self.accepted = path, headers, body, False
+
+    @property
+    def event(self) -> str:
+        return self.headers["webhook-id"]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Notes a request, and answers as its receiver says."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        receiver: Receiver = self.server.receiver  # type: ignore[attr-defined]
+        receiver.received.append(Received(self.path, headers, body))
+        with suppress(OSError):
+            receiver.answer(self, receiver.received[-1])
+
+    def accept(self, request: Received) -> None:
+        request.accepted = True
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Quiet(ThreadingHTTPServer):
+    """A server that says nothing of clients that break off."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        pass
+
+
+class Receiver:
+    """Something on this machine that webhooks are posted to, which can be stopped and started again."""
+
+    def __init__(self) -> None:
+        self.received: list[Received] = []
+        self.answer: Callable[[Handler, Received], object] = Handler.accept
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        self._server = Quiet(("127.0.0.1", self.port), Handler)
+        self._server.receiver = self  # type: ignore[attr-defined]
+        self.port = self._server.server_address[1]
+        threading.Thread(target=partial(self._server.serve_forever, 0.01), daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook"
+
+    @property
+    def events(self) -> list[str]:
+        return [each.event for each in self.received]
+
+    @property
+    def types(self) -> list[str]:
+        return [each.json["type"] for each in self.received]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.stop()
+
+
+def with_status(status: int, **headers: str) -> Callable[[Handler, Received], None]:
+    """Answer with a status, and with words that nobody is to repeat."""
+
+    def answer(handler: Handler, _: Received) -> None:
+        handler.send_response(status, "Private-Words")
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(b"private words")
+
+    return answer
+
+
+@pytest.fixture
+def app(make_app: Callable[..., flask.Flask]) -> flask.Flask:
+    return make_app(webhook_private="1")
+
+
+@contextmanager
+def deliverer_of(app: flask.Flask) -> Iterator[delivery.Deliverer]:
+    """Give what delivers for an application, when it is asked to."""
+    made = delivery.Deliverer(app.extensions["findings"])
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def deliver(app: flask.Flask) -> Iterator[Callable[[], None]]:
+    """What delivers all that is due, and returns when that is done."""
+    with deliverer_of(app) as deliverer:
+        yield lambda: settle(deliverer)
+
+
+def settle(deliverer: delivery.Deliverer) -> None:
+    done, others = wait(deliverer.look(), 30)
+    assert not others
+    assert [each.result() for each in done] == [None] * len(done)
+
+
+def register(client: Client, url: str, types: Sequence[str] = ALL, **fields: Any) -> dict[str, Any]:
+    """Make a webhook."""
+    answer = client.post(HOOKS, json={"url": url, "types": [*types], **fields})
+    assert answer.status_code == 201, answer.text
+    return answer.json
+
+
+def shown(client: Client, hook: dict[str, Any]) -> dict[str, Any]:
+    return client.read(f"webhooks/{hook['id']}")
+
+
+def fed(client: Client, **query: Any) -> list[str]:
+    """Return the ids of all events, oldest first."""
+    return [each["id"] for each in client.read("events", limit=1000, **query)["events"]]
+
+
+# ---------------------------------------------------------------------------
+# Hooks
+# ---------------------------------------------------------------------------
+
+
+def test_a_new_hook_shows_its_secret_this_once(client: Client) -> None:
+    answer = client.post(HOOKS, json={"url": "https://hooks.invalid/a"})
+    hook = answer.json
+    assert (answer.status_code, answer.headers["Location"]) == (201, f"{HOOKS}/{hook['id']}")
+    secret = hook.pop("secret")
+    assert secret.startswith("whsec_")
+    assert hook["types"] == ["run.finished"]
+    assert (hook["state"], hook["format"], hook["lastError"], hook["lastDeliveryAt"]) == ("on", "json", None, None)
+    assert shown(client, hook) == hook
+    assert client.read("webhooks") == {"webhooks": [hook]}
+
+
+def test_a_repeated_request_gets_its_hook_without_the_secret(client: Client, tmp_path: Path) -> None:
+    first = post(client, "webhooks", {"url": "https://hooks.invalid/a"})
+    again = post(client, "webhooks", {"url": "https://hooks.invalid/a"})
+    secret = first.json["secret"]
+    assert (again.status_code, again.json) == (201, {k: v for k, v in first.json.items() if k != "secret"})
+    with look_into(tmp_path / "findings.db") as connection:
+        assert secret not in connection.execute("SELECT body FROM idempotent_answers").fetchone()[0]
+
+
+NO_HOOK = cases(
+    user=({"url": "https://anna:secret@hooks.invalid/"}, "/url"),
+    scheme=({"url": "ftp://hooks.invalid/"}, "/url"),
+    no_port=({"url": "https://hooks.invalid:0/"}, "/url"),
+    high_port=({"url": "https://hooks.invalid:65536/"}, "/url"),
+    long_label=({"url": f"https://{'a' * 64}.invalid/"}, "/url"),
+    long=({"url": f"https://hooks.invalid/{'a' * 2048}"}, "/url"),
+    none=({}, "/url"),
+    no_types=({"types": []}, "/types"),
+    types=({"types": ["run.deleted"]}, "/types/0"),
+    severity=({"minSeverity": "hgh"}, "/minSeverity"),
+    project_type=({"projectType": "a b"}, "/projectType"),
+    target=({"targetUrl": "nowhere"}, "/targetUrl"),
+    format=({"format": "teams"}, "/format"),
+    unknown=({"secret": "whsec_mine"}, "/secret"),
+)
+
+
+@pytest.mark.parametrize(("fields", "pointer"), NO_HOOK)
+def test_what_cannot_be_a_hook_is_refused(client: Client, fields: dict[str, Any], pointer: str) -> None:
+    url = {} if pointer == "/url" else {"url": "https://hooks.invalid/"}
+    assert_problem(client.post(HOOKS, json=url | fields), 422, "validation_failed", pointer)
+
+
+def test_all_problems_of_a_hook_are_told_at_once(client: Client) -> None:
+    told = client.post(HOOKS, json={"url": "x", "types": [], "format": 1}).json["errors"]
+    assert {each["pointer"] for each in told} == {"/url", "/types", "/format"}
+
+
+def test_a_client_has_twenty_hooks_at_most(client: Client) -> None:
+    for _ in range(20):
+        register(client, "https://hooks.invalid/")
+    refused = client.post(HOOKS, json={"url": "https://hooks.invalid/"})
+    assert "20; delete one" in assert_problem(refused, 422, "validation_failed", "/url")["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize("level", ["read", "agent"])
+def test_hooks_are_for_full_keys_alone(app: flask.Flask, client: Client, level: str) -> None:
+    hook = register(client, "https://hooks.invalid/")
+    other = client_of(app, level, name=level)
+    for method, path in (("GET", HOOKS), ("GET", f"{HOOKS}/{hook['id']}"), ("POST", f"{HOOKS}/{hook['id']}/test")):
+        assert_problem(other.open(path, method=method), 403, "forbidden")
+
+
+def test_another_clients_hooks_are_not_there(app: flask.Flask, client: Client) -> None:
+    hook = register(client, "https://hooks.invalid/")
+    other = client_of(app, client="shop")
+    assert other.read("webhooks") == {"webhooks": []}
+    for method, path, body in (
+        *(("GET", "", None), ("DELETE", "", None), ("PATCH", "", {"state": "on"}), ("POST", "/test", None)),
+    ):
+        answers = [other.open(f"{HOOKS}/{each}{path}", method=method, json=body) for each in (hook["id"], UNKNOWN_ID)]
+        assert [assert_problem(each, 404, "not_found")["status"] for each in answers] == [404, 404]
+
+
+def test_a_deleted_hook_is_gone_with_the_answer_that_told_of_it(client: Client) -> None:
+    hook = post(client, "webhooks", {"url": "https://hooks.invalid/a"}).json
+    client.remove(f"webhooks/{hook['id']}")
+    assert client.get(f"{HOOKS}/{hook['id']}").status_code == 404
+    assert_problem(post(client, "webhooks", {"url": "https://hooks.invalid/a"}), 409, "idempotency_conflict")
+
+
+@pytest.mark.parametrize("body", [{"state": "off"}, {"state": "on", "from": "first"}, {}])
+def test_a_hook_can_be_switched_on_alone(client: Client, body: Any) -> None:
+    hook = register(client, "https://hooks.invalid/")
+    assert_problem(client.patch(f"{HOOKS}/{hook['id']}", json=body), 422, "validation_failed")
+    assert client.patch(f"{HOOKS}/{hook['id']}", json={"state": "on"}).json["state"] == "on"
+
+
+# ---------------------------------------------------------------------------
+# Where a hook may be
+# ---------------------------------------------------------------------------
+
+PRIVATE = (
+    *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1"),
+    *("255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1", "fc00::1", "fec0::1"),
+    *("ff0e::1", "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "2002:7f00:1::", "2002:a00:1::1"),
+    *("64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::808:808", "2001:0:7f00:1::", "2001:0:808:808::f5ff:fffe"),
+)
+PUBLIC = ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1")
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_an_address_that_not_all_reach_is_not_public(address: str) -> None:
+    assert not sending.is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_an_address_that_all_reach_is_public(address: str) -> None:
+    assert sending.is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "127.1", "169.254.169.254"],
+)
+def test_a_hook_at_a_private_address_is_refused(make_app: Callable[..., flask.Flask], host: str) -> None:
+    refused = client_of(make_app()).post(HOOKS, json={"url": f"http://{host}:9/x"})
+    detail = assert_problem(refused, 422, "validation_failed", "/url")["errors"][0]["detail"]
+    assert "FINDINGS_WEBHOOK_PRIVATE=1" in detail
+
+
+class Names:
+    """Stands for DNS: each look-up of a name gets the next of its answers, and what is an address stays one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, **answers: list[list[str]]) -> None:
+        self.answers, self.asked = answers, list[str]()
+        self._own = socket.getaddrinfo
+        patch.setattr(socket, "getaddrinfo", self.look_up)
+
+    def look_up(self, host: str, *rest: Any, **more: Any) -> Any:
+        if not str(host).endswith(".example"):
+            return self._own(host, *rest, **more)
+        self.asked.append(host)
+        found = self.answers[host.removesuffix(".example")]
+        addresses = found.pop(0) if len(found) > 1 else found[0]
+        return [each for address in addresses for each in self._own(address, *rest, **more)]
+
+
+def test_one_private_address_of_several_is_enough(
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Names(monkeypatch, two=[["8.8.8.8", "::ffff:10.0.0.1"]])
+    refused = client_of(make_app()).post(HOOKS, json={"url": "https://two.example/"})
+    assert_problem(refused, 422, "validation_failed", "/url")
+
+
+def test_a_name_that_leads_elsewhere_later_is_not_connected_to(
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    Names(monkeypatch, moved=[["8.8.8.8"], ["127.0.0.1"]])
+    client = client_of(make_app())
+    hook = register(client, f"http://moved.example:{receiver.port}/")
+    tried = client.post(f"{HOOKS}/{hook['id']}/test").json
+    assert tried == {"delivered": False, "status": None, "error": "address not allowed"}
+    assert not receiver.received
+
+
+def test_what_is_judged_is_what_is_connected_to(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
+    names = Names(monkeypatch, once=[["127.0.0.1"], ["8.8.8.8"]])
+    outcome = sending.send(f"http://once.example:{receiver.port}/a?b=c#d", SECRET, "e", b"{}", private=True)
+    assert outcome == sending.Outcome(204)
+    assert names.asked == ["once.example"]
+    assert receiver.received[0].path == "/a?b=c"
+    assert receiver.received[0].headers["host"] == f"once.example:{receiver.port}"
+
+
+def test_the_next_address_of_a_name_is_tried_where_one_is_dead(
+    monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    Names(monkeypatch, two=[["127.0.0.2", "127.0.0.1"]])
+    assert sending.send(f"http://two.example:{receiver.port}/", SECRET, "e", b"{}", private=True).error is None
+
+
+# ---------------------------------------------------------------------------
+# One POST
+# ---------------------------------------------------------------------------
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+def hang(handler: Handler, _: Received) -> None:
+    handler.rfile.read(1)
+
+
+def drip(handler: Handler, _: Received) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        handler.wfile.write(b"X")
+        time.sleep(0.05)
+
+
+def never_end(handler: Handler, _: Received) -> None:
+    with_status(200)(handler, _)
+    drip(handler, _)
+
+
+def test_a_signature_is_that_of_the_published_example() -> None:
+    headers = sending.signed(SECRET, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+ANSWERS = cases(
+    ok=(with_status(200), 200, None),
+    no_content=(Handler.accept, 204, None),
+    endless_body=(never_end, 200, None),
+    error=(with_status(500), 500, "500"),
+    gone=(with_status(410), 410, "gone 410"),
+    redirect=(with_status(302, Location="http://127.0.0.1:9/"), 302, "redirect 302"),
+    not_modified=(with_status(304), 304, "304"),
+    nonsense=(lambda handler, _: handler.wfile.write(b"private words\r\n\r\n"), None, "no answer"),
+    nothing=(lambda *_: None, None, "no answer"),
+    hanging=(hang, None, "timeout"),
+    slow_head=(drip, None, "timeout"),
+)
+
+
+@pytest.mark.parametrize(("answer", "status", "error"), ANSWERS)
+def test_an_attempt_is_told_by_its_status_or_a_kind_of_failure(
+    client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, answer: Any, status: Any, error: Any
+) -> None:
+    monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
+    receiver.answer = answer
+    hook = register(client, receiver.url)
+    tried = client.post(f"{HOOKS}/{hook['id']}/test").json
+    assert tried == {"delivered": error is None, "status": status, "error": error}
+    assert len(receiver.received) == 1
+    assert receiver.types == ["webhook.test"]
+
+
+def test_an_attempt_has_its_time_in_all(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
+    receiver.answer = drip
+    began = time.monotonic()
+    assert sending.send(receiver.url, SECRET, "e", b"{}", private=True).error == "timeout"
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_a_look_up_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "LOOKUP_TIME", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1) or [])
+    assert sending.send("http://slow.example/", SECRET, "e", b"{}", private=False).error == "timeout"
+
+
+def test_what_nobody_answers_at_is_told_by_its_kind(receiver: Receiver) -> None:
+    receiver.stop()
+    for url, error in ((receiver.url, "connection refused"), ("http://nowhere.invalid/", "name not resolved")):
+        assert sending.send(url, SECRET, "e", b"{}", private=True) == sending.Outcome(error=error)
+    receiver.start()
+
+
+def test_no_proxy_of_the_environment_is_asked(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert sending.send(receiver.url, SECRET, "e", b"{}", private=True).error is None
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of hooks.example, with its key, which nobody trusts."""
+    if not (program := shutil.which("openssl")):
+        pytest.skip("openssl makes certificates")
+    names = ("-subj", "/CN=hooks.example", "-addext", "subjectAltName=DNS:hooks.example")
+    for name in ("key", "pem"):
+        (tmp_path / name).touch()
+    line = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
+    subprocess.run(
+        [*line, "-keyout", tmp_path / "key", "-out", tmp_path / "pem"], check=True, capture_output=True, timeout=30
+    )
+    return tmp_path / "pem"
+
+
+@pytest.mark.parametrize(
+    ("name", "trusted", "error"), [("hooks", True, None), ("hooks", False, "TLS"), ("other", True, "TLS")]
+)
+def test_the_certificate_is_that_of_the_name(
+    certificate: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, name: str, trusted: bool, error: Any
+) -> None:
+    import ssl
+
+    Names(monkeypatch, hooks=[["127.0.0.1"]], other=[["127.0.0.1"]])
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_name("key"))
+    receiver._server.socket = context.wrap_socket(receiver._server.socket, server_side=True)
+    url = f"https://{name}.example:{receiver.port}/"
+    assert sending.send(url, SECRET, "e", b"{}", private=True).error == error
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    cases(
+        none=("", 0),
+        words=("soon", 0),
+        seconds=("120", 120),
+        too_long=("999999999999", 86_400),
+        negative=("-1", 0),
+        date=(format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3600),
+        past=("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        far=("Wed, 21 Oct 2065 07:28:00 GMT", 86_400),
+    ),
+)
+def test_a_retry_after_is_seconds_or_a_date_up_to_a_day(text: str, seconds: float) -> None:
+    assert sending.seconds_asked(text) == pytest.approx(seconds, abs=300)
+
+
+def test_a_test_moves_nothing_and_is_made_once_for_one_key(
+    client: Client, receiver: Receiver, deliver: Callable[[], None]
+) -> None:
+    hook = register(client, receiver.url)
+    receiver.answer = with_status(500)
+    for _ in range(2):
+        assert post(client, f"webhooks/{hook['id']}/test", None).status_code == 200
+    deliver()
+    assert len(receiver.received) == 1
+    assert shown(client, hook) == {k: v for k, v in hook.items() if k != "secret"}
+
+
+# ---------------------------------------------------------------------------
+# What is sent
+# ---------------------------------------------------------------------------
+
+
+def test_a_delivery_is_what_the_standards_own_library_takes(
+    client: Client, receiver: Receiver, deliver: Callable[[], None]
+) -> None:
+    client.register("web")
+    hook = register(client, receiver.url)
+    client.start("web", metadata={"name": "Zoë"})
+    deliver()
+    (got,) = receiver.received
+    told = Webhook(hook["secret"]).verify(got.body, got.headers)
+    event = client.read("events")["events"][-1]
+    assert told == {"type": "run.started", "timestamp": event["at"], "data": event}
+    assert got.event == event["id"]
+    assert got.headers["content-type"] == "application/json"
+
+
+def test_a_finished_run_brings_its_gate_and_the_five_worst_new_findings(
+    make_app: Callable[..., flask.Flask], receiver: Receiver
+) -> None:
+    app = make_app(webhook_private="1", base_url="https://tools.example/findings")
+    client = client_of(app)
+    client.register("web")
+    known = client.start("web")
+    client.add(known, externalId="known", severity="critical")
+    client.finish(known)
+    register(client, receiver.url, ["run.finished"])
+    run = client.start("web")
+    client.submit(run, task(externalId="known", severity="critical"), *(task(severity="low") for _ in range(5)))
+    worst = client.add(run, severity="high")
+    client.finish(run)
+    with deliverer_of(app) as deliverer:
+        settle(deliverer)
+    (data,) = [each.json["data"] for each in receiver.received]
+    assert data["gate"] == client.read(f"runs/{run}/gate")
+    assert [each["severity"] for each in data["newFindings"]] == ["high", "low", "low", "low", "low"]
+    assert data["newFindings"][0]["link"] == f"https://tools.example/findings/#/findings/{worst}"
+    assert data["link"] == f"https://tools.example/findings/#/runs/{run}"
+
+
+def test_without_a_base_url_there_are_no_links(client: Client, receiver: Receiver, deliver: Callable[[], None]) -> None:
+    client.register("web")
+    register(client, receiver.url)
+    run = client.start("web")
+    client.add(run)
+    client.finish(run)
+    deliver()
+    assert b'"link"' not in b"".join(each.body for each in receiver.received)
+    assert receiver.types == ["run.started", "finding.created", "run.finished"]
+
+
+FILTERED = cases(
+    types=({"types": ["finding.created", "run.finished"]}, ["low", "high", "f1", "other", "f2"]),
+    project_type=({"projectType": "web"}, ["s1", "low", "high", "f1"]),
+    target=({"targetUrl": "https://a.example/"}, ["s1", "low", "high", "f1"]),
+    nothing=({"targetUrl": "https://b.example/"}, []),
+    severity=({"types": ["finding.created"], "minSeverity": "high"}, ["high"]),
+    run_by_severity=({"types": ["run.finished"], "minSeverity": "high"}, ["f1"]),
+    run_by_lower_severity=({"types": ["run.finished"], "minSeverity": "low"}, ["f1", "f2"]),
+)
+
+
+@pytest.mark.parametrize(("fields", "expected"), FILTERED)
+def test_a_hook_gets_what_its_filters_leave(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], fields: dict[str, Any], expected: list[str]
+) -> None:
+    for name in ("web", "cli"):
+        client.register(name)
+    register(client, receiver.url, **{"types": ALL, **fields})
+    run = client.start("web", targetUrl="https://a.example/")
+    client.submit(run, task(severity="low"), task(severity="high"))
+    client.finish(run)
+    other = client.start("cli")
+    client.add(other, severity="low")
+    client.finish(other)
+    deliver()
+    names = dict(zip(fed(client), ["s1", "low", "high", "f1", "s2", "other", "f2"], strict=True))
+    assert [names[each] for each in receiver.events] == expected
+
+
+def test_severity_is_judged_as_it_stands_at_sending(
+    client: Client, receiver: Receiver, deliver: Callable[[], None]
+) -> None:
+    client.register("web")
+    register(client, receiver.url, ["finding.created"], minSeverity="high")
+    for severity in ("high", "low"):
+        client.add(client.start("web"), externalId="x", severity=severity)
+    deliver()
+    assert not receiver.received
+
+
+def test_slack_gets_a_text_without_mentions_or_links_of_the_findings_own(
+    make_app: Callable[..., flask.Flask], receiver: Receiver
+) -> None:
+    app = make_app(webhook_private="1", base_url="https://tools.example/f")
+    client = client_of(app)
+    client.register("web")
+    register(client, receiver.url, ["finding.created", "run.finished", "finding.commented"], format="slack")
+    run = client.start("web", targetUrl="https://a.example/?<!here>")
+    found = client.add(run, title="<!channel> & <https://evil.example|us>\n@here")
+    client.triage(found, comment="<@U1>")
+    client.finish(run)
+    with deliverer_of(app) as deliverer:
+        settle(deliverer)
+    texts = [each.json["text"] for each in receiver.received]
+    link = f"<https://tools.example/f/#/findings/{found}|"
+    escaped = f"{link}&lt;!channel&gt; &amp; &lt;https://evil.example|us&gt; @here>"
+    assert texts[0] == f"New high {escaped} (web of https://a.example/?&lt;!here&gt;)"
+    assert all("<!" not in text and "<@" not in text and text.count("<") <= 2 for text in texts)
+    assert texts[2].splitlines()[1] == f"• high {escaped}"
+
+
+@pytest.mark.parametrize("type_", ALL)
+def test_slack_has_a_text_for_each_type_of_event(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], type_: str
+) -> None:
+    client.register("web")
+    register(client, receiver.url, [type_], format="slack")
+    first = client.start("web")
+    found = client.add(first, externalId="x", title="A title")
+    client.triage(found, "resolved", comment="Done", assignee="anna")
+    client.triage(found, comment="Really")
+    client.add(client.start("web"), externalId="x", title="A title")
+    client.add(client.start("web"), externalId="x", title="A title", severity="low")
+    client.finish(first)
+    deliver()
+    assert receiver.received
+    assert all("None" not in each.json["text"] and "web" in each.json["text"] for each in receiver.received)
+
+
+# ---------------------------------------------------------------------------
+# When
+# ---------------------------------------------------------------------------
+
+
+def column(db: Path, name: str) -> Any:
+    """Return a column of the one hook that there is."""
+    with look_into(db) as connection:
+        return connection.execute(f"SELECT {name} FROM webhooks").fetchone()[0]
+
+
+def let_time_pass(db: Path) -> None:
+    """Have the next attempt due now."""
+    with look_into(db) as connection:
+        connection.execute("UPDATE webhooks SET next_attempt_at = '2026-01-01T00:00:00.000Z'")
+
+
+def seconds_until_next(db: Path) -> float:
+    return (datetime.fromisoformat(column(db, "next_attempt_at")) - datetime.now(UTC)).total_seconds()
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "findings.db"
+
+
+def test_a_hook_begins_behind_its_creation_and_gets_each_event_once_in_order(
+    client: Client, receiver: Receiver, deliver: Callable[[], None]
+) -> None:
+    client.register("web")
+    client.finish(client.start("web"))
+    before = fed(client)
+    register(client, receiver.url)
+    for _ in range(3):
+        run = client.start("web")
+        client.submit(run, *(task() for _ in range(3)))
+        client.finish(run)
+        deliver()
+    deliver()
+    assert receiver.events == fed(client)[len(before) :]
+
+
+def test_a_failure_is_tried_again_after_growing_pauses_and_then_the_hook_is_off(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+) -> None:
+    client.register("web")
+    hook = register(client, receiver.url)
+    receiver.answer = with_status(503)
+    client.start("web")
+    client.start("web")
+    pauses = []
+    for _ in range(7):
+        deliver()
+        deliver()  # not due
+        pauses.append(round(seconds_until_next(db)))
+        let_time_pass(db)
+    assert pauses == [5, 300, 1800, 7200, 18_000, 36_000, 86_400]
+    assert shown(client, hook)["state"] == "on"
+    deliver()
+    assert (shown(client, hook)["state"], shown(client, hook)["lastError"]) == ("off", "503")
+    assert receiver.events == [fed(client)[0]] * 8
+    deliver()
+    assert len(receiver.received) == 8
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [("held", [1, 2, 3]), (None, [1, 2, 3]), ("next", [2, 3]), ("latest", [])]
+)
+def test_a_hook_that_is_off_keeps_its_place_and_goes_on_where_it_is_told(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], start: str | None, expected: list[int]
+) -> None:
+    client.register("web")
+    hook = register(client, receiver.url, ["run.started"])
+    receiver.answer = with_status(410)
+    client.add(client.start("web"))
+    for _ in range(2):
+        client.start("web")
+    deliver()
+    assert (shown(client, hook)["state"], shown(client, hook)["lastError"]) == ("off", "gone 410")
+    receiver.answer = Handler.accept
+    switched = client.patch(f"{HOOKS}/{hook['id']}", json={"state": "on", "from": start}).json
+    assert (switched["state"], switched["lastError"]) == ("on", None)
+    deliver()
+    started = fed(client, type="run.started")
+    assert receiver.events[1:] == [started[each - 1] for each in expected]
+    assert (shown(client, hook)["lastDeliveryAt"] is not None) == bool(expected)
+
+
+def test_next_on_a_hook_that_nothing_was_refused_of_leaves_nothing_out(
+    client: Client, receiver: Receiver, deliver: Callable[[], None]
+) -> None:
+    client.register("web")
+    hook = register(client, receiver.url)
+    client.start("web")
+    client.patch(f"{HOOKS}/{hook['id']}", json={"state": "on", "from": "next"})
+    deliver()
+    assert receiver.events == fed(client)
+
+
+def test_a_success_forgets_what_failed(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+) -> None:
+    client.register("web")
+    hook = register(client, receiver.url)
+    receiver.answer = with_status(500)
+    client.start("web")
+    deliver()
+    assert shown(client, hook)["lastError"] == "500"
+    receiver.answer = Handler.accept
+    let_time_pass(db)
+    deliver()
+    assert shown(client, hook)["lastError"] is None
+    assert (column(db, "attempts"), column(db, "next_attempt_at")) == (0, None)
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [("60", 60), ("1", 5), ("200000", 86_400)])
+def test_a_receiver_may_ask_for_a_longer_pause(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path, asked: str, seconds: int
+) -> None:
+    client.register("web")
+    register(client, receiver.url)
+    receiver.answer = with_status(429, Retry_After=asked)
+    client.start("web")
+    deliver()
+    assert round(seconds_until_next(db)) == seconds
+
+
+def test_what_filters_leave_out_is_passed_without_a_write(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.register("web")
+    register(client, receiver.url, ["run.finished"])
+    run, place = client.start("web"), column(db, "history_seq")
+    client.submit(run, *(task() for _ in range(300)))
+    deliver()
+    assert column(db, "history_seq") == place
+    monkeypatch.setattr(delivery, "SKIPPED", 100)
+    client.add(run)
+    deliver()
+    assert column(db, "history_seq") == place + 302
+    client.finish(run)
+    deliver()
+    assert receiver.events == fed(client)[-1:]
+
+
+def test_a_hook_goes_on_behind_an_event_that_is_deleted(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+) -> None:
+    client.register("web")
+    register(client, receiver.url)
+    receiver.answer = with_status(500)
+    gone = client.start("web")
+    for _ in range(3):
+        deliver()
+        let_time_pass(db)
+    client.remove(f"runs/{gone}")
+    client.start("web")
+    deliver()
+    assert column(db, "attempts") == 1
+    receiver.answer = Handler.accept
+    let_time_pass(db)
+    deliver()
+    assert receiver.events[-2:] == fed(client) * 2
+
+
+def test_a_hook_whose_only_event_is_deleted_has_nothing_that_failed(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+) -> None:
+    client.register("web")
+    hook = register(client, receiver.url, ["finding.created"])
+    receiver.answer = with_status(500)
+    run = client.start("web")
+    found = client.add(run)
+    deliver()
+    client.remove(f"tasks/{found}")
+    client.finish(run)
+    let_time_pass(db)
+    deliver()
+    assert (shown(client, hook)["lastError"], column(db, "attempts")) == (None, 0)
+
+
+def test_one_hook_does_not_wait_for_another(
+    client: Client, receiver: Receiver, deliver: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
+    client.register("web")
+    receiver.answer = lambda handler, got: hang(handler, got) if got.path == "/slow" else handler.accept(got)
+    register(client, receiver.url.replace("/hook", "/slow"))
+    register(client, receiver.url)
+    for _ in range(3):
+        client.start("web")
+    deliver()
+    assert [each.event for each in receiver.received if each.path == "/hook"] == fed(client)
+    assert [each.event for each in receiver.received if each.path == "/slow"] == fed(client)[:1]
+
+
+def test_requests_are_answered_while_a_delivery_hangs(
+    app: flask.Flask, client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "ATTEMPT_TIME", 5.0)
+    client.register("web")
+    register(client, receiver.url)
+    client.start("web")
+    receiver.answer = hang
+    with deliverer_of(app) as deliverer:
+        under_way = deliverer.look()
+        began = time.monotonic()
+        client.add(client.start("web"))
+        assert len(client.read("tasks")["tasks"]) == 1
+        assert time.monotonic() - began < 3
+        assert not any(each.done() for each in under_way)
+
+
+def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over(
+    app: flask.Flask, client: Client, receiver: Receiver, db: Path
+) -> None:
+    client.register("web")
+    register(client, receiver.url)
+    first, second = (delivery.Deliverer(app.extensions["findings"]) for _ in range(2))
+    client.start("web")
+    settle(first)
+    client.start("web")
+    settle(second)
+    assert receiver.events == fed(client)[:1]
+    with look_into(db) as connection:
+        connection.execute("UPDATE delivery_lease SET expires_at = '2026-01-01T00:00:00.000Z'")
+    settle(second)
+    assert receiver.events == fed(client)
+    second.stop()
+    client.start("web")
+    third = delivery.Deliverer(app.extensions["findings"])
+    settle(third)
+    assert receiver.events == fed(client)
+    first.stop()
+    third.stop()
+
+
+def test_a_database_without_hooks_is_not_written_to(app: flask.Flask, client: Client) -> None:
+    client.register("web")
+    client.start("web")
+    version = database_of(app).version
+    with deliverer_of(app) as deliverer:
+        assert not deliverer.look()
+    assert database_of(app).version == version
+
+
+def test_what_cannot_be_stored_is_stored_later(
+    app: flask.Flask, client: Client, receiver: Receiver, deliver: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "STORE_AGAIN", 0.01)
+    client.register("web")
+    register(client, receiver.url)
+    client.start("web")
+    own, refusals = delivery.update_hook, iter([findings_service.Busy(), findings_service.StorageFull("full")])
+
+    def update(*given: Any, **columns: Any) -> bool:
+        for error in refusals:
+            raise error
+        return own(*given, **columns)
+
+    monkeypatch.setattr(delivery, "update_hook", update)
+    deliver()
+    deliver()
+    assert receiver.events == fed(client)
+
+
+def test_a_failing_hook_is_told_of_by_check_metrics_and_a_log_without_its_url(
+    make_app: Callable[..., flask.Flask], receiver: Receiver, db: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(webhook_private="1", metrics="1")
+    client = client_of(app)
+    client.register("web")
+    hook = register(client, f"{receiver.url}/private-words")
+    receiver.answer = with_status(410)
+    client.start("web")
+    with deliverer_of(app) as deliverer:
+        settle(deliverer)
+    figures = client.get("/metrics").text
+    assert "findings_webhook_failures_total 1.0" in figures
+    assert 'findings_webhooks{state="off"} 1.0' in figures
+    database_of(app).close()
+    told = invoke("check", "--db", str(db))
+    assert told.exit_code == 0
+    assert f"webhook {hook['id']} of client 'default' has failed once (gone 410) and is off" in told.stderr
+    assert f"webhook {hook['id']} of client default is off: gone 410" in caplog.text
+    assert not {"private", "127.0.0.1", hook["secret"]} & {
+        word for word in ("private", "127.0.0.1") if word in caplog.text
+    }
+
+
+# ---------------------------------------------------------------------------
+# A night
+# ---------------------------------------------------------------------------
+
+HASTY = program_with(
+    LOOK_PAUSE=0.05, LEASE=1.0, RETRY_PAUSES=(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 2.0), ATTEMPT_TIME=0.5, LAST_ATTEMPTS=0.5
+)
+
+
+class Night:
+    """A receiver that fails in all the ways that there are, and takes some of what it gets."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.receiver, self.dice = receiver, random.Random(7)
+        self.ways = [with_status(500), with_status(302, Location="/elsewhere"), hang, lambda *_: None]
+        receiver.answer = self.answer
+
+    def answer(self, handler: Handler, got: Received) -> None:
+        if self.dice.random() < 0.6:
+            handler.accept(got)
+        else:
+            self.dice.choice(self.ways)(handler, got)
+
+
+def work(server: Server, key: str, runs: int) -> None:
+    """Scan: start a run, submit what it found and finish it, some times."""
+    for _ in range(runs):
+        run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key).json["id"]
+        found = [task(externalId=f"{run}-{each}") for each in range(3)]
+        assert server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": found}, key).status_code == 201
+        assert server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"}, key).status_code == 200
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_under_way(
+    serve: Callable[..., Server], receiver: Receiver, workers: str
+) -> None:
+    private = {"FINDINGS_WEBHOOK_PRIVATE": "1", "FINDINGS_WORKERS": workers}
+    server = serve(program=HASTY, **private)
+    key = server.key
+    server.request("POST", f"{API}/project-types", {"name": "web"}, key)
+    assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}, key).status_code == 201
+    Night(receiver)
+    kills = 0
+    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        work(server, key, 4)
+        seen = len(receiver.received)
+        wait_until(lambda seen=seen: len(receiver.received) > seen + 3)
+        receiver.stop()
+        time.sleep(0.3)
+        receiver.start()
+        server.stop(how)
+        kills += 1
+        server = serve(program=HASTY, until="Findings Task Service .*\n", **private)
+    work(server, key, 2)
+    expected = [each["id"] for each in server.request("GET", f"{API}/events?limit=1000", key=key).json["events"]]
+    accepted = lambda: [each.event for each in receiver.received if each.accepted]  # noqa: E731
+    wait_until(lambda: accepted()[-1:] == expected[-1:])
+    assert len(expected) == 14 * 5
+    assert list(dict.fromkeys(accepted())) == expected
+    assert len(accepted()) - len(expected) <= kills
+    places = [expected.index(each) for each in receiver.events]
+    assert places == sorted(places)
