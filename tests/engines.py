@@ -30,6 +30,7 @@ ENGINE = os.environ.get(CHOICE, "sqlite")
 ON_POSTGRES = ENGINE == "postgresql"
 ABSENT = "there is no database" if ON_POSTGRES else "there is no file"
 TOLD = {"server": os.environ.get(GIVEN, "")}  # before the tests drop all settings
+KEPT = ("epochs", "schema_version")  # tables of one row, which is made with the schema
 LARGE = 64 * 1024 * 1024  # bytes of a database that is not worth to be emptied
 
 # What has changed of the schema since it was made; what VACUUM and ANALYZE note in these tables changes nothing here.
@@ -84,9 +85,7 @@ class Shelf:
         findings_service.create_app(db=url).extensions["findings"].database.close()
         connection = psycopg.connect(url, autocommit=True)
         connection.execute("SET session_replication_role = replica")  # each table for itself
-        lines = [
-            f"DELETE FROM {name}" for (name,) in connection.execute(TABLES) if name not in ("epochs", "schema_version")
-        ]
+        lines = [f"DELETE FROM {name}" for (name,) in connection.execute(TABLES) if name not in KEPT]
         lines.append(f"UPDATE schema_version SET version = {findings_service.SCHEMA_VERSION}")
         lines += [f"SELECT setval('{name}', 1, false)" for (name,) in connection.execute(NUMBERS)]
         mark = connection.execute(MARK).fetchone()[0]

@@ -30,10 +30,12 @@ from findings_adapters.webhooks import delivery, sending
 from tests.engines import look_into
 from tests.support import (
     API,
+    HERE,
     UNKNOWN_ID,
     Client,
     Server,
     assert_problem,
+    blocks_of,
     cases,
     client_of,
     database_of,
@@ -533,6 +535,23 @@ def test_a_delivery_is_what_the_standards_own_library_takes(
     assert got.headers["content-type"] == "application/json"
 
 
+def test_the_handbooks_receiver_knows_what_is_ours(
+    client: Client, receiver: Receiver, deliver: Callable[[], None]
+) -> None:
+    (text,) = [text for _, kind, text in blocks_of(HERE / "docs" / "api.md") if text.startswith("# receiver.py\n")]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    client.register("web")
+    hook = register(client, receiver.url)
+    client.start("web")
+    deliver()
+    (got,) = receiver.received
+    assert names["is_ours"](hook["secret"], got.headers, got.body)
+    assert not names["is_ours"](SECRET, got.headers, got.body)
+    assert not names["is_ours"](hook["secret"], got.headers, got.body + b" ")
+    assert not names["is_ours"](hook["secret"], got.headers | {"webhook-timestamp": "1614265330"}, got.body)
+
+
 def test_a_finished_run_brings_its_gate_and_the_five_worst_new_findings(
     make_app: Callable[..., flask.Flask], receiver: Receiver
 ) -> None:
@@ -995,7 +1014,7 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
         time.sleep(0.3)
         receiver.start()
         server.stop(how)
-        kills += 1
+        kills += how == signal.SIGKILL
         server = serve(program=HASTY, until="Findings Task Service .*\n", **private)
     work(server, key, 2)
     expected = [each["id"] for each in server.request("GET", f"{API}/events?limit=1000", key=key).json["events"]]
