@@ -257,7 +257,7 @@ UNKNOWN_FIELDS = cases(
 
 @pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in OPERATIONS])
 def test_unknown_query_parameters_are_refused_by_name(client: Client, run: str, method: str, path: str) -> None:
-    path = path.format(run_id=run, task_id=client.add(run), name="web")
+    path = path.format(run_id=run, task_id=client.add(run), name="web", webhook_id=UNKNOWN_ID)
     body = {} if method != "GET" else None
     response = client.open(path, method=method, json=body, query_string={"stauts": "open"})
     assert_problem(response, 400, "invalid_parameter", "stauts")
@@ -5284,7 +5284,15 @@ def send_to(server: Server, each: Any, body: bytes) -> Answer:
     """Send a body to an operation, about things that are there."""
     run = server.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
     task_id = server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
-    return server.request(each.method, each.path.format(run_id=run, task_id=task_id, name="web"), body)
+    hook = webhook_of(server) if "webhook" in each.path else ""
+    return server.request(each.method, each.path.format(run_id=run, task_id=task_id, name="web", webhook_id=hook), body)
+
+
+def webhook_of(server: Server) -> str:
+    """Return the one webhook of a server, which is made where there is none."""
+    there = server.request("GET", f"{API}/webhooks").json["webhooks"]
+    made = there or [server.request("POST", f"{API}/webhooks", {"url": "https://hooks.invalid/"}).json]
+    return made[0]["id"]
 
 
 @pytest.mark.parametrize("each", BODIED)
@@ -5426,6 +5434,8 @@ BODIES = {
     ("PATCH", "/api/v1/tasks"): {"status": "open"},
     ("POST", "/api/v1/project-types"): {"name": "another"},
     ("PUT", "/api/v1/project-types/{name}"): {},
+    ("POST", "/api/v1/webhooks"): {"url": "https://hooks.invalid/"},
+    ("PATCH", "/api/v1/webhooks/{webhook_id}"): {"state": "on"},
 }
 REFUSED_HOLDERS = ("nobody", "malformed", "unknown", "expired", "revoked")
 HOLDERS = (*REFUSED_HOLDERS, *findings_service.LEVELS, "stranger")
@@ -5449,7 +5459,8 @@ def test_every_route_is_open_to_whom_it_says(
 ) -> None:
     client.register("unused")
     task_id, name = client.add(run, title="A secret"), "unused" if each.method == "DELETE" else "web"
-    path = each.path.format(run_id=run, task_id=task_id, name=name)
+    hook = client.post(f"{API}/webhooks", json={"url": "https://hooks.invalid/"}) if "webhook" in each.path else None
+    path = each.path.format(run_id=run, task_id=task_id, name=name, webhook_id=hook and hook.json["id"])
     body = BODIES[each.method, each.path] if each.body is not None else None
     body = {"ids": [task_id], **body} if body and (each.method, each.path) == ("PATCH", f"{API}/tasks") else body
     asking = client_of(app)
@@ -5462,7 +5473,7 @@ def test_every_route_is_open_to_whom_it_says(
         assert_problem(response, 401, "unauthorized")
     elif holder == "stranger":
         assert response.status_code in (404, 422) or "{" not in each.path
-        assert "secret" not in response.text
+        assert "A secret" not in response.text
         assert run in path or run not in response.text
     elif findings_service.LEVELS.index(holder) < findings_service.LEVELS.index(each.level):
         assert_problem(response, 403, "forbidden")
@@ -5486,7 +5497,7 @@ def test_a_key_that_was_good_until_now_opens_nothing_any_more(
     asking, other = client_of(app), client_of(app, name="other")
     asking.register("web")
     run = asking.start()
-    path = each.path.format(run_id=run, task_id=asking.add(run), name="web")
+    path = each.path.format(run_id=run, task_id=asking.add(run), name="web", webhook_id=UNKNOWN_ID)
     database = database_of(app)
     asking.read("tasks")
     with database.transaction("default") as connection:

@@ -753,6 +753,27 @@ def test_a_hook_that_is_off_keeps_its_place_and_goes_on_where_it_is_told(
     assert (shown(client, hook)["lastDeliveryAt"] is not None) == bool(expected)
 
 
+@pytest.mark.parametrize("status", [204, 500])
+def test_what_somebody_decides_during_a_delivery_stands(
+    app: flask.Flask, client: Client, receiver: Receiver, deliver: Callable[[], None], status: int
+) -> None:
+    client.register("web")
+    hook = register(client, receiver.url)
+    for _ in range(3):
+        client.start("web")
+    other = client_of(app, name="other")
+
+    def decide(handler: Handler, got: Received) -> None:
+        other.patch(f"{HOOKS}/{hook['id']}", json={"state": "on", "from": "latest"})
+        with_status(status)(handler, got)
+
+    receiver.answer = decide
+    deliver()
+    deliver()
+    assert receiver.events == fed(client)[:1]
+    assert shown(client, hook)["lastError"] is None
+
+
 def test_next_on_a_hook_that_nothing_was_refused_of_leaves_nothing_out(
     client: Client, receiver: Receiver, deliver: Callable[[], None]
 ) -> None:
@@ -902,6 +923,13 @@ def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over(
     third.stop()
 
 
+def test_an_application_delivers_nothing_by_itself(client: Client, receiver: Receiver) -> None:
+    client.register("web")
+    register(client, receiver.url)
+    client.start("web")
+    assert not [each for each in threading.enumerate() if each.name.startswith("findings-webhook")]
+
+
 def test_a_database_without_hooks_is_not_written_to(app: flask.Flask, client: Client) -> None:
     client.register("web")
     client.start("web")
@@ -993,6 +1021,23 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
     while not is_so():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.05)
+
+
+def test_a_stop_leaves_a_delivery_that_hangs_for_the_next_start(
+    serve: Callable[..., Server], receiver: Receiver
+) -> None:
+    server = serve(FINDINGS_WEBHOOK_PRIVATE="1")
+    receiver.answer = hang
+    assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}).status_code == 201
+    server.start_run()
+    wait_until(lambda: bool(receiver.received))
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 10
+    receiver.answer = Handler.accept
+    serve(until="Findings Task Service .*\n", FINDINGS_WEBHOOK_PRIVATE="1")
+    wait_until(lambda: len(receiver.received) == 2)
+    assert receiver.events[0] == receiver.events[1]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

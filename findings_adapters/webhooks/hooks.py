@@ -60,7 +60,7 @@ class Webhook(heart.Model):
     created_at: str
 
 
-class NewWebhook(Webhook):
+class CreatedWebhook(Webhook):
     """A hook that is new, with the secret that its deliveries are signed with. It is shown this once."""
 
     secret: str | UnsetType = UNSET
@@ -226,7 +226,7 @@ def require_allowed(url: str, settings: heart.Settings) -> None:
         pass  # a name that has none now may get one
 
 
-@heart.operation("POST", "/api/v1/webhooks", "full", {201: NewWebhook}, body=WebhookDefinition)
+@heart.operation("POST", "/api/v1/webhooks", "full", {201: CreatedWebhook}, body=WebhookDefinition)
 def post_webhooks(call: heart.Call) -> heart.Deferred:
     """Make a webhook, for what comes from now on. The answer has its secret, this once."""
     body: WebhookDefinition = call.checked_body(rules=url_problems)
@@ -234,7 +234,7 @@ def post_webhooks(call: heart.Call) -> heart.Deferred:
     def insert(connection: heart.Connection) -> heart.Answer:
         secret = f"{sending.SECRET_PREFIX}{base64.b64encode(secrets.token_bytes(sending.SECRET_BYTES)).decode()}"
         shown = insert_webhook(connection, call.client_id, body, secret)
-        told = NewWebhook(**msgspec.structs.asdict(shown), secret=secret)
+        told = CreatedWebhook(**msgspec.structs.asdict(shown), secret=secret)
         answer = heart.json_answer(201, told, f"{call.address}/{shown.id}")
         answer.kept = msgspec.json.encode(shown)
         return answer
