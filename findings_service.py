@@ -5267,8 +5267,8 @@ class Service:
 
 USER = "HTTP_FINDINGS_USER"  # where WSGI has the header
 USER_RULE = (
-    "must come once, under just this name, as 1 to 200 printable characters without a comma; `serve` reads ASCII only:"
-    " where names have other letters, have the proxy send the e-mail address or the login name"
+    "must come once, under just this name, as 1 to 200 printable characters without a comma; `serve` reads ASCII only,"
+    " such as e-mail addresses"
 )
 
 

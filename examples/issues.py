@@ -2,7 +2,8 @@
 
 It follows the feed of events. A critical finding that is open gets an issue, what people write about it a comment, and
 the issue is closed and opened again with the finding. Issues are known by a mark in their text, and where it stands in
-the feed is in the file PLACE: started again, it goes on there. Without that file it begins with the oldest event.
+the feed is in the file PLACE: whenever it ends, start it again, and it goes on there. Without that file it begins with
+the oldest event, as it must after a restore of the service's database, and says nothing twice all the same.
 
 Needs findings-service, FINDINGS_KEY, GITHUB_TOKEN, and for services elsewhere FINDINGS_URL and GITHUB_API_URL.
 """
@@ -11,6 +12,7 @@ import argparse
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,9 @@ parser.add_argument("place", type=Path, metavar="PLACE", help="a file that keeps
 given = parser.parse_args()
 ISSUES = f"{os.environ.get('GITHUB_API_URL', 'https://api.github.com')}/repos/{given.repository}/issues"
 headers = {"Authorization": f"Bearer {os.environ.get('GITHUB_TOKEN')}", "User-Agent": "findings-service"}
-github = PoolManager(headers=headers, retries=Retry(5, read=0, status_forcelist=(429, 503), allowed_methods=None))
+github = PoolManager(
+    headers=headers, retries=Retry(5, read=0, status_forcelist=(429, 503), allowed_methods=None, backoff_factor=1)
+)
 
 
 def ask(method: str, path: str, **body: Any) -> Any:
@@ -61,9 +65,9 @@ def keep(issues: dict[str, Any], event: Event, finding: Any) -> None:
         issues[finding.id] = ask("POST", "", title=plain(finding.title)[:256], body=body, labels=["finding"])
     if not (issue := issues.get(finding.id)):
         return
-    mark, comments = f"<!-- {event.id} -->", f"/{issue['number']}/comments"
+    mark, comments = f"<!-- {event.at} -->", f"/{issue['number']}/comments"
     if event.comment and not any(each["body"].endswith(mark) for each in pages(f"{comments}?")):
-        ask("POST", comments, body=f"{event.user or event.by}: {plain(event.comment)}\n{mark}")
+        ask("POST", comments, body=plain(f"{event.user or event.by}: {event.comment}") + f"\n{mark}")
     if unfinished != (issue["state"] == "open"):
         issues[finding.id] = ask("PATCH", f"/{issue['number']}", state="open" if unfinished else "closed")
 
@@ -80,6 +84,9 @@ try:
                     keep(issues, event, event.task)
             if page.next != link:
                 link = page.next
-                given.place.write_text(link)
+                given.place.with_suffix(".new").write_text(link)
+                given.place.with_suffix(".new").replace(given.place)
+            if not page.events:  # it may have come at once
+                time.sleep(1)
 except (ConfigurationError, Refused, Unavailable, HTTPError) as error:
     sys.exit(str(error))

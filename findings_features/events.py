@@ -129,7 +129,7 @@ EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 's
     WHEN 'assigned' THEN 'finding.assigned' WHEN 'comment' THEN 'finding.commented'
     WHEN 'started' THEN 'run.started' WHEN 'finished' THEN 'run.finished'
     ELSE CASE WHEN history.to_status IS NULL THEN 'finding.changed' ELSE 'finding.reopened' END END"""
-LOOKED_AT = 10_000  # entries of which one page's are chosen, where not all are wanted
+LOOKED_AT = 2_000  # entries of which one page's are chosen, where not all are wanted
 
 
 class Page(Struct, frozen=True):
@@ -231,24 +231,27 @@ def place_of(connection: heart.Connection, client_id: str, after: str | None) ->
 def get_events(call: heart.Call) -> heart.Answer:
     """Get what happened, oldest first, or wait for it."""
     query: EventQuery = call.query
-    with heart.listing(call) as connection:
-        behind = place_of(connection, call.client_id, query.after)
     until = time.monotonic() + query.wait
     wanted = EventFilter(
         types=query.type, project_types=query.project_type, target_url=query.target_url, branches=query.branch
     )
 
-    def read(behind: int) -> heart.Answer:
+    def read(after: str | None) -> heart.Answer:
         with heart.listing(call) as connection:
+            behind = place_of(connection, call.client_id, after)
             page = select_events(connection, call.client_id, behind, query.limit, wanted)
             taken = heart.take(page.events, query.limit)
-            end = taken.last.id if taken.more else f"{select_epoch(connection)}-{page.end}"
+            end: str = taken.last.id if taken.more else f"{select_epoch(connection)}-{page.end}"
         answer = heart.json_answer(200, Events(taken.items, heart.next_link(call, end)))
         if taken.items or page.goes_on:
             return answer
-        return heart.Held(answer.status, answer.headers, answer.body, until=until, again=lambda: read(page.end))
+        return heart.Held(answer.status, answer.headers, answer.body, until=until, again=lambda: read_again(end))
 
-    return read(behind)
+    def read_again(after: str) -> heart.Answer:
+        call.service.authenticate(call.environ.get("HTTP_AUTHORIZATION", ""))  # it may have been revoked meanwhile
+        return read(after)
+
+    return read(query.after)
 
 
 def register() -> None:

@@ -185,7 +185,7 @@ def described_operation(each: heart.Operation, references: Mapping[Any, Any]) ->
     return described
 
 
-# A parameter of each operation, or a scheme of its own, would have clients of generators send what only proxies do.
+# The header is told of here alone: only proxies send it, and as a parameter it would be in every generated client.
 KEYS = "An API key: fts_… With one for users, a proxy says in `Findings-User` who each request is from."
 # In which order paths are listed, by their steps behind the API's; those of one are in that of the alphabet.
 ORDER = (*TAGS, "overview", "groups", "brief", "me", "healthz", "metrics", "openapi.json")

@@ -152,9 +152,9 @@ def give_away(new: str, path: str) -> None:
 @click.option("--revoke-keys", is_flag=True, help="Revoke all live keys of the backup.")
 @heart.database_option
 def restore(file: str, revoke_keys: bool, db: str) -> None:
-    """Put a verified copy of BACKUP in the place of the database, which nobody may have open.
+    """Put a verified copy of BACKUP in the place of the database.
 
-    What was there is kept beside it, and the keys that were revoked there stay revoked.
+    Nobody may have that open. What was there is kept beside it, and the keys that were revoked there stay revoked.
     """
     with backup.interruptible(), backup.opened_file(db, "restore", new=True) as database:
         path = database.location
@@ -175,7 +175,7 @@ def restore(file: str, revoke_keys: bool, db: str) -> None:
         click.echo(f"What was there is kept as {old.name}; remove it when nobody needs it any more.", err=True)
     if keys:
         heart.write_table(("CLIENT", "NAME", "LEVEL", "EXPIRES", "NOW"), keys, err=True)
-    if revoke_keys or not keys:
+    if not any(key[-1] == "live" for key in keys):
         click.echo(f"No key is live; make one with: findings-service keys create NAME --db {db}", err=True)
     elif old.revoked is None:
         click.echo(

@@ -57,6 +57,7 @@ VARYING = (
     (KEY.pattern, "KEY"),
     (r"\d{4}-\d\d-\d\d(?:T\d{6}Z)?(?=\.db|\.dump)|(?<=\.replaced-)[\dTZ.-]+Z", "DATE"),
     (r'\\"[0-9a-f]{32}\\"', "ETAG"),
+    (r"\b[0-9a-f]{16}-(?=\d)", "EPOCH-"),
     (r"whsec_[\w+/=]+", "SECRET"),
     (r"[\d,]+ bytes(?: before, [\d,]+ now)?", "0 bytes"),
     (r"(Service|SQLite|version) \d+\.\d+\.\d+", r"\1 0.0.0"),

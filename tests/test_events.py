@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from tests.support import (
     await_,
     cases,
     client_of,
+    command,
     database_of,
     invoke,
     program_with,
@@ -151,13 +153,25 @@ def test_events_are_filtered(client: Client, run: str, query: dict[str, str], ex
 def test_a_filter_looks_at_some_entries_at_a_time_and_the_link_goes_on(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    held: list[heart.Answer] = []
+    monkeypatch.setattr(heart, "Held", lambda *given, **_: held.append(heart.Answer(*given)) or held[-1])
     monkeypatch.setattr(events, "LOOKED_AT", 5)
     client.submit(run, *(task() for _ in range(12)))
     client.finish(run)
     page, seen = client.read("events", type="run.finished", wait=20), 0
     while not page["events"]:
         page, seen = client.read(page["next"]), seen + 1
-    assert (seen, page["events"][0]["type"]) == (2, "run.finished")
+    assert (seen, page["events"][0]["type"], held) == (2, "run.finished", [])
+
+
+def test_a_page_that_would_be_too_large_ends_early_and_the_link_goes_on(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(run, *(task() for _ in range(9)))
+    whole = [each["id"] for each in told(client)]
+    monkeypatch.setattr(heart, "PAGE_SIZE", 3_000)
+    pages = [[each["id"] for each in page] for page in followed(client)]
+    assert (len(pages) > 2, [each for page in pages for each in page]) == (True, whole)
 
 
 @pytest.mark.parametrize(
@@ -343,11 +357,39 @@ def test_more_than_may_wait_are_told_at_once_that_nothing_happened(serve: Callab
     server = serve(program=program_with(MOST_HELD=1))
     server.start_run()
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(waiting, server)
+        for _ in range(2):  # who is told makes room
+            held = pool.submit(waiting, server)
+            time.sleep(0.5)
+            assert waiting(server)["events"] == []
+            assert not held.done()
+            server.start_run()
+            assert held.result()["events"]
+
+
+def test_who_goes_away_makes_room_for_others_who_wait(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(MOST_HELD=1))
+    asked = f"GET {API}/events?after=latest&wait=30 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(asked.encode())
         time.sleep(0.5)
         assert waiting(server)["events"] == []
+    time.sleep(1)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(waiting, server)
+        time.sleep(0.5)
         assert not held.done()
-        server.stop()
+        server.start_run()
+        assert held.result()["events"]
+
+
+def test_a_key_that_is_revoked_is_told_nothing_any_more(server: Server) -> None:
+    run = server.start_run()
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(server.request, "GET", f"{API}/events?after=latest&wait=30")
+        time.sleep(0.5)
+        assert command("keys", "revoke", "first", "--db", db_at(server.db)).returncode == 0
+        assert held.result().status_code == 401
+    assert server.request("GET", f"{API}/runs/{run}").status_code == 401
 
 
 def test_an_application_in_another_server_waits_for_nobody(client: Client, run: str) -> None:

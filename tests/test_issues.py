@@ -123,12 +123,15 @@ def test_a_critical_finding_has_one_issue_that_lives_as_it_does(
     decide(server, found, status="dismissed", comment="not @ours")
     await_(lambda: github.issues[0]["state"] == "closed")
     add(server, run, severity="critical", title="Ask @ada", externalId="x")
-    decide(server, found, status="open", comment="it is")
+    decide(server, found, status="open", comment="it is <!-- so -->")
     await_(lambda: github.issues[0]["state"] == "open")
     (issue,), (first, second) = github.issues, github.comments["1"]
     assert (issue["title"], issue["labels"]) == ("Ask @\u200bada", ["finding"])
     assert issue["body"].endswith(f"<!-- finding {found} -->")
-    assert [each["body"].splitlines()[0] for each in (first, second)] == ["first: not @\u200bours", "first: it is"]
+    assert [each["body"].splitlines()[0] for each in (first, second)] == [
+        "first: not @\u200bours",
+        "first: it is <!- - so -->",
+    ]
 
 
 def test_issues_are_known_again_after_a_restart_and_nothing_is_said_twice(

@@ -183,6 +183,7 @@ def bandits(server: Server, tmp_path: Path) -> tuple[Path, str]:
         assert answer.status_code < 300, answer.json
         return answer.json
 
+    ask("POST", "webhooks", {"url": "https://hooks.invalid/"})
     found = ask("GET", "tasks?limit=200")["tasks"]
     assert len(found) >= 6
     ask(

@@ -466,7 +466,7 @@ def assert_served_beside(url: str, service: Server, other: Agent, reading: Seque
             reader.start()
         time.sleep(0.3)
         began = time.monotonic()
-        for method, path, body in (("GET", f"{API}/runs", None), ("POST", f"{API}/runs", {"projectType": "web"})):
+        for method, path, body in (("GET", f"{API}/runs", None), ("POST", f"{API}/project-types", {"name": "new"})):
             assert ask(service, other, method, path, body).status_code in (200, 201)
         assert time.monotonic() - began < 0.4
         somebody.rollback()

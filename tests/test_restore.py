@@ -140,6 +140,13 @@ def test_a_restore_revokes_all_keys_when_told_to(aged: Path, copy: Path) -> None
         assert connection.execute("SELECT 1 FROM api_keys WHERE revoked_at IS NULL").fetchall() == []
 
 
+def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(aged: Path, copy: Path) -> None:
+    invoke("keys", "revoke", "tests", "--db", str(aged))
+    done = invoke("restore", str(copy), "--db", str(aged))
+    assert shown(done.stderr) == {"tests": "stays revoked"}
+    assert "findings-service keys create NAME" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["new/folder/findings.db", "empty.db"])
 def test_a_backup_is_restored_where_nothing_was(copy: Path, tmp_path: Path, name: str) -> None:
     db = tmp_path / name

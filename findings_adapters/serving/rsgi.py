@@ -222,6 +222,8 @@ class RSGIApp:
         body = IncomingBody(scope, protocol, self._service.settings.body_timeout)
         try:
             answer = await self._answer(call, body)
+            if isinstance(answer, heart.Held):
+                answer = await self._hold(call, answer, protocol)
         except heart.Busy as busy:
             answer = heart.problem_answer(busy)
         if scope.method == "HEAD":
@@ -301,24 +303,24 @@ class RSGIApp:
         """Have done what is left to do: what takes long in a thread, what writes by the scheduler."""
         while isinstance(given, heart.Deferred):
             given = await self._threads[given.pool].run(call, partial(call.attempt, given.work))
-        if isinstance(given, heart.PendingWrite):
-            return await self._scheduler.commit(given)
-        return await self._hold(call, given) if isinstance(given, heart.Held) else given
+        return await self._scheduler.commit(given) if isinstance(given, heart.PendingWrite) else given
 
-    async def _hold(self, call: heart.Call, answer: heart.Answer) -> heart.Answer:
-        """Ask again until there is something to tell, or the time is over, or the service's is."""
+    async def _hold(self, call: heart.Call, answer: heart.Answer, protocol: Any) -> heart.Answer:
+        """Ask again until there is something to tell, the time is over, or the client has gone, or the service goes."""
         if self._held == MOST_HELD:
             return answer
         self._held += 1
+        ends = [asyncio.ensure_future(each) for each in (self._stopping.wait(), protocol.client_disconnect())]
         try:
-            while isinstance(answer, heart.Held) and not self._stopping.is_set():
+            while isinstance(answer, heart.Held) and not any(each.done() for each in ends):
                 if (left := answer.until - time.monotonic()) <= 0:
                     break
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), min(left, LOOK_AGAIN))
+                await asyncio.wait(ends, timeout=min(left, LOOK_AGAIN), return_when=asyncio.FIRST_COMPLETED)
                 answer = await self._take(call, partial(call.attempt, answer.again))
         finally:
             self._held -= 1
+            for each in ends:
+                each.cancel()
         return answer
 
     async def _probe(self, call: heart.Call) -> heart.Answer:
