@@ -9,7 +9,7 @@ export class Refusal extends Error {
 	constructor(response, problem) {
 		const errors = problem.errors ?? [];
 		const told = errors.slice(0, 5).map((each) => `${each.parameter ?? each.pointer}: ${each.detail}`);
-		super([problem.detail ?? `The service answered ${response.status}.`, ...told].join("\n"));
+		super([problem.detail ?? (response.status ? `The service answered ${response.status}.` : "A proxy asks you to sign in: reload the page."), ...told].join("\n"));
 		this.status = response.status;
 		this.code = problem.code ?? "";
 		this.errors = errors;
@@ -26,13 +26,17 @@ const asUnreachable = (error) => {
 /** Tell whether the same request may succeed later. */
 export const isPassing = (error) => error instanceof Unreachable || error.status > 501;
 
-/** Send a request, without empty values of `query`; the response may be a refusal. */
+/** Tell whether to sign in: the service says so, or a proxy in front leads to its own page. */
+const asksToSignIn = (response) => response.status === 401 || response.type === "opaqueredirect"
+	|| (response.ok && /html/.test(response.headers.get("Content-Type")));
+
+/** Send a request, without empty values of `query`; the response may be a refusal. Without a key, a proxy puts it in. */
 export function send(method, path, key, { query = {}, headers = {}, body, signal } = {}) {
 	const url = new URL(path, API);
 	for (const [name, value] of Object.entries(query)) if (String(value ?? "") !== "") url.searchParams.set(name, String(value));
 	const sendable = key.replace(/[^ -~]/g, "?"); // with other signs it is no key, which the service says best
-	const sent = { Accept: "application/json", Authorization: `Bearer ${sendable}`, ...(body && { "Content-Type": "application/json" }), ...headers };
-	const options = { method, headers: sent, body: body && JSON.stringify(body), signal, cache: "no-store", credentials: "omit" };
+	const sent = { Accept: "application/json", ...(key && { Authorization: `Bearer ${sendable}` }), ...(body && { "Content-Type": "application/json" }), ...headers };
+	const options = { method, headers: sent, body: body && JSON.stringify(body), signal, cache: "no-store", redirect: "manual" };
 	return fetch(url, options).catch(asUnreachable);
 }
 
@@ -47,7 +51,7 @@ export function createApi(session) {
 		for (;;) {
 			const { key } = session.get();
 			const response = await send(method, path, key, options);
-			if (response.status !== 401) {
+			if (!asksToSignIn(response)) {
 				await heedRefusal(response);
 				return response;
 			}

@@ -46,16 +46,16 @@ function Unknown() {
 }
 
 function App() {
-	const { key, again, asking } = useStore(usePage().session);
+	const { me, again, asking } = useStore(usePage().session);
 	if (asking) return null;
-	if (!key) return html`<${SignIn} />`;
+	if (!me) return html`<${SignIn} />`;
 	return html`<${Frame} />${again && html`<${SignInAgain} />`}`;
 }
 
 function Frame() {
 	const { session, router, changes, dialog, memory } = usePage();
 	const { view, id, query } = useStore(router);
-	const { me } = useStore(session);
+	const { key, me } = useStore(session);
 	const shown = Object.hasOwn(VIEWS, view) ? VIEWS[view] : {};
 	const View = (id === null ? shown.list : shown.one) ?? Unknown;
 	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]);
@@ -82,10 +82,10 @@ function Frame() {
 					<a href=${link(name, null, given)} aria-current=${name === view ? "page" : undefined}>${words}</a>`)}
 			</nav>
 			<div class="buttons">
-				<span class="me muted" title="Key ${me.key} of client ${me.client}, level ${me.level}">
+				<span class="me muted" title="Key ${me.key}">
 					<${Text} of=${me.user ?? me.key} /> · <${Text} of=${me.client} /> · ${me.level}</span>
 				<button class="quiet" onClick=${help}>Keys <kbd aria-hidden="true">?</kbd></button>
-				<button class="quiet" onClick=${session.signOut}>Sign out</button>
+				${key && html`<button class="quiet" onClick=${session.signOut}>Sign out</button>`}
 			</div>
 		</header>
 		<main id="content"><${View} key=${`${view}/${id ?? ""}`} id=${id} query=${query} /></main>

@@ -6,7 +6,7 @@ import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, useAnswer, usePage, useStore } from "./lib.js";
 import { News } from "./lists.js";
-import { Address, Copy, Fact, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time } from "./parts.js";
+import { Address, Fact, Heading, Loaded, Outside, Place, Section, Severity, Status, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link, readRoute } from "./route.js";
 import { mayTriage } from "./session.js";
@@ -54,10 +54,7 @@ export function Finding({ id }) {
 
 const Whole = ({ task, history, more, buttons, news, origin }) => html`
 	<${Heading} title=${task.title} of=${cut(task.title, 60)}>
-		<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /></p>
-		${news}
-		<${Copy} text=${location.href} label="Copy link" />
-	<//>
+		<p class="badges"><${Severity} is=${task.severity} /> <${Status} is=${task.status} /></p>${news}<//>
 	${buttons && html`<div class="triage">${buttons}</div>`}
 	<div class="columns">
 		<article>
@@ -89,10 +86,8 @@ function Facts({ task }) {
 	const [commit, source] = run ? [commitOf(run), sourceLink(task, run)] : [];
 	return html`
 		<dl class="facts">
-			<${Fact} name="Status"><${Status} is=${task.status} /><//>
 			<${Fact} name="Reason" of=${task.reason}>${REASONS[task.reason] ?? task.reason}<//>
 			<${Fact} name="Assignee"><${Text} of=${task.assignee} missing="Nobody" /><//>
-			<${Fact} name="Severity"><${Severity} is=${task.severity} /><//>
 			<${Fact} name="Rule" of=${task.rule}><${Alike} to=${{ rule: task.rule }} of=${task.rule} /><//>
 			<${Fact} name="Location" of=${task.location}>
 				<p><${Address} url=${task.location} /></p>
@@ -106,7 +101,6 @@ function Facts({ task }) {
 			<${Fact} name="Last reported"><a href=${link("runs", task.lastRunId)}><${Time} at=${task.lastSeenAt} long /></a><//>
 			<${Fact} name="Commit" of=${commit}><${Outside} href=${commit?.href}><code>${commit?.name}</code><//><//>
 			<${Fact} name="Reported">${count(task.timesSeen, "time")}<//>
-			<${Fact} name="Changed"><${Time} at=${task.updatedAt} long /><//>
 			<${Fact} name="Id"><${Text} of=${task.id} /><//>
 		</dl>`;
 }

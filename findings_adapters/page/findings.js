@@ -6,7 +6,7 @@ import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";
 import { html, useEffect, usePage, useRef } from "./lib.js";
 import { Actions, gather, knownPeople, MOST_GATHERED, News, Pager, Table, useList, useSelection, whileRead } from "./lists.js";
-import { Copy, Heading, Loaded, NoneListed, Severity, Status, Text, Time } from "./parts.js";
+import { Heading, Loaded, NoneListed, Severity, Status, Text, Time } from "./parts.js";
 import { link } from "./route.js";
 import { useTriage } from "./triage.js";
 import { count, number, REASONS } from "./words.js";
@@ -53,7 +53,6 @@ function List({ query, filters }) {
 		<${Heading} title="Findings" total=${data && count(data.total, "finding")}>
 			<${News} kind="tasks" ...${list} />
 			<${Exports} filters=${filters} />
-			<${Copy} text=${location.href} label="Copy link" />
 		<//>
 		<${Filters} query=${query} onChange=${change} people=${knownPeople(memory, tasks)} />
 		<${Loaded} from=${list} what="findings">

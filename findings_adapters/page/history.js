@@ -21,7 +21,8 @@ const SENTENCES = {
 export const HistoryEntry = ({ entry }) => html`
 	<li>
 		<div>
-			<strong><${Text} of=${entry.by} missing="Somebody" /></strong> ${SENTENCES[entry.event]?.(entry) ?? entry.event}
+			<strong><${Text} of=${entry.user ?? entry.by} missing="Somebody" /></strong>
+			${entry.user && html` <span class="muted">(<${Text} of=${entry.by} />)</span>`} ${SENTENCES[entry.event]?.(entry) ?? entry.event}
 			${entry.reason && html`<span> · ${REASONS[entry.reason] ?? entry.reason}</span>`}
 			${entry.runId && html`<span> · <a href=${link("runs", entry.runId)}>run</a></span>`}
 			<span class="muted"> · <${Time} at=${entry.at} long /></span>

@@ -47,7 +47,7 @@ export const Place = ({ of: { projectType, targetUrl, branch } }) => html`
 	<${Fact} name="Target"><${Address} url=${targetUrl} /><//>
 	<${Fact} name="Branch"><${Text} of=${branch} missing="Main line" /><//>`;
 
-export const Failed = ({ error, retry }) => html`
+const Failed = ({ error, retry }) => html`
 	<div class="notice failed" role="alert">
 		<h2>${error.status === 404 ? "There is nothing here" : "That did not work"}</h2>
 		<p class="lines">${error.message}</p>
@@ -142,6 +142,8 @@ export function Form({ action, onSubmit, other, children, ...more }) {
 		</form>`;
 }
 
+export const Input = ({ label, ...more }) => html`<label class="field"><span>${label}</span><input autocomplete="off" ...${more} /></label>`;
+
 /** A text field whose value counts on Enter, or when it is left. */
 export function Field({ label, value, onChange, options = [], type = "text" }) {
 	const id = useId();
@@ -173,7 +175,7 @@ export function Toggles({ label, names, value, onChange }) {
 		</div>`;
 }
 
-export function Copy({ text, label = "Copy" }) {
+export function Copy({ text }) {
 	const { say } = usePage().changes;
 	const copy = async () => {
 		try {
@@ -183,5 +185,5 @@ export function Copy({ text, label = "Copy" }) {
 			say("This browser does not let the page copy."); // there is no clipboard without TLS
 		}
 	};
-	return html`<button class="quiet" onClick=${copy}>${label}</button>`;
+	return html`<button class="quiet" onClick=${copy}>Copy</button>`;
 }

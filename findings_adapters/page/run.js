@@ -4,7 +4,6 @@ import { pathOf } from "./api.js";
 import { html, useAnswer } from "./lib.js";
 import { Fact, Heading, Loaded, Place, Section, Severity, Status, Text, Time, Verdict } from "./parts.js";
 import { link } from "./route.js";
-import { Submitted } from "./runs.js";
 import { DeleteButton } from "./triage.js";
 import { Value } from "./values.js";
 import { count, number, SEVERITIES, STATUSES } from "./words.js";
@@ -38,9 +37,7 @@ async function load(get, id) {
 
 export function Run({ id }) {
 	const loaded = useAnswer("runs", id, (get) => load(get, id));
-	return html`
-		<nav class="trail" aria-label="Trail"><a href=${link("runs")}>Runs</a></nav>
-		<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;
+	return html`<${Loaded} from=${loaded} what="the run" title="Run">${(data) => html`<${Whole} ...${data} />`}<//>`;
 }
 
 const Whole = ({ run, gate, ...compared }) => html`
@@ -57,8 +54,7 @@ const Whole = ({ run, gate, ...compared }) => html`
 				<${Place} of=${run} />
 				<${Fact} name="Reason" of=${run.statusReason}><span class="lines"><${Text} of=${run.statusReason} /></span><//>
 				<${Fact} name="Started"><${Time} at=${run.createdAt} long /><//>
-				<${Fact} name="Finished" of=${run.finishedAt}>${run.finishedAt && html`<${Time} at=${run.finishedAt} long />`}<//>
-				<${Fact} name="Brought"><${Submitted} of=${run.submitted} /><//>
+				<${Fact} name="Finished" of=${run.finishedAt}><${Time} at=${run.finishedAt} long /><//>
 				<${Fact} name="Id"><${Text} of=${run.id} /><//>
 			</dl>
 			<${DeleteButton} what="this run" path=${pathOf("runs", run.id)} to=${link("runs")}>Findings that no other run reported go with it.<//>

@@ -9,13 +9,8 @@ import { count, number, RUN_NAMES } from "./words.js";
 
 const FILTERS = ["projectType", "status", "targetUrl", "branch", "mainLine"];
 
-export function Submitted({ of }) {
-	const told = Object.entries(of).filter(([, times]) => times > 0);
-	return told.length ? told.map(([name, times]) => `${number(times)} ${name}`).join(", ") : html`<span class="muted">nothing</span>`;
-}
-
 export function Runs({ query }) {
-	const filters = Object.fromEntries(FILTERS.map((name) => [name, query[name]]).filter(([, value]) => value));
+	const filters = Object.fromEntries(FILTERS.map((name) => [name, query[name]]));
 	const list = useList("runs", "runs", query, filters);
 	return html`
 		<${Heading} title="Runs" total=${list.data && count(list.data.total, "run")}><${News} kind="runs" ...${list} /><//>
@@ -26,7 +21,7 @@ export function Runs({ query }) {
 		<${Loaded} from=${list} what="runs">
 			${(data) => (data.items.length
 				? html`<${RunTable} ...${list} items=${data.items} /><${Pager} ...${list} />`
-				: html`<${NoneListed} what="run" view="runs" isFiltered=${Object.keys(filters).length > 0} />`)}
+				: html`<${NoneListed} what="run" view="runs" isFiltered=${FILTERS.some((name) => query[name])} />`)}
 		<//>`;
 }
 
@@ -35,7 +30,10 @@ const COLUMNS = [
 	["target", "Target", ({ targetUrl }) => targetUrl && html`<${Text} of=${targetUrl} />`],
 	["branch", "Branch", ({ branch }) => html`<${Text} of=${branch} missing="Main line" />`],
 	["status", "Status", ({ status, gate }) => (gate ? html`<${Verdict} gate=${gate} />` : html`<${Status} is=${status} />`)],
-	["brought", "Brought", ({ submitted }) => html`<${Submitted} of=${submitted} />`],
+	["brought", "Brought", ({ submitted }) => {
+		const told = Object.entries(submitted).filter(([, times]) => times > 0);
+		return html`<${Text} of=${told.map(([name, times]) => `${number(times)} ${name}`).join(", ")} missing="nothing" />`;
+	}],
 	["age", "Age", ({ createdAt }) => html`<${Time} at=${createdAt} />`],
 ];
 

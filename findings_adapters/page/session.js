@@ -1,10 +1,9 @@
-// Who is signed in: the key, and what the service says of it.
+// Who is signed in: the key, and what the service says of it. Behind a proxy that signs people in there is none.
 
 import { API, heedRefusal, send } from "./api.js";
 import { createStore, readKept } from "./lib.js";
 
 const NAME = `findings:key:${API.pathname}`; // a host may serve several
-const PATIENCE = 150; // milliseconds for another tab to hand its key over
 const NOBODY = { key: "", me: null };
 
 /** Read a kept key: what is kept may not be ours. */
@@ -21,8 +20,8 @@ async function readMe(key) {
 }
 
 /**
- * Return the store {key, me: what `GET /me` says, asking: whether another tab may hand its key over, again: a promise
- * while another key is asked for}. A key is kept for the tab, or on request in the browser. Tabs hand theirs to those
+ * Return the store {key, me: what `GET /me` says, asking: whether a proxy or another tab may sign in, again: a promise
+ * while somebody is to sign in again}. A key is kept for the tab, or on request in the browser. Tabs hand theirs to those
  * without, which keep it nowhere.
  */
 export function createSession() {
@@ -33,6 +32,12 @@ export function createSession() {
 		const { again } = store.get();
 		store.set({ key, me, asking: false, again: null });
 		again?.resolve();
+	}
+
+	/** Take what came from nowhere else, and hand it over. */
+	function enter(key, me) {
+		take(key, me);
+		channel.postMessage({ key, me });
 	}
 
 	/** Forget all that is kept: whoever comes next begins anew. */
@@ -50,13 +55,13 @@ export function createSession() {
 		const { key, me, again } = store.get();
 		if (data.ended) forget();
 		else if (data.wanted && key && !again) channel.postMessage({ key, me });
-		else if (data.key && !key) take(data.key, data.me); // never in another's place
+		else if (data.me && !key && (again || !me)) take(data.key, data.me); // never in another's place
 	};
 
 	if (!store.get().key) {
 		store.set({ ...store.get(), asking: true });
 		channel.postMessage({ wanted: true });
-		setTimeout(() => store.get().asking && store.set({ ...store.get(), asking: false }), PATIENCE);
+		readMe("").then((me) => store.get().me ?? enter("", me), () => store.set({ ...store.get(), asking: false }));
 	}
 
 	return {
@@ -67,8 +72,7 @@ export function createSession() {
 			const [kept, other] = remember || NAME in localStorage ? [localStorage, sessionStorage] : [sessionStorage, localStorage];
 			kept.setItem(NAME, JSON.stringify({ key, me }));
 			other.removeItem(NAME);
-			take(key, me);
-			channel.postMessage({ key, me });
+			enter(key, me);
 		},
 
 		/** Ask what the key may do: that may have changed since it was kept. */
@@ -84,7 +88,7 @@ export function createSession() {
 			forget();
 		},
 
-		/** Wait until another key replaces this one. */
+		/** Wait until somebody has signed in in place of this key, or where there was none. */
 		replaced(key) {
 			const present = store.get();
 			if (present.key !== key) return null;

@@ -1,15 +1,14 @@
-// Signing in with a key: at first, and over what is open once a key holds no more.
+// Signing in with a key: at first, and over what is open once a key holds no more, or a proxy's session.
 
-import { html, usePage } from "./lib.js";
-import { Dialog, Form } from "./parts.js";
+import { html, usePage, useStore } from "./lib.js";
+import { Dialog, Form, Input } from "./parts.js";
 
 function KeyForm({ other }) {
 	const { session } = usePage();
 	const signIn = ({ elements: { key, remember } }) => session.signIn(key.value.trim(), remember.checked);
 	return html`
 		<${Form} class="signin" action="Sign in" onSubmit=${signIn} other=${other}>
-			<label class="field"><span>API key</span>
-				<input name="key" type="password" required autofocus autocomplete="off" spellcheck=${false} placeholder="fts_…" /></label>
+			<${Input} label="API key" name="key" type="password" required autofocus spellcheck=${false} placeholder="fts_…" />
 			<label class="check"><input name="remember" type="checkbox" /> Remember it in this browser</label>
 		<//>`;
 }
@@ -23,12 +22,16 @@ export const SignIn = () => html`
 		<pre class="sample">findings-service keys create NAME --level full</pre>
 	</main>`;
 
-/** Ask for a key over what is open; what failed for want of one is sent again. */
+/** Ask to sign in over what is open; what failed for want of that is sent again. */
 export function SignInAgain() {
 	const { session } = usePage();
+	const { key } = useStore(session);
 	return html`
 		<${Dialog} title="Sign in again">
-			<p>The key is not accepted any more: it has expired, or was revoked. Nothing that you typed is lost.</p>
-			<${KeyForm} other=${html`<button type="button" onClick=${session.signOut}>Sign out</button>`} />
+			${key ? html`
+				<p>The key is not accepted any more: it has expired, or was revoked. Nothing that you typed is lost.</p>
+				<${KeyForm} other=${html`<button type="button" onClick=${session.signOut}>Sign out</button>`} />` : html`
+				<p>You are not signed in any more. Nothing that you typed is lost: <a href=${location.href} target="_blank">sign in
+					in another tab</a>, and this one goes on.</p>`}
 		<//>`;
 }

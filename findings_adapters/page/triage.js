@@ -7,7 +7,7 @@ import { HistoryEntry } from "./history.js";
 import { useKeys } from "./keys.js";
 import { html, keepAs, readKept, useLoad, usePage, useState, useStore } from "./lib.js";
 import { knownPeople } from "./lists.js";
-import { Dialog, Form, Status, Text } from "./parts.js";
+import { Dialog, Form, Input, Status, Text } from "./parts.js";
 import { link } from "./route.js";
 import { mayTriage } from "./session.js";
 import { count, cut, number, object, REASONS, REASONS_FOR, STATUS_NAMES, STATUS_VERBS, STATUSES } from "./words.js";
@@ -124,10 +124,8 @@ function AssignDialog({ asked: { tasks } }) {
 		tasks: found, fields: { assignee: who }, verb: "Assign", what: `Assigned to ${cut(who || "nobody", 60)}: ` });
 	return html`
 		<${Asking} title="Assign ${object(tasks)}" action=${who ? "Assign" : "Assign to nobody"} tasks=${tasks} submit=${submit}>
-			<label class="field"><span>Name (empty: nobody)</span>
-				<input type="text" maxlength="200" list="people" autocomplete="off" autofocus value=${name}
-					onInput=${(event) => setName(event.target.value)} />
-			</label>
+			<${Input} label="Name (empty: nobody)" maxlength="200" list="people" autofocus value=${name}
+				onInput=${(event) => setName(event.target.value)} />
 			<datalist id="people">${[...new Set([me.user ?? me.key, ...knownPeople(memory)])].map((each) => html`<option value=${each} />`)}</datalist>
 		<//>`;
 }
@@ -144,8 +142,7 @@ function DeleteDialog({ asked: { what, path, to, children } }) {
 	return html`
 		<${Asking} title="Delete ${what}?" action="Delete" submit=${submit}>
 			<p>${children} Nothing brings it back.</p>
-			<label class="field"><span>Type “delete” to confirm</span>
-				<input type="text" required pattern="delete" autocomplete="off" autofocus /></label>
+			<${Input} label="Type “delete” to confirm" required pattern="delete" autofocus />
 		<//>`;
 }
 

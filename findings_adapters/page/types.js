@@ -30,9 +30,7 @@ const Row = ({ name, label, description, createdAt }) => html`
 
 export function ProjectType({ id }) {
 	const loaded = useAnswer(pathOf("project-types", id), {});
-	return html`
-		<nav class="trail" aria-label="Trail"><a href=${link("project-types")}>Project types</a></nav>
-		<${Loaded} from=${loaded} what="the project type" title="Project type">${(type) => html`<${Whole} ...${type} />`}<//>`;
+	return html`<${Loaded} from=${loaded} what="the project type" title="Project type">${(type) => html`<${Whole} ...${type} />`}<//>`;
 }
 
 const Whole = ({ name, label, description, extensionSchema, createdAt }) => html`
