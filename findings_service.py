@@ -1209,13 +1209,11 @@ class Listeners(Struct):
     """Who is told of what an application does, before a caller can know of it: a part that counts, and the log.
 
     Of each request that is answered: its call, the status, the bytes of the body, and the seconds that it took. Of each
-    group of writes that is committed: how many requests it has. Of each attempt to deliver to a webhook: whether that
-    went well. `write_line` is a server's way to write the log.
+    group of writes that is committed: how many requests it has. `write_line` is a server's way to write the log.
     """
 
     answered: list[Callable[[Call, int, int, float], object]] = []
     committed: list[Callable[[int], object]] = []
-    delivered: list[Callable[[bool], object]] = []
     write_line: Callable[[str], object] | None = None
 
 

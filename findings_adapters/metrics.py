@@ -34,13 +34,11 @@ __all__ = ["HELP", "Metrics"]
 REQUESTS = "findings_http_requests"
 DURATIONS = "findings_http_request_duration_seconds"
 GROUPS = "findings_commit_group_size"
-FAILURES = "findings_webhook_failures"
 HOOKS = "findings_webhooks"
 HELP = {
     REQUESTS: "Requests that were answered; route is as the API writes it, - for a path that there is not.",
     DURATIONS: "Seconds from a request's head to its answer.",
     GROUPS: "Requests that shared one COMMIT of `serve` on SQLite.",
-    FAILURES: "Attempts to deliver to a webhook that failed.",
     HOOKS: "Webhooks of the key's client: on, retrying what has failed, or off.",
     "findings_tasks": "Tasks of the key's client, of the main line and of branches.",
     "findings_runs": "Runs of the key's client, of the main line and of branches.",
@@ -75,24 +73,17 @@ class Metrics:
             DURATIONS, HELP[DURATIONS], ("route", "method"), registry=registry, buckets=SECONDS
         )
         self._groups = prometheus_client.Histogram(GROUPS, HELP[GROUPS], registry=registry, buckets=SIZES)
-        self._failures = prometheus_client.Counter(FAILURES, HELP[FAILURES], registry=registry)
         self._counted: Any = registry
         if folder:
             self._counted = MultiProcessCollector(prometheus_client.CollectorRegistry())  # type: ignore[no-untyped-call]
         service.listeners.answered.append(self.count_request)
         service.listeners.committed.append(self._groups.observe)
-        service.listeners.delivered.append(self.count_attempt)
 
     def count_request(self, call: heart.Call, status: int, _size: int, seconds: float) -> None:
         """Count a request that is answered."""
         labels = (call.route, call.method if call.method in heart.ANY_METHOD else OTHER_METHOD)
         self._requests.labels(*labels, status).inc()
         self._durations.labels(*labels).observe(seconds)
-
-    def count_attempt(self, succeeded: bool) -> None:
-        """Count an attempt to deliver to a webhook."""
-        if not succeeded:
-            self._failures.inc()
 
     def exposition(self, client_id: str, accept: str) -> tuple[bytes, str]:
         """Return all figures as a text, with its media type, of the forms that an Accept header asks for.

@@ -95,6 +95,7 @@ class EventFilter(Struct, frozen=True, kw_only=True):
     project_types: Iterable[str] | None = None
     target_url: str | None = None
     branches: Iterable[str] | None = None
+    min_severity: int | None = None  # a rank; of what is about a run, no finding is judged
 
     def condition(self) -> heart.Condition | None:
         """Return what an entry must be, None where all are wanted."""
@@ -105,6 +106,8 @@ class EventFilter(Struct, frozen=True, kw_only=True):
             "history.branch": self.branches,
         }
         conditions = [heart.among(column, values) for column, values in asked.items() if values is not None]
+        if self.min_severity is not None:
+            conditions.append(("COALESCE(tasks.severity, ?) >= ?", (self.min_severity, self.min_severity)))
         if not conditions:
             return None
         return " AND ".join(text for text, _ in conditions), tuple(

@@ -177,6 +177,7 @@ LOOK_AGAIN = 0.5  # seconds until it is looked again whether it did
 SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
 # For what takes long elsewhere; a client has one of each at most.
 POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1, "send": 2}
+PATIENCE = {"send": 5.0}  # seconds that others may wait for those who wait for strangers
 
 
 class RSGIApp:
@@ -190,7 +191,7 @@ class RSGIApp:
         self._service = service
         settings, database = service.settings, service.database
         self._scheduler = commits.CommitScheduler(database, service.listeners)
-        self._threads = {name: Threads(name, count, 1) for name, count in POOLS.items()}
+        self._threads = {name: Threads(name, count, 1, PATIENCE.get(name)) for name, count in POOLS.items()}
         self._all: Threads | None = None
         if count := database.threads:
             share = math.ceil(SHARE_OF_CLIENT * count)

@@ -16,4 +16,4 @@ def register() -> None:
     from findings_adapters.webhooks import delivery, hooks
 
     heart.REGISTRY.add_operations(*hooks.OPERATIONS)
-    heart.REGISTRY.companions.append(delivery.delivering)
+    heart.REGISTRY.companions.append(delivery.Deliverer)

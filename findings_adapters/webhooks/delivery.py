@@ -11,76 +11,45 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
-
-from msgspec import Struct
+from typing import Self
 
 import findings_service as heart
 from findings_adapters.webhooks import hooks, messages, sending
 from findings_features.events import Event, select_events
 
 LOOK_PAUSE = 1.0  # seconds between two looks whether there is anything to deliver
-LEASE = 30.0  # seconds; it is renewed in the last two thirds of them
+LEASE = 20.0  # seconds; whoever has something to deliver asks for it, or renews it, each third of them
+LOCK_PATIENCE = 1.0  # seconds to wait for others who write, where a stop must not wait for them
 THREADS = 8
 TURN = 10.0  # seconds that a hook has, before others that wait have theirs
-AT_ONCE = 100  # events that are read at once while none of them is wanted
 SKIPPED = 10_000  # entries of the history that nobody wants, before the place behind them is stored
 LAST_ATTEMPTS = 2.0  # seconds that there are for what is under way when the service stops
 STORE_AGAIN = 1.0  # seconds until it is tried again to store what became of an attempt
-RESTING = 10.0  # seconds until a hook is tried again where the service itself failed
-RETRY_PAUSES = (
-    5.0,
-    300.0,
-    1800.0,
-    7200.0,
-    18_000.0,
-    36_000.0,
-    86_400.0,
-)  # seconds behind each failed attempt but the last
+# Seconds behind each failed attempt but the last.
+RETRY_PAUSES = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 86_400.0)
 GONE = 410
 
 HookKey = tuple[str, str]  # a client's id and a hook's
 
 
-class Place(Struct, frozen=True):
-    """How far the history was looked at for a hook that stood at `behind`, and wanted nothing up to `end`."""
-
-    behind: int
-    end: int
-
-
-class Found(Struct, frozen=True):
-    """The next event for a hook, None where there is none; `seq` is its entry's, else the last that was looked at."""
-
-    seq: int
-    told: messages.ToldEvent | None = None
-
-
-# The lease
+# The store
 
 
 def take_lease(connection: heart.Connection, holder: str) -> bool:
-    """Take the lease, or renew it. Return whether it is ours."""
+    """Take the lease, or renew it. Return whether it is ours.
+
+    One that ends too far from now was taken before somebody set a clock back, and is over, too.
+    """
     written = connection.execute(
         """INSERT INTO delivery_lease (id, holder, expires_at) VALUES (1, ?, ?)
            ON CONFLICT (id) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at
-           WHERE delivery_lease.holder = excluded.holder OR delivery_lease.expires_at < ?""",
-        (holder, heart.timestamp(ago=-LEASE), heart.timestamp()),
+           WHERE delivery_lease.holder = excluded.holder OR delivery_lease.expires_at NOT BETWEEN ? AND ?""",
+        (holder, heart.timestamp(ago=-LEASE), heart.timestamp(), heart.timestamp(ago=-2 * LEASE)),
     )
     return written.rowcount == 1
-
-
-def lease_of(connection: heart.Connection) -> tuple[str, str]:
-    """Return who has the lease, and until when; two empty texts where nobody has."""
-    row = connection.execute("SELECT holder, expires_at FROM delivery_lease WHERE id = 1").fetchone()
-    return (row[0], row[1]) if row else ("", "")
-
-
-# The store
 
 
 def select_waiting(connection: heart.Connection, now: str) -> list[tuple[hooks.Hook, int]]:
@@ -94,23 +63,14 @@ def select_waiting(connection: heart.Connection, now: str) -> list[tuple[hooks.H
     return [(hooks.Hook(*row), newest or 0) for *row, newest in rows]
 
 
-def update_hook(connection: heart.Connection, hook: hooks.Hook, **columns: str | int | None) -> bool:
-    """Change a hook, unless somebody else has meanwhile. Return whether it is changed."""
-    assigned = ", ".join(f"{name} = ?" for name in columns)
-    changed = connection.execute(
-        f"""UPDATE webhooks SET {assigned}
-            WHERE client_id = ? AND id = ? AND history_seq = ? AND attempts = ? AND state = 'on'""",
-        (*columns.values(), hook.client_id, hook.id, hook.behind, hook.attempts),
+def move_on(connection: heart.Connection, hook: hooks.Hook, end: int, delivered_at: str | None = None) -> None:
+    """Have a hook be done with the history up to an entry, unless somebody has moved it meanwhile."""
+    connection.execute(
+        """UPDATE webhooks SET history_seq = ?, attempts = 0, next_attempt_at = NULL, last_error = NULL,
+               last_delivery_at = COALESCE(?, last_delivery_at)
+           WHERE client_id = ? AND id = ? AND history_seq = ?""",
+        (end, delivered_at, hook.client_id, hook.id, hook.behind),
     )
-    return changed.rowcount == 1
-
-
-NOTHING_FAILED: dict[str, Any] = {"attempts": 0, "next_attempt_at": None, "last_error": None}
-
-
-def note_success(connection: heart.Connection, hook: hooks.Hook, seq: int) -> None:
-    """Note that an event is delivered, and that a hook is done with it."""
-    update_hook(connection, hook, history_seq=seq, last_delivery_at=heart.timestamp(), **NOTHING_FAILED)
 
 
 def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outcome: sending.Outcome) -> None:
@@ -118,10 +78,16 @@ def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outco
     attempts = hook.attempts + 1 if seq == hook.behind + 1 else 1  # else those were of another, which is gone
     is_over = outcome.status == GONE or attempts > len(RETRY_PAUSES)
     later = None if is_over else heart.timestamp(ago=-max(RETRY_PAUSES[attempts - 1], outcome.asked))
-    state, error = "off" if is_over else "on", outcome.error
-    columns = {"history_seq": seq - 1, "attempts": attempts, "next_attempt_at": later, "last_error": error}
-    if update_hook(connection, hook, **columns, state=state) and is_over:
-        heart.log.warning("webhook %s of client %s is off: %s", hook.id, hook.client_id, error)
+    changed = connection.execute(
+        """UPDATE webhooks SET history_seq = ?, attempts = ?, next_attempt_at = ?, last_error = ?, state = ?
+           WHERE client_id = ? AND id = ? AND history_seq = ? AND attempts = ?""",
+        (
+            *(seq - 1, attempts, later, outcome.error, "off" if is_over else "on"),
+            *(hook.client_id, hook.id, hook.behind, hook.attempts),
+        ),
+    )
+    if is_over and changed.rowcount:
+        heart.log.warning("webhook %s of client %s is off: %s", hook.id, hook.client_id, outcome.error)
 
 
 # What is next
@@ -145,47 +111,35 @@ def seq_of(event: Event) -> int:
     return int(event.id.rpartition("-")[2])
 
 
-def find_next(database: heart.Database, hook: hooks.Hook, behind: int, base_url: str) -> Found:
-    """Return the next event behind a place that a hook wants, as it stands now."""
-    limit, goes_on = 1, True
-    while goes_on:
-        with database.snapshot() as connection:
-            page = select_events(connection, hook.client_id, behind, limit, hook.wanted)
-            events = [*page.events]
-        for event in events:
-            if told := verdict_on(database, hook, messages.told_event(event, base_url), base_url):
-                return Found(seq_of(event), told)
-        behind, goes_on, limit = page.end, page.goes_on, min(4 * limit, AT_ONCE)
-    return Found(behind)
-
-
 # Delivering
 
 
 class Deliverer:
-    """What delivers for a process that serves, while it has the lease."""
+    """What delivers for a process that serves, while it has the lease: `with Deliverer(service): …`."""
 
     def __init__(self, service: heart.Service) -> None:
         self._service, self._database = service, service.database
         self._holder = secrets.token_hex(16)
-        self._leased_until = 0.0  # as time.monotonic has it
-        self._places: dict[HookKey, Place] = {}
-        self._resting: dict[HookKey, float] = {}
+        self._leased_until = self._ask_at = 0.0  # as time.monotonic has it
+        # Where each hook stood, and the entry up to which it wanted nothing then.
+        self._looked_at: dict[HookKey, tuple[int, int]] = {}
         self._under_way: dict[HookKey, Future[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "findings-webhook")
         self._stopping, self._ended = threading.Event(), False
-        self._looking: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to look for what is to be delivered."""
         self._looking = threading.Thread(target=self._work, name="findings-webhooks", daemon=True)
+
+    def __enter__(self) -> Self:
         self._looking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._looking.join()
+        self.stop()
 
     def stop(self) -> None:
         """End, and give the lease back. What is under way has a moment, and is else sent again another time."""
         self._stopping.set()
-        if self._looking:
-            self._looking.join()
         wait(self._under_way.values(), LAST_ATTEMPTS)
         self._ended = True  # for what is left behind: the database is closed now
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -194,7 +148,7 @@ class Deliverer:
 
     def _give_back(self) -> None:
         try:
-            with self._database.transaction() as connection:
+            with self._database.transaction(patience=LOCK_PATIENCE) as connection:
                 connection.execute("DELETE FROM delivery_lease WHERE holder = ?", (self._holder,))
         except Exception as error:
             heart.log.warning("the lease of webhook deliveries is left to run out: %s", error)
@@ -220,33 +174,24 @@ class Deliverer:
         return self._under_way.values()
 
     def _due(self) -> list[HookKey]:
-        """Return the hooks that something has happened for, in the order in which they were served last."""
+        """Return the hooks that something has happened for, but for those that are served now."""
         with self._database.reading() as connection:
             waiting = select_waiting(connection, heart.timestamp())
-        due = []
-        for hook, newest in waiting:
-            key = hook.client_id, hook.id
-            is_free = key not in self._under_way and self._resting.get(key, 0.0) <= time.monotonic()
-            if is_free and newest > self._looked_to(hook):
-                due.append(key)
-        return due
+        due = [(hook.client_id, hook.id) for hook, newest in waiting if newest > self._looked_to(hook)]
+        return [key for key in due if key not in self._under_way]
 
     def _looked_to(self, hook: hooks.Hook) -> int:
         """Return the entry up to which a hook is known to want nothing."""
-        place = self._places.get((hook.client_id, hook.id))
-        return place.end if place and place.behind == hook.behind else hook.behind
+        behind, end = self._looked_at.get((hook.client_id, hook.id), (hook.behind, hook.behind))
+        return end if behind == hook.behind else hook.behind
 
     def _hold_lease(self) -> bool:
-        """Tell whether this process may deliver, which it takes or renews the right to where it can."""
-        began = time.monotonic()
-        if began < self._leased_until - LEASE * 2 / 3:
-            return True
-        with self._database.reading() as connection:
-            holder, expires_at = lease_of(connection)
-        if holder != self._holder and expires_at >= heart.timestamp():
-            return False
-        with self._database.transaction() as connection:
-            self._leased_until = began + LEASE if take_lease(connection, self._holder) else 0.0
+        """Tell whether this process may deliver."""
+        now = time.monotonic()
+        if now >= self._ask_at:
+            with self._database.transaction(patience=LOCK_PATIENCE) as connection:
+                self._leased_until = now + LEASE if take_lease(connection, self._holder) else 0.0
+            self._ask_at = now + LEASE / 3
         return self._may_send()
 
     def _may_send(self) -> bool:
@@ -259,35 +204,56 @@ class Deliverer:
             while self._may_send() and time.monotonic() < end and self._deliver(*key):
                 pass
         except Exception as error:
-            self._resting[key] = time.monotonic() + RESTING
             self._tell(error)
 
     def _deliver(self, client_id: str, hook_id: str) -> bool:
         """Deliver the next event to a hook. Return whether another may be next."""
         with self._database.reading() as connection:
-            hook = hooks.find_hook(connection, client_id, hook_id)
-        if hook is None or hook.state == "off":
+            hook = hooks.select_hook(connection, client_id, hook_id)
+        if hook.state == "off":
             return False
-        settings = self._service.settings
-        found = find_next(self._database, hook, self._looked_to(hook), settings.base_url)
-        if found.told is None:
-            self._pass_over(hook, found.seq)
-            return False
-        body = messages.body_of(found.told, hook.format)
-        outcome = sending.send(hook.url, hook.secret, found.told.id, body, private=settings.webhook_private)
-        for listener in self._service.listeners.delivered:
-            listener(outcome.error is None)
+        seq = hook.behind + 1
+        try:
+            seq, told = self._find_next(hook)
+            if told is None:
+                self._pass_over(hook, seq)
+                return False
+            if not self._may_send():
+                return False
+            outcome = self._send(hook, told)
+        except Exception as error:
+            if heart.known_error(error):
+                raise
+            self._tell(error)
+            outcome = sending.Outcome(error="failed here")
         if outcome.error is None:
-            self._store(partial(note_success, hook=hook, seq=found.seq))
+            self._store(partial(move_on, hook=hook, end=seq, delivered_at=heart.timestamp()))
         else:
-            self._store(partial(note_failure, hook=hook, seq=found.seq, outcome=outcome))
+            self._store(partial(note_failure, hook=hook, seq=seq, outcome=outcome))
         return outcome.error is None
+
+    def _find_next(self, hook: hooks.Hook) -> tuple[int, messages.ToldEvent | None]:
+        """Return the seq of the next event that a hook wants, and that as it stands now; or how far there is none."""
+        base_url, behind, goes_on = self._service.settings.base_url, self._looked_to(hook), True
+        while goes_on and self._may_send():
+            with self._database.snapshot() as connection:
+                page = select_events(connection, hook.client_id, behind, 1, hook.wanted)
+                events = [*page.events]
+            for event in events:
+                if told := verdict_on(self._database, hook, messages.told_event(event, base_url), base_url):
+                    return seq_of(event), told
+            behind, goes_on = page.end, page.goes_on
+        return behind, None
+
+    def _send(self, hook: hooks.Hook, told: messages.ToldEvent) -> sending.Outcome:
+        body = messages.body_of(told, hook.format)
+        return sending.send(hook.url, hook.secret, told.id, body, private=self._service.settings.webhook_private)
 
     def _pass_over(self, hook: hooks.Hook, end: int) -> None:
         """Remember that a hook wants nothing up to an entry, and store that where the way there was long."""
-        self._places[hook.client_id, hook.id] = Place(hook.behind, end)
+        self._looked_at[hook.client_id, hook.id] = (hook.behind, end)
         if end - hook.behind >= SKIPPED or hook.attempts:
-            self._store(partial(update_hook, hook=hook, history_seq=end, **NOTHING_FAILED))
+            self._store(partial(move_on, hook=hook, end=end))
 
     def _store(self, note: Callable[[heart.Connection], object]) -> None:
         """Store what became of an attempt, until that is possible: what was delivered would be sent again.
@@ -302,14 +268,3 @@ class Deliverer:
             except Exception as error:
                 if heart.known_error(error) is None or self._stopping.wait(STORE_AGAIN):
                     raise
-
-
-@contextmanager
-def delivering(service: heart.Service) -> Iterator[None]:
-    """Deliver to webhooks for as long as a server serves."""
-    deliverer = Deliverer(service)
-    deliverer.start()
-    try:
-        yield
-    finally:
-        deliverer.stop()

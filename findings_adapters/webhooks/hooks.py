@@ -98,9 +98,14 @@ class Hook(Struct, frozen=True):
 
     @property
     def wanted(self) -> EventFilter:
-        """Which events it wants, but for their severity."""
+        """Which events it wants, but for what a run has found."""
         types = None if self.project_type is None else [self.project_type]
-        return EventFilter(types=json.loads(self.types), project_types=types, target_url=self.target_url)
+        return EventFilter(
+            types=json.loads(self.types),
+            project_types=types,
+            target_url=self.target_url,
+            min_severity=self.min_severity,
+        )
 
 
 WEBHOOK_COLUMNS = """id, url, types, min_severity, project_type, target_url, format, state, last_error,
@@ -122,31 +127,18 @@ def select_webhooks(connection: heart.Connection, client_id: str) -> list[Webhoo
     return [webhook_model(row) for row in connection.execute(statement, (client_id,))]
 
 
-def missing(hook_id: str) -> heart.Missing:
-    """Return what is raised where the client has no such hook."""
-    return heart.Missing(f"There is no webhook {heart.truncate(hook_id)!r}.")
-
-
 def select_webhook(connection: heart.Connection, client_id: str, hook_id: str) -> Webhook:
     """Return a hook. :raises Missing: when the client has no such hook."""
-    statement = f"SELECT {WEBHOOK_COLUMNS} FROM webhooks WHERE client_id = ? AND id = ?"
-    if row := connection.execute(statement, (client_id, hook_id)).fetchone():
-        return webhook_model(row)
-    raise missing(hook_id)
-
-
-def find_hook(connection: heart.Connection, client_id: str, hook_id: str) -> Hook | None:
-    """Return what it takes to deliver to a hook, None when the client has no such hook."""
-    statement = f"SELECT {HOOK_COLUMNS} FROM webhooks WHERE client_id = ? AND id = ?"
-    row = connection.execute(statement, (client_id, hook_id)).fetchone()
-    return Hook(*row) if row else None
+    select_hook(connection, client_id, hook_id)
+    return next(each for each in select_webhooks(connection, client_id) if each.id == hook_id)
 
 
 def select_hook(connection: heart.Connection, client_id: str, hook_id: str) -> Hook:
     """Return what it takes to deliver to a hook. :raises Missing: when the client has no such hook."""
-    if hook := find_hook(connection, client_id, hook_id):
-        return hook
-    raise missing(hook_id)
+    statement = f"SELECT {HOOK_COLUMNS} FROM webhooks WHERE client_id = ? AND id = ?"
+    if row := connection.execute(statement, (client_id, hook_id)).fetchone():
+        return Hook(*row)
+    raise heart.Missing(f"There is no webhook {heart.truncate(hook_id)!r}.")
 
 
 def insert_webhook(connection: heart.Connection, client_id: str, body: WebhookDefinition, secret: str) -> Webhook:
@@ -196,8 +188,8 @@ def switch_on(connection: heart.Connection, client_id: str, hook_id: str, start:
 
 def remove_webhook(connection: heart.Connection, client_id: str, hook_id: str) -> None:
     """Delete a hook, with the answer that told of it: a URL may be a secret. :raises Missing: when there is none."""
-    if not connection.execute("DELETE FROM webhooks WHERE client_id = ? AND id = ?", (client_id, hook_id)).rowcount:
-        raise missing(hook_id)
+    select_hook(connection, client_id, hook_id)
+    connection.execute("DELETE FROM webhooks WHERE client_id = ? AND id = ?", (client_id, hook_id))
     connection.deletes = True
     heart.drop_answers(connection, client_id, "location LIKE ?", f"%/webhooks/{hook_id}")
 

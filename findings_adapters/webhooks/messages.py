@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import regex
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
 
 import findings_features.gate as gate
 import findings_service as heart
@@ -27,14 +27,6 @@ class ToldEvent(Event):
     link: str | UnsetType = UNSET
     gate: gate.Gate | UnsetType = UNSET
     new_findings: list[LinkedFinding] | UnsetType = UNSET
-
-
-class Message(Struct):
-    """What is posted."""
-
-    type: str
-    timestamp: str
-    data: Any
 
 
 def page_link(base_url: str, view: str, item_id: str) -> str | UnsetType:
@@ -69,11 +61,10 @@ def add_verdict(connection: heart.Connection, client_id: str, told: ToldEvent, b
 
 
 def reaches(told: ToldEvent, rank: int | None) -> bool:
-    """Tell whether an event is as severe as a hook wants it: of a run that has finished, what is new in it."""
-    if rank is None or told.type == "run.started":
+    """Tell whether what is new in a run that has finished is as severe as a hook wants it; other events are."""
+    if rank is None or told.new_findings is UNSET:
         return True
-    tasks = [told.task] if told.task else told.new_findings or []
-    return any(heart.RANKS[each.severity] >= rank for each in tasks)
+    return any(heart.RANKS[each.severity] >= rank for each in told.new_findings)
 
 
 # Slack
@@ -130,7 +121,7 @@ def body_of(told: ToldEvent, form: str) -> bytes:
     """Return what is posted of an event."""
     if form == "slack":
         return msgspec.json.encode({"text": slack_text(told)})
-    return msgspec.json.encode(Message(told.type, told.at, told))
+    return msgspec.json.encode({"type": told.type, "timestamp": told.at, "data": told})
 
 
 def test_message(hook_id: str, form: str) -> tuple[str, bytes]:
@@ -138,5 +129,5 @@ def test_message(hook_id: str, form: str) -> tuple[str, bytes]:
     if form == "slack":
         body: Any = {"text": "The Findings Task Service can post here."}
     else:
-        body = Message("webhook.test", heart.timestamp(), {"id": hook_id})
+        body = {"type": "webhook.test", "timestamp": heart.timestamp(), "data": {"id": hook_id}}
     return heart.new_ids()[0], msgspec.json.encode(body)

@@ -35,6 +35,10 @@ LONGEST_ASKED = 24 * 3600.0  # seconds by a Retry-After
 SECRET_PREFIX = "whsec_"  # noqa: S105 - what a secret begins with
 SECRET_BYTES = 32
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
+ISATAP = (0x00005EFE, 0x02005EFE)  # in the third of four parts of an address (RFC 5214)
+# What Python takes for global, some or all versions of it, and is not: IETF protocols, 6to4's relays and documentation
+# (https://www.iana.org/assignments/iana-ipv4-special-registry, iana-ipv6-special-registry), and a cloud's own service.
+SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "168.63.129.16/32")))
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -60,11 +64,15 @@ class NotAllowed(Exception):
 def is_public(address: Address) -> bool:
     """Tell whether an address is global unicast, and so is an IPv4 address inside it, where packets may end up.
 
-    Of IPv4 inside IPv6, what is mapped, 6to4 and NAT64 are judged so; Teredo and what is compatible are not global.
+    Of IPv4 inside IPv6, what is mapped, 6to4, NAT64 and ISATAP are judged so; Teredo and what is compatible are not
+    global.
     """
+    if any(address in each for each in SPECIAL):
+        return False
     if isinstance(address, ipaddress.IPv6Address):
-        nat64 = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in NAT64 else None
-        if inner := address.ipv4_mapped or nat64:
+        ends_with_one = address in NAT64 or (int(address) >> 32) & 0xFFFFFFFF in ISATAP
+        last = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if ends_with_one else None
+        if inner := address.ipv4_mapped or last:
             return is_public(inner)
         if address.is_site_local or (address.sixtofour and not is_public(address.sixtofour)):
             return False
@@ -191,7 +199,7 @@ def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[
     host = f"[{parts.hostname}]" if ":" in host_of(parts) else host_of(parts)
     given = host if parts.port is None else f"{host}:{parts.port}"
     with closing(connected(parts, addresses, until)) as connection, cut_off(connection, until):
-        connection.sock.settimeout(max(0.01, until - time.monotonic()))
+        connection.timeout = max(0.01, until - time.monotonic())
         connection.request("POST", target, body, {"Host": given, **headers}, preload_content=False)
         with closing(connection.getresponse()) as answer:
             if time.monotonic() >= until:  # a head that was cut off looks like one that has ended
