@@ -1566,6 +1566,16 @@ def test_somebody_elses_triage_meanwhile_is_shown_and_not_overwritten(
     assert findings.read(0)["status"] == "resolved"
 
 
+def test_a_conflict_names_whom_a_proxy_has_signed_in(person: Person, findings: Findings, proxy: Proxy) -> None:
+    findings.report(task(title="One"))
+    person.open(f"#/findings/{findings.ids[0]}")
+    person.sees("One", "main")
+    headers = {"Authorization": f"Bearer {proxy.key}", "Findings-User": proxy.user}
+    findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "in_progress"}, **headers)
+    person.press("3", "Enter")
+    person.sees("Ada Lovelace (proxy-", "dialog")
+
+
 def test_conflicts_of_what_was_kept_are_asked_about_one_by_one(person: Person, findings: Findings) -> None:
     findings.report(*numbered(3))
     person.open(f"#/findings?projectType={findings.type}")
