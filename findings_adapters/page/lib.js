@@ -1,12 +1,8 @@
-// What modules draw with: Preact, its hooks, htm, and stores that components follow.
+// What modules draw with: Preact with its hooks and htm, and stores that components follow.
 
-import { createContext, h } from "./vendor/preact.mjs";
-import { useContext, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/hooks.mjs";
-import htm from "./vendor/htm.mjs";
+import { createContext, useContext, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/preact.mjs";
 
-export { render } from "./vendor/preact.mjs";
-export * from "./vendor/hooks.mjs";
-export const html = htm.bind(h);
+export * from "./vendor/preact.mjs";
 
 /** What views share: {api, session, router, keys, changes, dialog, memory}. */
 export const PageContext = createContext(null);

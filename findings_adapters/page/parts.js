@@ -1,7 +1,7 @@
 // The small parts that the views are made of.
 
 import { DESCRIPTION } from "./api.js";
-import { html, useEffect, useId, useLayoutEffect, usePage, useRef, useState } from "./lib.js";
+import { html, useEffect, useLayoutEffect, usePage, useRef, useState } from "./lib.js";
 import { link } from "./route.js";
 import { age, capital, moment, RUN_NAMES, STATUS_NAMES, webAddress } from "./words.js";
 
@@ -146,7 +146,7 @@ export const Input = ({ label, ...more }) => html`<label class="field"><span>${l
 
 /** A text field whose value counts on Enter, or when it is left. */
 export function Field({ label, value, onChange, options = [], type = "text" }) {
-	const id = useId();
+	const id = `known-${label}`; // there is one of each name
 	const [draft, setDraft] = useState(null);
 	useEffect(() => setDraft(null), [value]);
 	return html`
