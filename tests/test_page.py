@@ -16,7 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -196,7 +198,8 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server, for all tests: each has findings of a project type of its own."""
     db = tmp_path_factory.mktemp("page") / "page.db"
-    server = start_process([*PROGRAM, "serve", "--port", "0", "--db", str(db)], db, r"curl .*\n")
+    line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
+    server = start_process(line, db, r"curl .*\n", FINDINGS_WEBHOOK_PRIVATE="1")
     yield server
     server.stop()
 
@@ -1147,6 +1150,113 @@ def test_project_types_are_listed_and_shown_with_their_schema(person: Person, fi
     assert person.page.locator(".code pre").inner_text() == json.dumps(schema, indent=2)
 
 
+class Receiver(BaseHTTPRequestHandler):
+    """Receives webhooks, and answers as it is told."""
+
+    def do_POST(self) -> None:
+        """Note what is told."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        server: Any = self.server
+        server.told.append(json.loads(body)["type"])
+        self.send_response(server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Any]:
+    """Somebody who wants to be told: `told` are the types of events that came, `status` what is answered."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        listening: Any = server
+        listening.told, listening.status = [], 204
+        listening.url = f"http://127.0.0.1:{server.server_port}/secret"
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield listening
+        server.shutdown()
+
+
+def test_a_webhook_is_registered_and_its_secret_shown_once(
+    make_person: Callable[..., Person], service: Server, receiver: Any
+) -> None:
+    person = make_person(key=make_key(service, "hooks", "full", "registering"))
+    person.open("#/webhooks")
+    person.sees("0 webhooks", ".total")
+    person.page.get_by_label("URL").fill("http://ada:secret@example.com")
+    person.press("Enter")
+    person.sees("url", "form [role=alert]")
+    person.page.get_by_label("URL").fill(receiver.url)
+    person.page.get_by_label("Least severity").select_option("High")
+    person.page.get_by_label("finding.created").check()
+    person.press("Enter")
+    person.sees(re.compile("whsec_[A-Za-z0-9+/=]{20,}"), "main > [role=alert]")
+    row = "table.webhooks tbody tr"
+    for told in (f"127.0.0.1:{receiver.server_port}", "run.finished, finding.created", "high or worse", "On"):
+        person.sees(told, row)
+    playwright.expect(person.page.get_by_label("URL")).to_have_value("")
+    person.page.get_by_label("URL").fill(receiver.url)
+    person.press("Enter")
+    person.sees("2 webhooks", ".total")
+    person.page.reload()
+    person.sees("2 webhooks", ".total")
+    assert "whsec_" not in person.page.content()
+
+
+def test_a_webhook_that_was_refused_is_switched_on_again(
+    make_person: Callable[..., Person], findings: Findings, receiver: Any
+) -> None:
+    receiver.status = 410
+    findings.send("POST", "webhooks", {"url": receiver.url, "projectType": findings.type}, 201)
+    findings.report(*numbered(1))
+    person = make_person()
+    person.open("#/webhooks")
+    row = person.page.locator("tbody tr", has_text=findings.type)
+    for _ in range(100):  # the service delivers by itself
+        person.page.reload()
+        row.wait_for()
+        if "Off" in row.inner_text():
+            break
+    playwright.expect(row).to_contain_text("410")
+    assert violations(person, "light") == []
+    receiver.status = 204
+    row.get_by_role("button", name="Send what was refused again").press("Enter")
+    playwright.expect(row).to_contain_text("On")
+    for _ in range(100):
+        if len(receiver.told) < 2:
+            person.page.wait_for_timeout(50)
+    assert receiver.told == ["run.finished"] * 2
+
+
+def test_a_webhook_is_tested_and_deleted(make_person: Callable[..., Person], service: Server, receiver: Any) -> None:
+    key = make_key(service, "hooks", "full", "testing")
+    service.request("POST", f"{API}/webhooks", {"url": receiver.url}, Authorization=f"Bearer {key}")
+    person = make_person(key=key)
+    person.open("#/webhooks")
+    person.page.get_by_role("button", name="Test").click()
+    person.sees("The test was delivered.", ".toast")
+    receiver.status = 500
+    person.page.get_by_role("button", name="Test").click()
+    person.sees("The test was not delivered: 500.", ".toast")
+    assert len(receiver.told) == 2
+    person.page.get_by_role("button", name="Delete").click()
+    person.sees("Delete this webhook?", "dialog h2")
+    person.type("delete")
+    person.press("Enter")
+    person.sees("0 webhooks", ".total")
+
+
+@pytest.mark.parametrize("level", ["read", "agent"])
+def test_webhooks_are_offered_to_full_keys_alone(
+    make_person: Callable[..., Person], service: Server, level: str
+) -> None:
+    person = make_person(key=make_key(service, f"{level} without", level))
+    person.open("#/webhooks")
+    person.sees("Not found", "h1")
+    person.misses(".top nav a:text-is('Webhooks'), main form")
+
+
 def test_who_has_nothing_yet_is_told_how_findings_come(make_person: Callable[..., Person], service: Server) -> None:
     person = make_person(key=make_key(service, "new", "full", "nobody"))
     for place in ("", "#/findings", "#/runs", "#/project-types"):
@@ -1834,6 +1944,7 @@ def places(findings: Findings) -> list[str]:
     """Every view, with something in it."""
     findings.report(WHOLE, *numbered(5, evidence=[{"type": "log", "content": "x"}]))
     run = findings.report(*numbered(6), metadata={"commit": "abc"})
+    findings.send("POST", "webhooks", {"url": "http://127.0.0.1:9/", "format": "slack", "projectType": "none"}, 201)
     findings.send("PATCH", f"tasks/{findings.ids[0]}", {"status": "dismissed", "reason": "wont_fix", "comment": "Hm"})
     findings.send("PUT", f"project-types/{findings.type}", {"description": "x", "extensionSchema": {"title": "x"}})
     return [
@@ -1846,6 +1957,7 @@ def places(findings: Findings) -> list[str]:
         f"#/runs/{run}",
         "#/project-types",
         f"#/project-types/{findings.type}",
+        "#/webhooks",
         "#/nowhere",
         "#/runs/unknown",
     ]

@@ -11,10 +11,11 @@ import { Heading, Nothing, Text } from "./parts.js";
 import { createRouter, link } from "./route.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
-import { createSession } from "./session.js";
+import { createSession, mayTriage } from "./session.js";
 import { SignIn, SignInAgain } from "./signin.js";
 import { Dialogs, readDraft } from "./triage.js";
 import { ProjectType, ProjectTypes } from "./types.js";
+import { Webhooks } from "./webhooks.js";
 import { count, object } from "./words.js";
 
 const VIEWS = {
@@ -22,6 +23,7 @@ const VIEWS = {
 	findings: { name: "Findings", list: Findings, one: Finding, query: { status: "open", sort: "severity" } },
 	runs: { name: "Runs", list: Runs, one: Run },
 	"project-types": { name: "Project types", list: ProjectTypes, one: ProjectType },
+	webhooks: { name: "Webhooks", list: Webhooks, isFull: true },
 };
 const TOAST_TIME = 10_000; // milliseconds; u undoes later too
 
@@ -56,8 +58,9 @@ function Frame() {
 	const { session, router, changes, dialog, memory } = usePage();
 	const { view, id, query } = useStore(router);
 	const { key, me } = useStore(session);
-	const shown = Object.hasOwn(VIEWS, view) ? VIEWS[view] : {};
-	const View = (id === null ? shown.list : shown.one) ?? Unknown;
+	const views = Object.entries(VIEWS).filter(([, { isFull }]) => !isFull || mayTriage({ me }));
+	const shown = new Map(views).get(view);
+	const View = (id === null ? shown?.list : shown?.one) ?? Unknown;
 	useEffect(() => void (id !== null && scrollTo(0, 0)), [view, id]);
 	const help = () => dialog.set({ kind: "help" });
 	const search = () => {
@@ -78,7 +81,7 @@ function Frame() {
 		<a class="skip" href="#heading" onClick=${skip}>Skip to the content</a>
 		<header class="top">
 			<nav aria-label="Views">
-				${Object.entries(VIEWS).map(([name, { name: words, query: given }]) => html`
+				${views.map(([name, { name: words, query: given }]) => html`
 					<a href=${link(name, null, given)} aria-current=${name === view ? "page" : undefined}>${words}</a>`)}
 			</nav>
 			<div class="buttons">

@@ -4,7 +4,7 @@ import { GROUPINGS } from "./grouping.js";
 import { useKeys } from "./keys.js";
 import { html, useEffect, useLayoutEffect, useLoad, usePage, useRef, useState } from "./lib.js";
 import { Field, Select, Text, Toggles } from "./parts.js";
-import { capital, SEVERITIES, STATUS_NAMES } from "./words.js";
+import { capital, SEVERITIES, STATUS_NAMES, YES_OR_NO } from "./words.js";
 
 const LABELS = { // of filters with a chip; the others show their values
 	projectType: "Type",
@@ -96,8 +96,6 @@ function Search({ value, onSearch }) {
 		<input ref=${input} class="search" type="search" value=${text} placeholder="Search" aria-label="Search findings" title="Search (/)"
 			autocomplete="off" maxlength="500" onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown} />`;
 }
-
-const YES_OR_NO = { true: "yes", false: "no" };
 
 const SEVERAL = ["rule", "tag"]; // a comma with a space behind it is within a value
 

@@ -43,7 +43,7 @@ export function Overview({ query }) {
 			</div></search>
 			<ul class="figures">
 				<${Figure} name="Unfinished" list=${list} />
-				<${Figure} name="Unassigned" list=${{ ...list, assigned: "false" }} load=${countUnassigned} />
+				<${Figure} name="Unassigned" list=${{ ...list, assigned: "false" }} />
 				<${Figure} name="Mine" list=${{ ...list, assignee: me.user ?? me.key }} />
 			</ul>
 			<div class="cards">
@@ -65,17 +65,8 @@ const Card = ({ title, wide, from, children }) => html`
 		<h2>${title}</h2><${Loaded} from=${from} what=${title.toLowerCase()}>${children}<//>
 	</section>`;
 
-/** Count by groups, which is quick, unless nobody's is not among the largest. */
-async function countUnassigned(get, list) {
-	const { groups, others } = await get("groups", { ...list, assigned: "", by: "assignee", limit: 200 });
-	const total = groups.find(({ value }) => value === null)?.total ?? 0;
-	return total || !others ? { total } : countAll(get, list);
-}
-
-const countAll = (get, list) => get("tasks", { ...list, limit: 1 });
-
-const Figure = ({ name, list, load = countAll }) => html`
-	<li class="card"><${Loaded} from=${useAnswer("tasks", list, (get) => load(get, list))} what=${name.toLowerCase()}>
+const Figure = ({ name, list }) => html`
+	<li class="card"><${Loaded} from=${useAnswer("tasks", { ...list, limit: 1 })} what=${name.toLowerCase()}>
 		${({ total }) => html`<a href=${toFindings(list)}><strong>${number(total)}</strong> ${name}</a>`}<//></li>`;
 
 const Oldest = ({ list }) => html`

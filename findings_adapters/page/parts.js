@@ -125,6 +125,7 @@ export function Form({ action, onSubmit, other, children, ...more }) {
 		setState({ busy: true });
 		try {
 			await onSubmit(event.target);
+			setState({});
 		} catch (refused) {
 			setState({ error: refused });
 		}
@@ -157,10 +158,10 @@ export function Field({ label, value, onChange, options = [], type = "text" }) {
 		</label>`;
 }
 
-export const Select = ({ label, value, onChange, options }) => html`
+export const Select = ({ label, name, value, onChange, options }) => html`
 	<label class="field"><span>${label}</span>
-		<select value=${value ?? ""} onChange=${(event) => onChange(event.target.value)}>
-			${options.map(([name, text]) => html`<option value=${name} selected=${name === (value ?? "")}>${text}</option>`)}
+		<select name=${name} value=${value} onChange=${(event) => onChange?.(event.target.value)}>
+			${options.map(([each, text]) => html`<option value=${each} selected=${each === (value ?? "")}>${text}</option>`)}
 		</select>
 	</label>`;
 

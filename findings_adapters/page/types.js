@@ -3,6 +3,7 @@
 import { pathOf } from "./api.js";
 import { Code } from "./evidence.js";
 import { html, useAnswer } from "./lib.js";
+import { Table } from "./lists.js";
 import { Fact, Heading, Loaded, NoneListed, Section, Text, Time } from "./parts.js";
 import { Prose } from "./prose.js";
 import { link } from "./route.js";
@@ -15,18 +16,16 @@ export function ProjectTypes() {
 		<${Heading} title="Project types" total=${loaded.data && count(loaded.data.projectTypes.length, "type")} />
 		<${Loaded} from=${loaded} what="project types">
 			${({ projectTypes }) => (projectTypes.length
-				? html`<ul class="rows">${projectTypes.map((type) => html`<${Row} ...${type} />`)}</ul>`
+				? html`<${Table} name="Project types" kind="types" columns=${COLUMNS} items=${projectTypes} />`
 				: html`<${NoneListed} what="project type" />`)}
 		<//>`;
 }
 
-const Row = ({ name, label, description, createdAt }) => html`
-	<li>
-		<span class="what"><a href=${link("project-types", name)}><${Text} of=${label} /></a>
-			${label !== name && html` <span class="muted"><${Text} of=${name} /></span>`}
-			${description && html`<span class="muted clamped"><${Text} of=${description} /></span>`}</span>
-		<span class="muted"><${Time} at=${createdAt} /></span>
-	</li>`;
+const COLUMNS = [
+	["title", "Type", ({ name, label }) => html`<a href=${link("project-types", name)}><${Text} of=${label} /></a>`],
+	["wide", "Description", ({ description }) => description && html`<${Text} of=${description} />`],
+	["age", "Age", ({ createdAt }) => html`<${Time} at=${createdAt} />`],
+];
 
 export function ProjectType({ id }) {
 	const loaded = useAnswer(pathOf("project-types", id), {});

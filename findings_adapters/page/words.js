@@ -16,6 +16,7 @@ export const REASONS_FOR = {
 	resolved: ["fixed", "duplicate"],
 	dismissed: ["false_positive", "accepted_risk", "wont_fix", "used_in_tests", "duplicate"],
 };
+export const YES_OR_NO = { true: "yes", false: "no" };
 export const RUN_NAMES = { running: "Running", completed: "Completed", failed: "Failed" };
 
 const NUMBER = new Intl.NumberFormat("en");
