@@ -169,7 +169,7 @@ def select_events(connection: heart.Connection, client_id: str, behind: int, lim
         seqs = [seq for (seq,) in rows]
         if len(seqs) > limit:
             goes_on, end = True, seqs[limit - 1]
-    return Page(read_events(connection, client_id, seqs[:limit] if condition else seqs[:most]), end, goes_on)
+    return Page(read_events(connection, client_id, seqs[:limit]), end, goes_on)
 
 
 READ_AT_ONCE = 100  # events, whose runs have metadata of up to 64 KiB

@@ -34,6 +34,7 @@ from tests.support import (
     Client,
     Server,
     assert_problem,
+    await_,
     blocks_of,
     cases,
     client_of,
@@ -1073,13 +1074,6 @@ def work(server: Server, key: str, runs: int) -> None:
         assert server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"}, key).status_code == 200
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.05)
-
-
 def test_a_stop_leaves_a_delivery_that_hangs_for_the_next_start(
     serve: Callable[..., Server], receiver: Receiver
 ) -> None:
@@ -1087,13 +1081,13 @@ def test_a_stop_leaves_a_delivery_that_hangs_for_the_next_start(
     receiver.answer = hang
     assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}).status_code == 201
     server.start_run()
-    wait_until(lambda: bool(receiver.received))
+    await_(lambda: receiver.received)
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 10
     receiver.answer = Handler.accept
     serve(until="Findings Task Service .*\n", FINDINGS_WEBHOOK_PRIVATE="1")
-    wait_until(lambda: len(receiver.received) == 2)
+    await_(lambda: len(receiver.received) == 2, 60)
     assert receiver.events[0] == receiver.events[1]
 
 
@@ -1111,7 +1105,7 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         work(server, key, 4)
         seen = len(receiver.received)
-        wait_until(lambda seen=seen: len(receiver.received) > seen + 3)
+        await_(lambda seen=seen: len(receiver.received) > seen + 3, 60)
         receiver.stop()
         time.sleep(0.3)
         receiver.start()
@@ -1121,7 +1115,7 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
     work(server, key, 2)
     expected = [each["id"] for each in server.request("GET", f"{API}/events?limit=1000", key=key).json["events"]]
     accepted = lambda: [each.event for each in receiver.received if each.accepted]  # noqa: E731
-    wait_until(lambda: accepted()[-1:] == expected[-1:])
+    await_(lambda: accepted()[-1:] == expected[-1:], 60)
     assert len(expected) == 14 * 5
     assert list(dict.fromkeys(accepted())) == expected
     assert len(accepted()) - len(expected) <= kills

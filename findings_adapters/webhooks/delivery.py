@@ -133,13 +133,13 @@ class Deliverer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._looking.join()
         self.stop()
 
     def stop(self) -> None:
         """End, and give the lease back. What is under way has a moment, and is else sent again another time."""
         self._stopping.set()
+        if self._looking.is_alive():
+            self._looking.join()
         wait(self._under_way.values(), LAST_ATTEMPTS)
         self._ended = True  # for what is left behind: the database is closed now
         self._threads.shutdown(wait=False, cancel_futures=True)
