@@ -1154,18 +1154,27 @@ OBSERVER_PARTS = {"log": "findings_features/access_log.py", "metrics": "findings
 ENGINE_PARTS = dict.fromkeys(("postgresql", "postgres"), "findings_adapters/postgres/__init__.py")  # by a URL's scheme
 
 
+class Migration(Struct, frozen=True):
+    """A step to a newer schema: a script, behind which schema.sql is run, and what fills the rows that are there."""
+
+    script: str
+    fill: Callable[[Connection], None] | None = None
+
+
 class Registry(Struct):
     """What this module has of its own, and each part adds to by its `register`, once it is loaded.
 
-    Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, what
-    watches a service by the setting that asks for it, and what answers requests for files that go to browsers, without
-    a key, by path: "/", or one below PAGE_FOLDER. Companions are what runs in a process that serves, as long as that.
+    Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, steps
+    to a newer schema by the version that each leads to, what watches a service by the setting that asks for it, and
+    what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
+    Companions are what runs in a process that serves, as long as that.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
     submission_formats: dict[str, SubmissionFormat] = {}
     list_exports: dict[str, Export] = {}
     engines: dict[str, Callable[[Settings], Database]] = {}
+    migrations: dict[int, Migration] = {}
     page_files: dict[str, Callable[[Call], Answer]] = {}
     search: Callable[[str], Search] | None = None
     baseline: Callable[[Connection, str, RunKey], RunKey | None] | None = None
@@ -1554,37 +1563,7 @@ def require_ours(connection: SQLiteConnection, path: str) -> None:
         raise DatabaseUnusable(f"{path} is another program's SQLite database; name another file")
 
 
-# The steps from version 8 on, by the version that each leads to: a script, behind which schema.sql is run, and what
-# fills the rows that are there then.
-MIGRATIONS: dict[int, str] = {
-    9: """ALTER TABLE tasks ADD COLUMN rule TEXT;
-ALTER TABLE tasks ADD COLUMN location TEXT;
-ALTER TABLE tasks ADD COLUMN tags TEXT;
-""",
-    # AUTOINCREMENT and other constraints need a new table (https://www.sqlite.org/lang_altertable.html#otheralter).
-    10: """ALTER TABLE api_keys ADD COLUMN for_users INTEGER NOT NULL DEFAULT 0 CHECK (for_users IN (0, 1));
-CREATE TABLE new_history (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, client_id TEXT NOT NULL, task_seq INTEGER, run_seq INTEGER, at TEXT NOT NULL,
-    event TEXT NOT NULL CHECK (
-        event IN ('created', 'reported', 'status', 'assigned', 'comment') AND task_seq IS NOT NULL AND run_seq IS NULL
-        OR event IN ('started', 'finished') AND task_seq IS NULL AND run_seq IS NOT NULL
-    ),
-    key_name TEXT NOT NULL, user_name TEXT, run_id TEXT, branch TEXT NOT NULL DEFAULT '', from_status TEXT,
-    to_status TEXT, comment TEXT, changed TEXT, reason TEXT, assignee TEXT,
-    FOREIGN KEY (client_id, task_seq) REFERENCES tasks (client_id, seq) ON DELETE CASCADE,
-    FOREIGN KEY (client_id, run_seq) REFERENCES runs (client_id, seq) ON DELETE CASCADE
-) STRICT;
-INSERT INTO new_history (seq, client_id, task_seq, at, event, key_name, run_id, branch, from_status, to_status,
-    comment, changed, reason, assignee)
-SELECT seq, client_id, task_seq, at, event, key_name, run_id, COALESCE((
-    SELECT branch FROM runs WHERE runs.client_id = history.client_id AND runs.id = history.run_id), ''), from_status,
-    to_status, comment, changed, reason, assignee
-FROM history;
-DROP TABLE history;
-ALTER TABLE new_history RENAME TO history;
-""",
-}
-FILLERS: dict[int, Callable[[Connection], None]] = {}
+MIGRATIONS = "findings_features/migrations.py"
 
 
 def require_version(name: str, version: int) -> None:
@@ -1592,7 +1571,9 @@ def require_version(name: str, version: int) -> None:
     told = f"{name} has schema version {version}"
     if version > SCHEMA_VERSION:
         raise DatabaseUnusable(f"{told}, newer than this program's {SCHEMA_VERSION}; update findings-service")
-    if version < SCHEMA_VERSION and version + 1 not in MIGRATIONS:
+    if version < SCHEMA_VERSION and (absent := load_part(MIGRATIONS)):
+        raise DatabaseUnusable(f"{told}, and {absent}, which would bring it to {SCHEMA_VERSION}, is not there")
+    if version < SCHEMA_VERSION and version + 1 not in REGISTRY.migrations:
         raise DatabaseUnusable(
             f"{told}, older than any that this program opens; keep it for the program that made it, and name another"
             " database"
@@ -1626,26 +1607,27 @@ def prepare_schema(connection: SQLiteConnection, path: str) -> None:
     version = user_version(connection)  # another process may have been faster
     if version:
         require_version(path, version)
-        tell_of_steps(path, version)
-    steps = range(version + 1, SCHEMA_VERSION + 1) if version else ()
-    scripts = [*(MIGRATIONS[step] for step in steps), schema_path().read_text("utf-8")]
-    for statement in statements_of("\n".join(scripts)):
+    steps = steps_from(path, version)
+    for statement in statements_of("\n".join([*(step.script for step in steps), schema_path().read_text("utf-8")])):
         connection.execute(statement)
     fill(connection, steps)
     connection.execute("COMMIT")
 
 
-def tell_of_steps(name: str, version: int) -> None:
-    """Say that a database is brought up to date, which takes its time where much is stored: nobody is served then."""
-    if version < SCHEMA_VERSION:
+def steps_from(name: str, version: int) -> list[Migration]:
+    """Return the steps that lead on from a version of the schema, none from 0, and tell of them if there are any."""
+    steps = [REGISTRY.migrations[each] for each in range(version + 1, SCHEMA_VERSION + 1)] if version else []
+    if steps:  # nobody is served until they are taken
         told = "%s has schema version %d and is brought to %d, which may take a while"
         log.warning(told, name, version, SCHEMA_VERSION)
+    return steps
 
 
-def fill(connection: Connection, steps: Iterable[int]) -> None:
+def fill(connection: Connection, steps: Iterable[Migration]) -> None:
     """Bring rows up to date, behind the scripts of some steps and in their transaction."""
-    for fill_rows in filter(None, map(FILLERS.get, steps)):
-        fill_rows(connection)
+    for step in steps:
+        if step.fill:
+            step.fill(connection)
     connection.write_counts()
     if not connection.execute("SELECT 1 FROM epochs").fetchone():
         begin_epoch(connection)
@@ -4126,66 +4108,6 @@ def move_in_counters(connection: Connection, client_id: str, changes: Iterable[t
     moved = [(old, new) for old, new in changes if old.cell != new.cell]
     index_tasks(connection, client_id, [old for old, _ in moved], -1)
     index_tasks(connection, client_id, [new for _, new in moved], 1)
-
-
-CONTROL_RUN = regex.compile(f"[{CONTROLS}]+")  # looking it up for each text would take longer than its work
-
-
-def fit_text(text: Any, length: int) -> str | None:
-    """Return a text without control characters and white space around it, None where it is blank or longer."""
-    plain = CONTROL_RUN.sub(" ", text).strip() if isinstance(text, str) else ""
-    return plain if 0 < len(plain) <= length else None
-
-
-def foreign_marks(rule: Any, file: Any, line: Any, tags: Any) -> tuple[str | None, str | None, str | None]:
-    """Return what another program calls rule, file, line and tags as a task has them: nothing of it is refused.
-
-    A longer rule is cut, a location at its front, and of tags the first that fit are taken.
-    """
-    rule, place = fit_text(rule, sys.maxsize), fit_text(file, sys.maxsize)
-    if place and isinstance(line, int) and not isinstance(line, bool):
-        place = f"{place}:{line}"
-    fit = dict.fromkeys(filter(None, (fit_text(tag, 64) for tag in tags))) if isinstance(tags, (list, tuple)) else ()
-    return (
-        rule if rule is None or len(rule) <= 256 else f"{rule[:255]}…",
-        place if place is None or len(place) <= 1024 else f"…{place[-1023:]}",
-        to_json_text([*fit][:20]) if fit else None,
-    )
-
-
-FILLED_AT_ONCE = 200  # tasks, each with extensions of up to 256 KiB
-
-
-def fill_marks(connection: Connection) -> None:
-    """Give tasks that came as SARIF their rule, location and tags, which only their extensions had until schema 9."""
-    rows_of = f"""SELECT {TASK_ROW_COLUMNS}, task_details.extensions, task_words.words FROM tasks {DETAILS}
-        JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
-        WHERE tasks.client_id = ? AND tasks.seq > ? AND task_details.extensions IS NOT NULL
-        ORDER BY tasks.seq LIMIT ?"""
-    for client_id in select_clients(connection):
-        last = 0
-        while rows := connection.execute(rows_of, (client_id, last, FILLED_AT_ONCE)).fetchall():
-            filled: list[tuple[TaskRow, TaskRow, str | None, str]] = []
-            for *fields, extensions, words in rows:
-                state, told = TaskRow(*fields), msgspec.json.decode(extensions)
-                last = state.seq
-                if all(isinstance(told.get(name), str) for name in ("tool", "ruleId")):
-                    rule, location, tags = foreign_marks(*map(told.get, ("ruleId", "file", "line", "tags")))
-                    listed = msgspec.structs.replace(state, rule=rule, tags=tags)
-                    words = words_of(words, rule=rule, location=location, tags=tags_in(tags))
-                    filled.append((state, listed, location, words))
-            connection.executemany(
-                "UPDATE tasks SET rule = ?, location = ?, tags = ? WHERE client_id = ? AND seq = ?",
-                [(new.rule, location, new.tags, client_id, new.seq) for _, new, location, _ in filled],
-            )
-            connection.executemany(
-                "UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?",
-                [(words, client_id, new.seq) for _, new, _, words in filled],
-            )
-            move_in_counters(connection, client_id, [(old, new) for old, new, *_ in filled])
-
-
-FILLERS[9] = fill_marks
 
 
 def insert_history(

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 import findings_service as heart
+from findings_adapters.sarif.marks import fit_text, foreign_marks
 from findings_adapters.sarif.reading import (
     DESCRIPTION,
     LABEL_LENGTH,
@@ -93,14 +94,14 @@ class Finding(Struct, kw_only=True):
     def report(self) -> dict[str, Any]:
         """Return it as a task is submitted, each text cut to what a task may have."""
         fitting = [tag for tag in self.tags if len(tag) < TEXT]
-        rule, location, tags = heart.foreign_marks(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
+        rule, location, tags = foreign_marks(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
         label = location and (location if len(location) <= LABEL_LENGTH else f"…{location[1 - LABEL_LENGTH :]}")
         code = {"type": "code", "label": label, "content": cut_bytes(self.code, SNIPPET) or None}
         evidence = (
             [{name: value for name, value in code.items() if value}] if self.code or (label and self.line) else []
         )
         told = {
-            "title": cut(heart.fit_text(self.title[:TEXT], TEXT) or rule or "Untitled", 500),
+            "title": cut(fit_text(self.title[:TEXT], TEXT) or rule or "Untitled", 500),
             "severity": self.severity,
             "status": "dismissed" if self.is_dismissed else None,
             "description": cut_bytes("\n\n".join(filter(None, self.description)), DESCRIPTION),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import findings_service as heart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 KEPT_TEXTS = 2048  # statements with their translation
 
@@ -125,9 +125,10 @@ UPDATE history SET branch = runs.branch FROM runs
 }
 
 
-def steps_of(migrations: Mapping[int, str], version: int) -> list[str]:
+def steps_of(version: int) -> list[str]:
     """Return the statements of the steps that lead on from a version."""
-    scripts = ({**migrations, **STEPS}[number] for number in sorted(migrations) if number > version)
+    steps = sorted(heart.REGISTRY.migrations.items())
+    scripts = (STEPS.get(number, step.script) for number, step in steps if number > version)
     statements = (statement for script in scripts for statement in cut_statements(script))
     of_schema = ("CREATE", "ALTER")  # others change rows
     return [in_postgres(each) if each.upper().startswith(of_schema) else translated(each) for each in statements]

@@ -682,16 +682,14 @@ class PostgresDatabase(heart.Database):
             self.lock_schema(link)
             there = link.run("SELECT to_regclass($1) IS NOT NULL", dialect.VERSION_TABLE).fetchall()[0][0]
             version = self.version_at(link) if there else None
-            statements = dialect.schema_statements()
+            statements, steps = dialect.schema_statements(), heart.steps_from(self.name, version or 0)
             if version is None:
                 self.require_empty(link, dialect.tables_of(statements))
                 statements = [dialect.MAKE_VERSION_TABLE, *statements]
             else:
-                heart.tell_of_steps(self.name, version)
-                statements = [*dialect.steps_of(heart.MIGRATIONS, version), *statements]
+                statements = [*dialect.steps_of(version), *statements]
             for statement in statements:
                 link.run(statement)
-            steps = () if version is None else range(version + 1, heart.SCHEMA_VERSION + 1)
             heart.fill(PostgresConnection(self, link, read_only=False), steps)
             link.run(
                 f"""INSERT INTO {dialect.VERSION_TABLE} (id, version) VALUES (1, $1)

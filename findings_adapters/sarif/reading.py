@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 import findings_service as heart
+from findings_adapters.sarif.marks import foreign_marks
 
 SARIF = "application/sarif+json"
 OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
@@ -818,7 +819,7 @@ class RunReading:
             None,
             self._extensions(rule, first, tags),
             heart.labels_of(evidence),
-            *heart.foreign_marks(cut(rule.id, NAME_LENGTH), *where, tags),
+            *foreign_marks(cut(rule.id, NAME_LENGTH), *where, tags),
         )
         self.reading.take(report, pointer)
 
