@@ -1147,6 +1147,7 @@ API_PARTS: dict[str, tuple[str, ...]] = {
     "findings_features/me.py": ("GET /api/v1/me",),
     "findings_features/openapi.py": ("GET /api/v1/openapi.json",),
     "findings_features/overview.py": ("GET /api/v1/overview",),
+    "findings_features/planner.py": (),
     "findings_features/search.py": (),
     "findings_features/triage.py": ("PATCH /api/v1/tasks",),
 }
@@ -1176,6 +1177,7 @@ class Registry(Struct):
     engines: dict[str, Callable[[Settings], Database]] = {}
     migrations: dict[int, Migration] = {}
     page_files: dict[str, Callable[[Call], Answer]] = {}
+    plans: Callable[[Connection, str, str, Filter, str], Iterable[ListPlan]] | None = None
     search: Callable[[str], Search] | None = None
     baseline: Callable[[Connection, str, RunKey], RunKey | None] | None = None
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
@@ -3090,42 +3092,24 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         return sum(int(connection.execute(*each).fetchone()[0]) for each in counted)
 
 
-def plan_cells(
-    connection: Connection, client_id: str, table: str, wanted: Filter, order: str = "-createdAt"
+def plan_rows(
+    connection: Connection,
+    client_id: str,
+    table: str,
+    wanted: Filter,
+    asked: Mapping[str, Condition],
+    order: str = "-createdAt",
 ) -> ListPlan:
-    """Plan the list of what counters count: a range for each cell in which there is something.
+    """Plan the list of a client's rows that are as a filter asks: of all of them, or of the fewest that a part finds.
 
-    Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
-    makes last: by branch, or else by target, of which one has fewer rows than a type.
+    :param asked: what a row must be, by the fields that ask for it.
     """
-    cells, asked = select_cells(connection, client_id, table, wanted), wanted.conditions(table)
-    start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    ranges = [cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells]
-    whole = not asked and order != "severity"
-    total = sum(cells.values())
-    return ListPlan(
-        client_id=client_id,
-        table=table,
-        ranges=(start,) if whole else tuple(ranges),
-        settled=asked.keys(),
-        size=total,
-        total=total,
-    )
-
-
-def cell_range(start: IndexRange, cell: Cell, column: str, **fixed: str | None) -> IndexRange:
-    """Return the index range of a cell, by the column of its first part, of all else or what is fixed.
-
-    Runs have no severity.
-    """
-    (value, line, status, severity), table = cell, start.table
-    is_main = f"{table}.branch {'=' if line == MAIN_LINE else '<>'} ''"  # as the indexes have it
-    found = start.where(f"task_tags.main_line = {int(line == MAIN_LINE)}" if table == "task_tags" else is_main)
-    whole = {column: value, **fixed, "branch": line or None, "status": status, "severity": severity or None}
-    for name, each in whole.items():
-        if each is not None:
-            found = found.where(f"{table}.{name} = ?", each)
-    return msgspec.structs.replace(found, severity=severity)
+    whole = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+    everything = ListPlan(client_id=client_id, table=table, ranges=(whole,), settled=frozenset(), size=sys.maxsize)
+    plans = REGISTRY.plans(connection, client_id, table, wanted, order) if REGISTRY.plans else ()
+    best = min(plans, key=operator.attrgetter("size"), default=everything)
+    found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
+    return msgspec.structs.replace(found, order=order)
 
 
 def select_position(connection: Connection, table: str, client_id: str, id: str, newest_first: bool) -> int:
@@ -3510,7 +3494,7 @@ def select_runs(
         names=frozenset_or_none(query.branch),
         statuses=frozenset_or_none(query.status),
     )
-    plan = plan_cells(connection, client_id, "runs", wanted)
+    plan = plan_rows(connection, client_id, "runs", wanted, wanted.conditions("runs"))
     rows = plan.behind(position).page(connection, RUN_COLUMNS, "", query)
     return map(run_model, rows), plan.count(connection)
 
@@ -3751,24 +3735,6 @@ def missing_from(connection: Connection, client_id: str, run: RunKey) -> Conditi
     return (f"tasks.external_id IS NOT NULL AND (tasks.branch = '' OR {known}) AND NOT {reported}", (*more, *values))
 
 
-def plan_reported(client_id: str, field: str, reporters: Sequence[Source]) -> ListPlan:
-    """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
-    table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
-    start = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    one, seqs = among(f"{table}.{column}", [each.seq for each in reporters])
-    size = sum(each.reported for each in reporters)
-    alone = len({each.type_and_target for each in reporters}) == len(reporters)  # no two can have reported the same
-    return ListPlan(
-        client_id=client_id,
-        table="tasks",
-        ranges=tuple(start.where(f"{table}.{column} = ?", each.seq) for each in reporters),
-        settled={field, "types", "target_url"},
-        size=size,
-        total=size if alone else None,
-        tally=start.where(one, *seqs) if len(reporters) > 1 else None,
-    )
-
-
 def tagged(client_id: str, tags: Iterable[str]) -> Condition:
     """Return the condition that a task has one of some tags: each is looked up by the whole key of `task_tags`."""
     one, values = among("tag", tags)
@@ -3778,87 +3744,12 @@ def tagged(client_id: str, tags: Iterable[str]) -> Condition:
     return f"({found}) IS NOT NULL", (client_id, *values)
 
 
-def plan_marked(connection: Connection, client_id: str, field: str, wanted: TaskFilter) -> ListPlan:
-    """Plan the list of what has one of the rules (or tags) that a field of a filter names, from the index of those."""
-    table, column = ("tasks", "rule") if field == "rules" else ("task_tags", "tag")
-    values = getattr(wanted, field)
-    named: dict[str, tuple[str | None, str | None]] = {
-        f"{mark_counter(column, value)}{ending}": (value, line)
-        for value in values
-        for line, ending in ((MAIN_LINE, ""), (None, BRANCHES))
-    }
-    cells = select_named_cells(connection, client_id, named, wanted)
-    start, size = IndexRange((f"{table}.client_id = ?",), (client_id,), table), sum(cells.values())
-    one, texts = among(f"{table}.{column}", values)
-    alone = column == "rule" or len(values) == 1  # else a task may be in several ranges
-    return ListPlan(
-        client_id=client_id,
-        table="tasks",
-        ranges=tuple(cell_range(start, cell, column) for cell in cells),
-        settled={field, *(("main_line", "statuses", "ranks") if alone else ())},
-        size=size,
-        total=size if alone else None,
-        tally=None if alone else start.where(one, *texts),
-    )
-
-
-INDEXED_LOCATION = 200  # characters of one that its index holds
-MOST_LOCATED = 200_000  # tasks at a location that are counted to choose a plan
-
-
 def located(location: str) -> Condition:
     """Return the condition that a task is at a location, or at one that goes on behind it."""
     if location.endswith(("/", ":")):
         return "instr(tasks.location, ?) = 1", (location,)
     further = "instr(tasks.location, ?) = 1 OR instr(tasks.location, ?) = 1"
     return f"(tasks.location = ? OR {further})", (location, f"{location}/", f"{location}:")
-
-
-def plan_located(connection: Connection, client_id: str, location: str) -> ListPlan:
-    """Plan the list of what is at a location, or goes on behind it, from the index of what locations begin with."""
-    start = f"substr(located.location, 1, {INDEXED_LOCATION})"
-    one = "SELECT seq FROM tasks AS located WHERE located.client_id = ? AND located.location IS NOT NULL AND"
-    ends = location.endswith(("/", ":"))
-    found: list[Condition] = [] if ends else [(f"{start} = ?", (location[:INDEXED_LOCATION],))]
-    for text in (location,) if ends else (f"{location}/", f"{location}:"):
-        if len(text) <= INDEXED_LOCATION:
-            behind = text[:-1] + chr(ord(text[-1]) + 1)
-            found.append((f"{start} >= ? AND {start} < ?", (text, behind)))
-        elif ends:
-            found.append((f"{start} = ?", (text[:INDEXED_LOCATION],)))
-    seqs = " UNION ALL ".join(f"{one} {condition}" for condition, _ in found)
-    values = [value for _, texts in found for value in (client_id, *texts)]
-    few = f"SELECT COUNT(*) FROM (SELECT seq FROM ({seqs}) AS listed LIMIT ?) AS counted"
-    (size,) = connection.execute(few, (*values, MOST_LOCATED)).fetchone()
-    conditions = ("tasks.client_id = ?", f"tasks.seq {connection.one_of(seqs)}")
-    rows = IndexRange(conditions, (client_id, *values), "tasks")
-    settled = {"location"} if len(location) < INDEXED_LOCATION else set[str]()
-    return ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled=settled, size=size)
-
-
-def plans_of(connection: Connection, client_id: str, wanted: TaskFilter, order: str) -> Iterator[ListPlan]:
-    """Give the ranges that hold all tasks that a filter lets through. What is looked up by a name of its own is few."""
-    start = IndexRange(("tasks.client_id = ?",), (client_id,), "tasks")
-    same = "SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?"  # in no order
-    named = {
-        "external_id": start.where(f"tasks.seq {connection.one_of(same)}", client_id, wanted.external_id),
-        "assignee": start.where("tasks.assignee = ?", wanted.assignee),
-        "assigned": start.where("tasks.assignee IS NOT NULL"),
-    }
-    for field, rows in named.items():
-        if getattr(wanted, field):
-            yield ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled={field}, size=0)
-            return
-    yield plan_cells(connection, client_id, "tasks", wanted, order)
-    for field, reporters in wanted.reporters.items():
-        yield plan_reported(client_id, field, reporters)
-    for field in ("rules", "tags"):
-        if getattr(wanted, field) is not None:
-            yield plan_marked(connection, client_id, field, wanted)
-    if wanted.location is not None:
-        yield plan_located(connection, client_id, wanted.location)
-    if wanted.search is not None:
-        yield wanted.search.plan(connection, client_id)
 
 
 def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order: str = "-createdAt") -> ListPlan:
@@ -3892,12 +3783,11 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
         asked["missing_from"] = missing_from(connection, client_id, wanted.missing_from)
     if wanted.search is not None:
         asked["search"] = wanted.search.condition(client_id)
-    best = min(plans_of(connection, client_id, wanted, order), key=lambda plan: plan.size)
-    found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
-    if wanted.span is not None:
-        first, end = wanted.span
-        found = found.narrowed(lambda each: each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end))
-    return msgspec.structs.replace(found, order=order)
+    found = plan_rows(connection, client_id, "tasks", wanted, asked, order)
+    if wanted.span is None:
+        return found
+    first, end = wanted.span
+    return found.narrowed(lambda each: each.where(f"{each.seq} >= ? AND {each.seq} < ?", first, end))
 
 
 def select_tasks(

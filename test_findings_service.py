@@ -5595,14 +5595,16 @@ def test_a_step_to_a_newer_schema_is_taken_once_and_whole_or_not_at_all(
     monkeypatch.setattr("findings_service.schema_path", lambda: newer)
     monkeypatch.setattr("findings_service.SCHEMA_VERSION", last + 1)
     step = "ALTER TABLE runs ADD COLUMN colour TEXT NOT NULL DEFAULT 'red';\n"
-    monkeypatch.setitem(findings_service.MIGRATIONS, last + 1, f"{step}SELECT nonsense;")
+    monkeypatch.setitem(
+        findings_service.REGISTRY.migrations, last + 1, findings_service.Migration(f"{step}SELECT nonsense;")
+    )
     told = f"has schema version {last}; `findings-service serve` brings it to {last + 1}"
     for line in ("check", "keys list", "prune --finished-before 1d"):
         assert told in invoke(*line.split(), "--db", str(aged)).stderr
     with pytest.raises(findings_service.DatabaseUnusable):
         create_app(db=str(aged))
     assert content_of(aged) == before
-    monkeypatch.setitem(findings_service.MIGRATIONS, last + 1, step)
+    monkeypatch.setitem(findings_service.REGISTRY.migrations, last + 1, findings_service.Migration(step))
     with ThreadPoolExecutor(4) as pool:
         for opened in [pool.submit(findings_service.open_database, Settings(db=str(aged))) for _ in range(4)]:
             opened.result().close()

@@ -277,7 +277,7 @@ def test_a_database_is_brought_up_to_date_by_one_process(
         "UPDATE counters SET n = n + 1, colour = 'it''s; red' || CAST(n AS TEXT);"
     )
     monkeypatch.setattr(heart, "SCHEMA_VERSION", newer)
-    monkeypatch.setitem(heart.MIGRATIONS, newer, steps)
+    monkeypatch.setitem(heart.REGISTRY.migrations, newer, heart.Migration(steps))
     databases = [open_at(url, fill=False) for _ in range(4)]
     threads = [threading.Thread(target=counts, args=(database,)) for database in databases]
     for thread in threads:

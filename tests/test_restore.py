@@ -286,7 +286,11 @@ def test_an_older_backup_is_brought_up_to_date_where_it_is_restored(
     newer.write_text(script.replace(f"user_version = {last}", f"user_version = {last + 1}"), "utf-8")
     monkeypatch.setattr("findings_service.schema_path", lambda: newer)
     monkeypatch.setattr("findings_service.SCHEMA_VERSION", last + 1)
-    monkeypatch.setitem(findings_service.MIGRATIONS, last + 1, "DELETE FROM project_types WHERE name = 'none';\n")
+    monkeypatch.setitem(
+        findings_service.REGISTRY.migrations,
+        last + 1,
+        findings_service.Migration("DELETE FROM project_types WHERE name = 'none';\n"),
+    )
     assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
     versions = [sqlite3.connect(path).execute("PRAGMA user_version").fetchone()[0] for path in (aged, copy)]
     assert versions == [last + 1, last]

@@ -1,0 +1,159 @@
+"""Plans lists: which ranges of which index hold the fewest rows that a filter may let through.
+
+Without it a list is as right, and looks at all that a client has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+import findings_service as heart
+
+
+def plan_cells(
+    connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
+) -> heart.ListPlan:
+    """Plan the list of what counters count: a range for each cell in which there is something.
+
+    Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
+    makes last: by branch, or else by target, of which one has fewer rows than a type.
+    """
+    cells, asked = heart.select_cells(connection, client_id, table, wanted), wanted.conditions(table)
+    start = heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+    ranges = [cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells]
+    whole = not asked and order != "severity"
+    total = sum(cells.values())
+    return heart.ListPlan(
+        client_id=client_id,
+        table=table,
+        ranges=(start,) if whole else tuple(ranges),
+        settled=asked.keys(),
+        size=total,
+        total=total,
+    )
+
+
+def cell_range(start: heart.IndexRange, cell: heart.Cell, column: str, **fixed: str | None) -> heart.IndexRange:
+    """Return the index range of a cell, by the column of its first part, of all else or what is fixed.
+
+    Runs have no severity.
+    """
+    (value, line, status, severity), table = cell, start.table
+    is_main = f"{table}.branch {'=' if line == heart.MAIN_LINE else '<>'} ''"  # as the indexes have it
+    found = start.where(f"task_tags.main_line = {int(line == heart.MAIN_LINE)}" if table == "task_tags" else is_main)
+    whole = {column: value, **fixed, "branch": line or None, "status": status, "severity": severity or None}
+    for name, each in whole.items():
+        if each is not None:
+            found = found.where(f"{table}.{name} = ?", each)
+    return msgspec.structs.replace(found, severity=severity)
+
+
+def plan_reported(client_id: str, field: str, reporters: Sequence[heart.Source]) -> heart.ListPlan:
+    """Plan the list of what runs (or branches) reported, which a field of a filter names, from their sightings."""
+    table, column = (reporters[0].sightings, reporters[0].column) if reporters else ("sightings", "run_seq")
+    start = heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table)
+    one, seqs = heart.among(f"{table}.{column}", [each.seq for each in reporters])
+    size = sum(each.reported for each in reporters)
+    alone = len({each.type_and_target for each in reporters}) == len(reporters)  # no two can have reported the same
+    return heart.ListPlan(
+        client_id=client_id,
+        table="tasks",
+        ranges=tuple(start.where(f"{table}.{column} = ?", each.seq) for each in reporters),
+        settled={field, "types", "target_url"},
+        size=size,
+        total=size if alone else None,
+        tally=start.where(one, *seqs) if len(reporters) > 1 else None,
+    )
+
+
+def plan_marked(connection: heart.Connection, client_id: str, field: str, wanted: heart.TaskFilter) -> heart.ListPlan:
+    """Plan the list of what has one of the rules (or tags) that a field of a filter names, from the index of those."""
+    table, column = ("tasks", "rule") if field == "rules" else ("task_tags", "tag")
+    values = getattr(wanted, field)
+    named: dict[str, tuple[str | None, str | None]] = {
+        f"{heart.mark_counter(column, value)}{ending}": (value, line)
+        for value in values
+        for line, ending in ((heart.MAIN_LINE, ""), (None, heart.BRANCHES))
+    }
+    cells = heart.select_named_cells(connection, client_id, named, wanted)
+    start, size = heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table), sum(cells.values())
+    one, texts = heart.among(f"{table}.{column}", values)
+    alone = column == "rule" or len(values) == 1  # else a task may be in several ranges
+    return heart.ListPlan(
+        client_id=client_id,
+        table="tasks",
+        ranges=tuple(cell_range(start, cell, column) for cell in cells),
+        settled={field, *(("main_line", "statuses", "ranks") if alone else ())},
+        size=size,
+        total=size if alone else None,
+        tally=None if alone else start.where(one, *texts),
+    )
+
+
+INDEXED_LOCATION = 200  # characters of one that its index holds
+MOST_LOCATED = 200_000  # tasks at a location that are counted to choose a plan
+
+
+def plan_located(connection: heart.Connection, client_id: str, location: str) -> heart.ListPlan:
+    """Plan the list of what is at a location, or goes on behind it, from the index of what locations begin with."""
+    start = f"substr(located.location, 1, {INDEXED_LOCATION})"
+    one = "SELECT seq FROM tasks AS located WHERE located.client_id = ? AND located.location IS NOT NULL AND"
+    ends = location.endswith(("/", ":"))
+    found: list[heart.Condition] = [] if ends else [(f"{start} = ?", (location[:INDEXED_LOCATION],))]
+    for text in (location,) if ends else (f"{location}/", f"{location}:"):
+        if len(text) <= INDEXED_LOCATION:
+            behind = text[:-1] + chr(ord(text[-1]) + 1)
+            found.append((f"{start} >= ? AND {start} < ?", (text, behind)))
+        elif ends:
+            found.append((f"{start} = ?", (text[:INDEXED_LOCATION],)))
+    seqs = " UNION ALL ".join(f"{one} {condition}" for condition, _ in found)
+    values = [value for _, texts in found for value in (client_id, *texts)]
+    few = f"SELECT COUNT(*) FROM (SELECT seq FROM ({seqs}) AS listed LIMIT ?) AS counted"
+    (size,) = connection.execute(few, (*values, MOST_LOCATED)).fetchone()
+    conditions = ("tasks.client_id = ?", f"tasks.seq {connection.one_of(seqs)}")
+    rows = heart.IndexRange(conditions, (client_id, *values), "tasks")
+    settled = {"location"} if len(location) < INDEXED_LOCATION else set[str]()
+    return heart.ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled=settled, size=size)
+
+
+def plans_of_tasks(
+    connection: heart.Connection, client_id: str, wanted: heart.TaskFilter, order: str
+) -> Iterator[heart.ListPlan]:
+    """Give the ranges that hold all tasks that a filter lets through. What is looked up by a name of its own is few."""
+    start = heart.IndexRange(("tasks.client_id = ?",), (client_id,), "tasks")
+    same = "SELECT seq FROM tasks AS same WHERE same.client_id = ? AND same.external_id = ?"  # in no order
+    named = {
+        "external_id": start.where(f"tasks.seq {connection.one_of(same)}", client_id, wanted.external_id),
+        "assignee": start.where("tasks.assignee = ?", wanted.assignee),
+        "assigned": start.where("tasks.assignee IS NOT NULL"),
+    }
+    for field, rows in named.items():
+        if getattr(wanted, field):
+            yield heart.ListPlan(client_id=client_id, table="tasks", ranges=(rows,), settled={field}, size=0)
+            return
+    yield plan_cells(connection, client_id, "tasks", wanted, order)
+    for field, reporters in wanted.reporters.items():
+        yield plan_reported(client_id, field, reporters)
+    for field in ("rules", "tags"):
+        if getattr(wanted, field) is not None:
+            yield plan_marked(connection, client_id, field, wanted)
+    if wanted.location is not None:
+        yield plan_located(connection, client_id, wanted.location)
+    if wanted.search is not None:
+        yield wanted.search.plan(connection, client_id)
+
+
+def plans(
+    connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
+) -> Iterator[heart.ListPlan]:
+    """Give lists that have all rows of a table that a filter lets through."""
+    if isinstance(wanted, heart.TaskFilter):
+        return plans_of_tasks(connection, client_id, wanted, order)
+    return iter([plan_cells(connection, client_id, table, wanted, order)])
+
+
+def register() -> None:
+    """Have lists planned."""
+    heart.REGISTRY.plans = plans
