@@ -206,6 +206,9 @@ def parse_word(meanings: Mapping[str, Any], text: str) -> Any:
     return meanings[text.lower()]
 
 
+parse_flag = partial(parse_word, {"1": True, "0": False, "true": True, "false": False})
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """What can be set, each also as `FINDINGS_` and the name in capitals. Times are seconds, sizes bytes.
 
@@ -254,14 +257,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     base_url: Annotated[
         str, parse_base_url, "What links begin with behind a proxy that serves the API under a prefix."
     ] = ""
-    metrics: Annotated[
-        bool,
-        partial(parse_word, {"1": True, "0": False, "true": True, "false": False}),
-        "1: figures for Prometheus at /metrics. Needs the extra of that name.",
-    ] = False
+    metrics: Annotated[bool, parse_flag, "1: figures for Prometheus at /metrics. Needs the extra of that name."] = False
     webhook_private: Annotated[
         bool,
-        partial(parse_word, {"1": True, "0": False, "true": True, "false": False}),
+        parse_flag,
         "1: webhooks may be at any address, also of this machine and of networks that the world does not reach.",
     ] = False
 
@@ -2871,7 +2870,8 @@ def among(column: str, values: Iterable[str] | Iterable[int]) -> Condition:
 class Filter(Struct, frozen=True, kw_only=True):
     """What both runs and tasks are filtered by, and counted by. `None` filters nothing.
 
-    `names` are those of the branches that runs are of; what branches reported, `TaskFilter` has.
+    `names` are those of the branches that runs are of; what branches reported, `TaskFilter` has. The fields of
+    `several`, each with its column, have values one of which a row has, and those of `exact` the value that it has.
     """
 
     types: frozenset[str] | None = None
@@ -2880,6 +2880,9 @@ class Filter(Struct, frozen=True, kw_only=True):
     main_line: bool | None = None
     statuses: frozenset[str] | None = None
     ranks: frozenset[int] | None = None
+
+    several: ClassVar = {"types": "project_type", "names": "branch", "statuses": "status", "ranks": "severity"}
+    exact: ClassVar[tuple[str, ...]] = ("target_url",)
 
     def accepts(self, main_line: bool, status: str, severity: int) -> bool:
         """Tell whether the filter lets a line, a status and a severity through."""
@@ -2895,14 +2898,13 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     def conditions(self, table: str) -> dict[str, Condition]:
         """Return what a row must be, by the fields that ask for it."""
-        columns = {"types": "project_type", "names": "branch", "statuses": "status", "ranks": "severity"}
-        asked = {
-            field: among(f"{table}.{column}", getattr(self, field))
-            for field, column in columns.items()
-            if getattr(self, field) is not None
-        }
-        if self.target_url is not None:
-            asked["target_url"] = (f"{table}.target_url = ?", (self.target_url,))
+        asked: dict[str, Condition] = {}
+        for field, column in self.several.items():
+            if (values := getattr(self, field)) is not None:
+                asked[field] = among(f"{table}.{column}", values)
+        for field in self.exact:
+            if (value := getattr(self, field)) is not None:
+                asked[field] = (f"{table}.{field} = ?", (value,))
         if self.main_line is not None:
             asked["main_line"] = (f"{table}.branch {'=' if self.main_line else '<>'} ''", ())
         return asked
@@ -3580,13 +3582,6 @@ def select_task(connection: Connection, client_id: str, task_id: str) -> Task:
     return task_model(row)
 
 
-def select_etags(connection: Connection, client_id: str, task_ids: Iterable[str]) -> dict[str, str]:
-    """Return the ETags of those of some tasks that the client has, by their ids."""
-    statement = f"SELECT {HEAD_COLUMNS} FROM tasks WHERE {BY_ID}"
-    rows = connection.execute(statement, (client_id, json.dumps(list(task_ids))))
-    return {head.id: head.etag for head in map(task_head, rows)}
-
-
 class Search(Protocol):
     """What finds tasks by their words."""
 
@@ -3614,6 +3609,9 @@ class TaskFilter(Filter, frozen=True, kw_only=True):
     assigned: bool | None = None
     span: tuple[int, int] | None = None
     search: Search | None = None
+
+    several: ClassVar = Filter.several | {"rules": "rule"}
+    exact: ClassVar = (*Filter.exact, "external_id", "assignee")
 
     @property
     def reporters(self) -> dict[str, Sequence[Source]]:
@@ -3759,10 +3757,6 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
         statuses = frozenset(UNFINISHED if wanted.statuses is None else wanted.statuses.intersection(UNFINISHED))
         wanted = msgspec.structs.replace(wanted, types=about, target_url=run.target_url, statuses=statuses)
     asked = wanted.conditions("tasks")
-    if wanted.external_id is not None:
-        asked["external_id"] = ("tasks.external_id = ?", (wanted.external_id,))
-    if wanted.assignee is not None:
-        asked["assignee"] = ("tasks.assignee = ?", (wanted.assignee,))
     if wanted.assigned is not None:
         asked["assigned"] = (f"tasks.assignee IS {'NOT ' if wanted.assigned else ''}NULL", ())
     for field, reporters in wanted.reporters.items():
@@ -3770,8 +3764,6 @@ def plan_tasks(connection: Connection, client_id: str, wanted: TaskFilter, order
     if wanted.baseline is not None:
         known, values = reported_by(client_id, [wanted.baseline])
         asked["baseline"] = (f"NOT {known}", values)
-    if wanted.rules is not None:
-        asked["rules"] = among("tasks.rule", wanted.rules)
     if wanted.tags is not None:
         asked["tags"] = tagged(client_id, wanted.tags)
     if wanted.location is not None:

@@ -11,6 +11,8 @@ import msgspec
 
 import findings_service as heart
 
+COUNTED = {"types", "target_url", "names", "main_line", "statuses", "ranks"}  # fields that counters tell of
+
 
 def plan_cells(
     connection: heart.Connection, client_id: str, table: str, wanted: heart.Filter, order: str
@@ -20,7 +22,8 @@ def plan_cells(
     Where no index begins with all of type, target and branch that are asked for, SQLite takes the one that schema.sql
     makes last: by branch, or else by target, of which one has fewer rows than a type.
     """
-    cells, asked = heart.select_cells(connection, client_id, table, wanted), wanted.conditions(table)
+    cells = heart.select_cells(connection, client_id, table, wanted)
+    asked = COUNTED & wanted.conditions(table).keys()
     start = heart.IndexRange((f"{table}.client_id = ?",), (client_id,), table)
     ranges = [cell_range(start, cell, "project_type", target_url=wanted.target_url) for cell in cells]
     whole = not asked and order != "severity"
@@ -29,7 +32,7 @@ def plan_cells(
         client_id=client_id,
         table=table,
         ranges=(start,) if whole else tuple(ranges),
-        settled=asked.keys(),
+        settled=asked,
         size=total,
         total=total,
     )

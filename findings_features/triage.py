@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from msgspec import Meta
@@ -54,9 +54,16 @@ def match_problems(update: TasksUpdate) -> list[heart.Problem]:
     return [heart.Problem("is none of `ids`", heart.json_pointer(["ifMatch", each])) for each in sorted(others)]
 
 
+def select_etags(connection: heart.Connection, client_id: str, task_ids: Iterable[str]) -> dict[str, str]:
+    """Return the ETags of those of some tasks that the client has, by their ids."""
+    statement = f"SELECT {heart.HEAD_COLUMNS} FROM tasks WHERE {heart.BY_ID}"
+    rows = connection.execute(statement, (client_id, json.dumps(list(task_ids))))
+    return {head.id: head.etag for head in map(heart.task_head, rows)}
+
+
 def require_matches(connection: heart.Connection, client_id: str, expected: Mapping[str, str]) -> None:
     """Check that tasks are what the caller has seen. :raises ChangedMeanwhile: with those that are not any more."""
-    found = heart.select_etags(connection, client_id, expected)
+    found = select_etags(connection, client_id, expected)
     if changed := [each for each, etag in expected.items() if etag != found[each]]:
         pointers = (heart.json_pointer(["ifMatch", each]) for each in changed)
         raise heart.ChangedMeanwhile(
@@ -89,7 +96,7 @@ def patch_tasks(call: heart.Call) -> heart.PendingWrite:
     def triage(connection: heart.Connection) -> heart.Answer:
         ordered = judged(connection)
         updated = heart.triage_tasks(connection, call.principal, ordered, update)
-        etags = heart.select_etags(connection, call.client_id, update.ids)
+        etags = select_etags(connection, call.client_id, update.ids)
         tasks = [TriagedTask(state.id, update.status or state.status, etags[state.id]) for state in ordered]
         return heart.json_answer(200, Triage(updated, len(tasks) - updated, tasks))
 
