@@ -91,10 +91,8 @@ except ModuleNotFoundError as missing:
 
 try:
     import fcntl
-    import resource
-    import termios
 except ImportError:  # Windows
-    fcntl = resource = termios = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "ConfigurationError",
@@ -875,6 +873,11 @@ class Health(Model):
     postgresql: str | msgspec.UnsetType = msgspec.UNSET
 
 
+def described(text: str, **rules: Any) -> Meta:
+    """Return what a parameter is, for OpenAPI, and what holds for it."""
+    return Meta(description=text, **rules)
+
+
 NoComma = Annotated[str, Meta(min_length=1, extra_json_schema={"pattern": "^[^\\u0000,]+$"})]
 NonEmpty = Annotated[str, Meta(min_length=1, extra_json_schema=NO_NUL)]
 Moment = typing.NewType("Moment", str)  # read as any ISO 8601, and then as the API writes times
@@ -899,7 +902,7 @@ class PageQuery(Request):
 
     page: PageNumber | None = None
     limit: Annotated[int, Meta(ge=1, le=200, description="Items on a page.")] = 50
-    after: Annotated[str, Meta(description=AFTER)] | None = None
+    after: Annotated[str, described(AFTER)] | None = None
 
 
 class HistoryQuery(Request):
@@ -913,15 +916,13 @@ class RunQuery(PageQuery):
     """Which runs."""
 
     after: Annotated[str, Meta(pattern=ITEM_CURSOR, description=AFTER)] | None = None
-    project_type: Annotated[CommaList[NoComma], Meta(description=f"Runs of these project types. {SEVERAL}")] | None = (
+    project_type: Annotated[CommaList[NoComma], described(f"Runs of these project types. {SEVERAL}")] | None = None
+    status: Annotated[CommaList[RunStatus], described(f"Runs with these statuses. {SEVERAL}")] | None = None
+    target_url: Annotated[NonEmpty, described("Runs of this target, exactly as stored.")] | None = None
+    main_line: Annotated[bool, described("`true` for runs of the main line, `false` for those of branches.")] | None = (
         None
     )
-    status: Annotated[CommaList[RunStatus], Meta(description=f"Runs with these statuses. {SEVERAL}")] | None = None
-    target_url: Annotated[NonEmpty, Meta(description="Runs of this target, exactly as stored.")] | None = None
-    main_line: (
-        Annotated[bool, Meta(description="`true` for runs of the main line, `false` for those of branches.")] | None
-    ) = None
-    branch: Annotated[RepeatedParam[NonEmpty], Meta(description=f"Runs of these branches. {EXACTLY}")] | None = None
+    branch: Annotated[RepeatedParam[NonEmpty], described(f"Runs of these branches. {EXACTLY}")] | None = None
 
 
 DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
@@ -930,49 +931,42 @@ DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
 class TaskFilters(Request):
     """Which tasks."""
 
-    status: Annotated[CommaList[TaskStatus], Meta(description=f"Tasks with these statuses. {SEVERAL}")] | None = None
-    severity: Annotated[CommaList[Severity], Meta(description=f"Tasks of these severities. {SEVERAL}")] | None = None
-    run_id: Annotated[CommaList[NoComma], Meta(description=f"Tasks that these runs reported. {SEVERAL}")] | None = None
-    project_type: Annotated[CommaList[NoComma], Meta(description=f"Tasks of these project types. {SEVERAL}")] | None = (
-        None
-    )
-    target_url: Annotated[NonEmpty, Meta(description="Tasks of this target, exactly as stored.")] | None = None
+    status: Annotated[CommaList[TaskStatus], described(f"Tasks with these statuses. {SEVERAL}")] | None = None
+    severity: Annotated[CommaList[Severity], described(f"Tasks of these severities. {SEVERAL}")] | None = None
+    run_id: Annotated[CommaList[NoComma], described(f"Tasks that these runs reported. {SEVERAL}")] | None = None
+    project_type: Annotated[CommaList[NoComma], described(f"Tasks of these project types. {SEVERAL}")] | None = None
+    target_url: Annotated[NonEmpty, described("Tasks of this target, exactly as stored.")] | None = None
     main_line: (
-        Annotated[bool, Meta(description="`true` for what the main line knows, `false` for what only branches know.")]
-        | None
+        Annotated[bool, described("`true` for what the main line knows, `false` for what only branches know.")] | None
     ) = None
     branch: (
-        Annotated[RepeatedParam[NonEmpty], Meta(description=f"Tasks that runs of these branches reported. {EXACTLY}")]
-        | None
+        Annotated[RepeatedParam[NonEmpty], described(f"Tasks that runs of these branches reported. {EXACTLY}")] | None
     ) = None
-    external_id: (
-        Annotated[NonEmpty, Meta(description="Tasks with this id of the agent's, exactly as stored.")] | None
-    ) = None
-    rule: Annotated[WholeOrParts[NonEmpty], Meta(description=f"Tasks that break these rules. {SEVERAL}")] | None = None
+    external_id: Annotated[NonEmpty, described("Tasks with this id of the agent's, exactly as stored.")] | None = None
+    rule: Annotated[WholeOrParts[NonEmpty], described(f"Tasks that break these rules. {SEVERAL}")] | None = None
     location: (
         Annotated[
             NonEmpty,
-            Meta(
-                description="Tasks there, exactly as stored, and what goes on behind it with `/` or `:`: `src`,"
+            described(
+                "Tasks there, exactly as stored, and what goes on behind it with `/` or `:`: `src`,"
                 " `src/app.py` and `src/app.py:42` find `src/app.py:42`. Where it ends in one of these, what begins so."
             ),
         ]
         | None
     ) = None
-    tag: Annotated[WholeOrParts[NonEmpty], Meta(description=f"Tasks with any of these tags. {SEVERAL}")] | None = None
-    without: Annotated[Literal["rule", "location", "tag"], Meta(description="Tasks that have none.")] | None = None
+    tag: Annotated[WholeOrParts[NonEmpty], described(f"Tasks with any of these tags. {SEVERAL}")] | None = None
+    without: Annotated[Literal["rule", "location", "tag"], described("Tasks that have none.")] | None = None
     new_in: (
         Annotated[
-            NonEmpty,
-            Meta(description="A run: what it reported, and the completed run of the main line before it did not."),
+            NonEmpty, described("A run: what it reported, and the completed run of the main line before it did not.")
         ]
         | None
     ) = None
     missing_from: (
         Annotated[
             NonEmpty,
-            Meta(
-                description="A run: the open and in-progress tasks with an externalId, of its project type and target,"
+            described(
+                "A run: the open and in-progress tasks with an externalId, of its project type and target,"
                 " that its line knows and it did not report."
             ),
         ]
@@ -981,19 +975,17 @@ class TaskFilters(Request):
     assignee: (
         Annotated[
             NonEmpty,
-            Meta(
-                description="Tasks that are assigned to this one, exactly as stored; with a key for users, `me` is the"
-                " user."
+            described(
+                "Tasks that are assigned to this one, exactly as stored; with a key for users, `me` is the user."
             ),
         ]
         | None
     ) = None
     assigned: (
-        Annotated[bool, Meta(description="`true` for tasks that are assigned to somebody, `false` for all others.")]
-        | None
+        Annotated[bool, described("`true` for tasks that are assigned to somebody, `false` for all others.")] | None
     ) = None
-    created_since: Annotated[Time, Meta(description=f"Tasks created then or later. {DAY_OR_TIME}")] | None = None
-    created_before: Annotated[Time, Meta(description=f"Tasks created before then. {DAY_OR_TIME}")] | None = None
+    created_since: Annotated[Time, described(f"Tasks created then or later. {DAY_OR_TIME}")] | None = None
+    created_before: Annotated[Time, described(f"Tasks created before then. {DAY_OR_TIME}")] | None = None
     q: (
         Annotated[
             str,
@@ -1015,8 +1007,8 @@ class TaskOrder(TaskFilters):
     after: Annotated[str, Meta(pattern=SEVERITY_CURSOR, description=AFTER)] | None = None
     sort: Annotated[
         Literal["-createdAt", "createdAt", "severity"],
-        Meta(
-            description="The order: newest first, oldest first, or critical ones first and the newest first within.",
+        described(
+            "The order: newest first, oldest first, or critical ones first and the newest first within.",
             extra_json_schema={"x-enum-varnames": ["NEWEST_FIRST", "OLDEST_FIRST", "SEVERITY"]},
         ),
     ] = "-createdAt"
@@ -1031,9 +1023,7 @@ class TaskQuery(TaskOrder):
     ] = 50
     view: Annotated[
         Literal["default", "full"],
-        Meta(
-            description="`full` adds description, evidence, remediation, successCriteria and extensions to each task."
-        ),
+        described("`full` adds description, evidence, remediation, successCriteria and extensions to each task."),
     ] = "default"
 
     @property
@@ -5786,10 +5776,7 @@ def run_update_problems(update: RunUpdate) -> list[Problem]:
 @operation("PATCH", "/api/v1/runs/{run_id}", "agent", {200: RunWithSummary}, body=RunUpdate, refusals=(RunFinished,))
 def patch_run(call: Call, run_id: str) -> PendingWrite:
     """Finish a run, and resolve what it did not report any more if asked to."""
-
-    def find(connection: Connection) -> RunKey:
-        return select_run_key(connection, call.client_id, run_id)
-
+    find = partial(select_run_key, client_id=call.client_id, run_id=run_id)
     body: RunUpdate = call.checked_body(find, run_update_problems)
 
     def finish(connection: Connection) -> Answer:
@@ -5886,10 +5873,7 @@ def get_task(call: Call, task_id: str) -> Answer:
 )
 def patch_task(call: Call, task_id: str) -> PendingWrite:
     """Triage a task: give it a status and a reason, assign it, or comment on it."""
-
-    def find(connection: Connection) -> TaskRow:
-        return select_task_row(connection, call.client_id, task_id)
-
+    find = partial(select_task_row, client_id=call.client_id, task_id=task_id)
     update: TaskUpdate = call.checked_body(find, decision_problems)
 
     def triage(connection: Connection) -> Answer:
