@@ -2984,16 +2984,16 @@ MOST_RANGES = 40  # of one statement: each status and severity, of the main line
 class ListPlan(Struct, frozen=True, kw_only=True):
     """How a list is read: as the merge of some index ranges, in an order.
 
-    `settled` are the fields of its filter that all rows of the ranges go by, and `size` is how many rows those are.
-    `total` is how many are listed, where counters tell. What several runs reported they may share: then `tally` is all
-    of their ranges as one.
+    `settled` are the fields of its filter that all rows of the ranges go by, and `size` is how many rows those are, if
+    that is known. `total` is how many are listed, where counters tell. What several runs reported they may share: then
+    `tally` is all of their ranges as one.
     """
 
     client_id: str
     table: str
     ranges: tuple[IndexRange, ...]
-    settled: Set[str]
-    size: int
+    settled: Set[str] = frozenset()
+    size: int = sys.maxsize
     total: int | None = None
     tally: IndexRange | None = None
     order: str = "-createdAt"
@@ -3097,7 +3097,7 @@ def plan_rows(
     :param asked: what a row must be, by the fields that ask for it.
     """
     whole = IndexRange((f"{table}.client_id = ?",), (client_id,), table)
-    everything = ListPlan(client_id=client_id, table=table, ranges=(whole,), settled=frozenset(), size=sys.maxsize)
+    everything = ListPlan(client_id=client_id, table=table, ranges=(whole,))
     plans = REGISTRY.plans(connection, client_id, table, wanted, order) if REGISTRY.plans else ()
     best = min(plans, key=operator.attrgetter("size"), default=everything)
     found = best.where(*(condition for field, condition in asked.items() if field not in best.settled))
@@ -4356,11 +4356,9 @@ def require_json(text: bytes, levels: int = NESTING) -> Any:
             if max(itertools.accumulate(map(LEVEL_STEPS.__getitem__, brackets)), default=0) > levels:
                 raise not_json(RecursionError())
         return msgspec.json.decode(text)
-    except msgspec.ValidationError as error:
-        if str(error).startswith("Integer"):  # of so many digits that Python would take its time
-            raise
-        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
     except NOT_JSON as error:
+        if isinstance(error, msgspec.ValidationError) and str(error).startswith("Integer"):
+            raise  # of so many digits that Python would take its time
         raise not_json(error) from None
 
 
@@ -4407,7 +4405,7 @@ def document_of(text: bytes) -> Any:
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= READABLE_DIGITS else math.inf)
     except ValueError as error:
-        raise MalformedJSON(f"The body is not one UTF-8 JSON value: {error}.") from None
+        raise not_json(error) from None
 
 
 def nul_paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
