@@ -75,10 +75,15 @@ STATUSES = (*("open",) * 7, "in_progress", "resolved", "dismissed")
 NEW = itertools.count(10**8)  # the numbers of tasks that nobody has yet
 
 
-def make_task(number: int) -> dict[str, Any]:
-    """Return one finding, about 940 bytes of JSON, whose external id is scattered like a fingerprint."""
+def make_task(number: int, *, marked: bool = False) -> dict[str, Any]:
+    """Return one finding, about 940 bytes of JSON, whose external id is scattered like a fingerprint.
+
+    :param marked: whether it has a rule, a location and tags, too.
+    """
     mixed = zlib.crc32(number.to_bytes(8, "big"))
-    return {
+    location = f"shop/part-{mixed % 200}/form-{mixed // 200 % 50}.html:{mixed % 300}"
+    marks = {"rule": f"rule-{mixed % 60}", "location": location, "tags": [f"wcag-{mixed % 12}", f"team-{mixed % 7}"]}
+    return (marks if marked else {}) | {
         "title": f"Form field {number} has no accessible name",
         "severity": SEVERITIES[mixed % 5],
         "status": STATUSES[mixed // 5 % 10],
@@ -104,13 +109,6 @@ def make_task(number: int) -> dict[str, Any]:
             "confidence": mixed % 100 / 100,
         },
     }
-
-
-def marks_of(number: int) -> dict[str, Any]:
-    """Return the rule, location and tags of one finding."""
-    mixed = zlib.crc32(number.to_bytes(8, "big"))
-    location = f"shop/part-{mixed % 200}/form-{mixed // 200 % 50}.html:{mixed % 300}"
-    return {"rule": f"rule-{mixed % 60}", "location": location, "tags": [f"wcag-{mixed % 12}", f"team-{mixed % 7}"]}
 
 
 def target_of(number: int) -> str:
@@ -244,8 +242,7 @@ class Line:
 
     def answer(self) -> tuple[int, bytes] | None:
         """Read on, and return status and body once the answer is whole."""
-        data = self.socket.recv(1 << 18)
-        if not data:
+        if not (data := self.socket.recv(1 << 18)):
             raise ConnectionError("the server closed a connection")
         self.received += data
         head, blank, body = self.received.partition(b"\r\n\r\n")
@@ -275,8 +272,7 @@ def run_job(job: Job) -> Outcome:
                 raise TimeoutError(f"no answer for {PATIENCE:g} s")
             for key, _ in events:
                 line = key.data
-                answer = line.answer()
-                if answer is None:
+                if (answer := line.answer()) is None:
                     continue
                 status, body = answer
                 if status != job.status:
@@ -325,18 +321,14 @@ def run_quietly(command: Sequence[str | Path]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.create_server((HOST, 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextmanager
 def serving(
     command: Callable[[int], Sequence[str | Path]], path: str = "/healthz", **environment: str
 ) -> Iterator[Server]:
     """Run a command that serves at a port, and wait until it does. :raises RuntimeError: when it does not."""
-    port, end, quiet = free_port(), time.monotonic() + PATIENCE, subprocess.DEVNULL
+    with socket.create_server((HOST, 0)) as listener:
+        port = int(listener.getsockname()[1])
+    end, quiet = time.monotonic() + PATIENCE, subprocess.DEVNULL
     with subprocess.Popen(command(port), stdout=quiet, stderr=quiet, env=ENVIRONMENT | environment) as process:
         server = Server(port, process.pid)
         try:
@@ -398,7 +390,7 @@ def filled(db: str | Path, rows: int, *, per_run: int = BATCH, branched: bool = 
             runs.append(start_run(server, key, number, branch_of(number) if branched and first >= rows // 2 else ""))
             for begin in range(first, min(first + per_run, rows), BATCH):
                 numbers = range(begin, min(begin + BATCH, rows))
-                tasks = [make_task(each) | (marks_of(each) if branched else {}) | same for each in numbers]
+                tasks = [make_task(each, marked=branched) | same for each in numbers]
                 answer = server.ask("POST", f"{runs[-1]}/tasks", {"tasks": tasks}, key)
                 ids += [task["id"] for task in answer["tasks"][:: max(1, rows // 10_000)]]
             server.ask("PATCH", runs[-1], {"status": "completed"}, key)
@@ -412,13 +404,11 @@ class SQLiteAlone:
     def __init__(self, stored: Stored, name: str) -> None:
         self.rows = stored.rows
         self.connection = sqlite3.connect(stored.copy(name).db, isolation_level=None)
-        self.connection.execute("PRAGMA journal_mode = WAL")
-        self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
 
     def commits(self, count: int) -> float:
         """Return how many transactions a second change one row."""
-        seqs = random.choices(range(1, self.rows), k=count)
-        rows = [(STATUSES[6 + number % 4], seq) for number, seq in enumerate(seqs)]
+        rows = [(STATUSES[6 + number % 4], random.randrange(1, self.rows)) for number in range(count)]
         begun = time.perf_counter()
         for row in rows:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -429,9 +419,8 @@ class SQLiteAlone:
     def same_rows(self, db: str, transactions: int) -> float:
         """Write what has changed in the service's database, and return how many transactions a second that were."""
         self.connection.execute("ATTACH ? AS service", (db,))
-        tables = self.connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
         parts = []
-        for (table,) in tables:
+        for (table,) in self.connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
             changed = f"SELECT * FROM service.{table} EXCEPT SELECT * FROM main.{table} ORDER BY 1, 2"
             if rows := self.connection.execute(changed).fetchall():
                 parts.append((f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows))
@@ -481,13 +470,6 @@ class Bench:
     def run(self, job: Job) -> Outcome:
         """Have a client run a job. :raises Exception: what stopped it."""
         return self.clients.submit(run_job, job).result()
-
-    def both(self, job: Job, beside: Job) -> Outcome:
-        """Return what comes of a job while another client runs another one."""
-        other = self.clients.submit(run_job, beside)
-        outcome = self.run(job)
-        other.result()
-        return outcome
 
     def rate(self, server: Server, requests: Sequence[bytes]) -> float:
         """Return how many of some requests, over and over, a server answers in a second."""
@@ -599,7 +581,9 @@ def beside(
     reads = list[Outcome]()
 
     def read_beside() -> float:
-        reads.append(bench.both(reading, writing()))
+        others = bench.clients.submit(run_job, writing())
+        reads.append(bench.run(reading))
+        others.result()
         return reads[-1].rate
 
     pairs = bench.in_turns(lambda: bench.run(reading).rate, read_beside)
