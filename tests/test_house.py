@@ -43,6 +43,7 @@ ARROWS = {
     "findings_adapters.scan_config": {"findings_adapters.client"},
     "findings_adapters.mcp": {"findings_adapters.client", "findings_adapters.markdown", "findings_adapters.serving"},
     "findings_features.backup": {"findings_features.audit"},
+    "findings_features.migrations": {"findings_adapters.sarif"},  # what its results have as a task's marks
     "findings_features.restore": {"findings_features.backup"},
     "findings_adapters.postgres": {"findings_features.audit", "findings_features.backup"},
     "findings_adapters.serving": {"findings_features.deletion"},  # by the clock
@@ -55,6 +56,7 @@ WRITERS = {
         *("tasks", "{"),
     },
     "findings_features.backup": {"backups"},
+    "findings_features.migrations": {"new_history", "tasks", "task_words"},
     "findings_adapters.webhooks": {"delivery_lease", "webhooks"},
     "findings_adapters.postgres": {"epochs", "{", "history"},  # an advice, and a step to a newer schema
 }
