@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+import regex
 
 import findings_service as heart
 from findings_adapters.client import Remote, service_at, service_options, typed_options
@@ -24,17 +25,14 @@ class WrongUsage(click.ClickException):
     exit_code = 2
 
 
-def http_address(_: click.Context, __: click.Parameter, text: str) -> tuple[str, int] | None:
+def http_address(context: click.Context, option: click.Parameter, text: str) -> tuple[str, int] | None:
     """Return the address of `HOST:PORT`, None where none is given."""
     if not text:
         return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
+    match = regex.fullmatch(r"\[?(.*?)\]?:([0-9]{1,5})", text)
+    if not match or int(match[2]) > 65535:
         raise click.BadParameter(f"{text!r} is no HOST:PORT, such as 127.0.0.1:8001 or [::1]:8001")
-    try:
-        return heart.address_of(host.removeprefix("[").removesuffix("]")), int(port)
-    except OSError as error:
-        raise click.BadParameter(f"{host!r} is no address of this machine: {error.strerror}") from None
+    return heart.listening_address(context, option, match[1]), int(match[2])
 
 
 @click.command()

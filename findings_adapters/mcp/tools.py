@@ -36,8 +36,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     @property
     def operation(self) -> heart.Operation:
         """The operation of the service."""
-        path = f"{heart.API}/{self.path}"
-        return heart.REGISTRY.operations[self.method, path]
+        return heart.REGISTRY.operations[self.method, f"{heart.API}/{self.path}"]
 
     @property
     def reads(self) -> bool:
@@ -195,13 +194,17 @@ TOLD = ("type", "enum", "items", "properties", "required", "minimum", "maximum",
 def slim(schema: Json) -> Json:
     """Return a schema as a model is told of it: whole in itself, for clients that know no references.
 
-    What may be null is left out instead.
+    Its members have their meanings, and what may be null is left out instead.
     """
     if several := schema.get("anyOf"):
         rest = {key: value for key, value in schema.items() if key != "anyOf"}
         return slim(rest | next(each for each in several if each.get("type") != "null"))
     if name := schema.get("$ref", "").removeprefix(heart.COMPONENTS):
-        return described(name, slim(components()[name] | {"default": schema.get("default")}))
+        whole = slim(components()[name] | {"default": schema.get("default")})
+        for member, each in whole.get("properties", {}).items():
+            if meaning := MEANINGS.get(f"{name}.{member}"):
+                each["description"] = meaning
+        return whole
     told = {key: schema[key] for key in TOLD if schema.get(key) not in (None, [])}
     if isinstance(told.get("type"), list):
         told["type"] = next(each for each in told["type"] if each != "null")
@@ -216,18 +219,10 @@ def slim(schema: Json) -> Json:
     return told
 
 
-def described(name: str, schema: Json) -> Json:
-    """Return the schema of a model with what its members mean."""
-    for member, each in schema.get("properties", {}).items():
-        if meaning := MEANINGS.get(f"{name}.{member}"):
-            each["description"] = meaning
-    return schema
-
-
 @cache
 def components() -> Json:
     """Return the schemas of all models that tools take."""
-    return heart.schemas_of(sorted({tool.model for tool in TOOLS.values()}, key=lambda model: str(model.__name__)))[1]
+    return heart.schemas_of({tool.model for tool in TOOLS.values()})[1]
 
 
 @cache
