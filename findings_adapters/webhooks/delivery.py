@@ -18,7 +18,7 @@ from typing import Self
 
 import findings_service as heart
 from findings_adapters.webhooks import hooks, messages, sending
-from findings_features.events import Event, select_events
+from findings_features.events import select_events
 
 LOOK_PAUSE = 1.0  # seconds between two looks whether there is anything to deliver
 LEASE = 20.0  # seconds; whoever has something to deliver asks for it, or renews it, each third of them
@@ -31,8 +31,6 @@ STORE_AGAIN = 1.0  # seconds until it is tried again to store what became of an 
 # Seconds behind each failed attempt but the last.
 RETRY_PAUSES = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 86_400.0)
 GONE = 410
-
-HookKey = tuple[str, str]  # a client's id and a hook's
 
 
 # The store
@@ -60,7 +58,7 @@ def select_waiting(connection: heart.Connection, now: str) -> list[tuple[hooks.H
             FROM webhooks WHERE state = 'on' AND (next_attempt_at IS NULL OR next_attempt_at <= ?)""",
         (now,),
     )
-    return [(hooks.Hook(*row), newest or 0) for *row, newest in rows]
+    return [(hooks.Hook.of(row), newest or 0) for *row, newest in rows]
 
 
 def move_on(connection: heart.Connection, hook: hooks.Hook, end: int, delivered_at: str | None = None) -> None:
@@ -69,7 +67,7 @@ def move_on(connection: heart.Connection, hook: hooks.Hook, end: int, delivered_
         """UPDATE webhooks SET history_seq = ?, attempts = 0, next_attempt_at = NULL, last_error = NULL,
                last_delivery_at = COALESCE(?, last_delivery_at)
            WHERE client_id = ? AND id = ? AND history_seq = ?""",
-        (end, delivered_at, hook.client_id, hook.id, hook.behind),
+        (end, delivered_at, *hook.key, hook.behind),
     )
 
 
@@ -83,11 +81,12 @@ def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outco
            WHERE client_id = ? AND id = ? AND history_seq = ? AND attempts = ?""",
         (
             *(seq - 1, attempts, later, outcome.error, "off" if is_over else "on"),
-            *(hook.client_id, hook.id, hook.behind, hook.attempts),
+            *(*hook.key, hook.behind, hook.attempts),
         ),
     )
     if is_over and changed.rowcount:
-        heart.log.warning("webhook %s of client %s is off: %s", hook.id, hook.client_id, outcome.error)
+        client_id, hook_id = hook.key
+        heart.log.warning("webhook %s of client %s is off: %s", hook_id, client_id, outcome.error)
 
 
 # What is next
@@ -100,15 +99,10 @@ def verdict_on(
     if told.type == "run.finished":
         try:
             with database.apart() as connection:
-                messages.add_verdict(connection, hook.client_id, told, base_url)
+                messages.add_verdict(connection, hook.key[0], told, base_url)
         except heart.Missing:
             return None
-    return told if messages.reaches(told, hook.min_severity) else None
-
-
-def seq_of(event: Event) -> int:
-    """Return the seq of an event's entry in the history."""
-    return int(event.id.rpartition("-")[2])
+    return told if messages.reaches(told, hook.wanted.min_severity) else None
 
 
 # Delivering
@@ -122,8 +116,8 @@ class Deliverer:
         self._holder = secrets.token_hex(16)
         self._leased_until = self._ask_at = 0.0  # as time.monotonic has it
         # Where each hook stood, and the entry up to which it wanted nothing then.
-        self._looked_at: dict[HookKey, tuple[int, int]] = {}
-        self._under_way: dict[HookKey, Future[None]] = {}
+        self._looked_at: dict[tuple[str, str], tuple[int, int]] = {}
+        self._under_way: dict[tuple[str, str], Future[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "findings-webhook")
         self._stopping, self._ended = threading.Event(), False
         self._looking = threading.Thread(target=self._work, name="findings-webhooks", daemon=True)
@@ -173,16 +167,16 @@ class Deliverer:
             self._under_way |= {key: self._threads.submit(self._serve, key) for key in due}
         return self._under_way.values()
 
-    def _due(self) -> list[HookKey]:
+    def _due(self) -> list[tuple[str, str]]:
         """Return the hooks that something has happened for, but for those that are served now."""
         with self._database.reading() as connection:
             waiting = select_waiting(connection, heart.timestamp())
-        due = [(hook.client_id, hook.id) for hook, newest in waiting if newest > self._looked_to(hook)]
+        due = [hook.key for hook, newest in waiting if newest > self._looked_to(hook)]
         return [key for key in due if key not in self._under_way]
 
     def _looked_to(self, hook: hooks.Hook) -> int:
         """Return the entry up to which a hook is known to want nothing."""
-        behind, end = self._looked_at.get((hook.client_id, hook.id), (hook.behind, hook.behind))
+        behind, end = self._looked_at.get(hook.key, (hook.behind, hook.behind))
         return end if behind == hook.behind else hook.behind
 
     def _hold_lease(self) -> bool:
@@ -197,7 +191,7 @@ class Deliverer:
     def _may_send(self) -> bool:
         return time.monotonic() < self._leased_until and not self._stopping.is_set()
 
-    def _serve(self, key: HookKey) -> None:
+    def _serve(self, key: tuple[str, str]) -> None:
         """Deliver to a hook what it wants, one event after the other, until that fails or its turn is over."""
         end = time.monotonic() + TURN
         try:
@@ -210,7 +204,7 @@ class Deliverer:
         """Deliver the next event to a hook. Return whether another may be next."""
         with self._database.reading() as connection:
             hook = hooks.select_hook(connection, client_id, hook_id)
-        if hook.state == "off":
+        if hook.shown.state == "off":
             return False
         seq = hook.behind + 1
         try:
@@ -237,21 +231,21 @@ class Deliverer:
         base_url, behind, goes_on = self._service.settings.base_url, self._looked_to(hook), True
         while goes_on and self._may_send():
             with self._database.snapshot() as connection:
-                page = select_events(connection, hook.client_id, behind, 1, hook.wanted)
+                page = select_events(connection, hook.key[0], behind, 1, hook.wanted)
                 events = [*page.events]
             for event in events:
                 if told := verdict_on(self._database, hook, messages.told_event(event, base_url), base_url):
-                    return seq_of(event), told
+                    return int(event.id.rpartition("-")[2]), told
             behind, goes_on = page.end, page.goes_on
         return behind, None
 
     def _send(self, hook: hooks.Hook, told: messages.ToldEvent) -> sending.Outcome:
-        body = messages.body_of(told, hook.format)
-        return sending.send(hook.url, hook.secret, told.id, body, private=self._service.settings.webhook_private)
+        body, private = messages.body_of(told, hook.shown.format), self._service.settings.webhook_private
+        return sending.send(hook.shown.url, hook.secret, told.id, body, private=private)
 
     def _pass_over(self, hook: hooks.Hook, end: int) -> None:
         """Remember that a hook wants nothing up to an entry, and store that where the way there was long."""
-        self._looked_at[hook.client_id, hook.id] = (hook.behind, end)
+        self._looked_at[hook.key] = (hook.behind, end)
         if end - hook.behind >= SKIPPED or hook.attempts:
             self._store(partial(move_on, hook=hook, end=end))
 

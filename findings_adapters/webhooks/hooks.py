@@ -81,63 +81,52 @@ class Attempt(heart.Model):
 
 
 class Hook(Struct, frozen=True):
-    """What it takes to deliver to a hook. `behind` is its place in the history, the seq that it is done with."""
+    """A hook as the API shows it, and what else it takes to deliver to it.
 
-    client_id: str
-    id: str
-    url: str
-    types: str
-    min_severity: int | None
-    project_type: str | None
-    target_url: str | None
-    format: str
+    `key` is its client's id and its own, `behind` its place in the history: the seq that it is done with.
+    """
+
+    key: tuple[str, str]
     secret: str
     behind: int
     attempts: int
-    state: str
+    shown: Webhook
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Hook:
+        """Return a hook of a row of HOOK_COLUMNS."""
+        client_id, secret, behind, attempts, hook_id, url, types, severity, *rest = row
+        severity = severity and heart.SEVERITIES[-severity]
+        return cls(
+            (client_id, hook_id), secret, behind, attempts, Webhook(hook_id, url, json.loads(types), severity, *rest)
+        )
 
     @property
     def wanted(self) -> EventFilter:
         """Which events it wants, but for what a run has found."""
-        types = None if self.project_type is None else [self.project_type]
+        shown = self.shown
         return EventFilter(
-            types=json.loads(self.types),
-            project_types=types,
-            target_url=self.target_url,
-            min_severity=self.min_severity,
+            types=shown.types,
+            project_types=None if shown.project_type is None else [shown.project_type],
+            target_url=shown.target_url,
+            min_severity=shown.min_severity and heart.RANKS[shown.min_severity],
         )
 
 
-WEBHOOK_COLUMNS = """id, url, types, min_severity, project_type, target_url, format, state, last_error,
-    last_delivery_at, created_at"""
-HOOK_COLUMNS = """client_id, id, url, types, min_severity, project_type, target_url, format, secret, history_seq,
-    attempts, state"""
+HOOK_COLUMNS = """client_id, secret, history_seq, attempts, id, url, types, min_severity, project_type, target_url,
+    format, state, last_error, last_delivery_at, created_at"""
 
 
-def webhook_model(row: Sequence[Any]) -> Webhook:
-    """Return a hook as the API shows it."""
-    hook_id, url, types, min_severity, *rest = row
-    severity: Any = min_severity and heart.SEVERITIES[-min_severity]
-    return Webhook(hook_id, url, json.loads(types), severity, *rest)
-
-
-def select_webhooks(connection: heart.Connection, client_id: str) -> list[Webhook]:
-    """Return all hooks of a client, oldest first."""
-    statement = f"SELECT {WEBHOOK_COLUMNS} FROM webhooks WHERE client_id = ? ORDER BY id"
-    return [webhook_model(row) for row in connection.execute(statement, (client_id,))]
-
-
-def select_webhook(connection: heart.Connection, client_id: str, hook_id: str) -> Webhook:
-    """Return a hook. :raises Missing: when the client has no such hook."""
-    select_hook(connection, client_id, hook_id)
-    return next(each for each in select_webhooks(connection, client_id) if each.id == hook_id)
+def select_hooks(connection: heart.Connection, condition: str, *values: str) -> list[Hook]:
+    """Return the hooks that are as a condition says, oldest first."""
+    statement = f"SELECT {HOOK_COLUMNS} FROM webhooks WHERE {condition} ORDER BY id"
+    return list(map(Hook.of, connection.execute(statement, values)))
 
 
 def select_hook(connection: heart.Connection, client_id: str, hook_id: str) -> Hook:
-    """Return what it takes to deliver to a hook. :raises Missing: when the client has no such hook."""
-    statement = f"SELECT {HOOK_COLUMNS} FROM webhooks WHERE client_id = ? AND id = ?"
-    if row := connection.execute(statement, (client_id, hook_id)).fetchone():
-        return Hook(*row)
+    """Return a hook. :raises Missing: when the client has no such hook."""
+    for hook in select_hooks(connection, "client_id = ? AND id = ?", client_id, hook_id):
+        return hook
     raise heart.Missing(f"There is no webhook {heart.truncate(hook_id)!r}.")
 
 
@@ -165,7 +154,7 @@ def insert_webhook(connection: heart.Connection, client_id: str, body: WebhookDe
             select_latest(connection, client_id),
         ),
     )
-    return select_webhook(connection, client_id, hook_id)
+    return select_hook(connection, client_id, hook_id).shown
 
 
 def switch_on(connection: heart.Connection, client_id: str, hook_id: str, start: str) -> None:
@@ -242,24 +231,25 @@ def post_webhooks(call: heart.Call) -> heart.Deferred:
 def get_webhooks(call: heart.Call) -> heart.Answer:
     """List all webhooks, oldest first."""
     with call.database.reading() as connection:
-        return heart.json_answer(200, Webhooks(select_webhooks(connection, call.client_id)))
+        hooks = select_hooks(connection, "client_id = ?", call.client_id)
+    return heart.json_answer(200, Webhooks([each.shown for each in hooks]))
 
 
 @heart.operation("GET", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook})
 def get_webhook(call: heart.Call, webhook_id: str) -> heart.Answer:
     """Get a webhook."""
     with call.database.reading() as connection:
-        return heart.json_answer(200, select_webhook(connection, call.client_id, webhook_id))
+        return heart.json_answer(200, select_hook(connection, call.client_id, webhook_id).shown)
 
 
 @heart.operation("PATCH", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook}, body=WebhookUpdate)
 def patch_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
     """Switch a webhook on, to go on with the event that was held, the next one, or what comes."""
-    body: WebhookUpdate = call.checked_body(lambda connection: select_webhook(connection, call.client_id, webhook_id))
+    body: WebhookUpdate = call.checked_body(lambda connection: select_hook(connection, call.client_id, webhook_id))
 
     def switch(connection: heart.Connection) -> heart.Answer:
         switch_on(connection, call.client_id, webhook_id, body.from_ or "held")
-        return heart.json_answer(200, select_webhook(connection, call.client_id, webhook_id))
+        return heart.json_answer(200, select_hook(connection, call.client_id, webhook_id).shown)
 
     return heart.PendingWrite(call, switch)
 
@@ -277,8 +267,8 @@ def post_webhook_test(call: heart.Call, webhook_id: str) -> heart.Deferred:
         hook = select_hook(connection, call.client_id, webhook_id)
 
     def attempt() -> heart.Outcome:
-        event_id, body = messages.test_message(hook.id, hook.format)
-        outcome = sending.send(hook.url, hook.secret, event_id, body, private=call.service.settings.webhook_private)
+        test = messages.test_message(webhook_id, hook.shown.format)
+        outcome = sending.send(hook.shown.url, hook.secret, *test, private=call.service.settings.webhook_private)
         answer = heart.json_answer(200, Attempt(outcome.error is None, outcome.status, outcome.error))
         return answer if call.request_key is None else heart.PendingWrite(call, lambda _: answer)
 

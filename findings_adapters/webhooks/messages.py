@@ -34,16 +34,11 @@ def page_link(base_url: str, view: str, item_id: str) -> str | UnsetType:
     return f"{base_url}/#/{view}/{item_id}" if base_url else UNSET
 
 
-def link_of(event: Event, base_url: str) -> str | UnsetType:
-    """Return the link to what an event is about."""
-    if event.run:
-        return page_link(base_url, "runs", event.run.id)
-    return page_link(base_url, "findings", event.task.id) if event.task else UNSET
-
-
 def told_event(event: Event, base_url: str) -> ToldEvent:
     """Return an event as it goes out, but for what a finished run means."""
-    return ToldEvent(**msgspec.structs.asdict(event), link=link_of(event, base_url))
+    about: Any = event.run or event.task
+    link = page_link(base_url, "runs" if event.run else "findings", about.id)
+    return ToldEvent(**msgspec.structs.asdict(event), link=link)
 
 
 def add_verdict(connection: heart.Connection, client_id: str, told: ToldEvent, base_url: str) -> None:

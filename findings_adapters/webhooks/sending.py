@@ -10,12 +10,12 @@ import base64
 import hashlib
 import hmac
 import ipaddress
-import queue
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -84,23 +84,17 @@ def look_up(host: str, port: int) -> list[str]:
 
     The system bounds the time for that with nothing, and so it is done in a thread that may be left behind.
     """
-    found: queue.SimpleQueue[list[str] | OSError] = queue.SimpleQueue()
+    found = Future[list[str]]()
 
     def ask() -> None:
         try:
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.put(list(dict.fromkeys(str(address[0]) for *_, address in answers)))
+            found.set_result(list(dict.fromkeys(str(address[0]) for *_, address in answers)))
         except (OSError, UnicodeError) as error:
-            found.put(error if isinstance(error, OSError) else socket.gaierror(str(error)))
+            found.set_exception(error if isinstance(error, OSError) else socket.gaierror(str(error)))
 
     threading.Thread(target=ask, name="findings-lookup", daemon=True).start()
-    try:
-        told = found.get(timeout=LOOKUP_TIME)
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(told, OSError):
-        raise told
-    return told
+    return found.result(LOOKUP_TIME)
 
 
 def allowed_addresses(url: str, *, private: bool) -> list[str]:
@@ -173,22 +167,19 @@ def connected(parts: SplitResult, addresses: Sequence[str], until: float) -> HTT
     """
     port, errors = port_of(parts), list[Exception]()
     for address in addresses:
-        left = max(0.01, until - time.monotonic())
-        half = left / 2  # connecting has this, and so has TLS behind it
+        half = max(0.01, until - time.monotonic()) / 2  # connecting has this, and so has TLS behind it
         if parts.scheme == "https":
             connection: HTTPConnection = HTTPSConnection(address, port, timeout=half, server_hostname=host_of(parts))
         else:
             connection = HTTPConnection(address, port, timeout=half)
         try:
             connection.connect()
-        except (NewConnectionError, ConnectTimeoutError) as error:
-            connection.close()
-            errors.append(error)
-        except BaseException:
-            connection.close()
-            raise
-        else:
             return connection
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, NewConnectionError | ConnectTimeoutError):
+                raise
+            errors.append(error)
     raise errors[-1]
 
 
@@ -196,8 +187,7 @@ def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[
     """Post a body, and return what its answer says. Nothing behind the head of that is read."""
     parts = urlsplit(url)
     target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=heart.PRINTABLE_IN_URL)
-    host = f"[{parts.hostname}]" if ":" in host_of(parts) else host_of(parts)
-    given = host if parts.port is None else f"{host}:{parts.port}"
+    given = parts.netloc.lower().encode("idna").decode()
     with closing(connected(parts, addresses, until)) as connection, cut_off(connection, until):
         connection.timeout = max(0.01, until - time.monotonic())
         connection.request("POST", target, body, {"Host": given, **headers}, preload_content=False)
