@@ -6,7 +6,8 @@ requests: those of the module, and of each part that is there. Nothing is read f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +16,8 @@ import regex
 
 import findings_service as heart
 
+Json = dict[str, Any]
+References = Mapping[Any, Any]  # to the schemas of models
 ERRORS_OF_ALL = (heart.InternalError, heart.StorageFull, heart.Busy)
 TAGS = ("runs", "tasks", "project-types")  # and "service"; generators of clients make a module of each
 TAG = "The `etag` of the task: another one as soon as anything of it is."
@@ -26,13 +29,6 @@ BARE_REFUSALS = {
     "414": {"description": "The path and query are longer than 64 KiB. There is no body."},
     "431": {"description": "There are a hundred headers or more, or they are too large. There is no body."},
 }
-
-
-def reference_to(models: Any, references: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the schema of a body: a model, one of several, or any object."""
-    if isinstance(models, tuple):
-        return {"anyOf": [references[model] for model in models]}
-    return dict(references.get(models, {"type": "object"}))
 
 
 def refusals_of(each: heart.Operation) -> list[type[heart.ServiceError]]:
@@ -49,24 +45,24 @@ def refusals_of(each: heart.Operation) -> list[type[heart.ServiceError]]:
     return errors
 
 
-def described_answers(each: heart.Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
+def described_answers(each: heart.Operation, references: References) -> Json:
     """Return the `responses` of an operation."""
-    described: dict[str, Any] = {}
+    described: Json = {}
     for status, model in each.answers.items():
         if model is None:
             described[str(status)] = {"description": "Done. There is no body."}
             continue
-        schema = TEXT if model is str else reference_to(model, references)
+        form = "text/plain" if model is str else heart.JSON_TYPE
         described[str(status)] = {
             "description": "Created." if status == 201 else "Done.",
-            "content": {"text/plain" if model is str else heart.JSON_TYPE: {"schema": schema}},
+            "content": {form: {"schema": references[model]}},
         }
         if status == 201 and model is not heart.Submission:
             described["201"]["headers"] = {"Location": {"schema": TEXT, "required": True}}
     if each.exports:
         forms = {other: OBJECT if "json" in other else TEXT for other in each.exports}
         described["200"]["content"] |= {other: {"schema": schema} for other, schema in forms.items()}
-    headers: dict[str, Any] = {}
+    headers: Json = {}
     if each.tagged:
         headers["ETag"] = {"description": TAG, "schema": TEXT, "required": True}
     if each.stamped:
@@ -77,21 +73,17 @@ def described_answers(each: heart.Operation, references: Mapping[Any, Any]) -> d
         headers["Link"] = {"description": "Where a list in another form goes on.", "schema": TEXT}
     if headers:
         described["200"]["headers"] = headers
-    by_status: dict[int, list[type[heart.ServiceError]]] = {}
-    for error in sorted(refusals_of(each), key=lambda error: (error.status, error.code)):
-        by_status.setdefault(error.status, []).append(error)
-    for status, errors in by_status.items():
+    refusals = sorted(refusals_of(each), key=attrgetter("status", "code"))
+    for status, errors in itertools.groupby(refusals, attrgetter("status")):
         described[str(status)] = described_refusal(status, errors, references)
     return described | BARE_REFUSALS
 
 
-def described_refusal(
-    status: int, errors: Sequence[type[heart.ServiceError]], references: Mapping[Any, Any]
-) -> dict[str, Any]:
+def described_refusal(status: int, errors: Iterable[type[heart.ServiceError]], references: References) -> Json:
     """Return the description of one status that an operation refuses requests with."""
     meanings = " ".join(f"`{error.code}`: {(error.__doc__ or '').splitlines()[0]}" for error in errors)
     headers = {401: "WWW-Authenticate", 503: "Retry-After"}
-    described: dict[str, Any] = {
+    described: Json = {
         "description": meanings,
         "content": {heart.PROBLEM_TYPE: {"schema": references[heart.ProblemDetails]}},
     }
@@ -112,9 +104,9 @@ PARAMETERS_IN_PATHS = {
 }
 
 
-def described_parameters(each: heart.Operation) -> list[dict[str, Any]]:
+def described_parameters(each: heart.Operation) -> list[Json]:
     """Return the `parameters` of an operation."""
-    parameters: list[dict[str, Any]] = [
+    parameters: list[Json] = [
         {
             "name": name,
             "in": "path",
@@ -134,15 +126,13 @@ def described_parameters(each: heart.Operation) -> list[dict[str, Any]]:
         for name, is_there, description, schema in headers
         if is_there
     ]
-    _, components = heart.schemas_of([each.query])
-    schema = components[each.query.__name__]
-    for name, field_schema in in_ecma(schema["properties"]).items():
-        alternatives = [part for part in field_schema.get("anyOf", [field_schema]) if part.get("type") != "null"]
-        description = alternatives[0].pop("description")
-        parameter = {"name": name, "in": "query", "description": description, "schema": alternatives[0]}
+    schema = heart.schemas_of([each.query])[1][each.query.__name__]
+    for name, told in in_ecma(schema["properties"]).items():
+        given = next(part for part in told.get("anyOf", [told]) if part.get("type") != "null")
+        parameter = {"name": name, "in": "query", "description": given.pop("description"), "schema": given}
         parameter |= {"required": True} if name in schema.get("required", ()) else {}
-        if alternatives[0].get("type") == "array":
-            alternatives[0]["minItems"] = 1
+        if given.get("type") == "array":
+            given["minItems"] = 1
             parameter |= {"style": "form", "explode": True}  # commas do too, but some generators repeat in any case
         parameters.append(parameter)
     return parameters
@@ -165,9 +155,9 @@ def in_ecma(schema: Any) -> Any:
     return schema
 
 
-def described_operation(each: heart.Operation, references: Mapping[Any, Any]) -> dict[str, Any]:
+def described_operation(each: heart.Operation, references: References) -> Json:
     """Return one operation of the document."""
-    described: dict[str, Any] = {
+    described: Json = {
         "operationId": each.handler.__name__,
         "tags": [next((tag for tag in TAGS if f"{heart.API}/{tag}" in each.path), "service")],
         "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
@@ -179,7 +169,7 @@ def described_operation(each: heart.Operation, references: Mapping[Any, Any]) ->
     else:
         described["description"] = f"Needs a key of level `{each.level}` or higher."
     if each.body is not None:
-        content = {heart.JSON_TYPE: {"schema": reference_to(each.body, references)}}
+        content = {heart.JSON_TYPE: {"schema": references[each.body]}}
         content |= {other: {"schema": OBJECT} for other in each.formats if other != heart.JSON_TYPE}
         described["requestBody"] = {"required": True, "content": content}
     return described
@@ -197,13 +187,15 @@ def place_of(each: heart.Operation) -> tuple[int, str]:
     return ORDER.index(step) if step in ORDER else len(ORDER), each.path
 
 
-def document_of(*operations: heart.Operation) -> dict[str, Any]:
+def document_of(*operations: heart.Operation) -> Json:
     """Return the description of a service, by its operations."""
     bodies = [body for each in operations for body in (*each.answers.values(), each.body)]
     models = {model for body in bodies for model in (body if isinstance(body, tuple) else (body,))}
     named = sorted((models | {heart.ProblemDetails}) - {None, dict, str}, key=attrgetter("__name__"))
     references, components = heart.schemas_of(named)
-    paths: dict[str, dict[str, Any]] = {}
+    references |= {str: TEXT, dict: OBJECT}
+    references |= {each: {"anyOf": [references[model] for model in each]} for each in bodies if isinstance(each, tuple)}
+    paths: dict[str, Json] = {}
     for each in sorted(operations, key=place_of):
         paths.setdefault(each.path, {})[each.method.lower()] = described_operation(each, references)
     return {
@@ -224,7 +216,7 @@ def document_of(*operations: heart.Operation) -> dict[str, Any]:
 
 
 # Making one takes eight milliseconds, and anybody may ask for it.
-DOCUMENTS: WeakKeyDictionary[heart.Service, dict[str, Any]] = WeakKeyDictionary()
+DOCUMENTS: WeakKeyDictionary[heart.Service, Json] = WeakKeyDictionary()
 
 
 @heart.operation("GET", "/api/v1/openapi.json", None, {200: dict})
