@@ -194,41 +194,6 @@ def prune_slices(database: heart.Database, before: str, patience: float | None =
             yield 0, 0
 
 
-def remove_task(connection: heart.Connection, client_id: str, task_id: str) -> None:
-    """Delete a task with its history, and what else tells of it. :raises Missing: when the client has no such task."""
-    task = heart.select_task_row(connection, client_id, task_id)
-    drop_answers_of_task(connection, client_id, task)
-    remove_tasks(connection, client_id, [task])
-
-
-def remove_run(connection: heart.Connection, client_id: str, run_id: str) -> None:
-    """Delete a run, and the tasks that only it reports; of the others, what it said of them.
-
-    :raises Missing: when the client has no such run.
-    """
-    run = heart.select_run_key(connection, client_id, run_id)
-    connection.execute(
-        "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'", (client_id, run.id)
-    )
-    while not prune_slice(connection, client_id, run, 512, deleted=True)[1]:  # sightings at once
-        pass
-
-
-def remove_project_type(connection: heart.Connection, client_id: str, name: str) -> None:
-    """Delete a project type.
-
-    :raises Missing: when the client has none of the name. :raises ProjectTypeInUse: when it has runs of it.
-    """
-    heart.select_project_type(connection, client_id, name)
-    runs = sum(heart.select_cells(connection, client_id, "runs", heart.Filter(types=frozenset({name}))).values())
-    if runs:
-        there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
-        raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
-    heart.drop_answers_of_project_type(connection, client_id, name)
-    connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
-    connection.deletes = True
-
-
 # Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
 # `same` sighting is looked up by its key: otherwise SQLite would go through all of a client's for their order.
 REPORTED_BY = """COALESCE(
@@ -315,19 +280,46 @@ def move_to_branch(connection: heart.Connection, client_id: str, states: Mapping
 @heart.operation("DELETE", "/api/v1/runs/{run_id}", "full", {204: None})
 def delete_run(call: heart.Call, run_id: str) -> heart.PendingWrite:
     """Delete a run, also a running one, and the tasks that only it reports."""
-    return heart.PendingWrite(call, lambda connection: remove_run(connection, call.client_id, run_id))
+
+    def remove(connection: heart.Connection) -> None:
+        run = heart.select_run_key(connection, call.client_id, run_id)
+        connection.execute(
+            "UPDATE history SET run_id = NULL WHERE client_id = ? AND run_id = ? AND event = 'status'",
+            (call.client_id, run.id),
+        )
+        while not prune_slice(connection, call.client_id, run, 512, deleted=True)[1]:  # sightings at once
+            pass
+
+    return heart.PendingWrite(call, remove)
 
 
 @heart.operation("DELETE", "/api/v1/tasks/{task_id}", "full", {204: None})
 def delete_task(call: heart.Call, task_id: str) -> heart.PendingWrite:
     """Delete a task with its history."""
-    return heart.PendingWrite(call, lambda connection: remove_task(connection, call.client_id, task_id))
+
+    def remove(connection: heart.Connection) -> None:
+        task = heart.select_task_row(connection, call.client_id, task_id)
+        drop_answers_of_task(connection, call.client_id, task)
+        remove_tasks(connection, call.client_id, [task])
+
+    return heart.PendingWrite(call, remove)
 
 
 @heart.operation("DELETE", "/api/v1/project-types/{name}", "full", {204: None}, refusals=(ProjectTypeInUse,))
 def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
     """Delete a project type that there is no run of."""
-    return heart.PendingWrite(call, lambda connection: remove_project_type(connection, call.client_id, name))
+    client_id, runs_of_type = call.client_id, heart.Filter(types=frozenset({name}))
+
+    def remove(connection: heart.Connection) -> None:
+        heart.select_project_type(connection, client_id, name)
+        if runs := sum(heart.select_cells(connection, client_id, "runs", runs_of_type).values()):
+            there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
+            raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
+        heart.drop_answers_of_project_type(connection, client_id, name)
+        connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
+        connection.deletes = True
+
+    return heart.PendingWrite(call, remove)
 
 
 @click.command()

@@ -88,31 +88,35 @@ class EventQuery(heart.Request):
     wait: Annotated[int, Meta(ge=0, le=30, description="Seconds to wait for an event, where there is none yet.")] = 0
 
 
-class EventFilter(Struct, frozen=True, kw_only=True):
-    """Which events are wanted; `None` filters nothing."""
+EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 'status' THEN 'finding.status'
+    WHEN 'assigned' THEN 'finding.assigned' WHEN 'comment' THEN 'finding.commented'
+    WHEN 'started' THEN 'run.started' WHEN 'finished' THEN 'run.finished'
+    ELSE CASE WHEN history.to_status IS NULL THEN 'finding.changed' ELSE 'finding.reopened' END END"""
 
-    types: Iterable[str] | None = None
-    project_types: Iterable[str] | None = None
-    target_url: str | None = None
-    branches: Iterable[str] | None = None
-    min_severity: int | None = None  # a rank; of what is about a run, no finding is judged
 
-    def condition(self) -> heart.Condition | None:
-        """Return what an entry must be, None where all are wanted."""
-        asked = {
-            EVENT_TYPE: self.types,
-            "COALESCE(tasks.project_type, runs.project_type)": self.project_types,
-            "COALESCE(tasks.target_url, runs.target_url)": None if self.target_url is None else [self.target_url],
-            "history.branch": self.branches,
-        }
-        conditions = [heart.among(column, values) for column, values in asked.items() if values is not None]
-        if self.min_severity is not None:
-            conditions.append(("COALESCE(tasks.severity, ?) >= ?", (self.min_severity, self.min_severity)))
-        if not conditions:
-            return None
-        return " AND ".join(text for text, _ in conditions), tuple(
-            value for _, values in conditions for value in values
-        )
+def wanted_events(
+    *,
+    types: Iterable[str] | None = None,
+    project_types: Iterable[str] | None = None,
+    target_url: str | None = None,
+    branches: Iterable[str] | None = None,
+    min_severity: heart.Severity | None = None,
+) -> list[heart.Condition]:
+    """Return what an entry of the history must be for its event to be wanted; `None` asks for nothing.
+
+    :param min_severity: of findings; of what is about a run, none is judged.
+    """
+    asked = {
+        EVENT_TYPE: types,
+        "COALESCE(tasks.project_type, runs.project_type)": project_types,
+        "COALESCE(tasks.target_url, runs.target_url)": None if target_url is None else [target_url],
+        "history.branch": branches,
+    }
+    conditions = [heart.among(column, values) for column, values in asked.items() if values is not None]
+    if min_severity is not None:
+        rank = heart.RANKS[min_severity]
+        conditions.append(("COALESCE(tasks.severity, ?) >= ?", (rank, rank)))
+    return conditions
 
 
 def select_epoch(connection: heart.Connection) -> str:
@@ -122,16 +126,10 @@ def select_epoch(connection: heart.Connection) -> str:
 
 def select_latest(connection: heart.Connection, client_id: str) -> int:
     """Return the place behind all that has happened so far."""
-    (last,) = connection.execute(
-        "SELECT COALESCE(MAX(seq), 0) FROM history WHERE client_id = ?", (client_id,)
-    ).fetchone()
-    return int(last)
+    statement = "SELECT COALESCE(MAX(seq), 0) FROM history WHERE client_id = ?"
+    return int(connection.execute(statement, (client_id,)).fetchone()[0])
 
 
-EVENT_TYPE = """CASE history.event WHEN 'created' THEN 'finding.created' WHEN 'status' THEN 'finding.status'
-    WHEN 'assigned' THEN 'finding.assigned' WHEN 'comment' THEN 'finding.commented'
-    WHEN 'started' THEN 'run.started' WHEN 'finished' THEN 'run.finished'
-    ELSE CASE WHEN history.to_status IS NULL THEN 'finding.changed' ELSE 'finding.reopened' END END"""
 LOOKED_AT = 2_000  # entries of which one page's are chosen, where not all are wanted
 
 
@@ -143,28 +141,29 @@ class Page(Struct, frozen=True):
     goes_on: bool
 
 
-def select_events(connection: heart.Connection, client_id: str, behind: int, limit: int, wanted: EventFilter) -> Page:
+def select_events(
+    connection: heart.Connection, client_id: str, behind: int, limit: int, wanted: Sequence[heart.Condition]
+) -> Page:
     """Return the first events behind a place in the history. Where a filter leaves few, only so many are looked at.
 
     :param connection: one that sees one moment.
     """
-    condition = wanted.condition()
-    most = LOOKED_AT if condition else limit
+    most = LOOKED_AT if wanted else limit
     rows = connection.execute(
         "SELECT seq FROM history WHERE client_id = ? AND seq > ? ORDER BY seq LIMIT ?", (client_id, behind, most + 1)
     )
     seqs = [seq for (seq,) in rows]
     goes_on = len(seqs) > most
     end = max([behind, *seqs[:most]])
-    if condition:
-        text, values = condition
+    if wanted:
+        asked = " AND ".join(text for text, _ in wanted)
         rows = connection.execute(
             f"""SELECT history.seq FROM history
                 LEFT JOIN tasks ON tasks.client_id = history.client_id AND tasks.seq = history.task_seq
                 LEFT JOIN runs ON runs.client_id = history.client_id AND runs.seq = history.run_seq
-                WHERE history.client_id = ? AND history.seq > ? AND history.seq <= ? AND {text}
+                WHERE history.client_id = ? AND history.seq > ? AND history.seq <= ? AND {asked}
                 ORDER BY history.seq LIMIT ?""",
-            (client_id, behind, end, *values, limit + 1),
+            (client_id, behind, end, *(value for _, values in wanted for value in values), limit + 1),
         )
         seqs = [seq for (seq,) in rows]
         if len(seqs) > limit:
@@ -188,15 +187,12 @@ def read_events(connection: heart.Connection, client_id: str, seqs: Sequence[int
         ).fetchall()
         tasks = read_by_seq(connection, client_id, "tasks", heart.HEAD_COLUMNS, (entry[6] for entry in entries))
         runs = read_by_seq(connection, client_id, "runs", heart.RUN_COLUMNS, (entry[7] for entry in entries))
-        for seq, kind, *told, task_seq, run_seq, run_id, from_, to, reason, assignee, comment, changed in entries:
-            event = Event(f"{epoch}-{seq}", kind, *told)
+        for seq, kind, at, by, user, branch, task_seq, run_seq, *rest, changed in entries:
+            entry = f"{epoch}-{seq}", kind, at, by, user, branch
             if run_seq is not None:
-                event.run = heart.run_model(runs[run_seq])
+                yield Event(*entry, run=heart.run_model(runs[run_seq]))
             else:
-                event.task = heart.task_head(tasks[task_seq])
-                event.run_id, event.from_, event.to, event.reason = run_id, from_, to, reason
-                event.assignee, event.comment, event.changed = assignee, comment, json.loads(changed)
-            yield event
+                yield Event(*entry, heart.task_head(tasks[task_seq]), UNSET, *(*rest, json.loads(changed)))
 
 
 def read_by_seq(
@@ -235,7 +231,7 @@ def get_events(call: heart.Call) -> heart.Answer:
     """Get what happened, oldest first, or wait for it."""
     query: EventQuery = call.query
     until = time.monotonic() + query.wait
-    wanted = EventFilter(
+    wanted = wanted_events(
         types=query.type, project_types=query.project_type, target_url=query.target_url, branches=query.branch
     )
 

@@ -102,7 +102,7 @@ def verdict_on(
                 messages.add_verdict(connection, hook.key[0], told, base_url)
         except heart.Missing:
             return None
-    return told if messages.reaches(told, hook.wanted.min_severity) else None
+    return told if messages.reaches(told, hook.shown.min_severity) else None
 
 
 # Delivering
@@ -115,9 +115,8 @@ class Deliverer:
         self._service, self._database = service, service.database
         self._holder = secrets.token_hex(16)
         self._leased_until = self._ask_at = 0.0  # as time.monotonic has it
-        # Where each hook stood, and the entry up to which it wanted nothing then.
-        self._looked_at: dict[tuple[str, str], tuple[int, int]] = {}
-        self._under_way: dict[tuple[str, str], Future[None]] = {}
+        self._looked_at: dict[hooks.HookKey, int] = {}  # the entry up to which a hook wants nothing
+        self._under_way: dict[hooks.HookKey, Future[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "findings-webhook")
         self._stopping, self._ended = threading.Event(), False
         self._looking = threading.Thread(target=self._work, name="findings-webhooks", daemon=True)
@@ -137,10 +136,8 @@ class Deliverer:
         wait(self._under_way.values(), LAST_ATTEMPTS)
         self._ended = True  # for what is left behind: the database is closed now
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._leased_until:
-            self._give_back()
-
-    def _give_back(self) -> None:
+        if not self._leased_until:
+            return
         try:
             with self._database.transaction(patience=LOCK_PATIENCE) as connection:
                 connection.execute("DELETE FROM delivery_lease WHERE holder = ?", (self._holder,))
@@ -167,17 +164,16 @@ class Deliverer:
             self._under_way |= {key: self._threads.submit(self._serve, key) for key in due}
         return self._under_way.values()
 
-    def _due(self) -> list[tuple[str, str]]:
+    def _due(self) -> list[hooks.HookKey]:
         """Return the hooks that something has happened for, but for those that are served now."""
         with self._database.reading() as connection:
             waiting = select_waiting(connection, heart.timestamp())
-        due = [hook.key for hook, newest in waiting if newest > self._looked_to(hook)]
-        return [key for key in due if key not in self._under_way]
+        news = [hook.key for hook, newest in waiting if newest > self._looked_to(hook)]
+        return [key for key in news if key not in self._under_way]
 
     def _looked_to(self, hook: hooks.Hook) -> int:
-        """Return the entry up to which a hook is known to want nothing."""
-        behind, end = self._looked_at.get(hook.key, (hook.behind, hook.behind))
-        return end if behind == hook.behind else hook.behind
+        """Return the entry up to which a hook is known to want nothing: its place never goes back."""
+        return max(hook.behind, self._looked_at.get(hook.key, 0))
 
     def _hold_lease(self) -> bool:
         """Tell whether this process may deliver."""
@@ -191,19 +187,19 @@ class Deliverer:
     def _may_send(self) -> bool:
         return time.monotonic() < self._leased_until and not self._stopping.is_set()
 
-    def _serve(self, key: tuple[str, str]) -> None:
+    def _serve(self, key: hooks.HookKey) -> None:
         """Deliver to a hook what it wants, one event after the other, until that fails or its turn is over."""
         end = time.monotonic() + TURN
         try:
-            while self._may_send() and time.monotonic() < end and self._deliver(*key):
+            while self._may_send() and time.monotonic() < end and self._deliver(key):
                 pass
         except Exception as error:
             self._tell(error)
 
-    def _deliver(self, client_id: str, hook_id: str) -> bool:
+    def _deliver(self, key: hooks.HookKey) -> bool:
         """Deliver the next event to a hook. Return whether another may be next."""
         with self._database.reading() as connection:
-            hook = hooks.select_hook(connection, client_id, hook_id)
+            hook = hooks.select_hook(connection, *key)
         if hook.shown.state == "off":
             return False
         seq = hook.behind + 1
@@ -214,7 +210,8 @@ class Deliverer:
                 return False
             if not self._may_send():
                 return False
-            outcome = self._send(hook, told)
+            body, private = messages.body_of(told, hook.shown.format), self._service.settings.webhook_private
+            outcome = sending.send(hook.shown.url, hook.secret, told.id, body, private=private)
         except Exception as error:
             if heart.known_error(error):
                 raise
@@ -239,13 +236,9 @@ class Deliverer:
             behind, goes_on = page.end, page.goes_on
         return behind, None
 
-    def _send(self, hook: hooks.Hook, told: messages.ToldEvent) -> sending.Outcome:
-        body, private = messages.body_of(told, hook.shown.format), self._service.settings.webhook_private
-        return sending.send(hook.shown.url, hook.secret, told.id, body, private=private)
-
     def _pass_over(self, hook: hooks.Hook, end: int) -> None:
         """Remember that a hook wants nothing up to an entry, and store that where the way there was long."""
-        self._looked_at[hook.key] = (hook.behind, end)
+        self._looked_at[hook.key] = end
         if end - hook.behind >= SKIPPED or hook.attempts:
             self._store(partial(move_on, hook=hook, end=end))
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 import findings_service as heart
 from findings_adapters.webhooks import messages, sending
-from findings_features.events import EventFilter, EventType, select_latest
+from findings_features.events import EventType, select_latest, wanted_events
 
 HOOKS_OF_CLIENT = 20
 HOOK_URL = heart.HTTP_URL.replace(r"([^\x00-\x20\x7f/?#@]*@)?", "")
@@ -80,13 +80,16 @@ class Attempt(heart.Model):
     error: str | None
 
 
+HookKey = tuple[str, str]  # a client's id and a hook's
+
+
 class Hook(Struct, frozen=True):
     """A hook as the API shows it, and what else it takes to deliver to it.
 
-    `key` is its client's id and its own, `behind` its place in the history: the seq that it is done with.
+    `behind` is its place in the history: the seq that it is done with.
     """
 
-    key: tuple[str, str]
+    key: HookKey
     secret: str
     behind: int
     attempts: int
@@ -102,14 +105,14 @@ class Hook(Struct, frozen=True):
         )
 
     @property
-    def wanted(self) -> EventFilter:
+    def wanted(self) -> list[heart.Condition]:
         """Which events it wants, but for what a run has found."""
         shown = self.shown
-        return EventFilter(
+        return wanted_events(
             types=shown.types,
             project_types=None if shown.project_type is None else [shown.project_type],
             target_url=shown.target_url,
-            min_severity=shown.min_severity and heart.RANKS[shown.min_severity],
+            min_severity=shown.min_severity,
         )
 
 
@@ -155,32 +158,6 @@ def insert_webhook(connection: heart.Connection, client_id: str, body: WebhookDe
         ),
     )
     return select_hook(connection, client_id, hook_id).shown
-
-
-def switch_on(connection: heart.Connection, client_id: str, hook_id: str, start: str) -> None:
-    """Have a hook go on, at once. :raises Missing: when the client has no such hook.
-
-    A hook whose last attempt failed stands right before the event that was refused.
-    """
-    hook = select_hook(connection, client_id, hook_id)
-    behind = hook.behind
-    if start == "latest":
-        behind = select_latest(connection, client_id)
-    elif start == "next" and hook.attempts:
-        behind += 1
-    connection.execute(
-        """UPDATE webhooks SET state = 'on', history_seq = ?, attempts = 0, next_attempt_at = NULL, last_error = NULL
-           WHERE client_id = ? AND id = ?""",
-        (behind, client_id, hook_id),
-    )
-
-
-def remove_webhook(connection: heart.Connection, client_id: str, hook_id: str) -> None:
-    """Delete a hook, with the answer that told of it: a URL may be a secret. :raises Missing: when there is none."""
-    select_hook(connection, client_id, hook_id)
-    connection.execute("DELETE FROM webhooks WHERE client_id = ? AND id = ?", (client_id, hook_id))
-    connection.deletes = True
-    heart.drop_answers(connection, client_id, "location LIKE ?", f"%/webhooks/{hook_id}")
 
 
 def url_problems(body: WebhookDefinition) -> list[heart.Problem]:
@@ -245,11 +222,25 @@ def get_webhook(call: heart.Call, webhook_id: str) -> heart.Answer:
 @heart.operation("PATCH", "/api/v1/webhooks/{webhook_id}", "full", {200: Webhook}, body=WebhookUpdate)
 def patch_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
     """Switch a webhook on, to go on with the event that was held, the next one, or what comes."""
-    body: WebhookUpdate = call.checked_body(lambda connection: select_hook(connection, call.client_id, webhook_id))
+
+    def find(connection: heart.Connection) -> Hook:
+        return select_hook(connection, call.client_id, webhook_id)
+
+    body: WebhookUpdate = call.checked_body(find)
 
     def switch(connection: heart.Connection) -> heart.Answer:
-        switch_on(connection, call.client_id, webhook_id, body.from_ or "held")
-        return heart.json_answer(200, select_hook(connection, call.client_id, webhook_id).shown)
+        hook = find(connection)
+        behind = hook.behind  # right before the event that was refused, where the last attempt failed
+        if body.from_ == "latest":
+            behind = select_latest(connection, call.client_id)
+        elif body.from_ == "next" and hook.attempts:
+            behind += 1
+        connection.execute(
+            """UPDATE webhooks SET state = 'on', history_seq = ?, attempts = 0, next_attempt_at = NULL,
+                   last_error = NULL WHERE client_id = ? AND id = ?""",
+            (behind, *hook.key),
+        )
+        return heart.json_answer(200, find(connection).shown)
 
     return heart.PendingWrite(call, switch)
 
@@ -257,7 +248,15 @@ def patch_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
 @heart.operation("DELETE", "/api/v1/webhooks/{webhook_id}", "full", {204: None})
 def delete_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
     """Delete a webhook."""
-    return heart.PendingWrite(call, lambda connection: remove_webhook(connection, call.client_id, webhook_id))
+
+    def remove(connection: heart.Connection) -> None:
+        hook = select_hook(connection, call.client_id, webhook_id)
+        connection.execute("DELETE FROM webhooks WHERE client_id = ? AND id = ?", hook.key)
+        connection.deletes = True
+        # With the answer that told of it: a URL may be a secret.
+        heart.drop_answers(connection, call.client_id, "location LIKE ?", f"%/webhooks/{webhook_id}")
+
+    return heart.PendingWrite(call, remove)
 
 
 @heart.operation("POST", "/api/v1/webhooks/{webhook_id}/test", "full", {200: Attempt})

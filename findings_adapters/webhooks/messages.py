@@ -55,11 +55,11 @@ def add_verdict(connection: heart.Connection, client_id: str, told: ToldEvent, b
     ]
 
 
-def reaches(told: ToldEvent, rank: int | None) -> bool:
+def reaches(told: ToldEvent, severity: heart.Severity | None) -> bool:
     """Tell whether what is new in a run that has finished is as severe as a hook wants it; other events are."""
-    if rank is None or told.new_findings is UNSET:
+    if severity is None or told.new_findings is UNSET:
         return True
-    return any(heart.RANKS[each.severity] >= rank for each in told.new_findings)
+    return any(heart.RANKS[each.severity] >= heart.RANKS[severity] for each in told.new_findings)
 
 
 # Slack

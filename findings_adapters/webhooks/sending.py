@@ -201,8 +201,8 @@ def judged(status: int, retry_after: str) -> Outcome:
     """Return what an answer is: anything but 2xx is a failure."""
     if 200 <= status < 300:
         return Outcome(status)
-    names = {410: "gone 410"} | {code: f"redirect {code}" for code in (301, 302, 303, 307, 308)}
-    return Outcome(status, names.get(status, str(status)), seconds_asked(retry_after))
+    kind = "redirect " if status in (301, 302, 303, 307, 308) else "gone " if status == 410 else ""
+    return Outcome(status, f"{kind}{status}", seconds_asked(retry_after))
 
 
 def seconds_asked(retry_after: str) -> float:
@@ -211,9 +211,7 @@ def seconds_asked(retry_after: str) -> float:
     if regex.fullmatch(r"[0-9]{1,12}", text):
         return min(float(text), LONGEST_ASKED)
     try:
-        moment = parsedate_to_datetime(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return min(max(0.0, (moment - datetime.now(UTC)).total_seconds()), LONGEST_ASKED)
+        return min(max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()), LONGEST_ASKED)
     except (TypeError, ValueError, OverflowError):
         return 0.0
 
