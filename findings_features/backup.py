@@ -131,15 +131,6 @@ def copy_beside(connection: heart.SQLiteConnection, path: str) -> None:
         connection.execute(f"PRAGMA temp_store_directory = '{quoted}'")
 
 
-def write_last_backup(connection: heart.Connection, made_at: str) -> None:
-    """Note when the last good backup was begun."""
-    connection.execute(
-        """INSERT INTO backups (id, made_at) VALUES (1, ?)
-           ON CONFLICT (id) DO UPDATE SET made_at = excluded.made_at""",
-        (made_at,),
-    )
-
-
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Have the signals that would end the process end what is under way as Ctrl-C does, so that it is undone."""
@@ -163,7 +154,11 @@ def note_backup(database: heart.Database, at: str) -> None:
     """Note when a good backup was begun, for the metrics. What hinders that takes nothing away from the backup."""
     try:
         with database.transaction() as connection:
-            write_last_backup(connection, at)
+            connection.execute(
+                """INSERT INTO backups (id, made_at) VALUES (1, ?)
+                   ON CONFLICT (id) DO UPDATE SET made_at = excluded.made_at""",
+                (at,),
+            )
     except (*heart.ENGINE_ERRORS, heart.DatabaseUnusable) as error:
         click.echo(f"The metrics do not know of it: {database.settings.db} could not be written ({error}).", err=True)
 

@@ -107,10 +107,10 @@ def select_brief(
     connection: heart.Connection, client_id: str, project_type: heart.ProjectTypeWithSchema, query: BriefQuery
 ) -> Brief:
     """Return what is known of a type and target: the worst first, of those what was seen last, then the newest."""
-    place = {"project_type": query.project_type, "target_url": query.target_url or heart.NO_TARGET}
-    lines = [(overview.Known(client_id=client_id, **place), "")]
+    place = client_id, query.project_type, query.target_url or heart.NO_TARGET
+    lines = [(overview.Known(*place), "")]
     if query.branch:  # what the main line knows, too, is there already
-        lines.append((overview.Known(client_id=client_id, branch=query.branch, **place), "AND tasks.branch <> ''"))
+        lines.append((overview.Known(*place, query.branch), "AND tasks.branch <> ''"))
     counted, places, listed = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0
     for known, condition in lines:
         counted += known.select(connection, "tasks.status, tasks.severity, COUNT(*)", f"{condition} GROUP BY 1, 2")
@@ -160,10 +160,8 @@ def add(media_type: str, write: Callable[[Brief, heart.ProjectType], bytes]) -> 
     """Have briefs go out in a form, too, in which `write` writes one, with what its project type is."""
 
     def export(call: heart.Call) -> heart.Deferred:
-        def read(connection: heart.Connection) -> heart.Answer:
-            return heart.whole_answer(200, write(*read_brief(call, connection)), f"{media_type}; charset=utf-8")
-
-        return call.read_slowly(read)
+        kind = f"{media_type}; charset=utf-8"
+        return call.read_slowly(lambda connection: heart.whole_answer(200, write(*read_brief(call, connection)), kind))
 
     EXPORTS[media_type] = heart.Export(answer=export)
 

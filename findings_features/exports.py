@@ -11,11 +11,11 @@ import itertools
 import json
 import tempfile
 import threading
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -170,8 +170,9 @@ def walk_tasks(
     All is read at one moment. A lot may take as long as a list does.
     """
     query: ExportQuery = call.query
-    left, view = query.limit, "full" if whole else "default"
-    lot = heart.TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=typing.cast(Any, view), after=query.after)
+    view: Any = "full" if whole else "default"
+    left = query.limit
+    lot = heart.TaskQuery(limit=EXPORT_LOT, sort=query.sort, view=view, after=query.after)
     while True:
         with heart.in_list_time(connection):
             position = heart.page_position(call, connection, "tasks", lot.after)
@@ -216,14 +217,6 @@ def add(form: ListFormat) -> None:
     heart.REGISTRY.list_exports[form.media_type] = heart.Export(answer=export, query=ExportQuery)
 
 
-class Lines:
-    """A file that gives back what is written, as the writer of CSV does then."""
-
-    def write(self, text: str) -> bytes:
-        """Return a line."""
-        return text.encode()
-
-
 TASK_COLUMNS = (
     *("id", "external_id", "title", "severity", "status", "reason", "assignee", "rule", "location", "tags"),
     *("project_type", "target_url", "branch", "run_id", "last_run_id"),
@@ -233,7 +226,8 @@ TASK_COLUMNS = (
 
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
-    writer = csv.writer(Lines(), lineterminator="\r\n")
+    lines: Any = SimpleNamespace(write=str.encode)  # gives back what is written, as the writer does then
+    writer = csv.writer(lines, lineterminator="\r\n")
     names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
     header: Sequence[Any] = [names[name] for name in TASK_COLUMNS]
     rows = ([cell(value_of(item.task, name)) for name in TASK_COLUMNS] for item in listed)

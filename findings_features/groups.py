@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import msgspec
 import regex
 from msgspec import Meta
 
@@ -144,10 +145,7 @@ def select_groups(connection: heart.Connection, client_id: str, query: GroupQuer
             kinds.setdefault(value or None, []).append((status, rank, n))
     sizes = {value: sum(n for *_, n in counted) for value, counted in kinds.items()}
     largest = heapq.nsmallest(query.limit, sizes, key=lambda value: (-sizes[value], value is None, value or ""))
-    groups = []
-    for value in largest:
-        summary = heart.summary_of(kinds[value])
-        groups.append(GroupOfTasks(value, summary.total, summary.by_severity, summary.by_status))
+    groups = [GroupOfTasks(value, *msgspec.structs.astuple(heart.summary_of(kinds[value]))) for value in largest]
     return Groups(query.by, groups, sum(sizes.values()) - sum(group.total for group in groups))
 
 

@@ -78,7 +78,7 @@ class OverviewQuery(heart.Request):
     days: Annotated[int, Meta(ge=1, le=365, description="Days, of which today is the last.")] = 30
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class Known(Struct, frozen=True):
     """The tasks that the main line knows, or a branch, of all project types and targets or of one."""
 
     client_id: str
@@ -109,9 +109,7 @@ class Known(Struct, frozen=True, kw_only=True):
 
 def select_overview(connection: heart.Connection, client_id: str, query: OverviewQuery) -> Overview:
     """Return where all tasks of the main line, or of a branch, stand."""
-    known = Known(
-        client_id=client_id, project_type=query.project_type, target_url=query.target_url, branch=query.branch
-    )
+    known = Known(client_id, query.project_type, query.target_url, query.branch)
     columns = "tasks.severity, tasks.project_type, tasks.target_url, tasks.status, COUNT(*)"
     counted = known.select(connection, columns, "GROUP BY 1, 2, 3, 4")
     severities = {name: Counter[str]() for name in heart.SEVERITIES}
@@ -174,13 +172,11 @@ def standings(counted: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, i
 @heart.operation("GET", "/api/v1/overview", "read", {200: Overview}, query=OverviewQuery, stamped=True)
 def get_overview(call: heart.Call) -> heart.Deferred:
     """Get where all tasks stand, and what happened to them lately."""
-
-    def read(connection: heart.Connection) -> heart.Answer:
-        return heart.answer_unless_known(
+    return call.read_slowly(
+        lambda connection: heart.answer_unless_known(
             call, connection, lambda _: msgspec.json.encode(select_overview(connection, call.client_id, call.query))
         )
-
-    return call.read_slowly(read)
+    )
 
 
 def register() -> None:

@@ -38,11 +38,11 @@ def id_problems(update: TasksUpdate, states: Mapping[str, heart.TaskRow]) -> Ite
     """Tell about which tasks a decision cannot be taken; those that the client has are in these states."""
     met = set()
     for index, task_id in enumerate(update.ids):
-        pointer = f"/ids/{index}"
+        pointer, told = f"/ids/{index}", heart.truncate(task_id)
         if task_id in met:
-            yield heart.Problem("is there already; ids must differ", pointer, value=heart.truncate(task_id))
+            yield heart.Problem("is there already; ids must differ", pointer, value=told)
         elif task_id not in states:
-            yield heart.Problem(f"there is no task {heart.truncate(task_id)!r}", pointer, value=heart.truncate(task_id))
+            yield heart.Problem(f"there is no task {told!r}", pointer, value=told)
         elif problem := heart.reason_problem(update, states[task_id], pointer):
             yield problem
         met.add(task_id)
