@@ -9,15 +9,11 @@ SQLite, and `store.py` what the service asks of an engine.
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING
 
 import findings_service as heart
 
-if TYPE_CHECKING:
-    from findings_adapters.postgres.store import PostgresDatabase
 
-
-def open_postgres(settings: heart.Settings) -> PostgresDatabase:
+def open_postgres(settings: heart.Settings) -> heart.Database:
     """Return the database that a URL names. Nothing is opened yet.
 
     :raises heart.ConfigurationError: on Windows, when psycopg is not there, or when the URL makes no sense.

@@ -5,19 +5,14 @@ https://www.postgresql.org/docs/15/populate.html, https://www.postgresql.org/doc
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import psycopg
 
-import findings_features.audit as audit
 import findings_service as heart
 from findings_adapters.postgres import copying, dialect, store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from findings_adapters.postgres.copying import Row, Table
+from findings_adapters.postgres.copying import Row, Table
 
 LOCK_TIME = 10  # seconds to wait for what others do with the tables
 
@@ -28,9 +23,9 @@ def connected(database: store.PostgresDatabase) -> Iterator[tuple[store.Link, in
     with database.beside() as link:
         version = database.version_at(link)
         link.patience = float("inf")
-        for setting in ("statement_timeout = 0", "idle_in_transaction_session_timeout = 0"):
+        no_limits = ("statement_timeout = 0", "idle_in_transaction_session_timeout = 0")
+        for setting in (*no_limits, f"lock_timeout = '{LOCK_TIME}s'"):
             link.run(f"SET {setting}")
-        link.run(f"SET lock_timeout = '{LOCK_TIME}s'")
         yield link, version
 
 
@@ -46,13 +41,16 @@ class ServerPlace(copying.Place):
 class ServerTarget(ServerPlace, copying.Target):
     """A server that is filled."""
 
-    numbers_all = False
-
     def __init__(self, database: store.PostgresDatabase, link: store.Link) -> None:
         super().__init__(database.name, link)
         self.database = database
         self.statements = dialect.schema_statements()
         self.names = ", ".join(dialect.tables_of(self.statements))
+
+    @property
+    def within(self) -> heart.Connection:
+        """The connection, as the service has one."""
+        return Unfinished(self.database, self.connection, read_only=False)
 
     def begin(self, version: int | None, tables: Sequence[Table]) -> None:
         """Begin the transaction, with the schema there and empty."""
@@ -86,14 +84,9 @@ class ServerTarget(ServerPlace, copying.Target):
     def finish(self) -> None:
         """Make the indexes, and let numbering go on behind the last row."""
         super().finish()
-        heart.begin_epoch(Unfinished(self.database, self.connection, read_only=False))
         self.connection.run(f"ANALYZE {self.names}")
         for statement in dialect.numbering(self.statements):
             self.connection.run(statement)
-
-    def integrity_errors(self) -> Iterator[str]:
-        """Audit what is there."""
-        return audit.integrity_errors(Unfinished(self.database, self.connection, read_only=True))
 
     def keep(self) -> None:
         """Commit."""
@@ -111,9 +104,7 @@ class Unfinished(store.PostgresConnection):
 @contextmanager
 def server_source(database: store.PostgresDatabase) -> Iterator[ServerPlace]:
     """Give what is in a database now."""
-    with connected(database) as (link, version):
-        if version is None:
-            raise heart.DatabaseUnusable(database.absence())
+    with connected(database) as (link, _):
         link.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield ServerPlace(database.name, link)
 

@@ -53,19 +53,19 @@ def read_tables() -> list[Table]:
     """Return the tables to copy, in the order of `schema.sql`, in which nothing names a later one."""
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(heart.schema_path().read_text("utf-8"))
-        names = fresh.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
-        tables = [read_table(fresh, name) for (name,) in names]
-    return [table for table in tables if table is not None]
+        names = fresh.execute(
+            """SELECT name FROM sqlite_master AS tables WHERE type = 'table' AND (name = 'clients' OR EXISTS (
+                   SELECT 1 FROM pragma_table_info(tables.name) WHERE name = 'client_id')) ORDER BY rowid"""
+        )
+        return [read_table(fresh, name) for (name,) in names.fetchall()]
 
 
-def read_table(fresh: sqlite3.Connection, name: str) -> Table | None:
-    """Return a table of a database with the schema, None for one without clients."""
+def read_table(fresh: sqlite3.Connection, name: str) -> Table:
+    """Return a table of a database with the schema."""
     found = fresh.execute("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,)).fetchall()
     columns = [column for column, _ in found]
     key = [column for column, place in sorted(found, key=lambda each: each[1]) if place]
     client = "id" if name == "clients" else "client_id"
-    if client not in columns:
-        return None
     owners = {"run_seq": "runs", "branch_seq": "branches", "task_seq": "tasks", "history_seq": "history", "seq": name}
     numbers = {place: owners[column] for place, column in enumerate(columns) if column in owners}
     return Table(name, columns, key, columns.index(client), numbers)
@@ -95,13 +95,14 @@ class Place:
 
 
 class Target(Place):
-    """Where rows are stored, all or none: until `keep`, nobody sees any.
+    """Where rows are stored, all or none: until `keep`, nobody sees any."""
 
-    `numbers_all` tells that a seq is the only one of its table, among all clients.
-    """
-
-    numbers_all: bool
     statements: Sequence[str]  # that make the schema
+
+    @property
+    def within(self) -> heart.Connection:
+        """The connection, as the service has one."""
+        return self.connection  # type: ignore[no-any-return]
 
     def make(self, *, indexes: bool) -> None:
         """Make the tables, or the indexes, which are quicker to make when all rows are there."""
@@ -117,10 +118,7 @@ class Target(Place):
     def finish(self) -> None:
         """Make what is wanted once all rows are there."""
         self.make(indexes=True)
-
-    def integrity_errors(self) -> Iterator[str]:
-        """Audit what is there."""
-        return audit.integrity_errors(self.connection)
+        heart.begin_epoch(self.within)
 
     def keep(self) -> None:
         """Make it durable, and let others see it."""
@@ -132,7 +130,6 @@ CACHE = 128 * 1024  # KiB for a file that is filled
 class FileTarget(Target):
     """A file that is made, beside its place until all is well."""
 
-    numbers_all = True
     statements = tuple(heart.statements_of(heart.schema_path().read_text("utf-8")))
 
     def __init__(self, name: str, path: str, partial: str, tables: Sequence[Table]) -> None:
@@ -152,7 +149,6 @@ class FileTarget(Target):
     def finish(self) -> None:
         """Make the indexes, and read all of it from the file from now on."""
         super().finish()
-        heart.begin_epoch(self.connection)
         self.connection.execute("COMMIT")
         self.close()
         self.connection = self._connect()
@@ -292,7 +288,10 @@ def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: 
             wrong += difference(table.name, read[table.name], stored)
             bar.update(1)
         refuse_for(wrong, f"what stands in {target.name} is not what was read")
-        refuse_for(target.integrity_errors(), "every row was copied as it is, so that the copy has these faults, too")
+        refuse_for(
+            audit.integrity_errors(target.within),
+            "every row was copied as it is, so that the copy has these faults, too",
+        )
     return {name: tally.count for name, tally in read.items()}
 
 
@@ -317,10 +316,10 @@ def require_two(source: heart.Database, target: heart.Database) -> None:
         raise click.ClickException(f"{target.name} belongs to what is copied; name another database")
 
 
-def named(_context: click.Context, option: click.Parameter, value: str) -> str:
+def named(_: click.Context, __: click.Parameter, value: str) -> str:
     """Refuse a name that is none, as of a variable that was not set."""
     if not value:
-        raise click.BadParameter("this names no database", param=option)
+        raise click.BadParameter("this names no database")
     return value
 
 
@@ -351,13 +350,10 @@ def copy(source: str, target: str) -> None:
         require_two(old, new)
         read, fill = ends_at(old)[0], ends_at(new)[1]
         with read(old) as place, fill(new, tables) as copied:
-            shifts = find_shifts(place, tables) if copied.numbers_all else {}
+            shifts = find_shifts(place, tables) if isinstance(new, heart.SQLiteDatabase) else {}
             counts = copy_tables(place, copied, tables, shifts)
             copied.keep()
-    width = max(map(len, counts))
-    click.echo(f"{'TABLE':{width}}  {'ROWS':>12}", err=True)
-    for name, count in counts.items():
-        click.echo(f"{name:{width}}  {count:12,}", err=True)
+    heart.write_table(("TABLE", "        ROWS"), [(name, f"{count:12,}") for name, count in counts.items()], err=True)
     if shifted := [name for name, by_client in shifts.items() if by_client]:
         click.echo(
             f"Clients had the same numbers in {', '.join(shifted)}; some were moved, in the same order.", err=True

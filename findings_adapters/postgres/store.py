@@ -14,9 +14,9 @@ import os
 import select
 import threading
 import time
-import typing
-from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -30,9 +30,6 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 import findings_service as heart
 from findings_adapters.postgres import dialect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 STATEMENT_TIME = 30.0  # seconds that one statement may take
 COUNTED_FIRST, COUNTED_AGAIN = 20_000, 8  # rows of a transaction, and times as many, behind which they are counted
@@ -194,8 +191,9 @@ class PostgresCursor(psycopg.RawCursor[tuple[Any, ...]]):
     @property
     def rowcount(self) -> int:
         """How many rows were changed."""
-        if pipe := typing.cast(Link, self.connection).pipe:
-            pipe.sync()
+        link: Any = self.connection
+        if link.pipe:
+            link.pipe.sync()
         return super().rowcount
 
 
@@ -557,17 +555,13 @@ class PostgresDatabase(heart.Database):
 
     # Reading
 
-    @contextmanager
-    def reading(self) -> Iterator[PostgresConnection]:
+    def reading(self) -> AbstractContextManager[PostgresConnection]:
         """Give a connection to a reader: each statement sees what was committed before it."""
-        with self._connection() as connection:
-            yield connection
+        return self._connection()
 
-    @contextmanager
-    def snapshot(self) -> Iterator[PostgresConnection]:
+    def snapshot(self) -> AbstractContextManager[PostgresConnection]:
         """Give a connection to a reader whose statements must all see the same moment."""
-        with self._connection("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY") as connection:
-            yield connection
+        return self._connection("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     # Writing
 
@@ -584,7 +578,9 @@ class PostgresDatabase(heart.Database):
             with self._connection("BEGIN ISOLATION LEVEL READ COMMITTED", read_only=False) as connection:
                 if client_id is not None:
                     connection.lock(client_id, patience)
-                    uses = self._take_uses(client_id)
+                    with self._uses_lock:  # to write those of others would need their locks
+                        own = [key for key in self.last_uses if key[0] == client_id]
+                        uses = {key: self.last_uses.pop(key) for key in own}
                     heart.write_last_uses(connection, uses)
                 yield connection
                 connection.write_counts()
@@ -593,11 +589,6 @@ class PostgresDatabase(heart.Database):
                 self.last_uses = {**uses, **self.last_uses}
             raise
         self.version = next(self._commits)
-
-    def _take_uses(self, client_id: str) -> dict[heart.UseKey, str]:
-        """Return when keys and runs of a client were used. To write those of others would need their locks."""
-        with self._uses_lock:
-            return {key: self.last_uses.pop(key) for key in [key for key in self.last_uses if key[0] == client_id]}
 
     def probe(self) -> None:
         """Ask the server whether it takes writes: one that is in recovery, or read-only, does not."""
