@@ -10,13 +10,13 @@ import os
 import queue
 import resource
 import signal
-import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from http.client import HTTPConnection, HTTPException
 from typing import Any, NoReturn
 
 import findings_service as heart
@@ -66,11 +66,11 @@ class LineWriter(logging.Handler):
 def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
     """Say that the service runs, as soon as it answers; where that cannot be yet, it is tried again."""
     while not ended.wait(0.01):
-        with suppress(OSError, heart.DatabaseUnusable, *heart.ENGINE_ERRORS):
-            with socket.create_connection((host, port), 1.0) as asking:
-                asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                answer = asking.recv(64)
-            if answer.startswith(b"HTTP/1.1 200"):
+        with suppress(OSError, HTTPException, heart.DatabaseUnusable, *heart.ENGINE_ERRORS):
+            with closing(HTTPConnection(host, port, timeout=1.0)) as asking:
+                asking.request("GET", "/healthz")
+                status = asking.getresponse().status
+            if status == 200:
                 greeting()
                 return
 
@@ -107,18 +107,13 @@ HEADER_TIMEOUT = 5  # seconds
 
 
 async def serve_until_stopped(
-    app: Any,
-    host: str,
-    port: int,
-    greeting: Callable[[], object] | None,
-    parent: int | None = None,
-    interface: str = "rsgi",
+    app: Any, host: str, port: int, greeting: Callable[[], object] | None, *parent: int, interface: str = "rsgi"
 ) -> None:
     """Serve until one of the signals that end it, and finish what is under way, but for answers that nobody takes.
 
     :param app: a `RSGIApp`, or what has its `leave` and `close` and speaks another interface of granian's.
     :param greeting: what says that the service answers, once it does.
-    :param parent: a pipe that ends when the process that began this one is told to stop, or has ended.
+    :param parent: a pipe that ends when the process that began this one is told to stop, or has ended; if one did.
     """
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
@@ -147,7 +142,7 @@ async def serve_until_stopped(
 
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve())
-    pipes = [pipe_of_signals()] if parent is None else [pipe_of_signals(), parent]
+    pipes = (pipe_of_signals(), *parent)
     for pipe in pipes:
         loop.add_reader(pipe, stop)
     ended = threading.Event()
@@ -172,7 +167,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_worker(
-    service: heart.Service, host: str, port: int, greeting: Callable[[], object] | None, parent: int | None = None
+    service: heart.Service, host: str, port: int, greeting: Callable[[], object] | None, *parent: int
 ) -> None:
     """Serve with this process."""
     service.database.run_maintenance()  # with which what is there now is open, before something else may take its place
@@ -185,7 +180,7 @@ def run_worker(
     heart.log.addHandler(lines)
     with heart.accompanied(service), asyncio.Runner(loop_factory=new_event_loop) as runner:
         app = rsgi.RSGIApp(service)
-        runner.run(serve_until_stopped(app, host, port, greeting, parent))
+        runner.run(serve_until_stopped(app, host, port, greeting, *parent))
     heart.log.removeHandler(lines)
     lines.finish()
 
@@ -245,30 +240,29 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus-client's, which looks for it when it is loaded
-
-
-@contextmanager
-def metrics_folder() -> Iterator[None]:
-    """Give several workers a folder to count in: a new one, because figures begin at zero with each start."""
-    with tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True) as folder:
-        os.environ[METRICS_FOLDER] = folder
-        yield
+# Where several workers count: prometheus-client looks for it when it is loaded.
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
     """Serve until one of the signals that end a service, with which a single process ends, too.
 
-    :raises ChildProcessError: when a worker died by itself.
+    :raises ConfigurationError: for a setting of a part that is absent.
+    :raises ChildProcessError: when one of several workers died by itself.
     """
+    if settings.keep and (absent := heart.load_part("findings_features/deletion.py")):
+        raise heart.ConfigurationError(f"FINDINGS_KEEP needs {absent}, which is not there")
     os.environ.pop(METRICS_FOLDER, None)  # which another start had
-    with metrics_folder() if settings.metrics and workers > 1 else nullcontext():
+    with ExitStack() as held:
+        if settings.metrics and workers > 1:  # a new one, because figures begin at zero with each start
+            folder = tempfile.TemporaryDirectory(prefix="findings-metrics-", ignore_cleanup_errors=True)
+            os.environ[METRICS_FOLDER] = held.enter_context(folder)
         service = heart.start_service(settings)
         greeting = partial(heart.greet, service, heart.exposure_warning(host), heart.url_of(host, port))
-        with closing(service.database):  # after all others have: who closes last folds the WAL into the file
-            if workers == 1:
-                run_worker(service, host, port, greeting)
-            else:
-                run_workers(service, host, port, greeting, workers)
+        held.enter_context(closing(service.database))  # last of all: who closes last folds the WAL into the file
+        if workers == 1:
+            run_worker(service, host, port, greeting)
+        else:
+            run_workers(service, host, port, greeting, workers)
     if workers == 1:
         leave()

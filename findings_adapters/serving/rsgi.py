@@ -10,7 +10,6 @@ import fcntl
 import math
 import os
 import time
-import typing
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -102,11 +101,10 @@ class IncomingBody:
     """
 
     def __init__(self, scope: Any, protocol: Any, patience: float) -> None:
-        length = scope.headers.get("content-length")
-        self._length = None if length is None else int(length)
+        self._length = int(scope.headers.get("content-length", -1))  # -1 where it is not said
         self._protocol, self._patience = protocol, patience
-        self.rest_comes = length is not None or "transfer-encoding" in scope.headers
-        self.is_small = not self.rest_comes or (length is not None and int(length) <= SMALL_BODY)
+        self.rest_comes = self._length >= 0 or "transfer-encoding" in scope.headers
+        self.is_small = not self.rest_comes or 0 <= self._length <= SMALL_BODY
 
     async def receive(self, limit: int = SMALL_BODY, hold: Callable[[int], object] = bool) -> heart.Body:
         """Read the body, and stop where it has more bytes than it may.
@@ -258,7 +256,8 @@ class RSGIApp:
         writer = asyncio.StreamWriter(transport, pipe, None, loop)
         protocol.response_file(answer.status, [*answer.headers.items()], f"/dev/fd/{listened}")
         try:
-            with closing(typing.cast(heart.Document, answer.document)) as document:
+            document: Any = answer.document
+            with closing(document):
                 for piece in document:
                     writer.write(piece)
                     await asyncio.wait_for(writer.drain(), UNTAKEN if listened < 0 else UNOPENED)
