@@ -26,9 +26,9 @@ class Tool(Struct, frozen=True, kw_only=True):
     """An operation that agents may call, and what it does beside reading."""
 
     name: str
-    method: str
     path: str  # below /api/v1
     words: str
+    method: str = "GET"
     destroys: bool = False  # also changes what is there, rather than only adding to it
     repeats: bool = False  # the same call again changes nothing more
     limit: int | None = None  # of a list, where its own default is long for an agent
@@ -60,7 +60,6 @@ TOOLS = {
     for tool in (
         Tool(
             name="read_brief",
-            method="GET",
             path="brief",
             words="Read what is known before you examine a target: its open and dismissed findings with their"
             " externalIds, where they are and why they were dismissed, and the schema that extensions must fit.",
@@ -99,26 +98,22 @@ TOOLS = {
         ),
         Tool(
             name="check_gate",
-            method="GET",
             path="runs/{run_id}/gate",
             words="Tell whether a finished run passes, and which findings stop it: the new and severe ones.",
         ),
         Tool(
             name="list_findings",
-            method="GET",
             path="tasks",
             words="List or search findings (answers call them tasks), without their bulky fields.",
             limit=20,
         ),
         Tool(
             name="read_finding",
-            method="GET",
             path="tasks/{task_id}",
             words="Read a whole finding: evidence, remediation and success criteria too.",
         ),
         Tool(
             name="read_history",
-            method="GET",
             path="tasks/{task_id}/history",
             words="Read what happened to a finding, oldest first: who decided what, and why.",
             limit=100,
@@ -231,8 +226,8 @@ def input_schema(name: str) -> Json:
     tool = TOOLS[name]
     schema = slim({"$ref": heart.COMPONENTS + tool.model.__name__})
     properties: Json = {in_camel_case(each): {"type": "string", "description": MEANINGS[each]} for each in tool.ids}
-    taken = {each: told for each, told in schema.get("properties", {}).items() if each != "page"}
-    properties |= {ARGUMENTS.get(each, each): told for each, told in taken.items()}
+    taken = schema.get("properties", {})
+    properties |= {ARGUMENTS.get(each, each): told for each, told in taken.items() if each != "page"}
     if tool.limit:
         properties["limit"]["default"] = tool.limit
     if tool.method == "POST":
