@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -245,30 +245,22 @@ def play(page: Path, home: Path, databases: Mapping[str, str]) -> dict[Step, tup
         for each in (free, other):
             each.bind(("127.0.0.1", 0))
         port, second = (str(each.getsockname()[1]) for each in (free, other))
+    here = dict(databases) | {"127.0.0.1:8000": f"127.0.0.1:{port}", "127.0.0.1:8001": f"127.0.0.1:{second}"}
     script = re.sub(r"(?<![\w./}])/(?=(?:etc|opt|var)/)", f"{home}/", script_of([*before, *steps], "-- done --"))
-    for example, database in databases.items():
-        script = script.replace(example, database)
-    script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("127.0.0.1:8001", f"127.0.0.1:{second}")
+    for example, instead in here.items():
+        script = script.replace(example, instead)
     (home / "script").write_text(script, "utf-8")
     env = {"FINDINGS_PORT": port, "PATH": search_path(), "PYTHON": sys.executable, "HOME": str(home)}
     if before or page == PAGES[0]:  # agents are told by this where the service is
         env["FINDINGS_URL"] = f"http://127.0.0.1:{port}"
-    done = subprocess.run(
-        ["bash", "script"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        cwd=home,
-        env=environment(PYTHONPATH=f"{home}/stand-ins:{HERE}", **env),
-        timeout=120,
-        check=False,
-    )
-    said = done.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(f"127.0.0.1:{second}", "127.0.0.1:8001")
-    for example, database in databases.items():
-        said = said.replace(database, example)
-    said = re.sub(rf"{re.escape(str(home))}/(?=(?:etc|opt|var)/)", "/", said).replace(
-        str(home), "/home/you/findings-service"
-    )
+    env = environment(PYTHONPATH=f"{home}/stand-ins:{HERE}", **env)
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(["bash", "script"], cwd=home, env=env, check=False, **how)
+    said = done.stdout
+    for example, instead in here.items():
+        said = said.replace(instead, example)
+    said = re.sub(rf"{re.escape(str(home))}/(?=(?:etc|opt|var)/)", "/", said)
+    said = said.replace(str(home), "/home/you/findings-service")
     parts = re.findall(r"(.*?)\n(\d+) -- done --\n", said, re.DOTALL)[len(before) :]
     assert len(parts) == len(steps), f"{said}{done.stderr}"
     return {step: (int(code), printed) for step, (printed, code) in zip(steps, parts, strict=True)}
@@ -279,15 +271,13 @@ def played(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[Path], dict[Step, tuple[int, str]]]]:
     """Do what a page says once a step of it is asked for, and what the next one says meanwhile."""
-
-    def databases_of(page: Path) -> dict[str, str]:
-        examples = {*EXAMPLE_DATABASE.findall(page.read_text("utf-8"))} if has_postgres() else set()
-        return {example: request.getfixturevalue("postgres").new() for example in examples}
-
     with ThreadPoolExecutor(2) as pool:
-        begun = cache(
-            lambda page: pool.submit(play, page, tmp_path_factory.mktemp(page.stem).resolve(), databases_of(page))
-        )
+
+        @cache
+        def begun(page: Path) -> Future[dict[Step, tuple[int, str]]]:
+            examples = {*EXAMPLE_DATABASE.findall(page.read_text("utf-8"))} if has_postgres() else set()
+            databases = {example: request.getfixturevalue("postgres").new() for example in examples}
+            return pool.submit(play, page, tmp_path_factory.mktemp(page.stem).resolve(), databases)
 
         def result(page: Path) -> dict[Step, tuple[int, str]]:
             doing = [begun(each) for each in PAGES[PAGES.index(page) :][:2]]
@@ -366,66 +356,48 @@ def test_a_configuration_is_what_its_program_takes(kind: str, tmp_path: Path) ->
     assert kind != "ini" or not done.stderr
 
 
-@pytest.mark.parametrize(("method", "path"), [*((each.method, each.path) for each in OPERATIONS), ("GET", "/metrics")])
-def test_every_route_is_in_the_reference(method: str, path: str) -> None:
-    assert f"| `{method} {path}` |" in page_named("docs/api.md")
+def fields_of_the_api() -> list[str]:
+    """Return the names of all fields and parameters that the API takes or answers."""
+    models = [model for model in vars(findings_service).values() if isinstance(model, type)]
+    bases = tuple(getattr(findings_service, name) for name in ("Model", "Request", "Problem", "ProblemDetails"))
+    fields = [each for model in models if issubclass(model, bases) for each in msgspec.structs.fields(model)]
+    return sorted({each.encode_name for each in fields})
+
+
+TOLD = (  # a page, and what a row of its tables must have
+    *(
+        ("api", f"| `{method} {path}` |")
+        for method, path in [*((each.method, each.path) for each in OPERATIONS), ("GET", "/metrics")]
+    ),
+    *(("operations", f"| `{name.removeprefix('findings-service ')}") for name, _ in COMMANDS),
+    *(("operations", f"`{name}`") for name in settings_variables()),
+    *(("api", f"`{name}`") for name in sorted({*CODES, *fields_of_the_api()})),
+)
+
+
+@pytest.mark.parametrize(("page", "text"), TOLD)
+def test_every_route_command_setting_error_code_and_field_is_in_a_table(page: str, text: str) -> None:
+    assert any(text in row for row in table_rows(f"docs/{page}.md"))
 
 
 def test_every_name_on_the_map_is_in_the_code() -> None:
-    code = "".join(
-        file.read_text("utf-8")
-        for file in (MODULE, *HERE.glob("findings_*/**/*.py"), *HERE.glob("tests/test_house.py"))
-    )
+    files = (MODULE, *HERE.glob("findings_*/**/*.py"), HERE / "tests" / "test_house.py")
+    code = "".join(file.read_text("utf-8") for file in files)
     told = page_named("docs/architecture.md")
     names = set(re.findall(r"`(?:[a-z]\w+\.)?(\w+(?:\.\w+)?)`", told)) - {"py", "sql"}
     assert len(names) > 40
     defined = r"(?m)(?:\b(?:def|class) {0}\b|^ *{0}(?: =|:))"
     assert [name for name in names if not re.search(defined.format(name.rpartition(".")[2]), code)] == []
-    files = re.findall(r"`((?:\w+/)*\w+\.(?:py|sql))`", told)
     folders = ("", "findings_features", "findings_adapters")
-    assert [name for name in files if not any((HERE / folder / name).exists() for folder in folders)] == []
-
-
-@pytest.mark.parametrize("name", [name for name, _ in COMMANDS])
-def test_every_command_is_in_the_handbook(name: str) -> None:
-    assert f"| `{name.removeprefix('findings-service ')}" in "\n".join(table_rows("docs/operations.md"))
-
-
-@pytest.mark.parametrize("name", settings_variables())
-def test_every_setting_is_in_the_handbook(name: str) -> None:
-    assert any(f"`{name}`" in row for row in table_rows("docs/operations.md"))
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_every_error_code_is_in_the_reference(code: str) -> None:
-    assert any(row.startswith("| ") and f"`{code}`" in row for row in table_rows("docs/api.md"))
-
-
-def fields_of_the_api() -> list[str]:
-    """Return the names of all fields and parameters that the API takes or answers."""
-    models = [model for model in vars(findings_service).values() if isinstance(model, type)]
-    bases = (
-        findings_service.Model,
-        findings_service.Request,
-        findings_service.Problem,
-        findings_service.ProblemDetails,
-    )
-    fields = [each for model in models if issubclass(model, bases) for each in msgspec.structs.fields(model)]
-    return sorted({each.encode_name for each in fields})
-
-
-@pytest.mark.parametrize("name", fields_of_the_api())
-def test_every_field_is_in_the_reference(name: str) -> None:
-    assert any(f"`{name}`" in row for row in table_rows("docs/api.md"))
+    for name in re.findall(r"`((?:\w+/)*\w+\.(?:py|sql))`", told):
+        assert any((HERE / folder / name).exists() for folder in folders), name
 
 
 def test_every_promise_names_the_test_behind_it() -> None:
     named = {name for row in table_rows("docs/operations.md") for name in re.findall(r"`(test_\w+)`", row)}
     assert len(named) > 20
-    tests = "".join(
-        file.read_text("utf-8") for file in (HERE / "test_findings_service.py", *HERE.glob("tests/**/test_*.py"))
-    )
-    assert named <= set(re.findall(r"(?m)^def (test_\w+)", tests))
+    files = (HERE / "test_findings_service.py", *HERE.glob("tests/**/test_*.py"))
+    assert named <= {name for file in files for name in re.findall(r"(?m)^def (test_\w+)", file.read_text("utf-8"))}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

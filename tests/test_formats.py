@@ -106,9 +106,16 @@ def refused(text: str | bytes, name: str = "report.json") -> str:
     return error.value.problems[0].detail
 
 
-def sample(name: str) -> Any:
-    """Return a sample."""
-    return json.loads((SAMPLES / name).read_text("utf-8"))
+def text_of(name: str) -> str:
+    """Return what a tool has written."""
+    return (SAMPLES / name).read_text("utf-8")
+
+
+@pytest.fixture
+def samples(job: Job) -> Job:
+    """A job with all samples in its folder."""
+    shutil.copytree(SAMPLES, job.folder, dirs_exist_ok=True)
+    return job
 
 
 # ---------------------------------------------------------------------------
@@ -121,27 +128,24 @@ def test_each_sample_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_report_becomes_findings_that_are_known_again(job: Job, name: str) -> None:
+def test_a_report_becomes_findings_that_are_known_again(samples: Job, name: str) -> None:
     project_type, *found = FOUND[name]
-    shutil.copy(SAMPLES / name, job.folder)
-    job.scan(name)
-    tasks = job.read("tasks?sort=createdAt&limit=200")["tasks"]
+    samples.scan(name)
+    tasks = samples.read("tasks?sort=createdAt&limit=200")["tasks"]
     assert {task["projectType"] for task in tasks} == {project_type}
     assert [f"{task['severity']} {task['rule']} {task['location']}" for task in tasks] == found
-    told = job.judge(name, "--fail-on", "info", code=0)
+    told = samples.judge(name, "--fail-on", "info", code=0)
     assert told["runs"][0]["offendersTotal"] == 0
-    assert job.last_run()["submitted"]["unchanged"] == len(found)
+    assert samples.last_run()["submitted"]["unchanged"] == len(found)
 
 
-def test_an_accessibility_finding_tells_what_a_person_needs(job: Job) -> None:
-    for name in ("axe.json", "lighthouse.json"):
-        shutil.copy(SAMPLES / name, job.folder)
-    shown = job.scan("axe.json", "lighthouse.json", "--target", "https://shop.example").stdout
+def test_an_accessibility_finding_tells_what_a_person_needs(samples: Job) -> None:
+    shown = samples.scan("axe.json", "lighthouse.json", "--target", "https://shop.example").stdout
     assert re.search(r"\ncritical  new  /: iframe img +Images must have alternative text\n", shown)
-    marks = job.scan("axe.json", "--target", "https://shop.example", "--format", "github", "--only", "all").stdout
+    marks = samples.scan("axe.json", "--target", "https://shop.example", "--format", "github", "--only", "all").stdout
     assert "::error title=critical%3A image-alt::Images must have alternative text (/: iframe img)\n" in marks
     by_axe, by_lighthouse = (
-        job.read(f"tasks?view=full&tag=wcag111&projectType={name}&sort=createdAt")["tasks"][0]
+        samples.read(f"tasks?view=full&tag=wcag111&projectType={name}&sort=createdAt")["tasks"][0]
         for name in ("axe-core", "lighthouse")
     )
     assert by_axe["title"] == "Images must have alternative text"
@@ -158,25 +162,24 @@ def test_an_accessibility_finding_tells_what_a_person_needs(job: Job) -> None:
     assert by_lighthouse["tags"][:3] == ["accessibility", "seo", "cat.text-alternatives"]
 
 
-def test_a_finding_is_known_by_neither_host_line_nor_message() -> None:
-    for name, others in (
-        ("axe.json", (("https://shop.example", "http://127.0.0.1:8080"), ("Images must", "All images have to"))),
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("axe.json", {"https://shop.example": "http://127.0.0.1:8080", "Images must": "All images have to"}),
         (
             "bandit.json",
-            (
-                ('"line_number": 10', '"line_number": 11'),
-                ("10     return", "11     return"),
-                ("\\n11 \\n", "\\n12 \\n"),
-            ),
+            {'"line_number": 10': '"line_number": 11', "10     return": "11     return", r"\n11 \n": r"\n12 \n"},
         ),
-    ):
-        text = (SAMPLES / name).read_text("utf-8")
-        ids = [task["externalId"] for task in read(text)]
-        for old, new in others:
-            assert old in text
-            text = text.replace(old, new)
-        assert [task["externalId"] for task in read(text)] == ids
-        assert len(set(ids)) == len(ids)
+    ],
+)
+def test_a_finding_is_known_by_neither_host_line_nor_message(name: str, others: dict[str, str]) -> None:
+    text = text_of(name)
+    ids = [task["externalId"] for task in read(text)]
+    for old, new in others.items():
+        assert old in text
+        text = text.replace(old, new)
+    assert [task["externalId"] for task in read(text)] == ids
+    assert len(set(ids)) == len(ids)
 
 
 def test_a_finding_is_the_same_as_in_sarif() -> None:
@@ -185,68 +188,53 @@ def test_a_finding_is_the_same_as_in_sarif() -> None:
     result = {"ruleId": "B324", "message": {"text": "MD5"}, "locations": [{"physicalLocation": place}]}
     run = {"tool": {"driver": {"name": "Bandit"}}, "results": [result]}
     parsed = parse(json.dumps({"version": "2.1.0", "runs": [run]}).encode(), heart.Settings())
-    assert parsed.reports[0].external_id == read((SAMPLES / "bandit.json").read_text())[1]["externalId"]
+    assert parsed.reports[0].external_id == read(text_of("bandit.json"))[1]["externalId"]
 
 
 def test_a_checkout_gives_relative_paths_and_code(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "login.py").write_text("\n" * 17 + "    return 'x' + 1\n")
-    mypy = (SAMPLES / "mypy.json").read_text()
-    assert read(mypy, source=tmp_path)[1]["evidence"][0]["content"] == "    return 'x' + 1"
-    eslint = (SAMPLES / "eslint.json").read_text()
-    moved = read(eslint.replace("/home/ci/shop", str(tmp_path)), source=tmp_path)
-    assert [task["location"] for task in moved] == [
-        "web/broken.js:1",
-        "web/cart.js:1",
-        "web/cart.js:3",
-        "web/cart.js:3",
-    ]
+    assert read(text_of("mypy.json"), source=tmp_path)[1]["evidence"][0]["content"] == "    return 'x' + 1"
+    moved = read(text_of("eslint.json").replace("/home/ci/shop", str(tmp_path)), source=tmp_path)
+    assert [task["location"] for task in moved] == ["web/broken.js:1", *(f"web/cart.js:{line}" for line in (1, 3, 3))]
 
 
-def test_absolute_paths_are_told(job: Job) -> None:
-    shutil.copy(SAMPLES / "eslint.json", job.folder)
-    told = job.scan("eslint.json").stderr
+def test_absolute_paths_are_told(samples: Job) -> None:
+    told = samples.scan("eslint.json").stderr
     assert "absolute paths, such as /home/ci/shop/web/broken.js (4 in all)" in told
 
 
 def test_what_could_not_be_checked_is_not_resolved(job: Job) -> None:
-    report = json.loads((SAMPLES / "bandit.json").read_text())
-    (job.folder / "bandit.json").write_text(json.dumps(report | {"errors": []}), "utf-8")
-    job.scan("bandit.json", "--resolve-missing")
+    report = json.loads(text_of("bandit.json"))
     failed = {"filename": report["results"][0]["filename"], "reason": "syntax error while parsing AST from file"}
-    (job.folder / "bandit.json").write_text(json.dumps(report | {"results": [], "errors": [failed]}), "utf-8")
-    told = job.scan("bandit.json", "--resolve-missing").stderr
+    for part in ({"errors": []}, {"results": [], "errors": [failed]}):
+        (job.folder / "bandit.json").write_text(json.dumps(report | part), "utf-8")
+        told = job.scan("bandit.json", "--resolve-missing").stderr
     assert "Nothing of bandit is resolved: it says that it could not check everything." in told
     assert {task["status"] for task in job.read("tasks")["tasks"]} == {"open"}
 
 
-def test_no_pattern_of_paths_leaves_out_a_page(job: Job) -> None:
-    shutil.copy(SAMPLES / "axe.json", job.folder)
-    job.scan("axe.json", "--exclude", "*")
-    assert job.read("tasks")["total"] == len(FOUND["axe.json"]) - 1
+def test_no_pattern_of_paths_leaves_out_a_page(samples: Job) -> None:
+    samples.scan("axe.json", "--exclude", "*")
+    assert samples.read("tasks")["total"] == len(FOUND["axe.json"]) - 1
 
 
 def test_a_text_that_a_tool_has_cut_within_a_sign_loses_no_report() -> None:
-    text = (SAMPLES / "pa11y.json").read_text().replace('"context": "', '"context": "\\ud83d', 1)
-    assert len(read(text)) == len(read((SAMPLES / "pa11y.json").read_text()))
+    text = text_of("pa11y.json").replace('"context": "', '"context": "\\ud83d', 1)
+    assert len(read(text)) == len(read(text_of("pa11y.json")))
 
 
-def test_a_secret_is_sent_by_no_scan(job: Job) -> None:
-    for name in ("gitleaks.json", "detect-secrets.json"):
-        shutil.copy(SAMPLES / name, job.folder)
-        for leak in re.findall(r'"(?:File|filename)": "([^"]+)"', (SAMPLES / name).read_text()):
-            (job.folder / leak).parent.mkdir(parents=True, exist_ok=True)
-            (job.folder / leak).write_text('vendor_api_key = "not-to-be-stored"\n' * 99, "utf-8")
-        [(_, document)] = read_documents([str(job.folder / name)], str(job.folder))
-        assert b"not-to-be-stored" not in document
+@pytest.mark.parametrize("name", ["gitleaks.json", "detect-secrets.json"])
+def test_a_secret_is_sent_by_no_scan(samples: Job, name: str) -> None:
+    for leak in re.findall(r'"(?:File|filename)": "([^"]+)"', text_of(name)):
+        (samples.folder / leak).parent.mkdir(parents=True, exist_ok=True)
+        (samples.folder / leak).write_text('vendor_api_key = "not-to-be-stored"\n' * 99, "utf-8")
+    [(_, document)] = read_documents([str(samples.folder / name)], str(samples.folder))
+    assert b"not-to-be-stored" not in document
 
 
-def test_a_secret_is_not_stored(tmp_path: Path) -> None:
-    (tmp_path / "settings.cfg").write_text('vendor_api_key = "not-to-be-stored"\n')
-    assert "not-to-be-stored" in (SAMPLES / "gitleaks.json").read_text()
-    assert "not-to-be-stored" not in json.dumps(read((SAMPLES / "gitleaks.json").read_text(), source=tmp_path))
-    dismissed = [task.get("status") for task in read((SAMPLES / "detect-secrets.json").read_text())]
-    assert dismissed == [None, "dismissed"]
+def test_a_secret_that_its_tool_takes_for_none_is_dismissed() -> None:
+    assert [task.get("status") for task in read(text_of("detect-secrets.json"))] == [None, "dismissed"]
 
 
 # ---------------------------------------------------------------------------
@@ -347,7 +335,7 @@ def places(part: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", [name for name in FOUND if name not in ("junit.xml", "mypy.json")])
 def test_wrong_kinds_anywhere_are_read_or_refused(name: str) -> None:
-    document = sample(name)
+    document = json.loads(text_of(name))
     for number, (*way, last) in enumerate(places(document)):
         for value in STRANGE[number % 4 :: 4]:
             other = copy.deepcopy(document)
@@ -370,7 +358,7 @@ def lengthened(part: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["axe.json", "pa11y.json", "bandit.json", "trivy.json", "gitleaks.json"])
 def test_long_texts_are_cut(name: str) -> None:
-    document = sample(name)
+    document = json.loads(text_of(name))
     tasks = read(json.dumps(lengthened(document[-1:] if isinstance(document, list) else document)))
     assert tasks
     assert max(len(task["title"]) for task in tasks) == 500
@@ -381,14 +369,15 @@ def test_a_report_that_comes_to_too_much_is_refused() -> None:
     assert "FINDINGS_MAX_SARIF" in refused(json.dumps({"violations": [rule], "passes": []}))
 
 
-def test_a_picture_that_does_not_fit_is_left_out() -> None:
-    for picture in ("data:image/webp;base64," + "A" * 300_000, "https://x/a.png", "data:text/html;base64,AAAA"):
-        report = sample("lighthouse.json")
-        report["fullPageScreenshot"]["screenshot"]["data"] = picture
-        assert {each["label"] for task in read(json.dumps(report)) for each in task["evidence"][1:2]} <= {
-            "The page",
-            "What Lighthouse tells of it",
-        }
+@pytest.mark.parametrize(
+    "picture",
+    cases(long=f"data:image/webp;base64,{'A' * 300_000}", address="https://x/a.png", text="data:text/html;base64,AAAA"),
+)
+def test_a_picture_that_does_not_fit_is_left_out(picture: str) -> None:
+    report = json.loads(text_of("lighthouse.json"))
+    report["fullPageScreenshot"]["screenshot"]["data"] = picture
+    labels = {each["label"] for task in read(json.dumps(report)) for each in task["evidence"][1:2]}
+    assert labels <= {"The page", "What Lighthouse tells of it"}
 
 
 LAUGHS = "".join(f'<!ENTITY {name} "{"&" + before + ";" * 1}">' for name, before in zip("bcdef", "abcde", strict=True))
