@@ -215,7 +215,7 @@ def in_service(db: str | Path) -> Iterator[findings_service.Database]:
 
 def faults_of(db: str | Path) -> list[str]:
     """Return what an audit finds wrong with a database, also with one in use."""
-    if not ON_POSTGRES:
+    if "://" not in db_at(db):
         kind = findings_service.SQLiteConnection
         with closing(sqlite3.connect(db, isolation_level=None, factory=kind)) as connection:
             return list(audit.integrity_errors(connection))

@@ -54,15 +54,15 @@ class PostgresServer:
         self.programs = programs
         self.port = port  # which names the socket
         self.data = folder / f"data-{port}"
-        self.started: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.keeper: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return self.url_of("postgres")
 
-    def url_of(self, database: str, user: str = USER) -> str:
-        return f"postgresql://{user}@{quote(str(self.folder), safe='')}:{self.port}/{database}"
+    def url_of(self, database: str) -> str:
+        return f"postgresql://{USER}@{quote(str(self.folder), safe='')}:{self.port}/{database}"
 
     @classmethod
     def make(cls, programs: Path, **settings: str) -> PostgresServer:
@@ -87,21 +87,19 @@ class PostgresServer:
         """Start it, and wait until it takes connections. It is this process's child, so that a killed one is gone."""
         with (self.folder / "log").open("ab") as log:
             line = [str(self.programs / "postgres"), "-D", str(self.data)]
-            started = subprocess.Popen(
-                line, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_server_user()
-            )
+            how = {"stdout": log, "stderr": log, "cwd": "/", "start_new_session": True} | as_server_user()
+            self.process = subprocess.Popen(line, **how)
         end = time.monotonic() + STARTING
         while not self.is_ready():
-            assert started.poll() is None, (self.folder / "log").read_text()
+            assert self.process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < end, "the server does not start"
             time.sleep(0.02)
-        self.started = started
 
     def end_with_this_process(self) -> None:
         """Have it stopped and removed when this process is gone, even if it is killed."""
         line = 'cat; [ -e "$2/postmaster.pid" ] && kill -QUIT "$1" && sleep 1; rm -rf "$3"'
         self.keeper = subprocess.Popen(
-            ["/bin/sh", "-c", line, "keeper", str(self.pid()), str(self.data), str(self.folder)],
+            ["/bin/sh", "-c", line, "keeper", str(self.process.pid), str(self.data), str(self.folder)],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -112,37 +110,23 @@ class PostgresServer:
 
     def stop(self, mode: str = "fast") -> None:
         """Stop it: `fast` ends what is under way, `immediate` is like a crash."""
-        pid = self.pid()
-        os.kill(pid, {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
-        self._await_end([pid])
+        self.process.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+        self.process.wait(STARTING)
 
     def kill(self) -> None:
         """Kill all of it at once, as a power cut would."""
-        pids = [self.pid(), *children_of(self.pid())]
-        for pid in pids:
+        children = children_of(self.process.pid)
+        self.process.kill()
+        for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._await_end(pids)
-
-    def _await_end(self, pids: list[int]) -> None:
-        end = time.monotonic() + STARTING
-        while any(map(is_alive, pids)):
-            assert time.monotonic() < end, "the server does not end"
+        self.process.wait(STARTING)
+        while any(map(is_alive, children)):
             time.sleep(0.01)
-        if self.started is not None:
-            self.started.wait(STARTING)
-
-    def pid(self) -> int:
-        return int((self.data / "postmaster.pid").read_text().split()[0])
-
-    def is_running(self) -> bool:
-        with contextlib.suppress(OSError, ValueError):
-            return is_alive(self.pid())
-        return False
 
     def remove(self) -> None:
         """Stop it, and remove its folder."""
-        if self.is_running():
+        if self.process is not None:
             self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.keeper is not None:
@@ -205,23 +189,37 @@ class Databases:
         """Return the URL of a new database, which is like another one that nobody has open."""
         name = f"{self._prefix}_{next(NUMBERS)}"
         self.run(f"CREATE DATABASE {name} TEMPLATE {template}")
-        self.made.append(name)
-        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+        self.made.append(urlunsplit(urlsplit(self.url)._replace(path=f"/{name}")))
+        return self.made[-1]
 
     def drop(self, url: str) -> None:
-        name = name_in(url)
-        self.made.remove(name)
-        self.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self.made.remove(url)
+        self.run(f"DROP DATABASE IF EXISTS {name_in(url)} WITH (FORCE)")
 
     def run(self, statement: str) -> list[Any]:
         """Run a statement, as somebody else, and return its rows."""
-        cursor = self._connection.execute(statement)
-        return cursor.fetchall() if cursor.description else []
+        return rows_of(self._connection.execute(statement))
+
+    def end_connections(self, url: str) -> None:
+        """Terminate all connections to a database."""
+        self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_in(url)}'")
 
     def close(self) -> None:
-        for name in list(self.made):
-            self.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        for url in list(self.made):
+            self.drop(url)
         self._connection.close()
+
+
+def rows_of(cursor: Any) -> list[Any]:
+    return cursor.fetchall() if cursor.description else []
+
+
+def run_in(url: str, statement: str) -> list[Any]:
+    """Run a statement in a database, as somebody else, and return its rows."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        return rows_of(connection.execute(statement))
 
 
 def name_in(url: str) -> str:
@@ -242,8 +240,18 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
         databases.close()
 
 
+def fresh_url(postgres: Databases) -> Iterator[str]:
+    """A new database, in which there is nothing: what a fixture `url` is made of."""
+    made = postgres.new()
+    yield made
+    postgres.drop(made)
+
+
+MakeServer = Callable[..., PostgresServer]
+
+
 @pytest.fixture
-def own_server() -> Iterator[Callable[..., PostgresServer]]:
+def own_server() -> Iterator[MakeServer]:
     """Make servers for tests that stop them, or have settings of their own."""
     programs = find_programs()
     if programs is None:

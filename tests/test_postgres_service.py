@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-import bench
 import findings_service as heart
-from findings_features import audit
-from tests.postgres_server import PORT, USER, Databases, PostgresServer, name_in
+from tests.engines import faults_of, in_service
+from tests.postgres_server import PORT, USER, Databases, MakeServer, fresh_url, name_in, run_in
 from tests.slow_network import SlowNetwork, slow_network
 from tests.support import API, IMPORTING, PROGRAM, Answer, Server, await_
 
-pytest.importorskip("psycopg", reason="psycopg is not installed")
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
 
+Serving = Callable[..., Server]
 SOON = 5.0  # seconds within which everything works again once the database does
 LONGEST = 8.0  # seconds that an answer may take, whatever is wrong
 LOCK_TIME = 1.0  # seconds that a write waits for a lock in these tests
@@ -53,11 +53,8 @@ class Agent:
 
 def with_agents(url: str, *names: str) -> list[Agent]:
     """Make clients with keys and runs in a database, beside any service."""
-    database = heart.database_for(heart.Settings.read(db=url))
-    try:
+    with in_service(url) as database:
         return [agent_in(database, name) for name in names]
-    finally:
-        database.disconnect()
 
 
 def agent_in(database: heart.Database, name: str) -> Agent:
@@ -82,16 +79,11 @@ def address_of(url: str) -> Any:
     return f"{host}/.s.PGSQL.{port or PORT}" if host.startswith("/") else (host, int(port or PORT))
 
 
-@pytest.fixture
-def url(postgres: Databases) -> Iterator[str]:
-    """A new database, in which there is nothing."""
-    made = postgres.new()
-    yield made
-    postgres.drop(made)
+url = pytest.fixture(fresh_url)
 
 
 @pytest.fixture
-def serving(url: str, serve: Callable[..., Server]) -> Callable[..., Server]:
+def serving(url: str, serve: Serving) -> Serving:
     """Start the service on a database of PostgreSQL."""
 
     def start(*options: str, db: str = "", program: Sequence[str] = PROGRAM, **env: str) -> Server:
@@ -100,15 +92,6 @@ def serving(url: str, serve: Callable[..., Server]) -> Callable[..., Server]:
         return serve("--db", db or url, *options, program=program, until=until, **env)
 
     return start
-
-
-def look(url: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement that the test itself runs."""
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(statement, values or None)
-        return cursor.fetchall() if cursor.description else []
 
 
 # A load that remembers what it was told
@@ -195,22 +178,12 @@ class Load:
     def check(self, url: str) -> None:
         """Check that nothing is lost or doubled, and that the database is sound."""
         assert not self.wrong, self.wrong[0]
-        stored = Counter(title for (title,) in look(url, "SELECT title FROM tasks"))
-        stored.update(comment for (comment,) in look(url, "SELECT comment FROM history WHERE event = 'comment'"))
+        stored = Counter(title for (title,) in run_in(url, "SELECT title FROM tasks"))
+        stored.update(comment for (comment,) in run_in(url, "SELECT comment FROM history WHERE event = 'comment'"))
         assert [name for name in self.answered if name not in stored] == []
         assert {name: n for name, n in stored.items() if n != 1} == {}
         assert faults_of(url) == []
         assert self.longest < LONGEST
-
-
-def faults_of(url: str) -> list[str]:
-    """Return what an audit finds wrong with a database."""
-    database = heart.database_for(heart.Settings.read(db=url))
-    try:
-        with database.snapshot() as connection:
-            return list(audit.integrity_errors(connection))
-    finally:
-        database.disconnect()
 
 
 def is_unavailable(answer: Answer) -> bool:
@@ -238,17 +211,17 @@ def test_what_a_finding_costs_does_not_grow_with_those_before(url: str) -> None:
     """The connection keeps the plans of its first statements."""
     batches = [[{"title": "A", "severity": "low", "externalId": f"{n}-{m}"} for m in range(500)] for n in range(9)]
     (agent,) = with_agents(url, "one")
-    look(url, "VACUUM ANALYZE")
+    run_in(url, "VACUUM ANALYZE")
     app = heart.create_app(db=f"{url}?pool_size=1")
     headers = {"Authorization": f"Bearer {agent.key}"}
 
     def read_rows_for(*batches: list[dict[str, str]]) -> int:
-        before = look(url, READ_ROWS)[0][0]
+        before = run_in(url, READ_ROWS)[0][0]
         for batch in batches:
             answer = app.test_client().post(agent.tasks, json={"tasks": batch}, headers=headers)
             assert answer.status_code in (200, 201), answer.text
         app.extensions["findings"].database.close()  # or the server would count some of it later
-        return int(look(url, READ_ROWS)[0][0] - before)
+        return int(run_in(url, READ_ROWS)[0][0] - before)
 
     read_rows_for(batches[0][:1], *batches[:3])
     assert read_rows_for(batches[3][:1], *batches[4:], *batches[4:]) < 20 * 2 * 5 * 500
@@ -257,15 +230,15 @@ def test_what_a_finding_costs_does_not_grow_with_those_before(url: str) -> None:
 # When something goes wrong
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
-    own_server: Callable[..., PostgresServer], serving: Callable[..., Server], mode: str
+@pytest.mark.parametrize("how", ["fast", "immediate", "kill"])
+def test_a_server_that_ends_under_load_loses_and_doubles_nothing(
+    own_server: MakeServer, serving: Serving, how: str
 ) -> None:
-    server = own_server(synchronous_commit="on")
+    server = own_server(fsync="on", synchronous_commit="on", full_page_writes="on")
     service = serving(db=server.url)
     with Load([service], with_agents(server.url, "one", "two")) as load:
         for pause in (0.0, 2.5):  # the second time for longer than requests wait for it
-            server.stop(mode)
+            server.kill() if how == "kill" else server.stop(how)
             time.sleep(pause)
             server.start()
             load.await_answers()
@@ -274,66 +247,42 @@ def test_a_server_that_restarts_under_load_loses_and_doubles_nothing(
 
 
 def test_backends_that_are_terminated_under_load_lose_and_double_nothing(
-    postgres: Databases, url: str, serving: Callable[..., Server]
+    postgres: Databases, url: str, serving: Serving
 ) -> None:
     with Load([serving()], with_agents(url, "one", "two", "three")) as load:
         for _ in range(10):
-            end_backends(postgres, url)
+            postgres.end_connections(url)
             load.await_answers()
     load.check(url)
 
 
-def end_backends(postgres: Databases, url: str) -> None:
-    postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_in(url)}'")
-
-
-def test_connections_that_went_stale_while_nobody_asked_are_replaced_unseen(
-    own_server: Callable[..., PostgresServer], serving: Callable[..., Server]
-) -> None:
+def test_while_there_is_no_server_all_is_refused_soon(own_server: MakeServer, serving: Serving) -> None:
     server = own_server()
     service = serving(db=server.url)
-    (agent,) = with_agents(server.url, "one")
-    for mode in ("fast", "immediate"):
-        assert ask(service, agent, *a_finding(agent)).status_code == 201
-        server.stop(mode)
-        server.start()
-        assert ask(service, agent, "GET", f"{API}/tasks").status_code == 200
-        server.stop(mode)
-        server.start()
-        assert ask(service, agent, *a_finding(agent)).status_code == 201
-    assert ask(service, agent, "GET", f"{API}/tasks").json["total"] == 4
-
-
-def test_while_there_is_no_server_all_is_refused_soon(
-    own_server: Callable[..., PostgresServer], serving: Callable[..., Server]
-) -> None:
-    server = own_server()
-    service = serving(db=server.url)
-    agent, other = with_agents(server.url, "one", "two")
-    assert ask(service, agent, *a_finding(agent)).status_code == 201
+    agents = with_agents(server.url, "one", "two")
+    assert ask(service, agents[0], *a_finding(agents[0])).status_code == 201
     server.stop()
     time.sleep(SECOND)
-    began = time.monotonic()
-    for who in (agent, other):  # one that was here before, and one that was not
-        assert is_unavailable(ask(service, who, "GET", f"{API}/tasks"))
-        assert is_unavailable(ask(service, who, *a_finding(who)))
-        assert is_unavailable(ask(service, who, *a_finding(who), **{"Idempotency-Key": "once"}))
-    assert is_unavailable(service.request("GET", "/healthz"))
+    began, once = time.monotonic(), {"Idempotency-Key": "once"}
+    refused = [service.request("GET", "/healthz")]
+    for who in agents:  # one that was here before, and one that was not
+        refused += [ask(service, who, "GET", f"{API}/tasks"), ask(service, who, *a_finding(who))]
+        refused.append(ask(service, who, *a_finding(who), **once))
+    assert all(map(is_unavailable, refused))
+    assert {each.json["detail"].partition(",")[0] for each in refused} == {"The database cannot be reached"}
     assert service.request("GET", "/").status_code == 200
     assert time.monotonic() < began + LONGEST
     server.start()
-    await_(lambda: ask(service, other, *a_finding(other), **{"Idempotency-Key": "once"}).status_code == 201, SOON)
+    await_(lambda: ask(service, agents[1], *a_finding(agents[1]), **once).status_code == 201, SOON)
     await_(lambda: service.request("GET", "/healthz").status_code == 200)
 
 
-def test_a_database_that_takes_no_writes_is_read_until_it_does(
-    postgres: Databases, url: str, serving: Callable[..., Server]
-) -> None:
+def test_a_database_that_takes_no_writes_is_read_until_it_does(postgres: Databases, url: str, serving: Serving) -> None:
     service = serving()
     agents = with_agents(url, "one", "two")
     with Load([service], agents) as load:
         postgres.run(f"ALTER DATABASE {name_in(url)} SET default_transaction_read_only = on")
-        end_backends(postgres, url)
+        postgres.end_connections(url)
         load.await_refusals("takes no writes")
         load.refusals.clear()
         await_(lambda: load.refusals.total() >= 8)
@@ -348,11 +297,7 @@ def test_a_database_that_takes_no_writes_is_read_until_it_does(
 END_SERVICE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'findings-service'"
 
 
-def test_while_there_are_too_many_connections_the_service_waits(
-    own_server: Callable[..., PostgresServer], serving: Callable[..., Server]
-) -> None:
-    import psycopg
-
+def test_while_there_are_too_many_connections_the_service_waits(own_server: MakeServer, serving: Serving) -> None:
     server = own_server(max_connections="12", superuser_reserved_connections="0")
     service = serving(db=server.url)
     agents = with_agents(server.url, "one", "two")
@@ -371,54 +316,49 @@ def test_while_there_are_too_many_connections_the_service_waits(
     load.check(server.url)
 
 
-def test_who_holds_a_client_holds_up_that_client_alone(url: str, serving: Callable[..., Server]) -> None:
-    import psycopg
-
+def test_who_holds_some_clients_holds_up_these_alone(url: str, serving: Serving) -> None:
     service = serving()
-    held, free = with_agents(url, "held", "free")
-    with psycopg.connect(url) as somebody:
-        somebody.execute("SELECT FROM clients WHERE id = 'held' FOR UPDATE")
+    *held, free = with_agents(url, *(f"held {number}" for number in range(12)), "free")
+
+    def write(agent: Agent) -> float:
+        began = time.monotonic()
+        refused = ask(service, agent, *a_finding(agent))
+        assert is_unavailable(refused)
+        assert refused.json["code"] == "busy"
+        return time.monotonic() - began
+
+    with ThreadPoolExecutor(len(held)) as pool, psycopg.connect(url) as somebody:
+        somebody.execute("SELECT FROM clients WHERE id LIKE 'held%' FOR UPDATE")
         with Load([service], [free]) as load:
-            began = time.monotonic()
-            refused = ask(service, held, *a_finding(held))
-            took = time.monotonic() - began
-            assert is_unavailable(refused)
-            assert refused.json["code"] == "busy"
-            assert LOCK_TIME * 0.9 < took < LOCK_TIME + SECOND
-            assert ask(service, held, "GET", f"{API}/tasks").status_code == 200
+            assert all(LOCK_TIME * 0.9 < took < LOCK_TIME + SECOND for took in pool.map(write, held))
+            assert ask(service, held[0], "GET", f"{API}/tasks").status_code == 200
         assert load.longest < LOCK_TIME
         assert not load.refusals
-    assert ask(service, held, *a_finding(held)).status_code == 201
+    assert ask(service, held[0], *a_finding(held[0])).status_code == 201
     load.check(url)
 
 
-def test_what_is_wrong_with_a_write_is_not_said_to_those_that_share_its_transaction(
-    url: str, serving: Callable[..., Server]
-) -> None:
-    import psycopg
-
+def test_what_is_wrong_with_a_write_is_not_said_to_those_that_share_its_transaction(url: str, serving: Serving) -> None:
     service = serving(FINDINGS_BUSY_TIMEOUT="10")
     (agent,) = with_agents(url, "one")
     long = {"projectType": "web", "branch": "".join(map(chr, range(0x4E00, 0x4EFF))), "targetUrl": LONG_TARGET}
     good = {"projectType": "web", "targetUrl": "https://a.example/"}
-    answers: list[tuple[bool, int]] = []
 
-    def write(body: Any) -> None:
-        answers.append((body is good, ask(service, agent, "POST", f"{API}/runs", body).status_code))
+    def write(body: Any) -> int:
+        return ask(service, agent, "POST", f"{API}/runs", body).status_code
 
     write(good)  # from here on it is known whose writes these are
-    threads = [threading.Thread(target=write, args=(body,)) for body in [good, *[good, long, good] * 3]]
-    with psycopg.connect(url) as somebody:
+    with ThreadPoolExecutor(10) as pool, psycopg.connect(url) as somebody:
         somebody.execute("SELECT FROM clients WHERE id = 'one' FOR UPDATE")
-        for thread in threads:  # the first waits for the lock, and the others meanwhile for the first
-            thread.start()
+        told = []
+        for body in [good, *[good, long, good] * 3]:  # the first waits for the lock, and the others for the first
+            told.append(pool.submit(write, body))
             time.sleep(0.05)
-    for thread in threads:
-        thread.join()
-    assert Counter(answers) == {(True, 201): 8, (False, 422): 3}
+        somebody.rollback()
+        assert [each.result() for each in told] == [201, *[201, 422, 201] * 3]
 
 
-def test_who_reads_all_the_time_leaves_connections_to_others(url: str, serving: Callable[..., Server]) -> None:
+def test_who_reads_all_the_time_leaves_connections_to_others(url: str, serving: Serving) -> None:
     service = serving()
     greedy, other = with_agents(url, "greedy", "other")
     for agent in (greedy, other):
@@ -427,7 +367,7 @@ def test_who_reads_all_the_time_leaves_connections_to_others(url: str, serving: 
     assert_served_beside(url, service, other, reading)
 
 
-def test_who_exports_all_the_time_leaves_connections_to_others(url: str, serving: Callable[..., Server]) -> None:
+def test_who_exports_all_the_time_leaves_connections_to_others(url: str, serving: Serving) -> None:
     service = serving()
     greedy, other = with_agents(url, "greedy", "other")
     tasks = [{"title": str(number), "severity": "low", "description": "x" * 4000} for number in range(1000)]
@@ -457,43 +397,18 @@ def exporting(service: Server, agent: Agent) -> Iterator[Callable[[], object]]:
 
 def assert_served_beside(url: str, service: Server, other: Agent, reading: Sequence[Callable[[], object]]) -> None:
     """Check that another client is answered soon while all of what reads tasks waits for them."""
-    import psycopg
-
-    with psycopg.connect(url) as somebody:
+    with ThreadPoolExecutor(len(reading)) as readers, psycopg.connect(url) as somebody:
         somebody.execute("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE")
-        readers = [threading.Thread(target=read) for read in reading]
-        for reader in readers:
-            reader.start()
+        for read in reading:
+            readers.submit(read)
         time.sleep(0.3)
         began = time.monotonic()
         for method, path, body in (("GET", f"{API}/runs", None), ("POST", f"{API}/project-types", {"name": "new"})):
             assert ask(service, other, method, path, body).status_code in (200, 201)
         assert time.monotonic() - began < 0.4
-        somebody.rollback()
-        for reader in readers:
-            reader.join()
 
 
-def test_a_statement_that_takes_too_long_is_given_up(url: str, serving: Callable[..., Server]) -> None:
-    import psycopg
-
-    service = serving(db=f"{url}?options=-cstatement_timeout%3D300", FINDINGS_BUSY_TIMEOUT="5")
-    (agent,) = with_agents(url, "one")
-    assert ask(service, agent, *a_finding(agent)).status_code == 201
-    with psycopg.connect(url) as somebody:
-        somebody.execute("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE")
-        began = time.monotonic()
-        answers = [ask(service, agent, *a_finding(agent)), ask(service, agent, "GET", f"{API}/tasks")]
-        assert time.monotonic() < began + 2.5 * SECOND
-    assert all(map(is_unavailable, answers))
-    assert {each.json["code"] for each in answers} == {"busy"}
-    assert ask(service, agent, *a_finding(agent)).status_code == 201
-    assert ask(service, agent, "GET", f"{API}/tasks").json["total"] == 2
-
-
-def test_a_full_disk_is_told_and_nothing_is_lost(
-    own_server: Callable[..., PostgresServer], serving: Callable[..., Server]
-) -> None:
+def test_a_full_disk_is_told_and_nothing_is_lost(own_server: MakeServer, serving: Serving) -> None:
     server = own_server()
     disk = server.folder / "disk"
     disk.mkdir()
@@ -502,15 +417,15 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
         pytest.skip("only root may mount a small disk")
     try:
         subprocess.run(["chown", USER, disk], check=True)
-        look(server.url, f"CREATE TABLESPACE small LOCATION '{disk}'")
-        look(server.url, "CREATE DATABASE small TABLESPACE small")
+        run_in(server.url, f"CREATE TABLESPACE small LOCATION '{disk}'")
+        run_in(server.url, "CREATE DATABASE small TABLESPACE small")
         url = server.url_of("small")
         service = serving(db=url)
         agents = with_agents(url, "one", "two")
         with Load([service], agents) as load:
             (disk / "ballast").write_bytes(bytes(disk_free(disk) - 400_000))
             full = fill(service, agents[0])
-            assert full.json["code"] == "storage_full"
+            assert (full.json["code"], "disk is full" in full.json["detail"]) == ("storage_full", True)
             assert ask(service, agents[0], "GET", f"{API}/tasks?limit=1").status_code == 200
             (disk / "ballast").unlink()
             load.await_answers()
@@ -536,7 +451,7 @@ def fill(service: Server, agent: Agent) -> Answer:
     raise AssertionError("the disk takes all")
 
 
-def test_a_network_that_cuts_connections_loses_and_doubles_nothing(url: str, serving: Callable[..., Server]) -> None:
+def test_a_network_that_cuts_connections_loses_and_doubles_nothing(url: str, serving: Serving) -> None:
     with slow_network(address_of(url), 0.001) as network:
         service = serving(db=on_network(url, network))
         with Load([service], with_agents(url, "one", "two")) as load:
@@ -550,55 +465,46 @@ def test_a_network_that_cuts_connections_loses_and_doubles_nothing(url: str, ser
         load.check(url)
 
 
-def test_a_network_that_stalls_is_given_up_and_found_again(url: str, serving: Callable[..., Server]) -> None:
+def test_a_network_that_stalls_is_given_up_and_found_again(url: str, serving: Serving) -> None:
     program = (PROGRAM[0], "-c", f"{IMPORTING}; {IMPATIENT}; findings_service.main()")
     with slow_network(address_of(url)) as network:
         service = serving(db=on_network(url, network, "?connect_timeout=2"), program=program)
         agents = with_agents(url, "one", "two")
+
+        def read(_: int) -> float:
+            began = time.monotonic()
+            assert is_unavailable(ask(service, agents[0], "GET", f"{API}/tasks"))
+            return time.monotonic() - began
+
         with Load([service], agents) as load:
             network.stall()
             load.await_refusals("")
-            threads = [threading.Thread(target=lambda: told.append(stalled(service, agents[0]))) for _ in range(40)]
-            told: list[Any] = []
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert all(is_unavailable(answer) for answer, _ in told)
-            assert max(took for _, took in told) < LONGEST
+            with ThreadPoolExecutor(40) as pool:
+                assert max(pool.map(read, range(40))) < LONGEST
             network.go_on()
             load.await_answers()
         load.check(url)
-
-
-def stalled(service: Server, agent: Agent) -> tuple[Answer, float]:
-    began = time.monotonic()
-    return ask(service, agent, "GET", f"{API}/tasks"), time.monotonic() - began
 
 
 # Several processes
 
 
 @pytest.fixture
-def both(serving: Callable[..., Server]) -> tuple[Server, Server]:
+def both(serving: Serving) -> tuple[Server, Server]:
     """Two processes on one database."""
     return serving(), serving()
 
 
 def at_once(*works: Callable[[], Answer]) -> list[Answer]:
     """Return what comes of works that begin at the same instant."""
-    ready, told = threading.Barrier(len(works)), dict[int, Answer]()
+    ready = threading.Barrier(len(works))
 
-    def run(number: int, work: Callable[[], Answer]) -> None:
+    def run(work: Callable[[], Answer]) -> Answer:
         ready.wait()
-        told[number] = work()
+        return work()
 
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(works)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [told[number] for number in range(len(works))]
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(run, works))
 
 
 def test_a_revoked_key_is_refused_everywhere_at_once(url: str, both: tuple[Server, Server]) -> None:
@@ -607,7 +513,7 @@ def test_a_revoked_key_is_refused_everywhere_at_once(url: str, both: tuple[Serve
         for server in both:
             for method, path, body in (a_finding(agent), ("GET", f"{API}/tasks", None)):
                 assert ask(server, agent, method, path, body).status_code in (200, 201)
-    look(url, "UPDATE api_keys SET revoked_at = '2026-01-01' WHERE client_id = 'one'")
+    run_in(url, "UPDATE api_keys SET revoked_at = '2026-01-01' WHERE client_id = 'one'")
     time.sleep(heart.KEY_KNOWN)
     for server in both:
         for method, path, body in (a_finding(agent), ("GET", f"{API}/tasks", None), ("POST", f"{API}/runs", {})):
@@ -640,7 +546,7 @@ def test_an_external_id_that_two_processes_get_at_once_is_one_finding(url: str, 
     assert faults_of(url) == []
 
 
-def test_processes_share_a_load_and_lose_and_double_nothing(url: str, serving: Callable[..., Server]) -> None:
+def test_processes_share_a_load_and_lose_and_double_nothing(url: str, serving: Serving) -> None:
     servers = [serving("--workers", "2"), serving()]
     with Load(servers, with_agents(url, "one", "two"), writers=6) as load:
         time.sleep(2 * SECOND)
@@ -652,36 +558,12 @@ def test_processes_share_a_load_and_lose_and_double_nothing(url: str, serving: C
     assert not load.refusals
 
 
-def test_one_process_maintains_and_another_when_that_is_killed(url: str, serving: Callable[..., Server]) -> None:
-    first = serving(FINDINGS_RUN_TIMEOUT="1h")
-    (holder,) = await_holders(url)
-    second = serving(FINDINGS_RUN_TIMEOUT="1h")
-    (agent,) = with_agents(url, "one")
-    old = "UPDATE runs SET last_used_at = '2026-01-01T00:00:00.000Z'"
-    look(url, old)
-    await_(lambda: look(url, "SELECT status_reason FROM runs") == [("timeout",)])
-    assert await_holders(url) == [holder]
-    first.stop(signal.SIGKILL)
-    look(url, f"{old}, status = 'running', status_reason = NULL, finished_at = NULL")
-    await_(lambda: look(url, "SELECT status_reason FROM runs") == [("timeout",)])
-    assert await_holders(url) != [holder]
-    assert ask(second, agent, "GET", f"{API}/runs/{agent.run}").json["status"] == "failed"
-
-
-def await_holders(url: str) -> list[int]:
-    """Return the backends of who keeps house in a database, once there is one."""
-    statement = """SELECT pid FROM pg_locks JOIN pg_database ON pg_database.oid = database
-        WHERE locktype = 'advisory' AND granted AND datname = current_database()"""
-    await_(lambda: look(url, statement))
-    return [pid for (pid,) in look(url, statement)]
-
-
 def test_a_walk_sees_everything_once_while_two_processes_write(url: str, both: tuple[Server, Server]) -> None:
     (agent,) = with_agents(url, "one")
     for start in range(0, 600, 200):
         tasks = [{"title": f"t{number}", "severity": "low"} for number in range(start, start + 200)]
         assert ask(both[0], agent, "POST", agent.tasks, {"tasks": tasks}).status_code == 201
-    before = {task_id for (task_id,) in look(url, "SELECT id FROM tasks")}
+    before = {task_id for (task_id,) in run_in(url, "SELECT id FROM tasks")}
     with Load(both, [agent], writers=3) as load:
         for sort in ("-createdAt", "createdAt", "severity"):
             seen = Counter(walked(both, agent, f"{API}/tasks?limit=20&sort={sort}", len(before)))
@@ -689,7 +571,9 @@ def test_a_walk_sees_everything_once_while_two_processes_write(url: str, both: t
             assert max(seen.values()) == 1
     load.check(url)
     for server in both:
-        assert ask(server, agent, "GET", f"{API}/tasks").json["total"] == look(url, "SELECT COUNT(*) FROM tasks")[0][0]
+        assert (
+            ask(server, agent, "GET", f"{API}/tasks").json["total"] == run_in(url, "SELECT COUNT(*) FROM tasks")[0][0]
+        )
 
 
 def walked(servers: Sequence[Server], agent: Agent, link: str | None, at_least: int) -> Iterator[str]:
@@ -711,27 +595,10 @@ def far_off(url: str) -> Iterator[SlowNetwork]:
         yield network
 
 
-FAR = 0.008  # seconds each way: beside other tests the processor bounds what nearer servers could do
-RATIO = 8.0
-
-
-def requests_of(agents: Sequence[Agent], ids: Sequence[str], kind: str, mark: str) -> list[bytes]:
-    """Return requests of some agents by turns."""
-
-    def request(number: int) -> bytes:
-        agent = agents[number % len(agents)]
-        if kind == "a list":
-            return bench.request(agent.key, "GET", f"{API}/tasks?limit=10")
-        body = json.dumps({"comment": f"{mark} {number}"}).encode()
-        return bench.request(agent.key, "PATCH", f"{API}/tasks/{ids[number % len(agents)]}", body)
-
-    return [request(number) for number in range(480)]
-
-
 ROUND_TRIPS = {"a task": 3, "a list": 5, "a comment": 6, "a report": 6, "a batch": 8}
 
 
-def test_a_request_takes_few_round_trips(url: str, far_off: SlowNetwork, serving: Callable[..., Server]) -> None:
+def test_a_request_takes_few_round_trips(url: str, far_off: SlowNetwork, serving: Serving) -> None:
     service = serving(db=on_network(url, far_off, "?pool_size=1"), FINDINGS_BUSY_TIMEOUT="10")
     (agent,) = with_agents(url, "one")
     task = ask(service, agent, *a_finding(agent)).json["tasks"][0]["id"]
@@ -752,27 +619,3 @@ def test_a_request_takes_few_round_trips(url: str, far_off: SlowNetwork, serving
     far_off.delay(0.02)  # so that what is sent at once is on its way before anything comes back
     found = {kind: min(trips_of(kind, turn) for turn in range(14)) for kind in ROUND_TRIPS}
     assert all(0 < trips <= ROUND_TRIPS[kind] for kind, trips in found.items()), found
-
-
-@pytest.mark.parametrize("kind", ["a list", "a comment"])
-def test_sixteen_connections_across_a_network_serve_eight_times_what_one_does(
-    url: str, far_off: SlowNetwork, serving: Callable[..., Server], kind: str
-) -> None:
-    one, many = (
-        serving(db=on_network(url, far_off, f"?pool_size={size}"), FINDINGS_BUSY_TIMEOUT="10") for size in (1, 16)
-    )
-    agents = with_agents(url, *(f"agent {number}" for number in range(16)))
-    ids = [ask(many, agent, *a_finding(agent)).json["tasks"][0]["id"] for agent in agents]
-    ratios: list[float] = []
-    while not ratios or (max(ratios) < RATIO and len(ratios) < 4):  # the machine may have had other things to do
-        rates = []
-        for server in (one, many):
-            requests = requests_of(agents, ids, kind, f"{len(ratios)} {server.port}")
-            far_off.delay(0)
-            measured = bench.Server(server.port, server.process.pid)
-            bench.run_job(bench.Job(measured, requests[:32], 200))
-            far_off.delay(FAR)
-            requests = requests[32:64] if server is one else requests[32:]
-            rates.append(bench.run_job(bench.Job(measured, requests, 200)).rate)
-        ratios.append(rates[1] / rates[0])
-    assert max(ratios) >= RATIO
