@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ import pytest
 import findings_service as heart
 from findings_adapters.postgres import copying
 from findings_features import audit
-from tests.postgres_server import Databases, name_in
+from tests.engines import in_service, look_into
+from tests.postgres_server import Databases, fresh_url, run_in
 from tests.support import (
     API,
     HERE,
@@ -29,10 +29,13 @@ from tests.support import (
     await_,
     cases,
     client_of,
+    client_with,
     command,
     database_of,
     environment,
     heed_signals,
+    invoke,
+    post,
     task,
 )
 
@@ -41,18 +44,12 @@ TABLES = copying.read_tables()
 SITE = "https://example.com/shop"
 
 
-@pytest.fixture
-def url(postgres: Databases) -> Iterator[str]:
-    """A new database on a server, in which there is nothing."""
-    made = postgres.new()
-    yield made
-    postgres.drop(made)
+url = pytest.fixture(fresh_url)
 
 
 def copy(source: object, target: object, *, code: int = 0) -> click.testing.Result:
     """Copy a database, which ends with an exit code."""
-    arguments = ["copy", "--from", str(source), "--to", str(target)]
-    done = click.testing.CliRunner().invoke(heart.main, arguments, catch_exceptions=False)
+    done = invoke("copy", "--from", str(source), "--to", str(target))
     assert done.exit_code == code, done.output
     assert code or done.output.endswith("verified.\n")
     return done
@@ -60,7 +57,7 @@ def copy(source: object, target: object, *, code: int = 0) -> click.testing.Resu
 
 def check(db: object) -> str:
     """Audit a database, which is sound."""
-    done = click.testing.CliRunner().invoke(heart.main, ["check", "--db", str(db)], catch_exceptions=False)
+    done = invoke("check", "--db", str(db))
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -75,61 +72,41 @@ def opened(db: object) -> Iterator[Any]:
         database_of(app).close()
 
 
-def client_with(app: Any, key: str) -> Client:
-    app.test_client_class = Client
-    client = app.test_client()
-    client.key = key
-    return client
-
-
 def rows_of(db: object) -> dict[str, list[tuple[Any, ...]]]:
     """Return all rows of all tables, but for what is a file's own."""
-    database = heart.database_for(heart.Settings.read(db=str(db)))
-    with database.snapshot() as connection:
-        rows = {
-            table.name: sorted(
-                connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name}").fetchall(), key=repr
-            )
-            for table in TABLES
-        }
-    database.close()
-    return rows
+    with in_service(str(db)) as database, database.snapshot() as connection:
+        columns = {table.name: ", ".join(table.columns) for table in TABLES}
+        read = {name: connection.execute(f"SELECT {names} FROM {name}") for name, names in columns.items()}
+        return {name: sorted(rows.fetchall(), key=repr) for name, rows in read.items()}
+
+
+def make_schema(db: object) -> None:
+    """Make a database with nothing but the schema."""
+    with in_service(str(db)) as database, database.reading():
+        pass
 
 
 def is_empty(url: str) -> bool:
     """Tell whether there is no table in a server's database."""
-    import psycopg
-
-    with psycopg.connect(url) as connection:
-        return not connection.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    return not run_in(url, "SELECT 1 FROM pg_tables WHERE schemaname = 'public'")
 
 
-def run_in(url: str, statement: str) -> None:
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(statement.encode())
+def alter(file: Path, statement: str) -> list[Any]:
+    """Change what stands in a file, and return what the statement does."""
+    with look_into(file) as connection:
+        return connection.execute(statement).fetchall()
 
 
 def answers(client: Client) -> dict[str, tuple[bytes, str | None]]:
     """Return what a client is told about everything that it has, with the tags."""
-    paths = [
-        *(
-            "tasks?limit=200",
-            "tasks?limit=200&sort=severity",
-            "tasks?q=unsafe",
-            "tasks?q=é",
-            "tasks?mainLine=true&q=exec",
-        ),
-        *("tasks?branch=feature", "tasks?status=dismissed,resolved", "tasks?assignee=anna", "tasks?view=full&limit=50"),
-        *("runs", "runs?branch=feature", "project-types", "overview"),
-    ]
+    queries = ("limit=200", "limit=200&sort=severity", "q=unsafe", "q=é", "mainLine=true&q=exec", "branch=feature")
+    queries += ("status=dismissed,resolved", "assignee=anna", "view=full&limit=50")
+    paths = [*(f"tasks?{query}" for query in queries), "runs", "runs?branch=feature", "project-types", "overview"]
     for run in client.read("runs?limit=200")["runs"]:
         paths += [f"runs/{run['id']}", f"tasks?runId={run['id']}"]
         paths += [f"runs/{run['id']}/gate"] if run["status"] == "completed" and not run["branch"] else []
-        paths += [
-            f"brief?projectType={run['projectType']}&targetUrl={run['targetUrl'] or ''}".removesuffix("&targetUrl=")
-        ]
+        target = f"&targetUrl={run['targetUrl']}" if run["targetUrl"] else ""
+        paths.append(f"brief?projectType={run['projectType']}{target}")
     for found in client.read("tasks?limit=200")["tasks"]:
         paths += [f"tasks/{found['id']}", f"tasks/{found['id']}/history"]
     told = {path: client.get(f"{API}/{path}") for path in dict.fromkeys(paths)}
@@ -164,6 +141,7 @@ def scan_with_bandit(folder: Path, server: Server) -> None:
     assert done.returncode == 0, done.stderr
 
 
+START = {"projectType": "bandit", "targetUrl": SITE, "metadata": {"commit": "a\\b"}}
 REPORTED = ("title", "severity", "externalId", "extensions", "rule", "location", "tags")
 
 
@@ -186,16 +164,12 @@ def bandits(server: Server, tmp_path: Path) -> tuple[Path, str]:
     ask("POST", "webhooks", {"url": "https://hooks.invalid/"})
     found = ask("GET", "tasks?limit=200")["tasks"]
     assert len(found) >= 6
-    ask(
-        "PATCH",
-        f"tasks/{found[0]['id']}",
-        {"status": "dismissed", "reason": "false_positive", "comment": "Only öur files"},
-    )
+    dismissed = {"status": "dismissed", "reason": "false_positive", "comment": "Only öur files"}
+    ask("PATCH", f"tasks/{found[0]['id']}", dismissed)
     ask("PATCH", f"tasks/{found[1]['id']}", {"status": "in_progress", "assignee": "anna"})
     ask("PATCH", f"tasks/{found[2]['id']}", {"comment": "Line one\nline\ttwo \\N \\. 🐛"})
-    start = {"projectType": "bandit", "targetUrl": SITE, "metadata": {"commit": "a\\b"}}
     for branch, kept in (("feature", found[:3]), (None, found[1:4])):
-        run = ask("POST", "runs", start | {"branch": branch}, **{"Idempotency-Key": f"of {branch}"})["id"]
+        run = ask("POST", "runs", START | {"branch": branch}, **{"Idempotency-Key": f"of {branch}"})["id"]
         whole = [ask("GET", f"tasks/{each['id']}") for each in kept]
         reports = [{name: each[name] for name in REPORTED} for each in whole]
         new = whole[0] | {"externalId": "new", "title": "Né'w \\ finding"}
@@ -235,7 +209,9 @@ def test_what_is_copied_goes_on(bandits: tuple[Path, str], url: str, tmp_path: P
     for there in (url, tmp_path / "back.db"):
         with opened(there) as app:
             client = client_with(app, key)
-            known = client.read("tasks?limit=200")["tasks"]
+            known, runs = client.read("tasks?limit=200")["tasks"], client.read("runs")["runs"]
+            again = post(client, "runs", START | {"branch": "feature"}, "of feature")
+            assert again.json["id"] in {run["id"] for run in runs}
             run = client.start("bandit", targetUrl=SITE)
             fields = {name: client.read(f"tasks/{known[-1]['id']}")[name] for name in ("externalId", "extensions")}
             done = client.submit(run, task(**fields), task(**(fields | {"externalId": f"in {there}"})))
@@ -244,18 +220,6 @@ def test_what_is_copied_goes_on(bandits: tuple[Path, str], url: str, tmp_path: P
         check(there)
         if there == url:
             copy(url, tmp_path / "back.db")
-
-
-def test_with_the_same_key_a_repeated_request_gets_its_answer_again(bandits: tuple[Path, str], url: str) -> None:
-    before, key = bandits
-    copy(before, url)
-    body = json.dumps({"projectType": "bandit", "targetUrl": SITE, "metadata": {"commit": "a\\b"}, "branch": "feature"})
-    headers = {"Idempotency-Key": "of feature", "Content-Type": "application/json"}
-    with opened(url) as app:
-        client = client_with(app, key)
-        runs = client.read("runs")["runs"]
-        again = client.post(f"{API}/runs", data=body, headers=headers)
-        assert again.json["id"] in {run["id"] for run in runs}
 
 
 # Seqs
@@ -279,15 +243,12 @@ def test_clients_are_moved_behind_one_another(spans: Any, shifts: Mapping[str, i
 
 def test_what_refers_to_a_seq_is_known() -> None:
     found = {f"{table.name}.{table.columns[at]}": owner for table in TABLES for at, owner in table.numbers.items()}
-    referring = {
-        *("task_details.task_seq", "task_words.task_seq", "sightings.task_seq", "sightings.run_seq"),
-        *("branch_sightings.task_seq", "branch_sightings.branch_seq", "history.task_seq", "task_tags.task_seq"),
-        *("history.run_seq", "webhooks.history_seq"),
-    }
-    numbered = {f"{table.name}.seq" for table in TABLES if "seq" in table.columns}
     columns = {f"{table.name}.{column}" for table in TABLES for column in table.columns}
-    assert found.keys() == referring | numbered == {column for column in columns if column.endswith("seq")}
-    assert {found[f"{name}s.seq"] for name in ("task", "run")} == {"tasks", "runs"}
+    assert found.keys() == {column for column in columns if column.endswith("seq")}
+    owners = {"branch_seq": "branches", "task_seq": "tasks", "run_seq": "runs", "history_seq": "history"}
+    for column, owner in found.items():
+        table, _, name = column.partition(".")
+        assert owner == owners.get(name, table)
 
 
 def use(client: Client, name: str, count: int) -> None:
@@ -371,10 +332,7 @@ def test_a_database_with_data_is_never_written_over(small: Path, url: str, tmp_p
 
 def test_a_database_with_an_empty_schema_may_be_filled(small: Path, url: str, tmp_path: Path) -> None:
     for target in (url, str(tmp_path / "new.db")):
-        database = heart.database_for(heart.Settings.read(db=target))
-        with database.reading():
-            pass
-        database.close()
+        make_schema(target)
         copy(small, target)
         assert rows_of(target) == rows_of(small)
         check(target)
@@ -390,31 +348,29 @@ def test_a_file_that_is_in_use_keeps_its_place(small: Path, tmp_path: Path) -> N
 
 def test_a_database_with_tables_of_another_program_is_left_alone(small: Path, url: str, tmp_path: Path) -> None:
     run_in(url, "CREATE TABLE tasks (n INT)")
-    with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
-        theirs.execute("CREATE TABLE tasks (n INT)")
+    alter(tmp_path / "theirs.db", "CREATE TABLE tasks (n INT)")
     assert "has tables of another program" in copy(small, url, code=1).output
     assert "is no database of this service" in copy(small, tmp_path / "theirs.db", code=1).output
 
 
 def test_what_belongs_to_the_source_is_no_target(small: Path, url: str) -> None:
-    for target in (small, f"{small}-wal"):
-        assert "belongs to what is copied" in copy(small, target, code=1).output
     copy(small, url)
-    assert "belongs to what is copied" in copy(url, url, code=1).output
+    for source, target in ((small, small), (small, f"{small}-wal"), (url, url)):
+        assert "belongs to what is copied" in copy(source, target, code=1).output
 
 
-def test_a_source_that_is_not_there_is_told(url: str, tmp_path: Path) -> None:
-    assert "there is no file" in copy(tmp_path / "none.db", url, code=1).output
-    assert "there is no database of this service at postgresql://" in copy(url, tmp_path / "new.db", code=1).output
-    assert is_empty(url)
-    assert not (tmp_path / "new.db").exists()
-
-
-def test_a_source_that_is_no_database_is_told_by_its_name(tmp_path: Path) -> None:
-    junk = tmp_path / "junk.db"
+def test_a_source_that_is_no_database_is_told(url: str, tmp_path: Path) -> None:
+    junk, new = tmp_path / "junk.db", tmp_path / "new.db"
     junk.write_bytes(b"junk" * 1024)
-    assert f"Error: {junk} cannot be used" in copy(junk, tmp_path / "new.db", code=1).output
-    assert f"Error: {tmp_path} cannot be used" in copy(tmp_path, tmp_path / "new.db", code=1).output
+    for source, target, told in (
+        (tmp_path / "none.db", url, "there is no file"),
+        (url, new, "there is no database of this service at postgresql://"),
+        (junk, new, f"Error: {junk} cannot be used"),
+        (tmp_path, new, f"Error: {tmp_path} cannot be used"),
+    ):
+        assert told in copy(source, target, code=1).output
+    assert is_empty(url)
+    assert not new.exists()
 
 
 @pytest.mark.parametrize("ends", [("", "new.db"), ("old.db", "")], ids=["from", "to"])
@@ -423,55 +379,44 @@ def test_a_name_that_is_none_is_told(ends: tuple[str, str]) -> None:
 
 
 def test_an_older_source_is_not_changed(small: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(small)) as connection:
-        connection.execute("PRAGMA user_version = 6")
+    alter(small, "PRAGMA user_version = 6")
     before = small.read_bytes()
-    refused = copy(small, tmp_path / "new.db", code=1)
-    assert "has schema version 6" in refused.output
+    assert "has schema version 6" in copy(small, tmp_path / "new.db", code=1).output
     assert small.read_bytes() == before
 
 
-def test_a_text_that_postgresql_cannot_hold_is_told(small: Path, url: str) -> None:
-    with closing(sqlite3.connect(small)) as connection:
-        connection.execute("UPDATE tasks SET title = 'a' || char(0) || 'b' WHERE seq = 2")
-        task_id = connection.execute("SELECT id FROM tasks WHERE seq = 2").fetchone()[0]
-        connection.commit()
-    refused = copy(small, url, code=1)
-    told = f"a row of tasks: U+0000 in the one with client_id 'default', id '{task_id}'"
-    assert told in refused.output
+LONG = "".join(random.Random(1).choices([chr(number) for number in range(0x400, 0x2000)], k=2000))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    cases(
+        nul=(
+            "title = 'a' || char(0) || 'b'",
+            ["of tasks: U+0000 in the one with client_id 'default', id '{id}'"],
+        ),
+        too_large=(f"external_id = '{LONG}'", ["index row size", "tasks_by_identity", "may have some 2,500 bytes"]),
+        faults=("times_seen = 0", ["was seen by more runs than it says", "every row was copied as it is"]),
+    ),
+)
+def test_what_a_server_cannot_have_is_told(small: Path, url: str, changes: str, told: list[str]) -> None:
+    ((task_id,),) = alter(small, f"UPDATE tasks SET {changes} WHERE seq = 2 RETURNING id")
+    refused = copy(small, url, code=1).output
+    assert all(words.format(id=task_id) in refused for words in told), refused
     assert is_empty(url)
 
 
 def test_a_text_that_is_none_is_told(small: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(small)) as connection:
-        connection.execute("UPDATE tasks SET title = CAST(x'61ff' AS TEXT) WHERE seq = 2")
-        connection.commit()
-    refused = copy(small, tmp_path / "new.db", code=1)
-    assert "a row of tasks has a text that is not UTF-8" in refused.output
+    alter(small, "UPDATE tasks SET title = CAST(x'61ff' AS TEXT) WHERE seq = 2")
+    assert "a row of tasks has a text that is not UTF-8" in copy(small, tmp_path / "new.db", code=1).output
     assert not (tmp_path / "new.db").exists()
-
-
-def test_a_value_too_large_for_an_index_is_told(small: Path, url: str) -> None:
-    dice = random.Random(1)
-    with closing(sqlite3.connect(small)) as connection:
-        long = "".join(chr(dice.randrange(0x400, 0x2000)) for _ in range(2000))
-        connection.execute("UPDATE tasks SET external_id = ? WHERE seq = 2", (long,))
-        connection.commit()
-    refused = copy(small, url, code=1)
-    assert "index row size" in refused.output
-    assert "tasks_by_identity" in refused.output
-    assert "externalId may have some 2,500 bytes" in refused.output
-    assert is_empty(url)
 
 
 # What goes wrong
 
 
 def test_a_copy_with_other_values_is_dropped(small: Path, url: str) -> None:
-    database = heart.database_for(heart.Settings.read(db=url))
-    with database.reading():
-        pass
-    database.close()
+    make_schema(url)
     run_in(
         url,
         """CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS
@@ -511,16 +456,6 @@ def test_a_copy_of_other_rows_is_dropped(
     assert not list(tmp_path.glob("new.db*"))
 
 
-def test_the_faults_of_a_source_are_told(small: Path, url: str) -> None:
-    with closing(sqlite3.connect(small)) as connection:
-        connection.execute("UPDATE tasks SET times_seen = 0")
-        connection.commit()
-    done = copy(small, url, code=1)
-    assert "was seen by more runs than it says" in done.output
-    assert "every row was copied as it is" in done.output
-    assert is_empty(url)
-
-
 SLOW = """
 import sys, time
 from findings_adapters.postgres import copying
@@ -544,17 +479,9 @@ findings_service.main()
 def under_way(source: object, target: object) -> Iterator[subprocess.Popen[str]]:
     """Copy in a process that comes to a halt in the middle."""
     line = [sys.executable, "-c", SLOW, "copy", "--from", str(source), "--to", str(target)]
-    with subprocess.Popen(
-        line,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=HERE,
-        env=environment(),
-        preexec_fn=heed_signals,
-    ) as process:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "preexec_fn": heed_signals}
+    with subprocess.Popen(line, cwd=HERE, env=environment(), **options) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "under way\n"
             yield process
         finally:
@@ -567,7 +494,6 @@ def test_a_copy_that_is_ended_leaves_nothing(small: Path, url: str, tmp_path: Pa
         with under_way(small, target) as process:
             process.send_signal(how)
             assert process.wait(10) != 0
-            assert process.stdout is not None
             assert "Traceback" not in process.stdout.read()
     await_(lambda: is_empty(url))
     assert not (tmp_path / "new.db").exists()
@@ -582,7 +508,7 @@ def test_a_server_that_ends_the_connection_is_one_line(
 
     def moved_until_the_end(rows: Any, table: copying.Table, *more: Any) -> Any:
         if table.name == "sightings":
-            postgres.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_in(url)}'")
+            postgres.end_connections(url)
         return moved(rows, table, *more)
 
     monkeypatch.setattr(copying, "moved", moved_until_the_end)
@@ -593,64 +519,35 @@ def test_a_server_that_ends_the_connection_is_one_line(
 
 
 def test_a_target_that_others_use_is_told(small: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import psycopg
-
-    bulk = pytest.importorskip("findings_adapters.postgres.bulk")
-    monkeypatch.setattr(bulk, "LOCK_TIME", 0.2)
-    database = heart.database_for(heart.Settings.read(db=url))
-    with database.reading():
-        pass
-    database.close()
+    psycopg = pytest.importorskip("psycopg")
+    monkeypatch.setattr("findings_adapters.postgres.bulk.LOCK_TIME", 0.2)
+    make_schema(url)
     with psycopg.connect(url) as others:
         others.execute("SELECT * FROM tasks")
         assert "others are using its tables" in copy(small, url, code=1).output
     copy(small, url)
 
 
-def test_a_source_may_be_written_meanwhile(server: Server, url: str, tmp_path: Path) -> None:
-    run = server.start_run()
-    written = []
-
-    def write() -> None:
-        body = {"tasks": [task(title=f"Title {len(written)}.{n}") for n in range(20)]}
-        written.append(server.request("POST", f"{API}/runs/{run}/tasks", body).status_code)
-
-    write()
-    database = heart.database_for(heart.Settings.read(db=str(server.db)))
-    fill = copying.Tally.seen
-
-    def seen(self: copying.Tally, rows: Any) -> Iterator[Any]:
-        yield from fill(self, rows)
-        write()
-
-    database.close()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying.Tally, "seen", seen)
-        copy(server.db, url)
-    assert set(written) == {201}
-    assert len(written) > 20
-    assert len(rows_of(url)["tasks"]) == 20
-    check(url)
-
-
-def test_a_server_may_be_written_meanwhile(url: str, tmp_path: Path) -> None:
-    with opened(url) as app:
-        client = client_of(app)
-        use(client, "tests", 2)
-        before = rows_of(url)
-        seen = copying.Tally.seen
-        titles = iter(range(1000))
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "server"])
+def test_a_source_may_be_written_meanwhile(
+    small: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool
+) -> None:
+    if not is_file:
+        copy(small, url)
+    source, target = (small, url) if is_file else (url, tmp_path / "new.db")
+    before, seen = rows_of(source), copying.Tally.seen
+    with opened(source) as app:
+        client, titles = client_of(app), itertools.count()
 
         def seen_later(self: copying.Tally, rows: Any) -> Iterator[Any]:
+            yield from seen(self, rows)
             client.submit(client.start(), task(title=f"{next(titles)}"))
-            return seen(self, rows)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(copying.Tally, "seen", seen_later)
-            copy(url, tmp_path / "new.db")
-        assert next(titles) > 20
-    assert len(rows_of(tmp_path / "new.db")["tasks"]) == len(before["tasks"])
-    check(tmp_path / "new.db")
+        monkeypatch.setattr(copying.Tally, "seen", seen_later)
+        copy(source, target)
+    assert next(titles) > 20
+    assert len(rows_of(target)["tasks"]) == len(before["tasks"])
+    check(target)
 
 
 # The command
@@ -676,26 +573,14 @@ def test_the_rows_of_each_table_are_told(small: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_a_files_own_is_not_copied(small: Path, url: str, tmp_path: Path) -> None:
-    with opened(small) as app:
-        client = client_of(app, name="another")
-        client.remove(f"tasks/{client.read('tasks')['tasks'][0]['id']}")
-        assert client.get("/healthz").status_code == 200
     assert command("backup", str(tmp_path / "a.db"), "--db", str(small)).returncode == 0
-    copy(small, tmp_path / "new.db")
-    copy(small, url)
-    own = {name for name, in_file in own_rows(small).items() if in_file}
-    assert own == {"backups"}
-    assert not any(own_rows(tmp_path / "new.db").values())
-    assert not any(own_rows(url).values())
-
-
-def own_rows(db: object) -> dict[str, int]:
-    """Return how many rows the tables have that are not copied."""
-    database = heart.database_for(heart.Settings.read(db=str(db)))
-    with database.reading() as connection:
-        rows = {name: connection.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in ("backups",)}
-    database.close()
-    return rows
+    noted = []
+    for target in (small, tmp_path / "new.db", url):
+        if target != small:
+            copy(small, target)
+        with in_service(str(target)) as database, database.reading() as connection:
+            noted += connection.execute("SELECT COUNT(*) FROM backups").fetchone()
+    assert noted == [1, 0, 0]
 
 
 def test_check_and_prune_work_on_a_server(small: Path, url: str) -> None:
