@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import flask
+import regex
 
 # What may be read without a client, and why: a table, and what its scan is then bound to.
 EXEMPT = {
@@ -26,6 +27,7 @@ COLUMN = {"clients": "id"}  # what the client is called, elsewhere than `client_
 CONDITIONS = ("Index Cond", "Recheck Cond", "Filter", "Join Filter", "Hash Cond", "Merge Cond", "TID Cond")
 OF_SCANS = CONDITIONS[:3]
 EQUAL = re.compile(r"([\w\"]+)\.(\w+) = (?:ANY )?(.+)$")
+BRACKETS = regex.compile(r"\((?:[^()]|(?R))*\)")  # with all that is between them
 OTHER = re.compile(r"(\w+)\.(\w+)$")
 ROWS = "given"  # the rows of a statement for many, each with its client
 INSERTED = re.compile(r"\s*INSERT INTO (\w+) \(([^)]*)\)")
@@ -154,29 +156,13 @@ def equals(node: dict[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, st
 
 def conjuncts(condition: str) -> Iterator[str]:
     """Give what must all be true for a condition to be."""
-    parts, depth, start = list[str](), 0, 0
-    for place, letter in enumerate(condition):
-        depth += (letter == "(") - (letter == ")")
-        if not depth and condition.startswith(" AND ", place):
-            parts.append(condition[start:place])
-            start = place + 5
-        if not depth and condition.startswith(" OR ", place):
-            return
-    parts.append(condition[start:])
-    if len(parts) > 1:
-        for part in parts:
-            yield from conjuncts(part)
-    elif condition.startswith("(") and closing_of(condition) == len(condition) - 1:
+    outside = BRACKETS.sub(lambda found: "_" * len(found[0]), condition)
+    if condition and not outside.strip("_"):
         yield from conjuncts(condition[1:-1])
-    else:
+    elif " AND " in outside:
+        begin = 0
+        for found in re.finditer(" AND |$", outside):
+            yield from conjuncts(condition[begin : found.start()])
+            begin = found.end()
+    elif " OR " not in outside:
         yield condition
-
-
-def closing_of(text: str) -> int:
-    """Return where the first bracket of a text closes."""
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if not depth:
-            return place
-    return -1

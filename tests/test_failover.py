@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from examples import failover
 from findings_adapters.client import Remote, Service
-from tests.support import HERE, Server
-
-SCRIPT = HERE / "examples" / "failover.py"
-
-
-@pytest.fixture(scope="module")
-def failover() -> Iterator[Any]:
-    spec = importlib.util.spec_from_file_location("failover", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["failover"] = module  # where its dataclasses look
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["failover"]
+from tests.support import Server, await_
 
 
 @pytest.fixture
@@ -38,30 +19,27 @@ def service(server: Server) -> Service:
 
 
 @pytest.fixture
-def told(failover: Any, server: Server, service: Service) -> Any:
+def told(server: Server, service: Service) -> failover.Told:
     """What some writers were told in a second."""
     told = failover.Told()
     remotes = [Remote(f"http://127.0.0.1:{server.port}", server.key) for _ in range(2)]
     writers = [failover.Writer(f"writer {number}", remotes, told) for number in range(3)]
     for writer in writers:
         writer.start()
-    end = time.monotonic() + 20
-    while time.monotonic() < end and not (len(told.tasks) > 50 and len(told.comments) > 1 and told.deleted):
-        time.sleep(0.01)
+    await_(lambda: len(told.tasks) > 50 and len(told.comments) > 1 and told.deleted, 20)
     for writer in writers:
         writer.is_over.set()
-    for writer in writers:
         writer.join()
     assert all(attempt.is_good for writer in writers for attempt in writer.attempts)
     return told
 
 
-def test_a_load_that_nobody_disturbs_leaves_no_fault(failover: Any, service: Service, told: Any) -> None:
+def test_a_load_that_nobody_disturbs_leaves_no_fault(service: Service, told: failover.Told) -> None:
     assert told.runs
     assert list(failover.faults_of(service, told)) == []
 
 
-def test_the_audit_sees_what_is_lost_doubled_or_changed(failover: Any, service: Service, told: Any) -> None:
+def test_the_audit_sees_what_is_lost_doubled_or_changed(service: Service, told: failover.Told) -> None:
     commented = next(iter(told.comments))
     text = next(iter(told.comments[commented]))
     lost, doubled, moved = [title for title in told.tasks if title not in {*told.deleted, *told.comments}][:3]
@@ -87,9 +65,10 @@ def test_the_audit_sees_what_is_lost_doubled_or_changed(failover: Any, service: 
     assert len(found) == 9  # two of those are also other tasks than those that were told
 
 
-def test_a_machine_without_the_programs_is_told_what_to_install() -> None:
-    program = f"import runpy, sys; sys.argv = ['failover.py']; module = runpy.run_path({str(SCRIPT)!r}); "
-    program += "module['main'].__globals__['PATH'] = ''; module['main']()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "apt-get install --no-install-recommends patroni python3-etcd etcd-server haproxy postgresql" in done.stderr
+def test_a_machine_without_the_programs_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "PATH", "")
+    monkeypatch.setattr("sys.argv", ["failover.py"])
+    with pytest.raises(SystemExit) as told:
+        failover.main()
+    packages = "patroni python3-etcd etcd-server haproxy postgresql"
+    assert f"apt-get install --no-install-recommends {packages}" in str(told.value)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import findings_service as heart
+from tests.engines import in_service
 from tests.postgres_server import Databases
 from tests.statements import Collector, Statement
 
@@ -42,10 +42,8 @@ UNBOUND = {
 def url(postgres: Databases) -> Iterator[str]:
     """A database that has the schema."""
     made = postgres.new()
-    database = heart.database_for(heart.Settings.read(db=made))
-    with database.reading() as connection:
-        connection.execute("SELECT 1 FROM clients").fetchone()
-    database.disconnect()
+    with in_service(made) as database, database.reading():
+        pass
     yield made
     postgres.drop(made)
 
