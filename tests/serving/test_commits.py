@@ -31,6 +31,7 @@ from tests.support import (
     Server,
     assert_storage_problem,
     assert_timed_out,
+    await_,
     client_of,
     database_of,
     program_with,
@@ -50,16 +51,10 @@ class Group:
 
     def environ(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
         """Return a request as granian gives it."""
-        given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
-        environ = {
-            "REQUEST_METHOD": method,
-            "PATH_INFO": path,
-            "QUERY_STRING": "",
-            "CONTENT_TYPE": "application/json",
-            "HTTP_AUTHORIZATION": f"Bearer {self._key}",
-            **given,
-        }
-        return environ | {"body": b"" if body is None else json.dumps(body).encode()}
+        environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": "", "CONTENT_TYPE": "application/json"}
+        environ |= {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+        text = b"" if body is None else json.dumps(body).encode()
+        return environ | {"HTTP_AUTHORIZATION": f"Bearer {self._key}", "body": text}
 
     def ask(self, *requests: dict[str, Any]) -> list[tuple[int, Any]]:
         """Return status and JSON of each answer."""
@@ -67,7 +62,8 @@ class Group:
         given = [call.begin(findings_service.Body(call.environ["body"])) for call in calls]
         pairs = zip(calls, given, strict=True)
         given = [call.finish(each) if isinstance(each, findings_service.Deferred) else each for call, each in pairs]
-        writes = [waiting(each) for each in given if isinstance(each, findings_service.PendingWrite)]
+        until = time.monotonic() + 60
+        writes = [commits.Write(each, None, until) for each in given if isinstance(each, findings_service.PendingWrite)]
         self.writes._waiting.extend(writes)
         self.writes._settle = lambda _: None
         while self.writes._waiting:
@@ -77,19 +73,10 @@ class Group:
         return [(each.status, json.loads(each.body) if each.body else None) for each in answers]
 
 
-def waiting(pending: findings_service.PendingWrite, seconds: float = 60.0) -> commits.Write:
-    """Return a write that waits to be committed."""
-    return commits.Write(pending, None, time.monotonic() + seconds)
-
-
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of writes end with the last one that waits, also on a machine that is busy with something else."""
+def group(app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """A group that ends with the last write that waits, also on a machine that is busy with something else."""
     monkeypatch.setattr(commits, "GROUP_TIME", 60)
-
-
-@pytest.fixture
-def group(app: flask.Flask, client: Client, unhurried: None) -> Group:
     return Group(app, client.key)
 
 
@@ -116,19 +103,14 @@ def test_a_run_may_end_in_one_group_with_the_triage_of_what_it_did_not_report(
 
 def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(serve: Callable[..., Server]) -> None:
     server = serve(program=program_with(MAINTENANCE_PAUSE=0.2), FINDINGS_RUN_TIMEOUT="0.5s")
-    idle, busy, deadline = server.start_run(), server.start_run(), time.monotonic() + 10
+    idle, busy = server.start_run(), server.start_run()
 
     def failed() -> bool:
-        assert time.monotonic() < deadline
+        assert server.request("POST", f"{API}/runs/{busy}/tasks", task()).status_code == 201
         return "failed" in [each["status"] for each in server.request("GET", f"{API}/runs").json["runs"]]
 
-    def write() -> None:
-        while not failed():
-            assert server.request("POST", f"{API}/runs/{busy}/tasks", task()).status_code == 201
-
     with ThreadPoolExecutor(3) as pool:
-        for writing in [pool.submit(write) for _ in range(3)]:
-            writing.result()
+        list(pool.map(await_, [failed] * 3))
     assert_timed_out(server.request("GET", f"{API}/runs/{idle}").json)
 
 
@@ -302,11 +284,8 @@ def test_submissions_of_one_finding_in_a_group_are_one_task_and_the_last_has_the
     titles = ("first", "second", "third")
     bodies = [task(externalId="same", title=title) for title in titles]
     answers = group.ask(*(group.environ("POST", f"{API}/runs/{run}/tasks", body) for body in bodies))
-    assert [(status, each["tasks"][0]["result"]) for status, each in answers] == [
-        (201, "created"),
-        (200, "updated"),
-        (200, "updated"),
-    ]
+    told = [(status, each["tasks"][0]["result"]) for status, each in answers]
+    assert told == [(201, "created"), (200, "updated"), (200, "updated")]
     (stored,) = client.read("tasks")["tasks"]
     assert (stored["title"], stored["timesSeen"]) == ("third", 1)
 
@@ -317,17 +296,17 @@ def test_a_run_that_ends_in_the_middle_of_a_group_has_what_came_before(
     client: Client, run: str, group: Group, key: str | None
 ) -> None:
     path, headers = f"{API}/runs/{run}", {"Idempotency_Key": key} if key else {}
-    requests = [group.environ("POST", f"{path}/tasks", task(externalId=name)) for name in "ab"]
-    requests.append(group.environ("POST", f"{path}/tasks", task(externalId="b", title="newer"), **headers))
-    requests.append(group.environ("POST", f"{path}/tasks", task(severity="worst")))
-    requests.append(group.environ("POST", f"{API}/runs/nowhere/tasks", task()))
-    requests.append(group.environ("PATCH", path, {"status": "completed"}))
-    requests.append(group.environ("POST", f"{path}/tasks", task(externalId="c")))
-    assert [status for status, _ in group.ask(*requests)] == [201, 201, 200, 422, 404, 200, 409]
-    assert [(item["externalId"], item["title"]) for item in client.read("tasks", sort="createdAt")["tasks"]] == [
-        ("a", task()["title"]),
-        ("b", "newer"),
-    ]
+    answers = group.ask(
+        *(group.environ("POST", f"{path}/tasks", task(externalId=name)) for name in "ab"),
+        group.environ("POST", f"{path}/tasks", task(externalId="b", title="newer"), **headers),
+        group.environ("POST", f"{path}/tasks", task(severity="worst")),
+        group.environ("POST", f"{API}/runs/nowhere/tasks", task()),
+        group.environ("PATCH", path, {"status": "completed"}),
+        group.environ("POST", f"{path}/tasks", task(externalId="c")),
+    )
+    assert [status for status, _ in answers] == [201, 201, 200, 422, 404, 200, 409]
+    stored = {item["externalId"]: item["title"] for item in client.read("tasks")["tasks"]}
+    assert stored == {"a": task()["title"], "b": "newer"}
     assert client.read(f"runs/{run}")["summary"]["total"] == 2
 
 
@@ -391,7 +370,5 @@ def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -
                 connection.sendall(server.head_of(path, len(body)) + body)
                 time.sleep(0.03)
     assert server.request("POST", path, task()).status_code == 201
-    deadline = time.monotonic() + 10
-    while (total := server.request("GET", f"{API}/tasks").json["total"]) != 6:  # PostgreSQL stores several at once
-        assert time.monotonic() < deadline, total
+    await_(lambda: server.request("GET", f"{API}/tasks").json["total"] == 6)  # PostgreSQL stores several at once
     assert "Traceback" not in server.heard()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -16,7 +14,6 @@ from tests.engines import locked
 from tests.support import (
     API,
     KIB,
-    PROGRAM,
     Server,
     another_client,
     assert_refused,
@@ -24,45 +21,13 @@ from tests.support import (
     half_open,
     raw_request,
     speak,
-    start_process,
     status_of,
 )
 
-
-@pytest.fixture(scope="module")
-def slow_headers(besieged: Server) -> Iterator[socket.socket]:
-    """A connection whose request never gets on."""
-    with socket.create_connection(("127.0.0.1", besieged.port), timeout=15) as connection:
-        connection.sendall(b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc")
-        yield connection
+UNENDED = b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"  # headers that never end
 
 
-@pytest.fixture(scope="module")
-def stopping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[tuple[int, float]]]:
-    """A server that is told to stop while connections hang: how it ended, and after how many seconds."""
-    db = tmp_path_factory.mktemp("stopping") / "stopping.db"
-    line = [*PROGRAM, "serve", "--port", "0", "--db", str(db)]
-    server = start_process(line, db, r"curl .*\n", FINDINGS_BODY_TIMEOUT="3")
-
-    def stop() -> tuple[int, float]:
-        began = time.monotonic()
-        return server.stop(), time.monotonic() - began
-
-    with (
-        half_open(server, 20, b""),
-        half_open(server, 20, b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"),
-        half_open(server, 20, server.head_of(f"{API}/runs", 1000) + b"{"),
-        half_open(server, 20, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-        half_open(server, 20, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-        ThreadPoolExecutor(1) as pool,
-    ):
-        time.sleep(0.2)
-        stopped = pool.submit(stop)
-        yield stopped
-        stopped.result()
-
-
-def test_half_open_connections_hold_nobody_up(besieged: Server, slow_headers: Any, stopping: Any) -> None:
+def test_half_open_connections_hold_nobody_up(besieged: Server) -> None:
     with (
         half_open(besieged, 300, b""),
         half_open(besieged, 150, b"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-"),
@@ -84,13 +49,13 @@ def test_a_slow_body_is_given_up(besieged: Server) -> None:
 
 
 BOTH_LENGTHS = cases(
-    chunked_last=("Content-Length: 5", "Transfer-Encoding: chunked"),
-    chunked_first=("Transfer-Encoding: chunked", "Content-Length: 62"),
+    chunked_last=["Content-Length: 5", "Transfer-Encoding: chunked"],
+    chunked_first=["Transfer-Encoding: chunked", "Content-Length: 62"],
 )
 
 
-@pytest.mark.parametrize("headers", [pytest.param(case.values, id=case.id) for case in BOTH_LENGTHS])
-def test_a_request_with_both_lengths_is_one_request(besieged: Server, headers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("headers", BOTH_LENGTHS)
+def test_a_request_with_both_lengths_is_one_request(besieged: Server, headers: list[str]) -> None:
     hidden = raw_request(besieged, "POST", f"{API}/project-types", b'{"name": "smuggled"}')
     for body in (b"14\r\n" + b'{"name": "twofold"} ' + b"\r\n0\r\n\r\n", b"0\r\n\r\n"):
         heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers) + hidden)
@@ -102,27 +67,28 @@ def test_a_request_with_both_lengths_is_one_request(besieged: Server, headers: t
 NEW_TYPE = b'{"name": "smuggled"}'
 CUT = b'{"name": "smuggled" '
 LIES = cases(
-    too_short=(NEW_TYPE, "Content-Length: 5"),
-    too_long=(NEW_TYPE, "Content-Length: 500"),
-    negative=(NEW_TYPE, "Content-Length: -1"),
-    no_number=(NEW_TYPE, "Content-Length: all"),
-    signed=(NEW_TYPE, "Content-Length: +20"),
-    enormous=(NEW_TYPE, f"Content-Length: {10**30}"),
-    over_the_limit=(NEW_TYPE, f"Content-Length: {10**9}"),
-    two_different=(NEW_TYPE, "Content-Length: 20", "Content-Length: 5"),
-    unknown_coding=(NEW_TYPE, "Transfer-Encoding: gzip"),
-    coded_twice=(b"14\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", "Transfer-Encoding: chunked, identity"),
-    bad_chunks=(b"zz\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
-    unending_chunks=(b"14\r\n" + CUT + b"\r\n", "Transfer-Encoding: chunked"),
-    cut_chunk=(b"ff\r\n" + CUT, "Transfer-Encoding: chunked"),
-    enormous_chunk=(b"f" * 30 + b"\r\n" + CUT, "Transfer-Encoding: chunked"),
+    too_short=(NEW_TYPE, ["Content-Length: 5"]),
+    too_long=(NEW_TYPE, ["Content-Length: 500"]),
+    negative=(NEW_TYPE, ["Content-Length: -1"]),
+    no_number=(NEW_TYPE, ["Content-Length: all"]),
+    signed=(NEW_TYPE, ["Content-Length: +20"]),
+    enormous=(NEW_TYPE, [f"Content-Length: {10**30}"]),
+    over_the_limit=(NEW_TYPE, [f"Content-Length: {10**9}"]),
+    two_different=(NEW_TYPE, ["Content-Length: 20", "Content-Length: 5"]),
+    unknown_coding=(NEW_TYPE, ["Transfer-Encoding: gzip"]),
+    coded_twice=(b"14\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", ["Transfer-Encoding: chunked, identity"]),
+    bad_chunks=(b"zz\r\n" + NEW_TYPE + b"\r\n0\r\n\r\n", ["Transfer-Encoding: chunked"]),
+    unending_chunks=(b"14\r\n" + CUT + b"\r\n", ["Transfer-Encoding: chunked"]),
+    cut_chunk=(b"ff\r\n" + CUT, ["Transfer-Encoding: chunked"]),
+    enormous_chunk=(b"f" * 30 + b"\r\n" + CUT, ["Transfer-Encoding: chunked"]),
 )
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["open", "ended"])
-@pytest.mark.parametrize("row", [pytest.param(case.values, id=case.id) for case in LIES])
-def test_a_lie_about_the_length_is_refused_and_stores_nothing(besieged: Server, row: Any, ends: bool) -> None:
-    body, *headers = row
+@pytest.mark.parametrize(("body", "headers"), LIES)
+def test_a_lie_about_the_length_is_refused_and_stores_nothing(
+    besieged: Server, body: bytes, headers: list[str], ends: bool
+) -> None:
     with another_client(besieged, 2.0):
         heard = speak(besieged, raw_request(besieged, "POST", f"{API}/project-types", body, *headers), ends=ends)
     assert_refused(heard)
@@ -185,15 +151,21 @@ def test_strange_headers_change_nothing(besieged: Server, headers: str) -> None:
     assert heard[0].split(b"\r\n\r\n")[1] == heard[1].split(b"\r\n\r\n")[-1]
 
 
-def test_a_request_whose_headers_never_end_is_given_up(besieged: Server, slow_headers: socket.socket) -> None:
-    with suppress(ConnectionResetError):
-        assert not slow_headers.recv(1) or slow_headers.recv(65536)
+def test_a_request_whose_headers_never_end_is_given_up(besieged: Server) -> None:
+    with half_open(besieged, 1, UNENDED) as connections, suppress(ConnectionResetError):
+        assert not connections[0].recv(1) or connections[0].recv(65536)
 
 
-def test_a_stop_waits_for_half_open_connections_but_not_for_long(stopping: Future[tuple[int, float]]) -> None:
-    code, seconds = stopping.result(20)
-    assert code == 0
-    assert seconds < 13
+def test_a_stop_waits_for_half_open_connections_but_not_for_long(serve: Callable[..., Server]) -> None:
+    server = serve(FINDINGS_BODY_TIMEOUT="3")
+    texts = [b"", UNENDED, server.head_of(f"{API}/runs", 1000) + b"{", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+    with ExitStack() as stack:
+        for text in (*texts, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+            stack.enter_context(half_open(server, 20, text))
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 13
 
 
 @pytest.mark.parametrize("headers", [["Content-Length: 20000"], ["Transfer-Encoding: chunked"]])

@@ -39,6 +39,7 @@ from tests.support import (
     Panic,
     Server,
     assert_problem,
+    await_,
     cases,
     command,
     environment,
@@ -49,7 +50,6 @@ from tests.support import (
     program_with,
     raw_request,
     speak,
-    start_process,
     status_of,
     task,
 )
@@ -64,13 +64,18 @@ def user_key(besieged: Server) -> str:
     return command("keys", "create", "proxy", "--for-users", "--db", str(besieged.db)).stdout.strip()
 
 
+FAILING = f"""from typing import *
+{IMPORTING}
+from findings_adapters.serving import commits, processes
+{inspect.getsource(Panic)}
+{inspect.getsource(fail)}
+"""
+
+
 def program_that_fails(*functions: str) -> tuple[str, ...]:
     """Return the program with functions that raise what is no `Exception`."""
     patched = "".join(f"{name} = fail\n" for name in functions)
-    source = f"{inspect.getsource(Panic)}\n{inspect.getsource(fail)}"
-    serving = "from findings_adapters.serving import commits, processes"
-    begin = f"from typing import *\n{IMPORTING}\n{serving}\n{source}\n{patched}\nfindings_service.main()"
-    return (sys.executable, "-c", begin)
+    return (sys.executable, "-c", f"{FAILING}{patched}findings_service.main()")
 
 
 @pytest.mark.sqlite
@@ -166,14 +171,6 @@ def test_a_stop_is_told_again_and_again(server: Server, how: signal.Signals) -> 
     assert server.process.returncode == 0
 
 
-def raise_file_limit(wanted: int) -> int:
-    """Let this process have so many files open, or as many as the system lets it, and return how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-    return allowed
-
-
 async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], halves: list[bytes]) -> None:
     """Send requests over one connection until the server closes it, and note the bodies of its answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -194,11 +191,9 @@ async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], h
     ("query", "accept"), cases(page=("limit=200&view=full", "application/json"), stream=("", "application/sarif+json"))
 )
 def test_an_answer_that_nobody_takes_does_not_keep_a_server_from_stopping(
-    tmp_path: Path, query: str, accept: str
+    serve: Callable[..., Server], query: str, accept: str
 ) -> None:
-    hurried = "from findings_adapters.serving import processes; processes.LEAVING = 0.5; processes.heart.main()"
-    line = [sys.executable, "-c", hurried, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
-    server = start_process(line, tmp_path / "x.db", r"curl .*\n")
+    server = serve(program=program_with(LEAVING=0.5))
     path, bulky = f"{API}/runs/{server.start_run()}/tasks", task(description="x" * 60_000)
     assert server.request("POST", path, {"tasks": [bulky] * 150}).status_code == 201
     with socket.create_connection(("127.0.0.1", server.port)) as stalled:
@@ -214,37 +209,38 @@ def test_an_answer_that_nobody_takes_does_not_keep_a_server_from_stopping(
 WITHOUT_UVLOOP = f"{IMPORTING}, sys; sys.modules['uvloop'] = None; findings_service.main()"
 
 
-@pytest.mark.parametrize("how", cases(term=signal.SIGTERM, int=signal.SIGINT, term_again=signal.SIGTERM))
-def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(tmp_path: Path, how: signal.Signals) -> None:
-    line = [sys.executable, "-c", WITHOUT_UVLOOP, "serve", "--port", "0", "--db", str(tmp_path / "busy.db")]
-    server = start_process(line, tmp_path / "busy.db", r"curl .*\n")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(
+    serve: Callable[..., Server], how: signal.Signals
+) -> None:
+    server = serve(program=(sys.executable, "-c", WITHOUT_UVLOOP))
     path, body = f"{API}/runs/{server.start_run()}/tasks", json.dumps(task()).encode()
     read, write = raw_request(server, "GET", f"{API}/runs"), raw_request(server, "POST", path, body)
     requests = [each.replace(b"Connection: close\r\n", b"") for each in (write, *[read] * 9)]
-    answers, halves, count = list[bytes](), list[bytes](), raise_file_limit(1200) - 200
+    answers, halves = list[bytes](), list[bytes]()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = 1200 if hard == resource.RLIM_INFINITY else min(1200, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
 
-    async def stop() -> None:
-        for _ in range(200):  # until it is busy, on a slow machine too
-            await asyncio.sleep(0.05)
-            if sum(each.startswith(b'{"created":') for each in list(answers)) > 10:
-                break
-        await asyncio.sleep(0.3)
+    def stored() -> list[str]:
+        created = [json.loads(each) for each in list(answers) if each.startswith(b'{"created":')]
+        return [item["id"] for each in created for item in each["tasks"]]
+
+    def stop() -> None:
+        await_(lambda: len(stored()) > 10, 20)
+        time.sleep(0.3)
         server.process.send_signal(how)
+        server.process.wait(30)
 
     async def stop_while_busy() -> None:
-        loop = asyncio.get_running_loop()
-        talks = [converse(server.port, itertools.cycle(requests[n % 10 :]), answers, halves) for n in range(count)]
-        await asyncio.gather(*talks, stop(), loop.run_in_executor(None, partial(server.process.wait, 30)))
+        turns = (itertools.cycle(requests[number % 10 :]) for number in range(files - 200))
+        talks = [converse(server.port, each, answers, halves) for each in turns]
+        await asyncio.gather(*talks, asyncio.to_thread(stop))
 
-    try:
-        asyncio.run(stop_while_busy())
-    finally:
-        server.stop(signal.SIGKILL)
+    asyncio.run(stop_while_busy())
     assert (server.process.returncode, halves) == (0, [])
-    stored = [item["id"] for each in answers if each.startswith(b'{"created":') for item in json.loads(each)["tasks"]]
     with look_into(server.db) as connection:
-        assert set(stored) <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
-    assert len(stored) > 10
+        assert set(stored()) <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
 
 
 def test_a_hostile_check_holds_nobody_else_up(serve: Callable[..., Server]) -> None:
@@ -261,37 +257,10 @@ def test_a_hostile_check_holds_nobody_else_up(serve: Callable[..., Server]) -> N
     assert max(waits) < 0.7
 
 
-def test_a_server_waits_for_the_lock_and_then_is_busy(serve: Callable[..., Server]) -> None:
-    server = serve(FINDINGS_BUSY_TIMEOUT="0.5")
-    server.start_run()
-    with ThreadPoolExecutor(3) as pool:
-        with locked(server.db):
-            waiting = [pool.submit(server.request, "POST", f"{API}/runs", {"projectType": "web"}) for _ in range(2)]
-            time.sleep(0.2)
-            assert server.request("GET", f"{API}/runs").json["total"] == 1
-            assert not any(each.done() for each in waiting)
-        assert [each.result(5).status_code for each in waiting] == [201, 201]
-        with locked(server.db):
-            answer = pool.submit(server.request, "POST", f"{API}/runs", {"projectType": "web"}).result(5)
-    assert_problem(answer, 503, "busy")
-    assert server.request("GET", f"{API}/runs").json["total"] == 3
-
-
-def test_a_slow_body_holds_nobody_up(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(server.head_of(f"{API}/runs", 100) + b"{")
-        began = time.monotonic()
-        assert server.request("GET", f"{API}/runs").status_code == 200
-        assert time.monotonic() - began < 1
-
-
 def test_a_server_refuses_a_body_that_ends_early(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(server.head_of(f"{API}/project-types", 100) + b'{"name": "web"}')
-        connection.shutdown(socket.SHUT_WR)
-        answer = connection.recv(65536)
-    assert b"400 Bad Request" in answer
-    assert b"malformed_json" in answer
+    head = server.head_of(f"{API}/project-types", 100)
+    heard = speak(server, head + b'{"name": "web"}', ends=True)
+    assert (status_of(heard), b"malformed_json" in heard) == (400, True)
     assert server.request("GET", f"{API}/project-types").json == {"projectTypes": []}
 
 
@@ -313,17 +282,11 @@ def test_bodies_on_their_way_take_bounded_memory(server: Server, known: bool) ->
     run, key = server.start_run(), server.key if known else "fts_no"
     head = server.head_of(f"{API}/runs/{run}/tasks", 16 * KIB * KIB).replace(server.key.encode(), key.encode())
     before, peak = memory_of(server), 0.0
-    with ExitStack() as opened:
-        connections = [
-            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 10)) for _ in range(40)
-        ]
-        for connection in connections:
-            connection.setblocking(False)
-            with suppress(OSError):  # a server that has refused it may have closed it
-                connection.send(head)
+    with half_open(server, 40, head) as connections:
         for turn in range(60):
             for connection in connections:
-                with suppress(OSError):
+                connection.setblocking(False)
+                with suppress(OSError):  # a server that has refused it may have closed it
                     connection.send(b" " * 512 * KIB)
             peak = max(peak, memory_of(server))
             if turn % 20 == 0:
@@ -405,10 +368,7 @@ def test_the_end_of_a_terminal_ends_a_service_as_a_stop_does(serve: Callable[...
 
 
 def test_a_service_that_is_to_outlive_its_terminal_does(serve: Callable[..., Server]) -> None:
-    program = (
-        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    server = serve(program=(sys.executable, "-c", program, *PROGRAM))
+    server = serve(program=("nohup", *PROGRAM))
     server.process.send_signal(signal.SIGHUP)
     time.sleep(0.3)
     assert server.request("GET", f"{API}/tasks").status_code == 200
@@ -460,19 +420,13 @@ def cpu_seconds(server: Server) -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells a process's time")
-def test_more_connections_than_open_files_do_not_spin(tmp_path: Path) -> None:
-    line = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *PROGRAM, "serve", "--port", "0"]
-    small = start_process([*line, "--db", str(tmp_path / "small.db")], tmp_path / "small.db", "curl")
-    try:
-        with ExitStack() as opened:
-            for _ in range(120):
-                opened.enter_context(socket.create_connection(("127.0.0.1", small.port), 10))
-            began, used = time.monotonic(), cpu_seconds(small)
-            time.sleep(1)
-            assert cpu_seconds(small) - used < 0.5 * (time.monotonic() - began)
-        assert small.request("GET", f"{API}/tasks").status_code == 200
-    finally:
-        small.stop()
+def test_more_connections_than_open_files_do_not_spin(serve: Callable[..., Server]) -> None:
+    small = serve(program=("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *PROGRAM))
+    with half_open(small, 120, b""):
+        began, used = time.monotonic(), cpu_seconds(small)
+        time.sleep(1)
+        assert cpu_seconds(small) - used < 0.5 * (time.monotonic() - began)
+    assert small.request("GET", f"{API}/tasks").status_code == 200
 
 
 @pytest.mark.sqlite

@@ -53,7 +53,7 @@ def ways(traced: Path) -> list[list[list[str]]]:
     for stack in entered:
         if stack[0] == "environ_of":
             requests.append([])
-        if requests:
+        if requests and not stack[-1].startswith("Deliverer."):  # whose thread looks for deliveries meanwhile
             requests[-1].append(stack)
     settled = [[stack[0].endswith("settle") for stack in request] for request in requests]
     return [request[: places.index(True)] for request, places in zip(requests, settled, strict=True) if True in places]
