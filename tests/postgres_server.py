@@ -47,14 +47,15 @@ def as_server_user() -> dict[str, Any]:
 
 
 class PostgresServer:
-    """A server in a folder. `url` is that of its first database."""
+    """A server in a folder. `url` is that of its first database, `process` what was started."""
+
+    process: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, programs: Path, port: int = PORT) -> None:
         self.folder = folder
         self.programs = programs
         self.port = port  # which names the socket
         self.data = folder / f"data-{port}"
-        self.process: subprocess.Popen[bytes] | None = None
         self.keeper: subprocess.Popen[bytes] | None = None
 
     @property
@@ -87,8 +88,9 @@ class PostgresServer:
         """Start it, and wait until it takes connections. It is this process's child, so that a killed one is gone."""
         with (self.folder / "log").open("ab") as log:
             line = [str(self.programs / "postgres"), "-D", str(self.data)]
-            how = {"stdout": log, "stderr": log, "cwd": "/", "start_new_session": True} | as_server_user()
-            self.process = subprocess.Popen(line, **how)
+            self.process = subprocess.Popen(
+                line, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_server_user()
+            )
         end = time.monotonic() + STARTING
         while not self.is_ready():
             assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -126,8 +128,7 @@ class PostgresServer:
 
     def remove(self) -> None:
         """Stop it, and remove its folder."""
-        if self.process is not None:
-            self.stop("immediate")
+        self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.keeper is not None:
             self.keeper.communicate()

@@ -164,5 +164,5 @@ def conjuncts(condition: str) -> Iterator[str]:
         for found in re.finditer(" AND |$", outside):
             yield from conjuncts(condition[begin : found.start()])
             begin = found.end()
-    elif " OR " not in outside:
+    else:
         yield condition

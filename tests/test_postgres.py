@@ -247,6 +247,15 @@ def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.Monke
     assert_unusable(url, "; 15 or newer is needed")
 
 
+def test_a_database_that_was_there_and_cannot_be_opened_again_is_busy(
+    database: store.PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.disconnect()
+    monkeypatch.setattr(store, "OLDEST", 10**9)
+    with pytest.raises(heart.Busy, match="cannot be reached"):
+        counts(database)
+
+
 def test_absence_is_told_without_making_anything(url: str, open_at: OpenAt) -> None:
     database = open_at(url, fill=False)
     assert "no database of this service" in database.absence()
@@ -708,6 +717,17 @@ def test_a_statement_that_takes_too_long_is_busy(url: str, open_at: OpenAt) -> N
         connection.execute("SELECT pg_sleep(5)").fetchall()
     add(database, "a")
     assert counts(database) == {"a": 1}
+
+
+def test_a_server_that_says_nothing_is_given_up(database: store.PostgresDatabase) -> None:
+    def read() -> None:
+        with database.reading() as connection:
+            connection.link.patience = 0.2
+            connection.execute("SELECT pg_sleep(2)").fetchall()
+
+    with pytest.raises(heart.TryAgain):
+        read()
+    assert counts(database) == {}
 
 
 def test_what_is_too_long_for_an_index_is_refused(database: store.PostgresDatabase) -> None:

@@ -495,16 +495,16 @@ def both(serving: Serving) -> tuple[Server, Server]:
     return serving(), serving()
 
 
-def at_once(*works: Callable[[], Answer]) -> list[Answer]:
-    """Return what comes of works that begin at the same instant."""
-    ready = threading.Barrier(len(works))
+def at_once(servers: Sequence[Server], *request: Any, **headers: str) -> list[Answer]:
+    """Send a request to each of some servers twice, all at the same instant."""
+    ready = threading.Barrier(2 * len(servers))
 
-    def run(work: Callable[[], Answer]) -> Answer:
+    def send(server: Server) -> Answer:
         ready.wait()
-        return work()
+        return ask(server, *request, **headers)
 
-    with ThreadPoolExecutor(len(works)) as pool:
-        return list(pool.map(run, works))
+    with ThreadPoolExecutor(2 * len(servers)) as pool:
+        return list(pool.map(send, [*servers] * 2))
 
 
 def test_a_revoked_key_is_refused_everywhere_at_once(url: str, both: tuple[Server, Server]) -> None:
@@ -526,7 +526,7 @@ def test_an_idempotency_key_holds_in_all_processes(url: str, both: tuple[Server,
     (agent,) = with_agents(url, "one")
     for number in range(20):
         key = {"Idempotency-Key": f"once {number}"}
-        answers = at_once(*[partial(ask, server, agent, *a_finding(agent), **key) for server in both * 2])
+        answers = at_once(both, agent, *a_finding(agent), **key)
         assert {(each.status_code, each.data) for each in answers} == {(201, answers[0].data)}
         other = ask(both[number % 2], agent, "POST", agent.tasks, {"title": "Another", "severity": "low"}, **key)
         assert (other.status_code, other.json["code"]) == (409, "idempotency_conflict")
@@ -538,7 +538,7 @@ def test_an_external_id_that_two_processes_get_at_once_is_one_finding(url: str, 
     (agent,) = with_agents(url, "one")
     for number in range(20):
         body = {"title": "A finding", "severity": "high", "externalId": f"e{number}"}
-        answers = at_once(*[partial(ask, server, agent, "POST", agent.tasks, body) for server in both * 2])
+        answers = at_once(both, agent, "POST", agent.tasks, body)
         results = sorted(each.json["tasks"][0]["result"] for each in answers)
         assert results == ["created", "unchanged", "unchanged", "unchanged"]
         assert len({each.json["tasks"][0]["id"] for each in answers}) == 1
@@ -570,10 +570,8 @@ def test_a_walk_sees_everything_once_while_two_processes_write(url: str, both: t
             assert before <= seen.keys()
             assert max(seen.values()) == 1
     load.check(url)
-    for server in both:
-        assert (
-            ask(server, agent, "GET", f"{API}/tasks").json["total"] == run_in(url, "SELECT COUNT(*) FROM tasks")[0][0]
-        )
+    totals = {ask(server, agent, "GET", f"{API}/tasks").json["total"] for server in both}
+    assert {(total,) for total in totals} == {*run_in(url, "SELECT COUNT(*) FROM tasks")}
 
 
 def walked(servers: Sequence[Server], agent: Agent, link: str | None, at_least: int) -> Iterator[str]:
@@ -589,33 +587,28 @@ def walked(servers: Sequence[Server], agent: Agent, link: str | None, at_least: 
 # Across a network
 
 
-@pytest.fixture
-def far_off(url: str) -> Iterator[SlowNetwork]:
-    with slow_network(address_of(url)) as network:
-        yield network
-
-
 ROUND_TRIPS = {"a task": 3, "a list": 5, "a comment": 6, "a report": 6, "a batch": 8}
 
 
-def test_a_request_takes_few_round_trips(url: str, far_off: SlowNetwork, serving: Serving) -> None:
-    service = serving(db=on_network(url, far_off, "?pool_size=1"), FINDINGS_BUSY_TIMEOUT="10")
-    (agent,) = with_agents(url, "one")
-    task = ask(service, agent, *a_finding(agent)).json["tasks"][0]["id"]
+def test_a_request_takes_few_round_trips(url: str, serving: Serving) -> None:
+    with slow_network(address_of(url)) as network:
+        service = serving(db=on_network(url, network, "?pool_size=1"), FINDINGS_BUSY_TIMEOUT="10")
+        (agent,) = with_agents(url, "one")
+        task = ask(service, agent, *a_finding(agent)).json["tasks"][0]["id"]
 
-    def trips_of(kind: str, turn: int) -> int:
-        named = [{"title": "A finding", "severity": "low", "externalId": f"{turn} {number}"} for number in range(200)]
-        requests = {
-            "a task": ("GET", f"{API}/tasks/{task}", None),
-            "a list": ("GET", f"{API}/tasks?limit=10", None),
-            "a comment": ("PATCH", f"{API}/tasks/{task}", {"comment": f"{turn}"}),
-            "a report": ("POST", agent.tasks, {"title": "A finding", "severity": "low"}),
-            "a batch": ("POST", agent.tasks, {"tasks": named}),
-        }
-        before = far_off.trips()
-        assert ask(service, agent, *requests[kind]).status_code in (200, 201)
-        return far_off.trips() - before
+        def trips_of(kind: str, turn: int) -> int:
+            named = [{"title": "A finding", "severity": "low", "externalId": f"{turn} {n}"} for n in range(200)]
+            requests = {
+                "a task": ("GET", f"{API}/tasks/{task}", None),
+                "a list": ("GET", f"{API}/tasks?limit=10", None),
+                "a comment": ("PATCH", f"{API}/tasks/{task}", {"comment": f"{turn}"}),
+                "a report": a_finding(agent),
+                "a batch": ("POST", agent.tasks, {"tasks": named}),
+            }
+            before = network.trips()
+            assert ask(service, agent, *requests[kind]).status_code in (200, 201)
+            return network.trips() - before
 
-    far_off.delay(0.02)  # so that what is sent at once is on its way before anything comes back
-    found = {kind: min(trips_of(kind, turn) for turn in range(14)) for kind in ROUND_TRIPS}
+        network.delay(0.02)  # so that what is sent at once is on its way before anything comes back
+        found = {kind: min(trips_of(kind, turn) for turn in range(14)) for kind in ROUND_TRIPS}
     assert all(0 < trips <= ROUND_TRIPS[kind] for kind, trips in found.items()), found

@@ -39,7 +39,6 @@ from tests.support import (
     Panic,
     Server,
     assert_problem,
-    await_,
     cases,
     command,
     environment,
@@ -184,7 +183,8 @@ async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], h
                 answers.append(head[-length:])
         except asyncio.IncompleteReadError as error:
             halves += [error.partial] if error.partial else []
-    writer.close()
+        finally:
+            writer.close()
 
 
 @pytest.mark.parametrize(
@@ -222,25 +222,27 @@ def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(
     files = 1200 if hard == resource.RLIM_INFINITY else min(1200, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
 
-    def stored() -> list[str]:
-        created = [json.loads(each) for each in list(answers) if each.startswith(b'{"created":')]
-        return [item["id"] for each in created for item in each["tasks"]]
+    def created() -> list[bytes]:
+        return [each for each in answers if each.startswith(b'{"created":')]
 
-    def stop() -> None:
-        await_(lambda: len(stored()) > 10, 20)
-        time.sleep(0.3)
+    async def stop() -> None:
+        async with asyncio.timeout(20):  # until it is busy, on a slow machine too
+            while len(created()) <= 10:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
         server.process.send_signal(how)
-        server.process.wait(30)
+        await asyncio.to_thread(server.process.wait, 30)
 
     async def stop_while_busy() -> None:
         turns = (itertools.cycle(requests[number % 10 :]) for number in range(files - 200))
         talks = [converse(server.port, each, answers, halves) for each in turns]
-        await asyncio.gather(*talks, asyncio.to_thread(stop))
+        await asyncio.gather(*talks, stop())
 
     asyncio.run(stop_while_busy())
     assert (server.process.returncode, halves) == (0, [])
+    stored = {item["id"] for each in created() for item in json.loads(each)["tasks"]}
     with look_into(server.db) as connection:
-        assert set(stored()) <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
+        assert stored <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
 
 
 def test_a_hostile_check_holds_nobody_else_up(serve: Callable[..., Server]) -> None:
