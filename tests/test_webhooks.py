@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from functools import partial
@@ -45,6 +45,7 @@ from tests.support import (
     task,
 )
 
+Deliver = Callable[..., None]
 HOOKS = f"{API}/webhooks"
 ALL = [
     *("finding.created", "finding.changed", "finding.reopened", "finding.status", "finding.assigned"),
@@ -124,6 +125,10 @@ class Receiver:
         return [each.event for each in self.received]
 
     @property
+    def accepted(self) -> list[str]:
+        return [each.event for each in self.received if each.accepted]
+
+    @property
     def types(self) -> list[str]:
         return [each.json["type"] for each in self.received]
 
@@ -148,24 +153,55 @@ def with_status(status: int, **headers: str) -> Callable[[Handler, Received], No
     return answer
 
 
+def app_with(**settings: str) -> pytest.MarkDecorator:
+    """Have a test's application have other settings."""
+    return pytest.mark.parametrize("app", [settings], ids=[""], indirect=True)
+
+
 @pytest.fixture
-def app(make_app: Callable[..., flask.Flask]) -> flask.Flask:
-    return make_app(webhook_private="1")
+def app(make_app: Callable[..., flask.Flask], request: pytest.FixtureRequest) -> flask.Flask:
+    """An application whose hooks may be on this machine, unless `app_with` says otherwise."""
+    return make_app(**{"webhook_private": "1"} | getattr(request, "param", {}))
 
 
-@contextmanager
-def deliverer_of(app: flask.Flask) -> Iterator[delivery.Deliverer]:
-    """Give what delivers for an application, when it is asked to."""
+@pytest.fixture
+def client(app: flask.Flask) -> Client:
+    """A client with a project type."""
+    made = client_of(app)
+    made.register("web")
+    return made
+
+
+@pytest.fixture
+def hook(client: Client, receiver: Receiver) -> dict[str, Any]:
+    """A hook at the receiver, of all events."""
+    return register(client, receiver.url)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "findings.db"
+
+
+@pytest.fixture
+def deliverer(app: flask.Flask) -> Iterator[delivery.Deliverer]:
+    """What delivers for the application, when it is asked to."""
     made = delivery.Deliverer(app.extensions["findings"])
     yield made
     made.stop()
 
 
 @pytest.fixture
-def deliver(app: flask.Flask) -> Iterator[Callable[[], None]]:
-    """What delivers all that is due, and returns when that is done."""
-    with deliverer_of(app) as deliverer:
-        yield lambda: settle(deliverer)
+def deliver(deliverer: delivery.Deliverer, db: Path) -> Deliver:
+    """What delivers all that is due, `later` also what is to be tried again, and returns when that is done."""
+
+    def deliver_what_is_due(*, later: bool = False) -> None:
+        if later:
+            with look_into(db) as connection:
+                connection.execute("UPDATE webhooks SET next_attempt_at = '2026-01-01T00:00:00.000Z'")
+        settle(deliverer)
+
+    return deliver_what_is_due
 
 
 def settle(deliverer: delivery.Deliverer) -> None:
@@ -207,42 +243,40 @@ def test_a_new_hook_shows_its_secret_this_once(client: Client) -> None:
     assert client.read("webhooks") == {"webhooks": [hook]}
 
 
-def test_a_repeated_request_gets_its_hook_without_the_secret(client: Client, tmp_path: Path) -> None:
-    first = post(client, "webhooks", {"url": "https://hooks.invalid/a"})
-    again = post(client, "webhooks", {"url": "https://hooks.invalid/a"})
+def test_a_repeated_request_gets_its_hook_without_the_secret(client: Client, db: Path) -> None:
+    first, again = (post(client, "webhooks", {"url": "https://hooks.invalid/a"}) for _ in range(2))
     secret = first.json["secret"]
     assert (again.status_code, again.json) == (201, {k: v for k, v in first.json.items() if k != "secret"})
-    with look_into(tmp_path / "findings.db") as connection:
+    with look_into(db) as connection:
         assert secret not in connection.execute("SELECT body FROM idempotent_answers").fetchone()[0]
 
 
 NO_HOOK = cases(
-    user=({"url": "https://anna:secret@hooks.invalid/"}, "/url"),
-    scheme=({"url": "ftp://hooks.invalid/"}, "/url"),
-    no_port=({"url": "https://hooks.invalid:0/"}, "/url"),
-    high_port=({"url": "https://hooks.invalid:65536/"}, "/url"),
-    long_label=({"url": f"https://{'a' * 64}.invalid/"}, "/url"),
-    long=({"url": f"https://hooks.invalid/{'a' * 2048}"}, "/url"),
-    none=({}, "/url"),
-    no_types=({"types": []}, "/types"),
-    types=({"types": ["run.deleted"]}, "/types/0"),
-    severity=({"minSeverity": "hgh"}, "/minSeverity"),
-    project_type=({"projectType": "a b"}, "/projectType"),
-    target=({"targetUrl": "nowhere"}, "/targetUrl"),
-    format=({"format": "teams"}, "/format"),
-    unknown=({"secret": "whsec_mine"}, "/secret"),
+    user=({"url": "https://anna:secret@hooks.invalid/"}, {"/url"}),
+    scheme=({"url": "ftp://hooks.invalid/"}, {"/url"}),
+    no_port=({"url": "https://hooks.invalid:0/"}, {"/url"}),
+    high_port=({"url": "https://hooks.invalid:65536/"}, {"/url"}),
+    long_label=({"url": f"https://{'a' * 64}.invalid/"}, {"/url"}),
+    long=({"url": f"https://hooks.invalid/{'a' * 2048}"}, {"/url"}),
+    none=({"url": None}, {"/url"}),
+    no_types=({"types": []}, {"/types"}),
+    types=({"types": ["run.deleted"]}, {"/types/0"}),
+    severity=({"minSeverity": "hgh"}, {"/minSeverity"}),
+    project_type=({"projectType": "a b"}, {"/projectType"}),
+    target=({"targetUrl": "nowhere"}, {"/targetUrl"}),
+    format=({"format": "teams"}, {"/format"}),
+    unknown=({"secret": "whsec_mine"}, {"/secret"}),
+    several=({"url": "x", "types": [], "format": 1}, {"/url", "/types", "/format"}),
 )
 
 
-@pytest.mark.parametrize(("fields", "pointer"), NO_HOOK)
-def test_what_cannot_be_a_hook_is_refused(client: Client, fields: dict[str, Any], pointer: str) -> None:
-    url = {} if pointer == "/url" else {"url": "https://hooks.invalid/"}
-    assert_problem(client.post(HOOKS, json=url | fields), 422, "validation_failed", pointer)
-
-
-def test_all_problems_of_a_hook_are_told_at_once(client: Client) -> None:
-    told = client.post(HOOKS, json={"url": "x", "types": [], "format": 1}).json["errors"]
-    assert {each["pointer"] for each in told} == {"/url", "/types", "/format"}
+@pytest.mark.parametrize(("fields", "pointers"), NO_HOOK)
+def test_what_cannot_be_a_hook_is_refused_with_all_its_problems(
+    client: Client, fields: dict[str, Any], pointers: set[str]
+) -> None:
+    refused = client.post(HOOKS, json={"url": "https://hooks.invalid/"} | fields)
+    problem = assert_problem(refused, 422, "validation_failed")
+    assert {each["pointer"] for each in problem["errors"]} == pointers
 
 
 def test_a_client_has_twenty_hooks_at_most(client: Client) -> None:
@@ -280,24 +314,9 @@ PRIVATE = (
 PUBLIC = ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1")
 
 
-@pytest.mark.parametrize("address", PRIVATE)
-def test_an_address_that_not_all_reach_is_not_public(address: str) -> None:
-    assert not sending.is_public(ipaddress.ip_address(address))
-
-
-@pytest.mark.parametrize("address", PUBLIC)
-def test_an_address_that_all_reach_is_public(address: str) -> None:
-    assert sending.is_public(ipaddress.ip_address(address))
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "127.1", "169.254.169.254"],
-)
-def test_a_hook_at_a_private_address_is_refused(make_app: Callable[..., flask.Flask], host: str) -> None:
-    refused = client_of(make_app()).post(HOOKS, json={"url": f"http://{host}:9/x"})
-    detail = assert_problem(refused, 422, "validation_failed", "/url")["errors"][0]["detail"]
-    assert "FINDINGS_WEBHOOK_PRIVATE=1" in detail
+@pytest.mark.parametrize("address", [*PRIVATE, *PUBLIC])
+def test_an_address_is_public_that_all_reach(address: str) -> None:
+    assert sending.is_public(ipaddress.ip_address(address)) is (address in PUBLIC)
 
 
 class Names:
@@ -317,46 +336,58 @@ class Names:
         return [each for address in addresses for each in self._own(address, *rest, **more)]
 
 
-def test_one_private_address_of_several_is_enough(
-    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@app_with(webhook_private="0")
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1", "127.1", "169.254.169.254"),
+        "two.example",  # of which one address is enough
+    ],
+)
+def test_a_hook_at_a_private_address_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     Names(monkeypatch, two=[["8.8.8.8", "::ffff:10.0.0.1"]])
-    refused = client_of(make_app()).post(HOOKS, json={"url": "https://two.example/"})
-    assert_problem(refused, 422, "validation_failed", "/url")
+    refused = client.post(HOOKS, json={"url": f"http://{host}:9/x"})
+    detail = assert_problem(refused, 422, "validation_failed", "/url")["errors"][0]["detail"]
+    assert "FINDINGS_WEBHOOK_PRIVATE=1" in detail
 
 
+@app_with(webhook_private="0")
 def test_a_name_that_leads_elsewhere_later_is_not_connected_to(
-    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+    client: Client, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
     Names(monkeypatch, moved=[["8.8.8.8"], ["127.0.0.1"]])
-    client = client_of(make_app())
     hook = register(client, f"http://moved.example:{receiver.port}/")
     tried = client.post(f"{HOOKS}/{hook['id']}/test").json
     assert tried == {"delivered": False, "status": None, "error": "address not allowed"}
     assert not receiver.received
 
 
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+def send(url: str) -> sending.Outcome:
+    """Post something to a URL, which may be one of this machine."""
+    return sending.send(url, SECRET, "e", b"{}", private=True)
+
+
 def test_what_is_judged_is_what_is_connected_to(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
     names = Names(monkeypatch, once=[["127.0.0.1"], ["8.8.8.8"]])
-    outcome = sending.send(f"http://once.example:{receiver.port}/a?b=c#d", SECRET, "e", b"{}", private=True)
-    assert outcome == sending.Outcome(204)
+    assert send(f"http://once.example:{receiver.port}/a?b=c#d") == sending.Outcome(204)
     assert names.asked == ["once.example"]
-    assert receiver.received[0].path == "/a?b=c"
-    assert receiver.received[0].headers["host"] == f"once.example:{receiver.port}"
+    (got,) = receiver.received
+    assert (got.path, got.headers["host"]) == ("/a?b=c", f"once.example:{receiver.port}")
 
 
 def test_the_next_address_of_a_name_is_tried_where_one_is_dead(
     monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
     Names(monkeypatch, two=[["127.0.0.2", "127.0.0.1"]])
-    assert sending.send(f"http://two.example:{receiver.port}/", SECRET, "e", b"{}", private=True).error is None
+    assert send(f"http://two.example:{receiver.port}/").error is None
 
 
 # ---------------------------------------------------------------------------
 # One POST
 # ---------------------------------------------------------------------------
-
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 def hang(handler: Handler, _: Received) -> None:
@@ -392,37 +423,21 @@ ANSWERS = cases(
     nothing=(lambda *_: None, None, "no answer"),
     hanging=(hang, None, "timeout"),
     slow_head=(drip, None, "timeout"),
+    late=(lambda handler, got: (time.sleep(1.5), handler.accept(got)), 204, None),
 )
 
 
 @pytest.mark.parametrize(("answer", "status", "error"), ANSWERS)
-def test_an_attempt_is_told_by_its_status_or_a_kind_of_failure(
+def test_an_attempt_is_told_by_its_status_or_a_kind_of_failure_and_has_its_time_in_all(
     client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, answer: Any, status: Any, error: Any
 ) -> None:
-    monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
-    receiver.answer = answer
-    hook = register(client, receiver.url)
+    monkeypatch.setattr(sending, "ATTEMPT_TIME", 2.0)
+    receiver.answer, hook = answer, register(client, receiver.url)
+    began = time.monotonic()
     tried = client.post(f"{HOOKS}/{hook['id']}/test").json
     assert tried == {"delivered": error is None, "status": status, "error": error}
-    assert len(receiver.received) == 1
+    assert 1.9 * (error == "timeout") < time.monotonic() - began < 6
     assert receiver.types == ["webhook.test"]
-
-
-@pytest.mark.parametrize("way", [drip, hang])
-def test_an_attempt_has_its_time_in_all_and_no_more(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, way: Callable[[Handler, Received], None]
-) -> None:
-    monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
-    receiver.answer = way
-    began = time.monotonic()
-    assert sending.send(receiver.url, SECRET, "e", b"{}", private=True).error == "timeout"
-    assert 0.9 < time.monotonic() - began < 5
-
-
-def test_an_answer_late_in_its_time_is_one(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "ATTEMPT_TIME", 2.0)
-    receiver.answer = lambda handler, got: (time.sleep(1.5), handler.accept(got))
-    assert sending.send(receiver.url, SECRET, "e", b"{}", private=True) == sending.Outcome(204)
 
 
 def test_a_look_up_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,14 +449,14 @@ def test_a_look_up_that_takes_long_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 def test_what_nobody_answers_at_is_told_by_its_kind(receiver: Receiver) -> None:
     receiver.stop()
     for url, error in ((receiver.url, "connection refused"), ("http://nowhere.invalid/", "name not resolved")):
-        assert sending.send(url, SECRET, "e", b"{}", private=True) == sending.Outcome(error=error)
+        assert send(url) == sending.Outcome(error=error)
     receiver.start()
 
 
 def test_no_proxy_of_the_environment_is_asked(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert sending.send(receiver.url, SECRET, "e", b"{}", private=True).error is None
+    assert send(receiver.url).error is None
 
 
 @pytest.fixture
@@ -450,12 +465,9 @@ def certificate(tmp_path: Path) -> Path:
     if not (program := shutil.which("openssl")):
         pytest.skip("openssl makes certificates")
     names = ("-subj", "/CN=hooks.example", "-addext", "subjectAltName=DNS:hooks.example")
-    for name in ("key", "pem"):
-        (tmp_path / name).touch()
-    line = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
-    subprocess.run(
-        [*line, "-keyout", tmp_path / "key", "-out", tmp_path / "pem"], check=True, capture_output=True, timeout=30
-    )
+    files = ("-keyout", tmp_path / "key", "-out", tmp_path / "pem")
+    line = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
+    subprocess.run(line, check=True, capture_output=True, timeout=30)
     return tmp_path / "pem"
 
 
@@ -474,7 +486,7 @@ def test_the_certificate_is_that_of_the_name(
     context.load_cert_chain(certificate, certificate.with_name("key"))
     receiver._server.socket = context.wrap_socket(receiver._server.socket, server_side=True)
     url = f"https://{name}.example:{receiver.port}/"
-    assert sending.send(url, SECRET, "e", b"{}", private=True).error == error
+    assert send(url).error == error
 
 
 @pytest.mark.parametrize(
@@ -499,9 +511,8 @@ def test_a_retry_after_may_be_a_date() -> None:
 
 
 def test_a_test_moves_nothing_and_is_made_once_for_one_key(
-    client: Client, receiver: Receiver, deliver: Callable[[], None]
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
 ) -> None:
-    hook = register(client, receiver.url)
     receiver.answer = with_status(500)
     for _ in range(2):
         assert post(client, f"webhooks/{hook['id']}/test", None).status_code == 200
@@ -515,44 +526,29 @@ def test_a_test_moves_nothing_and_is_made_once_for_one_key(
 # ---------------------------------------------------------------------------
 
 
-def test_a_delivery_is_what_the_standards_own_library_takes(
-    client: Client, receiver: Receiver, deliver: Callable[[], None]
+def test_a_delivery_is_what_the_standards_own_library_and_the_handbooks_receiver_take(
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
 ) -> None:
-    client.register("web")
-    hook = register(client, receiver.url)
     client.start("web", metadata={"name": "Zoë"})
     deliver()
     (got,) = receiver.received
-    told = Webhook(hook["secret"]).verify(got.body, got.headers)
     event = client.read("events")["events"][-1]
-    assert told == {"type": "run.started", "timestamp": event["at"], "data": event}
-    assert got.event == event["id"]
-    assert got.headers["content-type"] == "application/json"
-
-
-def test_the_handbooks_receiver_knows_what_is_ours(
-    client: Client, receiver: Receiver, deliver: Callable[[], None]
-) -> None:
+    told = {"type": "run.started", "timestamp": event["at"], "data": event}
+    assert Webhook(hook["secret"]).verify(got.body, got.headers) == told
+    assert (got.event, got.headers["content-type"]) == (event["id"], "application/json")
     (text,) = [text for _, kind, text in blocks_of(HERE / "docs" / "api.md") if text.startswith("# receiver.py\n")]
     names: dict[str, Any] = {}
     exec(text, names)
-    client.register("web")
-    hook = register(client, receiver.url)
-    client.start("web")
-    deliver()
-    (got,) = receiver.received
     assert names["is_ours"](hook["secret"], got.headers, got.body)
     assert not names["is_ours"](SECRET, got.headers, got.body)
     assert not names["is_ours"](hook["secret"], got.headers, got.body + b" ")
     assert not names["is_ours"](hook["secret"], got.headers | {"webhook-timestamp": "1614265330"}, got.body)
 
 
+@app_with(base_url="https://tools.example/findings")
 def test_a_finished_run_brings_its_gate_and_the_five_worst_new_findings(
-    make_app: Callable[..., flask.Flask], receiver: Receiver
+    client: Client, receiver: Receiver, deliver: Deliver
 ) -> None:
-    app = make_app(webhook_private="1", base_url="https://tools.example/findings")
-    client = client_of(app)
-    client.register("web")
     known = client.start("web")
     client.add(known, externalId="known", severity="critical")
     client.finish(known)
@@ -561,8 +557,7 @@ def test_a_finished_run_brings_its_gate_and_the_five_worst_new_findings(
     client.submit(run, task(externalId="known", severity="critical"), *(task(severity="low") for _ in range(5)))
     worst = client.add(run, severity="high")
     client.finish(run)
-    with deliverer_of(app) as deliverer:
-        settle(deliverer)
+    deliver()
     (data,) = [each.json["data"] for each in receiver.received]
     assert data["gate"] == client.read(f"runs/{run}/gate")
     assert [each["severity"] for each in data["newFindings"]] == ["high", "low", "low", "low", "low"]
@@ -570,9 +565,9 @@ def test_a_finished_run_brings_its_gate_and_the_five_worst_new_findings(
     assert data["link"] == f"https://tools.example/findings/#/runs/{run}"
 
 
-def test_without_a_base_url_there_are_no_links(client: Client, receiver: Receiver, deliver: Callable[[], None]) -> None:
-    client.register("web")
-    register(client, receiver.url)
+def test_without_a_base_url_there_are_no_links(
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
+) -> None:
     run = client.start("web")
     client.add(run)
     client.finish(run)
@@ -594,10 +589,9 @@ FILTERED = cases(
 
 @pytest.mark.parametrize(("fields", "expected"), FILTERED)
 def test_a_hook_gets_what_its_filters_leave(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], fields: dict[str, Any], expected: list[str]
+    client: Client, receiver: Receiver, deliver: Deliver, fields: dict[str, Any], expected: list[str]
 ) -> None:
-    for name in ("web", "cli"):
-        client.register(name)
+    client.register("cli")
     register(client, receiver.url, **{"types": ALL, **fields})
     run = client.start("web", targetUrl="https://a.example/")
     client.submit(run, task(severity="low"), task(severity="high"))
@@ -610,10 +604,7 @@ def test_a_hook_gets_what_its_filters_leave(
     assert [names[each] for each in receiver.events] == expected
 
 
-def test_severity_is_judged_as_it_stands_at_sending(
-    client: Client, receiver: Receiver, deliver: Callable[[], None]
-) -> None:
-    client.register("web")
+def test_severity_is_judged_as_it_stands_at_sending(client: Client, receiver: Receiver, deliver: Deliver) -> None:
     register(client, receiver.url, ["finding.created"], minSeverity="high")
     for severity in ("high", "low"):
         client.add(client.start("web"), externalId="x", severity=severity)
@@ -621,19 +612,16 @@ def test_severity_is_judged_as_it_stands_at_sending(
     assert not receiver.received
 
 
+@app_with(base_url="https://tools.example/f")
 def test_slack_gets_a_text_without_mentions_or_links_of_the_findings_own(
-    make_app: Callable[..., flask.Flask], receiver: Receiver
+    client: Client, receiver: Receiver, deliver: Deliver
 ) -> None:
-    app = make_app(webhook_private="1", base_url="https://tools.example/f")
-    client = client_of(app)
-    client.register("web")
     register(client, receiver.url, ["finding.created", "run.finished", "finding.commented"], format="slack")
     run = client.start("web", targetUrl="https://a.example/?<!here>")
     found = client.add(run, title="<!channel> & <https://evil.example|us>\n@here")
     client.triage(found, comment="<@U1>")
     client.finish(run)
-    with deliverer_of(app) as deliverer:
-        settle(deliverer)
+    deliver()
     texts = [each.json["text"] for each in receiver.received]
     link = f"<https://tools.example/f/#/findings/{found}|"
     escaped = f"{link}&lt;!channel&gt; &amp; &lt;https://evil.example|us&gt; @here>"
@@ -642,12 +630,8 @@ def test_slack_gets_a_text_without_mentions_or_links_of_the_findings_own(
     assert texts[2].splitlines()[1] == f"• high {escaped}"
 
 
-@pytest.mark.parametrize("type_", ALL)
-def test_slack_has_a_text_for_each_type_of_event(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], type_: str
-) -> None:
-    client.register("web")
-    register(client, receiver.url, [type_], format="slack")
+def test_slack_has_a_text_for_each_type_of_event(client: Client, receiver: Receiver, deliver: Deliver) -> None:
+    register(client, receiver.url, format="slack")
     first = client.start("web")
     found = client.add(first, externalId="x", title="A title")
     client.triage(found, "resolved", comment="Done", assignee="anna")
@@ -656,7 +640,8 @@ def test_slack_has_a_text_for_each_type_of_event(
     client.add(client.start("web"), externalId="x", title="A title", severity="low")
     client.finish(first)
     deliver()
-    assert receiver.received
+    assert {each["type"] for each in client.read("events")["events"]} == {*ALL}
+    assert receiver.events == fed(client)
     assert all("None" not in each.json["text"] and "web" in each.json["text"] for each in receiver.received)
 
 
@@ -671,25 +656,13 @@ def column(db: Path, name: str) -> Any:
         return connection.execute(f"SELECT {name} FROM webhooks").fetchone()[0]
 
 
-def let_time_pass(db: Path) -> None:
-    """Have the next attempt due now."""
-    with look_into(db) as connection:
-        connection.execute("UPDATE webhooks SET next_attempt_at = '2026-01-01T00:00:00.000Z'")
-
-
 def seconds_until_next(db: Path) -> float:
     return (datetime.fromisoformat(column(db, "next_attempt_at")) - datetime.now(UTC)).total_seconds()
 
 
-@pytest.fixture
-def db(tmp_path: Path) -> Path:
-    return tmp_path / "findings.db"
-
-
 def test_a_hook_begins_behind_its_creation_and_gets_each_event_once_in_order(
-    client: Client, receiver: Receiver, deliver: Callable[[], None]
+    client: Client, receiver: Receiver, deliver: Deliver
 ) -> None:
-    client.register("web")
     client.finish(client.start("web"))
     before = fed(client)
     register(client, receiver.url)
@@ -703,35 +676,29 @@ def test_a_hook_begins_behind_its_creation_and_gets_each_event_once_in_order(
 
 
 def test_a_failure_is_tried_again_after_growing_pauses_and_then_the_hook_is_off(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, db: Path
 ) -> None:
-    client.register("web")
-    hook = register(client, receiver.url)
-    receiver.answer = with_status(503)
+    receiver.answer, pauses = with_status(503), []
     client.start("web")
     client.start("web")
-    pauses = []
     for _ in range(7):
-        deliver()
+        deliver(later=True)
         deliver()  # not due
         pauses.append(round(seconds_until_next(db)))
-        let_time_pass(db)
     assert pauses == [5, 300, 1800, 7200, 18_000, 36_000, 86_400]
     assert shown(client, hook)["state"] == "on"
-    deliver()
+    deliver(later=True)
     assert (shown(client, hook)["state"], shown(client, hook)["lastError"]) == ("off", "503")
+    deliver(later=True)
     assert receiver.events == [fed(client)[0]] * 8
-    deliver()
-    assert len(receiver.received) == 8
 
 
 @pytest.mark.parametrize(
     ("start", "expected"), [("held", [1, 2, 3]), (None, [1, 2, 3]), ("next", [2, 3]), ("latest", [])]
 )
 def test_a_hook_that_is_off_keeps_its_place_and_goes_on_where_it_is_told(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], start: str | None, expected: list[int]
+    client: Client, receiver: Receiver, deliver: Deliver, start: str | None, expected: list[int]
 ) -> None:
-    client.register("web")
     hook = register(client, receiver.url, ["run.started"])
     receiver.answer = with_status(410)
     client.add(client.start("web"))
@@ -748,32 +715,41 @@ def test_a_hook_that_is_off_keeps_its_place_and_goes_on_where_it_is_told(
     assert (shown(client, hook)["lastDeliveryAt"] is not None) == bool(expected)
 
 
-@pytest.mark.parametrize("status", [204, 500])
+@pytest.mark.parametrize(
+    ("start", "status", "expected"),
+    cases(latest=("latest", 204, 1), latest_of_a_failure=("latest", 500, 1), again=("held", 204, 3)),
+)
 def test_what_somebody_decides_during_a_delivery_stands(
-    app: flask.Flask, client: Client, receiver: Receiver, deliver: Callable[[], None], status: int
+    app: flask.Flask,
+    client: Client,
+    receiver: Receiver,
+    hook: Any,
+    deliver: Deliver,
+    start: str,
+    status: int,
+    expected: int,
 ) -> None:
-    client.register("web")
-    hook = register(client, receiver.url)
-    for _ in range(3):
-        client.start("web")
     other = client_of(app, name="other")
 
     def decide(handler: Handler, got: Received) -> None:
-        other.patch(f"{HOOKS}/{hook['id']}", json={"state": "on", "from": "latest"})
+        assert other.patch(f"{HOOKS}/{hook['id']}", json={"state": "on", "from": start}).status_code == 200
         with_status(status)(handler, got)
 
-    receiver.answer = decide
+    for _ in range(3):
+        client.start("web")
+    if start == "held":  # and goes on with what was refused
+        receiver.answer = with_status(500)
+        deliver()
+    receiver.received, receiver.answer = [], decide
+    deliver(later=True)
     deliver()
-    deliver()
-    assert receiver.events == fed(client)[:1]
+    assert receiver.events == fed(client)[:expected]
     assert shown(client, hook)["lastError"] is None
 
 
 def test_next_on_a_hook_that_nothing_was_refused_of_leaves_nothing_out(
-    client: Client, receiver: Receiver, deliver: Callable[[], None]
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
 ) -> None:
-    client.register("web")
-    hook = register(client, receiver.url)
     client.start("web")
     client.patch(f"{HOOKS}/{hook['id']}", json={"state": "on", "from": "next"})
     deliver()
@@ -781,71 +757,41 @@ def test_next_on_a_hook_that_nothing_was_refused_of_leaves_nothing_out(
 
 
 def test_a_success_forgets_what_failed(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, db: Path
 ) -> None:
-    client.register("web")
-    hook = register(client, receiver.url)
     receiver.answer = with_status(500)
     client.start("web")
     deliver()
     assert shown(client, hook)["lastError"] == "500"
     receiver.answer = Handler.accept
-    let_time_pass(db)
-    deliver()
+    deliver(later=True)
     assert shown(client, hook)["lastError"] is None
     assert (column(db, "attempts"), column(db, "next_attempt_at")) == (0, None)
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [("60", 60), ("1", 5), ("200000", 86_400)])
 def test_a_receiver_may_ask_for_a_longer_pause(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path, asked: str, seconds: int
+    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, db: Path, asked: str, seconds: int
 ) -> None:
-    client.register("web")
-    register(client, receiver.url)
     receiver.answer = with_status(429, Retry_After=asked)
     client.start("web")
     deliver()
     assert round(seconds_until_next(db)) == seconds
 
 
-def test_what_is_switched_on_during_a_delivery_that_succeeds_is_not_sent_again(
-    app: flask.Flask, client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+def test_an_event_that_cannot_be_told_switches_its_hook_off_in_the_end(
+    client: Client, hook: dict[str, Any], deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.register("web")
-    hook = register(client, receiver.url)
-    client.start("web")
-    receiver.answer = with_status(500)
-    deliver()
-    let_time_pass(db)
-    other = client_of(app, name="other")
-
-    def switch(handler: Handler, got: Received) -> None:
-        assert other.patch(f"{HOOKS}/{hook['id']}", json={"state": "on"}).status_code == 200
-        handler.accept(got)
-
-    receiver.answer = switch
-    deliver()
-    deliver()
-    assert len(receiver.received) == 2
-
-
-def test_an_event_that_cannot_be_told_switches_its_hook_off_in_the_end_and_no_other(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.register("web")
-    hook = register(client, receiver.url)
     client.start("web")
     monkeypatch.setattr(delivery.messages, "body_of", lambda *_: 1 / 0)
     for _ in range(8):
-        deliver()
-        let_time_pass(db)
+        deliver(later=True)
     assert (shown(client, hook)["state"], shown(client, hook)["lastError"]) == ("off", "failed here")
 
 
 def test_what_filters_leave_out_is_passed_without_a_write(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, deliver: Deliver, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.register("web")
     register(client, receiver.url, ["run.finished"])
     run, place = client.start("web"), column(db, "history_seq")
     client.submit(run, *(task() for _ in range(300)))
@@ -861,29 +807,24 @@ def test_what_filters_leave_out_is_passed_without_a_write(
 
 
 def test_a_hook_goes_on_behind_an_event_that_is_deleted(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, db: Path
 ) -> None:
-    client.register("web")
-    register(client, receiver.url)
     receiver.answer = with_status(500)
     gone = client.start("web")
     for _ in range(3):
-        deliver()
-        let_time_pass(db)
+        deliver(later=True)
     client.remove(f"runs/{gone}")
     client.start("web")
-    deliver()
+    deliver(later=True)
     assert column(db, "attempts") == 1
     receiver.answer = Handler.accept
-    let_time_pass(db)
-    deliver()
+    deliver(later=True)
     assert receiver.events[-2:] == fed(client) * 2
 
 
 def test_a_hook_whose_only_event_is_deleted_has_nothing_that_failed(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], db: Path
+    client: Client, receiver: Receiver, deliver: Deliver, db: Path
 ) -> None:
-    client.register("web")
     hook = register(client, receiver.url, ["finding.created"])
     receiver.answer = with_status(500)
     run = client.start("web")
@@ -891,49 +832,45 @@ def test_a_hook_whose_only_event_is_deleted_has_nothing_that_failed(
     deliver()
     client.remove(f"tasks/{found}")
     client.finish(run)
-    let_time_pass(db)
-    deliver()
+    deliver(later=True)
     assert (shown(client, hook)["lastError"], column(db, "attempts")) == (None, 0)
 
 
 def test_one_hook_does_not_wait_for_another(
-    client: Client, receiver: Receiver, deliver: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
-    client.register("web")
     receiver.answer = lambda handler, got: hang(handler, got) if got.path == "/slow" else handler.accept(got)
     register(client, receiver.url.replace("/hook", "/slow"))
-    register(client, receiver.url)
     for _ in range(3):
         client.start("web")
     deliver()
-    assert [each.event for each in receiver.received if each.path == "/hook"] == fed(client)
+    assert receiver.accepted == fed(client)
     assert [each.event for each in receiver.received if each.path == "/slow"] == fed(client)[:1]
 
 
 def test_requests_are_answered_while_a_delivery_hangs(
-    app: flask.Flask, client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    receiver: Receiver,
+    hook: dict[str, Any],
+    deliverer: delivery.Deliverer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sending, "ATTEMPT_TIME", 5.0)
-    client.register("web")
-    register(client, receiver.url)
     client.start("web")
     receiver.answer = hang
-    with deliverer_of(app) as deliverer:
-        under_way = deliverer.look()
-        began = time.monotonic()
-        client.add(client.start("web"))
-        assert len(client.read("tasks")["tasks"]) == 1
-        assert time.monotonic() - began < 3
-        assert not any(each.done() for each in under_way)
+    under_way = deliverer.look()
+    began = time.monotonic()
+    client.add(client.start("web"))
+    assert len(client.read("tasks")["tasks"]) == 1
+    assert time.monotonic() - began < 3
+    assert not any(each.done() for each in under_way)
 
 
 def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over(
-    app: flask.Flask, client: Client, receiver: Receiver, db: Path
+    app: flask.Flask, client: Client, receiver: Receiver, hook: dict[str, Any], db: Path
 ) -> None:
-    client.register("web")
-    register(client, receiver.url)
-    first, refused, second = (delivery.Deliverer(app.extensions["findings"]) for _ in range(3))
+    first, refused, second, third = (delivery.Deliverer(app.extensions["findings"]) for _ in range(4))
     client.start("web")
     settle(first)
     client.start("web")
@@ -943,9 +880,8 @@ def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over(
         connection.execute("UPDATE delivery_lease SET expires_at = '2026-01-01T00:00:00.000Z'")
     settle(second)
     assert receiver.events == fed(client)
-    second.stop()
+    second.stop()  # which gives it back
     client.start("web")
-    third = delivery.Deliverer(app.extensions["findings"])
     settle(third)
     assert receiver.events == fed(client)
     for each in (first, refused, third):
@@ -953,14 +889,12 @@ def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over(
 
 
 def test_who_has_lost_the_lease_delivers_no_more(
-    app: flask.Flask, client: Client, receiver: Receiver, deliver: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "LEASE", 0.9)
-    client.register("web")
-    register(client, receiver.url)
     client.start("web")
     deliver()
-    with database_of(app).transaction() as connection:
+    with look_into(db) as connection:
         in_a_second = findings_service.timestamp(ago=-1)
         connection.execute("UPDATE delivery_lease SET holder = 'another', expires_at = ?", (in_a_second,))
     client.start("web")
@@ -970,42 +904,35 @@ def test_who_has_lost_the_lease_delivers_no_more(
 
 
 def test_a_lease_of_a_time_to_come_is_over(
-    app: flask.Flask, client: Client, receiver: Receiver, deliver: Callable[[], None]
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, db: Path
 ) -> None:
-    client.register("web")
-    register(client, receiver.url)
     client.start("web")
-    with database_of(app).transaction() as connection:
-        connection.execute(
-            "INSERT INTO delivery_lease (id, holder, expires_at) VALUES (1, 'another', ?)",
-            (findings_service.timestamp(ago=-3600),),
-        )
+    with look_into(db) as connection:
+        in_an_hour = findings_service.timestamp(ago=-3600)
+        connection.execute("INSERT INTO delivery_lease (id, holder, expires_at) VALUES (1, 'x', ?)", (in_an_hour,))
     deliver()
     assert receiver.events == fed(client)
 
 
-def test_an_application_delivers_nothing_by_itself(client: Client, receiver: Receiver) -> None:
-    client.register("web")
-    register(client, receiver.url)
+def test_an_application_delivers_nothing_by_itself(client: Client, hook: dict[str, Any]) -> None:
     client.start("web")
     assert "findings-webhooks" not in [each.name for each in threading.enumerate()]
 
 
-def test_a_database_without_hooks_is_not_written_to(app: flask.Flask, client: Client) -> None:
-    client.register("web")
+def test_a_database_without_hooks_is_not_written_to(
+    app: flask.Flask, client: Client, deliverer: delivery.Deliverer
+) -> None:
     client.start("web")
     version = database_of(app).version
-    with deliverer_of(app) as deliverer:
-        assert not deliverer.look()
+    assert not deliverer.look()
+    deliverer.stop()
     assert database_of(app).version == version
 
 
 def test_what_cannot_be_stored_is_stored_later(
-    app: flask.Flask, client: Client, receiver: Receiver, deliver: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "STORE_AGAIN", 0.01)
-    client.register("web")
-    register(client, receiver.url)
     client.start("web")
     own, refusals = delivery.move_on, iter([findings_service.Busy(), findings_service.StorageFull("full")])
 
@@ -1020,20 +947,15 @@ def test_what_cannot_be_stored_is_stored_later(
     assert receiver.events == fed(client)
 
 
+@app_with(metrics="1")
 def test_a_failing_hook_is_told_of_by_check_metrics_and_a_log_without_its_url(
-    make_app: Callable[..., flask.Flask], receiver: Receiver, db: Path, caplog: pytest.LogCaptureFixture
+    client: Client, receiver: Receiver, deliver: Deliver, db: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = make_app(webhook_private="1", metrics="1")
-    client = client_of(app)
-    client.register("web")
     hook = register(client, f"{receiver.url}/private-words")
     receiver.answer = with_status(410)
     client.start("web")
-    with deliverer_of(app) as deliverer:
-        settle(deliverer)
-    figures = client.get("/metrics").text
-    assert 'findings_webhooks{state="off"} 1.0' in figures
-    database_of(app).close()
+    deliver()
+    assert 'findings_webhooks{state="off"} 1.0' in client.get("/metrics").text
     told = invoke("check", "--db", str(db))
     assert told.exit_code == 0
     assert f"webhook {hook['id']} of client 'default' has failed once (gone 410) and is off" in told.stderr
@@ -1050,19 +972,10 @@ HASTY = program_with(
 )
 
 
-class Night:
-    """A receiver that fails in all the ways that there are, and takes some of what it gets."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self.receiver, self.dice = receiver, random.Random(7)
-        self.ways = [with_status(500), with_status(302, Location="/elsewhere"), hang, lambda *_: None]
-        receiver.answer = self.answer
-
-    def answer(self, handler: Handler, got: Received) -> None:
-        if self.dice.random() < 0.6:
-            handler.accept(got)
-        else:
-            self.dice.choice(self.ways)(handler, got)
+def failing_often() -> Callable[[Handler, Received], object]:
+    """Fail in all the ways that there are, and take some of what comes."""
+    dice, ways = random.Random(7), [with_status(500), with_status(302, Location="/elsewhere"), hang, lambda *_: None]
+    return lambda handler, got: (Handler.accept if dice.random() < 0.6 else dice.choice(ways))(handler, got)
 
 
 def work(server: Server, key: str, runs: int) -> None:
@@ -1100,9 +1013,9 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
     key = server.key
     server.request("POST", f"{API}/project-types", {"name": "web"}, key)
     assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}, key).status_code == 201
-    Night(receiver)
-    kills = 0
-    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+    receiver.answer = failing_often()
+    ends = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)
+    for how in ends:
         work(server, key, 4)
         seen = len(receiver.received)
         await_(lambda seen=seen: len(receiver.received) > seen + 3, 60)
@@ -1110,14 +1023,12 @@ def test_a_night_of_failures_and_kills_loses_nothing_and_doubles_only_what_was_u
         time.sleep(0.3)
         receiver.start()
         server.stop(how)
-        kills += how == signal.SIGKILL
         server = serve(program=HASTY, until="Findings Task Service .*\n", **private)
     work(server, key, 2)
     expected = [each["id"] for each in server.request("GET", f"{API}/events?limit=1000", key=key).json["events"]]
-    accepted = lambda: [each.event for each in receiver.received if each.accepted]  # noqa: E731
-    await_(lambda: accepted()[-1:] == expected[-1:], 60)
+    await_(lambda: receiver.accepted[-1:] == expected[-1:], 60)
     assert len(expected) == 14 * 5
-    assert list(dict.fromkeys(accepted())) == expected
-    assert len(accepted()) - len(expected) <= kills
+    assert list(dict.fromkeys(receiver.accepted)) == expected
+    assert len(receiver.accepted) - len(expected) <= ends.count(signal.SIGKILL)
     places = [expected.index(each) for each in receiver.events]
     assert places == sorted(places)
