@@ -37,9 +37,8 @@ def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Se
     run = use_for_a_log(server)
     lines = [json.loads(line) for line in server.heard().splitlines() if line.startswith("{")][-8:]
     assert all(list(line) == LOGGED_FIELDS for line in lines)
-    assert [
-        tuple(line[name] for name in ("method", "route", "status", "client", "key", "runId")) for line in lines
-    ] == [
+    named = ("method", "route", "status", "client", "key", "runId")
+    assert [tuple(line[name] for name in named) for line in lines] == [
         ("POST", f"{API}/runs", 201, "default", "first", run),
         ("POST", f"{API}/runs/{{run_id}}/tasks", 201, "default", "first", run),
         ("GET", f"{API}/tasks", 200, "default", "first", None),
@@ -65,21 +64,14 @@ def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(s
     assert quiet.heard() == quiet.said
 
 
-def test_a_log_that_nobody_hears_stops_nothing_and_quotes_what_is_no_word(
+def test_a_text_log_quotes_what_is_no_word_and_stops_nothing_where_nobody_hears(
     make_app: Callable[..., flask.Flask], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = client_of(make_app(log="text"), name="a name")
-    client.read("tasks")
-    assert capsys.readouterr().err.endswith(' default "a name" - -\n')
+    app = make_app(log="text")
+    for each in (*users_of(app, "anna@shop.example", "Jürgen 1"), client := client_of(app, name="a name")):
+        each.read("tasks")
+    said = [line.partition(" default ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["proxy anna@shop.example -", 'proxy "J\\u00fcrgen 1" -', '"a name" - -']
     monkeypatch.setattr(sys, "stderr", (closed := io.StringIO()))
     closed.close()
     client.read("tasks")
-
-
-def test_the_log_has_users_in_one_word(
-    make_app: Callable[..., flask.Flask], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for each in users_of(make_app(log="text"), "anna@shop.example", "Jürgen 1"):
-        each.read("tasks")
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" proxy ")[2] for line in said] == ["anna@shop.example -", '"J\\u00fcrgen 1" -']

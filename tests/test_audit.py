@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import flask
-import flask.json.provider
 import pytest
 
 import findings_service
@@ -27,25 +26,16 @@ LAST = "(SELECT MAX(seq) FROM tasks)"
 PLANTED_IN_A_FILE = sqlite_cases(
     integrity=(partial(damage_index, name="tasks_by_status"), "integrity: "),
     constraint=("UPDATE tasks SET severity = 9 WHERE seq = 1", "integrity: CHECK constraint failed"),
-    foreign_key=(
-        "UPDATE history SET task_seq = 99 WHERE seq = 1",
-        "foreign key: row 1 of history has no parent in tasks",
-    ),
+    parent=("UPDATE history SET task_seq = 99 WHERE seq = 1", "foreign key: row 1 of history has no parent in tasks"),
 )
 PLANTED = cases(
     index=("DROP INDEX tasks_by_status", "schema: tasks_by_status is missing"),
     counter=("UPDATE counters SET n = n + 1 WHERE scope = 'tasks' AND status = 'resolved'", "says 2, but there are 1"),
     reported=("UPDATE runs SET reported = 3 WHERE seq = 2", "says that it reports another number of tasks"),
     changes_below_nothing=("UPDATE counters SET n = -1 WHERE scope = 'changes'", "is below nothing"),
-    counter_of_runs=(
-        "UPDATE counters SET n = 0 WHERE scope = 'runs' AND status = 'running'",
-        "runs, running, severity 0",
-    ),
-    counter_missing=(
-        "DELETE FROM counters WHERE scope = 'runs' AND status = 'completed'",
-        "is missing, but there are 1",
-    ),
-    counter_of_nothing=(
+    of_runs=("UPDATE counters SET n = 0 WHERE scope = 'runs' AND status = 'running'", "runs, running, severity 0"),
+    no_counter=("DELETE FROM counters WHERE status = 'completed'", "is missing, but there are 1"),
+    of_nothing=(
         "INSERT INTO counters VALUES ('default', 'tasks type:none', 'open', 4, 2)",
         "tasks type:none, open, severity 4 says 2, but there are 0",
     ),
@@ -55,26 +45,20 @@ PLANTED = cases(
     sighting_too_many=("INSERT INTO sightings VALUES ('default', 2, 1, 1)", "was seen by more runs than it says"),
     no_branch=("DELETE FROM branches", "is of a branch that is not there"),
     branch_knows=("UPDATE branches SET reported = 3", "branch topic says that it knows another number of tasks"),
-    branch_of_nothing=(
+    old_branch=(
         "INSERT INTO branches VALUES (9, 'default', 'old', 'web', '', 0)",
         "branch old has no run and knows no task",
     ),
     branch_elsewhere=("UPDATE branches SET target_url = ''", "is known to a branch of another project"),
-    forgotten=(
-        "DELETE FROM branch_sightings WHERE task_seq = 3",
-        "is reported by a run of a branch that does not know it",
-    ),
+    unknown=("DELETE FROM branch_sightings WHERE task_seq = 3", "by a run of a branch that does not know it"),
     of_another_branch=("UPDATE tasks SET branch = 'other' WHERE seq = 4", "is of a branch that does not know it"),
     not_taken_over=("UPDATE tasks SET branch = 'topic' WHERE seq = 3", "is of a branch, though the main line knows it"),
-    not_counted=(
-        "UPDATE sightings SET counted = 0 WHERE run_seq = 1 AND task_seq = 1",
-        "has a report of the main line that does not count",
-    ),
-    counter_of_branches=(
+    uncounted=("UPDATE sightings SET counted = 0 WHERE task_seq = 1", "report of the main line that does not count"),
+    of_branches=(
         "UPDATE counters SET n = 5 WHERE scope = 'tasks type:web branches'",
         "tasks type:web branches, open, severity 4 says 5, but there are 1",
     ),
-    counter_of_a_branch=(
+    of_a_branch=(
         "DELETE FROM counters WHERE scope = 'runs branch:topic'",
         "runs branch:topic, running, severity 0 is missing, but there are 2",
     ),
@@ -83,16 +67,10 @@ PLANTED = cases(
     no_tags=("DELETE FROM task_tags", "tag: default, 'a' lists the task of seq 1 otherwise"),
     no_words=("DELETE FROM task_words", "is searched by other words than it has"),
     no_details=("DELETE FROM task_details WHERE task_seq = 1", "has no details"),
-    other_status=(
-        "UPDATE history SET to_status = 'open' WHERE comment = 'Done'",
-        "has another status than its history",
-    ),
-    order_of_creation=(
-        "UPDATE tasks SET created_at = '2026-01-01' WHERE seq = 3",
-        "was created before one that came earlier",
-    ),
-    other_reason=("UPDATE history SET reason = 'fixed' WHERE comment = 'Done'", "has another reason than its history"),
-    other_assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has another assignee than its history"),
+    status=("UPDATE history SET to_status = 'open' WHERE comment = 'Done'", "has another status than its history"),
+    order=("UPDATE tasks SET created_at = '2026-01-01' WHERE seq = 3", "was created before one that came earlier"),
+    reason=("UPDATE history SET reason = 'fixed' WHERE comment = 'Done'", "has another reason than its history"),
+    assignee=("UPDATE tasks SET assignee = 'Ada' WHERE seq = 1", "has another assignee than its history"),
     no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
     older_schema=(
         "UPDATE schema_version SET version = 7" if ON_POSTGRES else "PRAGMA user_version = 7",
@@ -125,27 +103,30 @@ def test_an_audit_looks_up_each_row_without_reading_all_that_a_client_has(app: f
 
 def test_check_tells_of_a_sound_database_and_its_versions(app: flask.Flask, aged: Path) -> None:
     done = invoke("check", "--db", str(aged))
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert "is sound" in done.stderr
+    assert (done.exit_code, done.stdout, "is sound" in done.stderr) == (0, "", True)
     engine = " ".join(database_of(app).engine)
     assert f"schema version {findings_service.SCHEMA_VERSION}, {engine}" in done.stderr
 
 
 @pytest.mark.sqlite
 def test_check_of_a_file_damaged_beyond_reading_is_one_line(aged: Path) -> None:
-    whole = bytearray(aged.read_bytes())
-    whole[8192:] = b"\xff" * (len(whole) - 8192)
-    aged.write_bytes(whole)
+    aged.write_bytes(aged.read_bytes()[:8192].ljust(aged.stat().st_size, b"\xff"))
     done = invoke("check", "--db", str(aged))
-    assert done.exit_code == 1
-    assert len(done.stderr.splitlines()) == 1
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "line", ["check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list"]
+)
+def test_a_command_makes_no_database_of_its_own(tmp_path: Path, line: str) -> None:
+    done = invoke(*line.split(), "--db", str(tmp_path / "none.db"))
+    assert (done.exit_code, done.stderr.count("\n"), list(tmp_path.iterdir())) == (1, 1, [])
+    assert ON_POSTGRES or done.stderr.startswith(f"Error: there is no file {tmp_path / 'none.db'}")
 
 
 def test_check_reads_a_database_that_is_being_written(server: Server) -> None:
-    run = server.start_run()
+    path, batch = f"{API}/runs/{server.start_run()}/tasks", {"tasks": [task()] * 50}
     with ThreadPoolExecutor(2) as pool:
-        writes = [
-            pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", {"tasks": [task()] * 50}) for _ in range(40)
-        ]
+        writes = [pool.submit(server.request, "POST", path, batch) for _ in range(40)]
         assert [invoke("check", "--db", str(server.db)).exit_code for _ in range(5)] == [0] * 5
     assert {write.result().status_code for write in writes} == {201}

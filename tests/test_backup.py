@@ -13,10 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,11 @@ from tests.support import (
     API,
     HERE,
     IMPORTING,
-    LISTENING,
     PROGRAM,
     UNUSABLE,
     Client,
     Server,
+    await_,
     cases,
     command,
     content_of,
@@ -49,21 +48,31 @@ from tests.support import (
     task,
 )
 
-# ---------------------------------------------------------------------------
-# Storage that fails
-# ---------------------------------------------------------------------------
-
+pytestmark = pytest.mark.sqlite
 COMMAND_LINES = ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list")
 
 
-@pytest.mark.sqlite
+def back_up(db: Path, copy: Path, *options: str) -> str:
+    """Make a backup, and return what is told of it."""
+    done = invoke("backup", str(copy), *options, "--db", str(db))
+    assert done.exit_code == 0, done.output
+    return done.stderr
+
+
+def refused(line: str, db: Path | str, *words: str) -> str:
+    """Return the one line that says why a command does nothing."""
+    done = invoke(*line.split(), *words, "--db", str(db))
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.output
+    return done.stderr
+
+
 @pytest.mark.parametrize(
     ("make", "told", "line"),
     [
         (*each.values, line)
         for each in UNUSABLE
         for line in COMMAND_LINES
-        if not (each.id in ("newer", "older") and line.startswith("backup"))
+        if not (each.id in ("newer", "older") and line.startswith("backup"))  # which copies it
     ],
 )
 def test_a_command_on_a_file_that_cannot_be_used_is_one_line(
@@ -72,82 +81,75 @@ def test_a_command_on_a_file_that_cannot_be_used_is_one_line(
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "bad.db")
     before = files_in(tmp_path)
-    done = invoke(*line.split(), "--db", "bad.db")
-    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.output
-    assert "bad.db" in done.stderr
-    assert told in done.stderr or "there is no file" in done.stderr
+    said = refused(line, "bad.db")
+    assert "bad.db" in said
+    assert told in said or "there is no file" in said
     assert files_in(tmp_path) == before
 
 
-# ---------------------------------------------------------------------------
-# Growing old
-# ---------------------------------------------------------------------------
+@contextmanager
+def written_to(server: Server, path: str, body: dict[str, Any], writers: int) -> Iterator[list[int]]:
+    """Let some write to a server all the while, and give the statuses of its answers."""
+    statuses, done = list[int](), threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            statuses.append(server.request("POST", path, body).status_code)
+
+    with ThreadPoolExecutor(writers) as pool:
+        writing = [pool.submit(write) for _ in range(writers)]
+        try:
+            yield statuses
+        finally:
+            done.set()
+    assert [each.result() for each in writing] == [None] * writers
 
 
-@pytest.mark.sqlite
 def test_a_backup_is_one_moment_of_a_database_that_is_written(server: Server, tmp_path: Path) -> None:
     path, copy = f"{API}/runs/{server.start_run()}/tasks", tmp_path / "copy.db"
     for _ in range(4):
         server.request("POST", path, {"tasks": [task(description="x" * 60_000)] * 25})
-    done = threading.Event()
-
-    def write() -> int:
-        batches = 0
-        while not done.is_set():
-            batches += server.request("POST", path, {"tasks": [task()] * 7}).status_code == 201
-        return batches
-
-    with ThreadPoolExecutor(3) as pool:
-        writing = [pool.submit(write) for _ in range(3)]
+    with written_to(server, path, {"tasks": [task()] * 7}, writers=3) as statuses:
         time.sleep(0.1)
         before = server.request("GET", f"{API}/tasks?limit=1").json["total"]
         backed_up = command("backup", str(copy), "--db", str(server.db))
-        done.set()
     after = server.request("GET", f"{API}/tasks?limit=1").json["total"]
     assert (backed_up.returncode, "verified" in backed_up.stderr) == (0, True)
-    with closing(sqlite3.connect(copy)) as connection:
-        held = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()[0]
-    assert 100 < before <= held < after == 100 + 7 * sum(each.result() for each in writing)
+    with look_into(copy) as connection:
+        (held,) = connection.execute("SELECT COUNT(*) FROM tasks").fetchone()
+    assert 100 < before <= held < after == 100 + 7 * statuses.count(201)
     assert (held - 100) % 7 == 0
     assert faults_of(copy) == []
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.sqlite
 def test_a_damaged_database_gives_no_backup(aged: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(aged)) as connection:
+    with look_into(aged) as connection:
         damage_index(connection, "tasks_by_status")
-    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged))
-    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-    assert "damaged" in done.stderr
+    assert "damaged" in refused("backup", aged, str(tmp_path / "copy.db"))
     assert [path.name for path in tmp_path.glob("copy.db*")] == []
 
 
-@pytest.mark.sqlite
-@pytest.mark.parametrize("name", ["findings.db-shm", "findings.db-wal", "findings.db-checkpointer", "findings.db"])
-def test_a_backup_takes_no_place_of_what_belongs_to_the_database(aged: Path, name: str) -> None:
-    result = invoke("backup", str(aged.with_name(name)), "--replace", "--db", str(aged))
-    assert result.exit_code == 1
-    assert "belongs to" in result.output
+@pytest.mark.parametrize("suffix", ["-shm", "-wal", "-checkpointer", ""])
+def test_a_backup_takes_no_place_of_what_belongs_to_the_database(aged: Path, suffix: str) -> None:
+    assert "belongs to" in refused("backup --replace", aged, f"{aged}{suffix}")
 
 
-@pytest.mark.sqlite
 def test_a_backup_replaces_an_older_one_only_when_told_to(aged: Path, tmp_path: Path) -> None:
     copy, empty = tmp_path / "new" / "folder" / "copy.db", tmp_path / "empty.db"
     empty.touch(0o644)
-    assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 0
+    back_up(aged, copy)
     assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
     before = copy.stat()
-    assert invoke("backup", str(copy), "--db", str(aged)).exit_code == 1
+    refused("backup", aged, str(copy))
     assert copy.stat() == before
     for each in (copy, empty):
-        assert invoke("backup", str(each), "--replace", "--db", str(aged)).exit_code == 0
+        back_up(aged, each, "--replace")
         assert content_of(each) == content_of(aged)
         assert stat.S_IMODE(each.stat().st_mode) == 0o600
     assert copy.stat().st_ino != before.st_ino
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize(
     "make",
     cases(
@@ -165,19 +167,17 @@ def test_a_backup_replaces_nothing_but_what_a_backup_may_be(aged: Path, tmp_path
     except PermissionError:
         pytest.skip("only root makes devices")
     before = copy.lstat()
-    done = invoke("backup", str(copy), "--replace", "--db", str(aged))
-    assert (done.exit_code, len(done.stderr.splitlines()), copy.lstat()) == (1, 1, before)
-    assert "was left as it is" in done.stderr
+    assert "was left as it is" in refused("backup --replace", aged, str(copy))
+    assert copy.lstat() == before
     assert list(tmp_path.glob("*.partial")) == []
 
 
-@pytest.mark.sqlite
 def test_a_backup_is_on_the_disk_before_it_is_told_of(
     aged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = list[str]()
     monkeypatch.setattr(backup, "flush", synced.append)
-    assert invoke("backup", str(tmp_path / "copy.db"), "--db", str(aged)).exit_code == 0
+    back_up(aged, tmp_path / "copy.db")
     assert synced[0].endswith(".partial")
     assert synced[1:] == [str(tmp_path)]
 
@@ -193,31 +193,23 @@ def die_with_a_wal(db: Path) -> None:
     assert db.with_name(f"{db.name}-wal").stat().st_size > 500_000
 
 
-@pytest.mark.sqlite
 def test_a_backup_takes_no_place_beside_what_a_crash_left(aged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     die_with_a_wal(copy)
     before = {path: path.read_bytes() for path in tmp_path.glob("copy.db*")}
-    done = invoke("backup", str(copy), "--replace", "--db", str(aged))
-    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-    assert "findings-service check" in done.stderr
+    assert "findings-service check" in refused("backup --replace", aged, str(copy))
     assert {path: path.read_bytes() for path in tmp_path.glob("copy.db*")} == before
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path, name: str) -> None:
     # Not one long sleep: a signal that arrives just before it would be looked at when it ends.
-    slow = (
-        "findings_service.SQLiteConnection.integrity_errors = lambda _: [time.sleep(0.05) for _ in range(1200)] and ()"
-    )
-    program = [sys.executable, "-c", f"import time, findings_service; {slow}; findings_service.main()"]
-    line = [*program, "backup", str(tmp_path / "copy.db"), "--db", str(aged)]
+    slow = "lambda _: [time.sleep(0.05) for _ in range(1200)] and ()"
+    program = f"heart.SQLiteConnection.integrity_errors = {slow}; heart.main()"
+    line = [sys.executable, "-c", f"import time, findings_service as heart; {program}"]
+    line += ["backup", str(tmp_path / "copy.db"), "--db", str(aged)]
     with subprocess.Popen(line, cwd=HERE, env=environment(), preexec_fn=heed_signals) as process:
-        deadline = time.monotonic() + 20
-        while not list(tmp_path.glob("copy.db*.partial")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert list(tmp_path.glob("copy.db*.partial"))
+        await_(lambda: list(tmp_path.glob("copy.db*.partial")), 20)
         process.send_signal(signal.Signals[name])
         assert process.wait(15) == 1
     assert list(tmp_path.glob("copy.db*")) == []
@@ -241,19 +233,13 @@ def test_a_second_signal_does_not_end_what_undoes_what_was_begun() -> None:
     assert (done.stdout, done.stderr.splitlines()[-1]) == ("undone\n", "KeyboardInterrupt")
 
 
-@pytest.mark.sqlite
-def test_a_backup_replaces_no_database_that_another_process_has_open(
-    aged: Path, serve: Callable[..., Server], tmp_path: Path
-) -> None:
-    server = serve()
+def test_a_backup_replaces_no_database_that_another_process_has_open(aged: Path, server: Server) -> None:
     run = server.start_run()
-    done = invoke("backup", str(server.db), "--replace", "--db", str(aged))
-    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-    assert f"{server.db} is open in another process" in done.stderr
+    assert f"{server.db} is open in another process" in refused("backup --replace", aged, str(server.db))
     assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
-    assert not list(tmp_path.glob("*.partial*"))
+    assert not list(aged.parent.glob("*.partial*"))
     server.stop()
-    assert invoke("backup", str(server.db), "--replace", "--db", str(aged)).exit_code == 0
+    back_up(aged, server.db, "--replace")
     assert content_of(server.db) == content_of(aged)
 
 
@@ -272,27 +258,24 @@ def heard_on_a_terminal(*arguments: str) -> str:
     return heard.decode()
 
 
-@pytest.mark.sqlite
 def test_a_backup_shows_its_progress_on_a_terminal_only(client: Client, run: str, tmp_path: Path) -> None:
     for _ in range(5):
         client.submit(run, *[task(description="x" * 60_000)] * 25)
-    db = ("--db", str(tmp_path / "findings.db"))
-    shown = [
-        int(number) for number in re.findall(r"(\d+)%", heard_on_a_terminal("backup", str(tmp_path / "one.db"), *db))
-    ]
+    db = tmp_path / "findings.db"
+    heard = heard_on_a_terminal("backup", str(tmp_path / "one.db"), "--db", str(db))
+    shown = [int(number) for number in re.findall(r"(\d+)%", heard)]
     assert shown == sorted(shown)
     assert len(shown) > 1
     assert shown[-1] == 100
-    assert "%" not in command("backup", str(tmp_path / "two.db"), *db).stderr
+    assert "%" not in back_up(db, tmp_path / "two.db")
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize("version", [7, 99])
 def test_a_backup_of_another_version_is_a_copy_of_it(tmp_path: Path, version: int) -> None:
     database_of_version(version, tmp_path / "x.db")
     before = content_of(tmp_path / "x.db")
-    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(tmp_path / "x.db"))
-    assert (done.exit_code, len(done.stderr.splitlines())) == (0, 1), done.output
+    told = back_up(tmp_path / "x.db", tmp_path / "copy.db")
+    assert len(told.splitlines()) == 1
     assert content_of(tmp_path / "copy.db") == content_of(tmp_path / "x.db") == before
 
 
@@ -301,19 +284,10 @@ def test_what_the_system_does_not_allow_is_one_line_also_without_a_file() -> Non
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
-@pytest.mark.sqlite
-def test_a_backup_of_no_file_says_so(tmp_path: Path) -> None:
-    done = invoke("backup", str(tmp_path / "copy.db"), "--db", str(tmp_path / "none.db"))
-    assert (done.exit_code, done.stderr) == (1, f"Error: there is no file {tmp_path / 'none.db'}\n")
-    assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.sqlite
-def test_what_makes_no_database_makes_none_of_an_empty_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_what_makes_no_database_makes_none_of_an_empty_file(tmp_path: Path, line: str) -> None:
     (tmp_path / "empty.db").touch()
-    for line in COMMAND_LINES:
-        done = invoke(*line.split(), "--db", str(tmp_path / "empty.db"))
-        assert (done.exit_code, "is empty" in done.stderr) == (1, True), done.output
+    assert "is empty" in refused(line, tmp_path / "empty.db")
     assert files_in(tmp_path) == {"empty.db": b""}
 
 
@@ -332,7 +306,6 @@ def fill_and_prune(server: Server) -> int:
     return server.db.stat().st_size
 
 
-@pytest.mark.sqlite
 def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callable[..., Server]) -> None:
     server = serve()
     before = fill_and_prune(server)
@@ -342,36 +315,23 @@ def test_compact_gives_the_space_back_when_the_server_has_stopped(serve: Callabl
     assert done.exit_code == 0
     assert f"{before:,} bytes before, {after:,} now. It is sound." in done.stderr
     assert after < 300_000 < 1_000_000 < before
-    with closing(sqlite3.connect(server.db)) as connection:
+    with look_into(server.db) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    again = serve(until=LISTENING)
-    assert [each["title"] for each in again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]] == ["Kept"]
+        assert connection.execute("SELECT title FROM tasks").fetchall() == [("Kept",)]
 
 
-@pytest.mark.sqlite
 def test_compact_gives_the_space_back_while_a_server_is_writing(server: Server) -> None:
     before = fill_and_prune(server)
-    path, done = f"{API}/runs/{server.start_run()}/tasks", threading.Event()
-
-    def write() -> Counter[int]:
-        statuses = Counter[int]()
-        while not done.is_set():
-            statuses[server.request("POST", path, task()).status_code] += 1
-        return statuses
-
-    with ThreadPoolExecutor(2) as pool:
-        writing = [pool.submit(write) for _ in range(2)]
+    path = f"{API}/runs/{server.start_run()}/tasks"
+    with written_to(server, path, task(), writers=2) as statuses:
         compacted = command("compact", "--db", str(server.db))
-        done.set()
     assert compacted.returncode == 0, compacted.stderr
-    while server.db.stat().st_size >= before:  # until the server's next turn
-        time.sleep(0.1)
-    assert {status for each in writing for status in each.result()} == {201}
-    assert server.request("GET", f"{API}/tasks").json["total"] == 1 + sum(each.result()[201] for each in writing)
+    await_(lambda: server.db.stat().st_size < before, 60)  # with the server's next turn
+    assert {*statuses} == {201}
+    assert server.request("GET", f"{API}/tasks").json["total"] == 1 + len(statuses)
     assert faults_of(server.db) == []
 
 
-@pytest.mark.sqlite
 def test_compact_waits_for_a_writer(aged: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with locked(aged):
@@ -381,15 +341,8 @@ def test_compact_waits_for_a_writer(aged: Path) -> None:
         assert compacting.result().exit_code == 0
 
 
-@pytest.mark.sqlite
 def test_compact_audits_what_it_made(aged: Path) -> None:
-    with closing(sqlite3.connect(aged, isolation_level=None)) as connection:
+    with look_into(aged) as connection:
         connection.execute("UPDATE counters SET n = n + 1")
     done = invoke("compact", "--db", str(aged))
     assert (done.exit_code, "counter: " in done.stdout) == (1, True)
-
-
-@pytest.mark.parametrize("line", COMMAND_LINES)
-def test_a_command_makes_no_database_of_its_own(tmp_path: Path, line: str) -> None:
-    done = invoke(*line.split(), "--db", str(tmp_path / "none.db"))
-    assert (done.exit_code, done.stderr.count("\n"), list(tmp_path.iterdir())) == (1, 1, [])

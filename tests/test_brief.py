@@ -6,97 +6,96 @@ import json
 from typing import Any
 
 import flask
-import flask.json.provider
 import pytest
 
 from findings_features import brief
 from tests.support import API, SEVERITIES, TARGETS, Client, assert_problem, cases, client_of, start_on, task
 
+TARGET = "https://example.com/"
+
+
+def brief_of(client: Client, **query: Any) -> dict[str, Any]:
+    """Return the brief of the runs' target, or another."""
+    return client.read("brief", **{"projectType": "web", "targetUrl": TARGET} | query)
+
 
 def briefed(client: Client, **query: Any) -> list[str]:
     """Return the external ids of a brief."""
-    return [each["externalId"] for each in client.read("brief", projectType="web", **query)["tasks"]]
+    return [each["externalId"] for each in brief_of(client, **query)["tasks"]]
 
 
 def test_a_brief_tells_all_that_the_contract_names_in_its_order(client: Client) -> None:
     schema = {"minProperties": 0, "type": "object"}
     client.register("web", schema)
-    run = client.start(targetUrl=TARGETS[1])
-    shown = [{"content": "\n  p { color: #aaa }\n}"}, {"content": "Another"}]
-    noted = client.add(
-        run, externalId="a", severity="low", title="Contrast", rule="1.4.3", location="a.css:7", evidence=shown
-    )
+    run = client.start(targetUrl=TARGET)
+    finding = {"externalId": "a", "title": "Contrast", "rule": "1.4.3", "location": "a.css:7", "severity": "low"}
+    noted = client.add(run, **finding, evidence=[{"content": "\n  p { color: #aaa }\n}"}, {"content": "Another"}])
     client.submit(run, task(), task(externalId="b", status="resolved"))
     client.triage(noted, "dismissed", reason="accepted_risk", comment="The brand's colour")
-    told = client.read("brief", projectType="web", targetUrl=TARGETS[1])
     severities = dict.fromkeys(SEVERITIES, 0) | {"high": 2, "low": 1}
     statuses = {"open": 1, "in_progress": 0, "resolved": 1, "dismissed": 1}
-    finding = {"externalId": "a", "title": "Contrast", "rule": "1.4.3", "location": "a.css:7", "severity": "low"}
     finding |= {"status": "dismissed", "reason": "accepted_risk", "lastComment": "The brand's colour"}
     right = {
         "projectType": "web",
-        "targetUrl": TARGETS[1],
+        "targetUrl": TARGET,
         "branch": None,
         "summary": {"total": 3, "bySeverity": severities, "byStatus": statuses},
         "extensionSchema": schema,
         "tasks": [finding | {"excerpt": "  p { color: #aaa }"}],
         "omitted": 0,
     }
-    assert json.dumps(told) == json.dumps(right)  # the order of the members, too
+    assert json.dumps(brief_of(client)) == json.dumps(right)  # the order of the members, too
 
 
 def test_a_brief_begins_with_the_worst_and_then_with_what_was_seen_last(client: Client, run: str) -> None:
-    named = {severity: [f"{severity}-{number}" for number in range(3)] for severity in ("low", "critical", "high")}
-    for severity, names in named.items():
-        client.submit(run, *(task(externalId=name, severity=severity) for name in names))
-    later = client.start(targetUrl="https://example.com/")
+    for severity in ("low", "critical", "high"):
+        client.submit(run, *(task(externalId=f"{severity}-{number}", severity=severity) for number in range(3)))
+    later = client.start(targetUrl=TARGET)
     client.submit(later, task(externalId="critical-0", severity="critical"), task(externalId="high-1"))
     right = ["critical-0", "critical-2", "critical-1", "high-1", "high-2", "high-0", "low-2", "low-1", "low-0"]
     for limit in (1, 4, 9, 50):
-        told = client.read("brief", projectType="web", targetUrl="https://example.com/", limit=limit)
-        assert [each["externalId"] for each in told["tasks"]] == right[:limit]
-        assert told["omitted"] == max(0, 9 - limit)
+        assert briefed(client, limit=limit) == right[:limit]
+        assert brief_of(client, limit=limit)["omitted"] == max(0, 9 - limit)
 
 
 def test_a_brief_is_of_what_the_main_line_and_the_branch_know(client: Client, run: str) -> None:
     client.add(run, externalId="main")
-    client.submit(start_on(client, "a"), task(externalId="a's"), task(externalId="both's"), task(externalId="main"))
-    client.submit(start_on(client, "b"), task(externalId="both's"), task(externalId="b's"), task())
-    client.add(start_on(client, "c"), externalId="c's")
+    start_on(client, "a", "a's", "both's", "main")
+    client.submit(start_on(client, "b", "both's", "b's"), task())
+    start_on(client, "c", "c's")
     for branch, right in (("a", {"main", "a's", "both's"}), ("b", {"main", "both's", "b's"}), ("none", {"main"})):
-        assert {*briefed(client, targetUrl="https://example.com/", branch=branch)} == right
-    assert briefed(client, targetUrl="https://example.com/") == ["main"]
-    told = client.read("brief", projectType="web", targetUrl="https://example.com/", branch="b", limit=1)
+        assert {*briefed(client, branch=branch)} == right
+    assert briefed(client) == ["main"]
+    told = brief_of(client, branch="b", limit=1)
     assert (told["branch"], told["summary"]["total"], told["omitted"]) == ("b", 4, 2)
 
 
 def test_a_brief_is_of_one_type_and_one_target(client: Client) -> None:
     for name in ("web", "app"):
         client.register(name)
-        for target in (None, TARGETS[1], TARGETS[2]):
+        for target in (None, TARGET, TARGETS[2]):
             client.add(client.start(name, targetUrl=target), externalId=f"{name} {target}")
-    assert briefed(client) == ["web None"]
+    assert [each["externalId"] for each in client.read("brief", projectType="web")["tasks"]] == ["web None"]
     assert briefed(client, targetUrl=TARGETS[2]) == [f"web {TARGETS[2]}"]
     assert briefed(client, targetUrl=f"{TARGETS[2]}x") == []
 
 
-def test_the_last_comment_of_a_brief_is_the_last_that_anybody_wrote(client: Client, run: str) -> None:
-    for name, decisions in {
-        "none": [],
-        "one": [{"comment": "First"}],
-        "moved_without": [{"status": "dismissed", "comment": "Not ours"}, {"status": "open"}, {"assignee": "kim"}],
-        "moved_with": [{"comment": "First"}, {"status": "in_progress", "comment": "Mine"}],
-    }.items():
-        found = client.add(run, externalId=name)
-        for decision in decisions:
-            client.triage(found, **decision)
-    told = client.read("brief", projectType="web", targetUrl="https://example.com/")["tasks"]
-    assert {each["externalId"]: each["lastComment"] for each in told} == {
-        "none": None,
-        "one": "First",
-        "moved_without": "Not ours",
-        "moved_with": "Mine",
-    }
+@pytest.mark.parametrize(
+    ("decisions", "last"),
+    cases(
+        none=([], None),
+        one=([{"comment": "First"}], "First"),
+        moved_without=([{"status": "dismissed", "comment": "No"}, {"status": "open"}, {"assignee": "kim"}], "No"),
+        moved_with=([{"comment": "First"}, {"status": "in_progress", "comment": "Mine"}], "Mine"),
+    ),
+)
+def test_the_last_comment_of_a_brief_is_the_last_that_anybody_wrote(
+    client: Client, run: str, decisions: list[dict[str, str]], last: str | None
+) -> None:
+    found = client.add(run, externalId="a")
+    for decision in decisions:
+        client.triage(found, **decision)
+    assert brief_of(client)["tasks"][0]["lastComment"] == last
 
 
 @pytest.mark.parametrize(
@@ -114,8 +113,7 @@ def test_an_excerpt_is_the_first_line_of_the_first_evidence(
     client: Client, run: str, evidence: list[Any], excerpt: str | None
 ) -> None:
     client.add(run, externalId="a", evidence=evidence)
-    (told,) = client.read("brief", projectType="web", targetUrl="https://example.com/")["tasks"]
-    assert told["excerpt"] == excerpt
+    assert brief_of(client)["tasks"][0]["excerpt"] == excerpt
 
 
 def test_of_large_evidence_no_more_is_read_than_an_excerpt_needs(
@@ -127,7 +125,7 @@ def test_of_large_evidence_no_more_is_read_than_an_excerpt_needs(
     read: list[int] = []
     excerpt_of = brief.excerpt_of
     monkeypatch.setattr(brief, "excerpt_of", lambda text: (read.append(len(text)), excerpt_of(text))[1])
-    told = client.read("brief", projectType="web", targetUrl="https://example.com/", limit=2)["tasks"]
+    told = brief_of(client, limit=2)["tasks"]
     assert [each["excerpt"] for each in told] == ["\x01" * 119 + "…"] * 2
     assert (len(read), max(read) <= 1000) == (2, True)
 
@@ -135,20 +133,19 @@ def test_of_large_evidence_no_more_is_read_than_an_excerpt_needs(
 def test_a_brief_of_an_unregistered_type_says_which_there_are(app: flask.Flask, client: Client) -> None:
     client.register("web")
     assert_problem(client.get(f"{API}/brief"), 400, "invalid_parameter", "projectType")
-    problem = assert_problem(client.get(f"{API}/brief?projectType=wbe"), 422, "unknown_project_type", "projectType")
-    assert "Registered: web." in problem["detail"]
-    stranger = client_of(app, client="other")
-    problem = assert_problem(stranger.get(f"{API}/brief?projectType=web"), 422, "unknown_project_type", "projectType")
-    assert "Registered: none yet." in problem["detail"]
+    for asking, unknown, registered in ((client, "wbe", "web."), (client_of(app, client="other"), "web", "none yet.")):
+        refused = asking.get(f"{API}/brief?projectType={unknown}")
+        problem = assert_problem(refused, 422, "unknown_project_type", "projectType")
+        assert f"Registered: {registered}" in problem["detail"]
 
 
 def test_no_client_is_briefed_of_what_another_one_knows(app: flask.Flask, client: Client, run: str) -> None:
     client.submit(run, task(externalId="a"), task())
-    client.add(start_on(client, "b"), externalId="b")
+    start_on(client, "b", "b")
     stranger = client_of(app, client="other")
     stranger.register("web")
     for branch in ({}, {"branch": "b"}):
-        told = stranger.read("brief", projectType="web", targetUrl="https://example.com/", **branch)
+        told = brief_of(stranger, **branch)
         assert (told["tasks"], told["summary"]["total"], told["omitted"]) == ([], 0, 0)
 
 

@@ -6,17 +6,15 @@ import json
 import random
 import re
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import flask
-import flask.json.provider
 import pytest
 
 import findings_service
@@ -26,17 +24,16 @@ from tests.engines import ON_POSTGRES, faults_of, held_in, look_into
 from tests.support import (
     API,
     LISTENING,
-    PROGRAM,
     SECRET,
     Client,
     Server,
     assert_problem,
+    await_,
     cases,
     client_of,
     command,
     content_of,
     database_of,
-    environment,
     finish_ago,
     gate,
     invoke,
@@ -49,6 +46,33 @@ from tests.support import (
     task,
     totals,
 )
+
+
+@pytest.fixture
+def client(app: flask.Flask, db: Path) -> Iterator[Client]:
+    """A client with a project type, behind which the database must be sound."""
+    made = client_of(app)
+    made.register("web")
+    yield made
+    assert faults_of(db) == []
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "findings.db"
+
+
+def key_of(app: flask.Flask, run: str) -> findings_service.RunKey:
+    """Return a run as the store knows it."""
+    with database_of(app).reading() as connection:
+        return findings_service.select_run_key(connection, "default", run)
+
+
+def prune_slice(app: flask.Flask, run: findings_service.RunKey, size: int = 1000) -> tuple[int, bool]:
+    """Prune some tasks of a run, and return how many, and whether the run is gone."""
+    with database_of(app).transaction() as connection:
+        return deletion.prune_slice(connection, "default", run, size)
+
 
 # ---------------------------------------------------------------------------
 # Tasks
@@ -70,8 +94,7 @@ def test_what_has_no_etag_cannot_depend_on_one(client: Client, run: str) -> None
 # ---------------------------------------------------------------------------
 
 
-def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, client: Client, tmp_path: Path) -> None:
-    client.register("web")
+def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, client: Client, db: Path) -> None:
     old, older, young, running = (client.start(targetUrl="https://example.com/") for _ in range(4))
     for run, names in ((old, "abx"), (older, "bcx"), (young, "cd"), (running, "ad")):
         client.submit(run, *[task(externalId=name) for name in names], task())
@@ -80,20 +103,21 @@ def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, clie
         client.finish(run)
     finish_ago(app, 91, old, older)
     finish_ago(app, 89, young)
-    before = content_of(tmp_path / "findings.db")
-    assert prune(tmp_path / "findings.db", "--dry-run") == [2, 4]
-    assert content_of(tmp_path / "findings.db") == before
-    assert prune(tmp_path / "findings.db") == [2, 4]
+    before = content_of(db)
+    assert prune(db, "--dry-run") == [2, 4]
+    assert content_of(db) == before
+    assert prune(db) == [2, 4]
     left = client.read("tasks")
     assert sorted(each["externalId"] or "" for each in left["tasks"]) == ["", "", "a", "c", "d"]
     assert left["total"] == 5
     assert {each["id"] for each in client.read("runs")["runs"]} == {young, running}
-    assert prune(tmp_path / "findings.db") == [0, 0]
+    assert prune(db) == [0, 0]
     assert client.submit(running, task(externalId="b"))["created"] == 1
-    assert faults_of(tmp_path / "findings.db") == []
 
 
-def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.Flask, client: Client, run: str) -> None:
+def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(
+    app: flask.Flask, client: Client, run: str, db: Path
+) -> None:
     stranger = client_of(app, client="other")
     stranger.register("web")
     theirs = stranger.start("web", targetUrl="https://example.com/")
@@ -101,53 +125,39 @@ def test_prune_leaves_the_runs_of_other_clients_and_the_young_alone(app: flask.F
         each.submit(run_id, task(externalId="a"), task())
         each.finish(run_id)
     finish_ago(app, 100, theirs)
-    path = database_of(app).settings.db
-    assert prune(path) == [1, 2]
+    assert prune(db) == [1, 2]
     assert (client.read("tasks")["total"], stranger.read("tasks")["total"]) == (2, 0)
     assert (client.read(f"runs/{run}")["summary"]["total"], stranger.read("runs")["total"]) == (2, 0)
-    assert faults_of(path) == []
 
 
-def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Client, run: str) -> None:
-    def branches() -> list[Any]:
-        return rows_of(app, "SELECT name, reported FROM branches ORDER BY name")
-
-    path = database_of(app).settings.db
+def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Client, run: str, db: Path) -> None:
     first, second, third = start_on(client, "a", "x", "y"), start_on(client, "a"), start_on(client, "b", "x")
     client.submit(run, task(externalId="x"))
-    for old, left in (
-        (first, [("a", 1), ("b", 1)]),
-        (second, [("a", 1), ("b", 1)]),
-        (third, [("a", 1), ("b", 1)]),
-        (run, []),
-    ):
+    for old in (first, second, third, run):
         client.finish(old)
         finish_ago(app, 91, old)
-        prune(path)
-        assert branches() == left
-        assert faults_of(path) == []
+        prune(db)
+        left = [] if old == run else [("a", 1), ("b", 1)]
+        assert rows_of(app, "SELECT name, reported FROM branches ORDER BY name") == left
+        assert faults_of(db) == []
     assert client.read("tasks", branch="a")["total"] == 0
 
 
-def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, client: Client, run: str) -> None:
-    path = database_of(app).settings.db
+def test_a_run_goes_in_slices_between_which_all_is_sound(app: flask.Flask, client: Client, run: str, db: Path) -> None:
     shared = client.start(targetUrl="https://example.com/")
     for run_id, names in ((run, "abcd"), (shared, "bd")):
         client.submit(run_id, *[task(externalId=name) for name in names], task())
     client.finish(run)
-    removed, gone = [], False
+    key, removed, gone = key_of(app, run), [], False
     while not gone:
-        with database_of(app).transaction() as connection:
-            key = findings_service.RunKey(1, "web", "https://example.com/", 5, run, "completed", "")
-            tasks, gone = deletion.prune_slice(connection, "default", key, 2)
+        tasks, gone = prune_slice(app, key, 2)
         removed.append(tasks)
-        assert faults_of(path) == []
+        assert faults_of(db) == []
         assert client.read("tasks")["total"] == 6 - sum(removed)
     assert removed == [1, 1, 1]
     assert [each["id"] for each in client.read("runs")["runs"]] == [shared]
     assert client.read("tasks", runId=shared)["total"] == 3
-    with database_of(app).transaction() as connection:
-        assert deletion.prune_slice(connection, "default", key) == (0, True)
+    assert prune_slice(app, key) == (0, True)
 
 
 def test_prune_goes_beside_a_server_that_is_writing(server: Server) -> None:
@@ -178,14 +188,11 @@ def test_a_server_forgets_by_the_clock_what_it_is_not_to_keep(serve: Callable[..
             connection.execute("UPDATE runs SET finished_at = ?, created_at = ? WHERE id = ?", (at, at, run))
     server.stop()
     quick = program_with(MAINTENANCE_PAUSE=0.2)
-    again = serve("--workers", "2", until=LISTENING, program=quick, FINDINGS_KEEP="2h")
-    deadline = time.monotonic() + 10
-    while again.request("GET", f"{API}/runs/{old}", key=server.key).status_code == 200 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert again.request("GET", f"{API}/runs", key=server.key).json["total"] == 2
-    left = again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]
-    assert sorted(each["externalId"] for each in left) == ["b", "c", "d"]
-    assert faults_of(again.db) == []
+    ask = partial(serve("--workers", "2", until=LISTENING, program=quick, FINDINGS_KEEP="2h").request, key=server.key)
+    await_(lambda: ask("GET", f"{API}/runs/{old}").status_code == 404)
+    assert ask("GET", f"{API}/runs").json["total"] == 2
+    assert sorted(each["externalId"] for each in ask("GET", f"{API}/tasks").json["tasks"]) == ["b", "c", "d"]
+    assert faults_of(server.db) == []
 
 
 def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
@@ -210,18 +217,16 @@ def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
     assert max(waits) < 1
 
 
-def test_two_prunes_at_once_count_right(client: Client, app: flask.Flask, tmp_path: Path) -> None:
-    client.register("web")
+def test_two_prunes_at_once_count_right(client: Client, app: flask.Flask, db: Path) -> None:
     runs = [client.start() for _ in range(40)]
     for number, run in enumerate(runs):
         client.add(run, externalId=str(number))
         client.finish(run)
     finish_ago(app, 100, *runs)
-    line = ("prune", "--finished-before", "90d", "--db", str(tmp_path / "findings.db"))
+    line = ("prune", "--finished-before", "90d", "--db", str(db))
     with ThreadPoolExecutor() as pool:
         assert [each.returncode for each in pool.map(lambda _: command(*line), range(2))] == [0, 0]
-    assert faults_of(tmp_path / "findings.db") == []
-    assert (client.read("tasks")["total"], client.read("runs")["total"]) == (0, 0)
+    assert totals(client) == [0, 0, 1]
 
 
 # ---------------------------------------------------------------------------
@@ -229,7 +234,7 @@ def test_two_prunes_at_once_count_right(client: Client, app: flask.Flask, tmp_pa
 # ---------------------------------------------------------------------------
 
 
-def test_a_deleted_task_is_gone_from_every_answer(app: flask.Flask, client: Client, run: str) -> None:
+def test_a_deleted_task_is_gone_from_every_answer(client: Client, run: str) -> None:
     branch, later = start_on(client, "a", "x"), start_on(client, None)
     task_id, other = client.add(run, externalId="x"), client.add(run, externalId="y")
     client.finish(run)
@@ -242,17 +247,13 @@ def test_a_deleted_task_is_gone_from_every_answer(app: flask.Flask, client: Clie
         assert task_id not in {each["id"] for each in page["tasks"]}
     whole = client.read(f"runs/{run}")
     assert (whole["summary"]["total"], whole["submitted"]["created"]) == (1, 1)
-    assert gate(client, run)["reported"] == 1
-    assert gate(client, branch)["reported"] == 0
+    assert [gate(client, each)["reported"] for each in (run, branch)] == [1, 0]
     client.remove(f"tasks/{other}")
     assert client.read("overview")["total"] == 0
-    assert faults_of(database_of(app).settings.db) == []
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "running"])
-def test_a_deleted_run_takes_along_what_only_it_reports(
-    app: flask.Flask, client: Client, run: str, finish: bool
-) -> None:
+def test_a_deleted_run_takes_along_what_only_it_reports(client: Client, run: str, finish: bool) -> None:
     other = start_on(client, None, "x")
     client.submit(run, task(externalId="x"), task(externalId="y"), task())
     if finish:
@@ -264,67 +265,57 @@ def test_a_deleted_run_takes_along_what_only_it_reports(
     assert [each["externalId"] for each in client.read("tasks")["tasks"]] == ["x"]
     assert [each["id"] for each in client.read("runs")["runs"]] == [other]
     assert client.read("runs", status="running")["total"] == 1
-    assert faults_of(database_of(app).settings.db) == []
 
 
-def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(app: flask.Flask, client: Client) -> None:
-    client.register("web")
+def seen_by(client: Client) -> tuple[Any, ...]:
+    """Return what the one task tells of the runs that report it."""
+    (found,) = client.read("tasks")["tasks"]
+    return tuple(found[name] for name in ("runId", "lastRunId", "timesSeen", "branch"))
+
+
+def test_what_a_deleted_run_leaves_of_a_task_is_worked_out_again(client: Client, db: Path) -> None:
     branch, run = start_on(client, "a", "x"), start_on(client, None)
-    first = client.add(run, externalId="x", title="Taken over")
+    found = client.add(run, externalId="x", title="Taken over")
     ignored, last = start_on(client, "b", "x"), start_on(client, None, "x")
-    fields = ("runId", "lastRunId", "timesSeen", "branch")
     for gone, left in (
         (last, (branch, run, 2, None)),
         (run, (branch, branch, 1, "a")),
         (branch, (ignored, ignored, 1, "b")),
     ):
         client.remove(f"runs/{gone}")
-        found = client.read(f"tasks/{first}")
-        assert tuple(found[name] for name in fields) == left
+        assert seen_by(client) == left
         assert client.read("tasks", mainLine="true")["total"] == (left[-1] is None)
-        assert faults_of(database_of(app).settings.db) == []
+        assert faults_of(db) == []
     assert client.read("tasks", branch="a")["total"] == 0
-    assert {each["runId"] for each in client.history(first)} == {None}
+    assert {each["runId"] for each in client.history(found)} == {None}
 
 
 def test_a_deleted_run_whose_report_did_not_count_leaves_a_task_as_it_was(client: Client) -> None:
-    client.register("web")
     known = start_on(client, None, "x"), start_on(client, None, "x")
-    ignored = start_on(client, "b", "x")
-    before = client.read("tasks")["tasks"][0]
-    assert (before["runId"], before["lastRunId"], before["timesSeen"]) == (*known, 2)
+    ignored, before = start_on(client, "b", "x"), client.read("tasks")
+    assert seen_by(client) == (*known, 2, None)
     client.remove(f"runs/{ignored}")
-    assert client.read("tasks")["tasks"] == [before]
+    assert client.read("tasks") == before
 
 
-def test_a_deletion_finds_other_reporters_for_a_task_whose_first_one_was_pruned(
-    app: flask.Flask, client: Client
-) -> None:
-    client.register("web")
+def test_a_deletion_finds_other_reporters_for_a_task_whose_first_was_pruned(app: flask.Flask, client: Client) -> None:
     pruned, second, third = (start_on(client, None, "x") for _ in range(3))
-    with database_of(app).transaction() as connection:
-        key = findings_service.select_run_key(connection, "default", pruned)
-        assert deletion.prune_slice(connection, "default", key) == (0, True)
-    assert client.read("tasks")["tasks"][0]["runId"] == pruned
+    assert prune_slice(app, key_of(app, pruned)) == (0, True)
+    assert seen_by(client)[0] == pruned
     client.remove(f"runs/{third}")
-    found = client.read("tasks")["tasks"][0]
-    assert (found["runId"], found["lastRunId"], found["timesSeen"]) == (second, second, 2)
+    assert seen_by(client) == (second, second, 2, None)
 
 
-def test_a_report_that_comes_to_count_as_the_first_is_taken_back_like_any(app: flask.Flask, client: Client) -> None:
-    client.register("web")
+def test_a_report_that_comes_to_count_as_the_first_is_taken_back_like_any(client: Client, db: Path) -> None:
     known = start_on(client, None, "x")
     first, second = start_on(client, "a", "x"), start_on(client, "b", "x")
     client.remove(f"runs/{known}")
     last = start_on(client, None, "x")
-    seen = []
-    for gone in (None, first, second):
-        if gone:
-            client.remove(f"runs/{gone}")
-        found = client.read("tasks")["tasks"][0]
-        seen.append((found["runId"], found["lastRunId"], found["timesSeen"], found["branch"]))
-        assert faults_of(database_of(app).settings.db) == []
-    assert seen == [(first, last, 2, None), (last, last, 1, None), (last, last, 1, None)]
+    assert seen_by(client) == (first, last, 2, None)
+    for gone in (first, second):
+        client.remove(f"runs/{gone}")
+        assert seen_by(client) == (last, last, 1, None)
+        assert faults_of(db) == []
 
 
 def test_the_history_of_what_a_deleted_run_resolved_stays_without_its_id(client: Client, run: str) -> None:
@@ -390,24 +381,23 @@ def test_a_kept_answer_goes_with_what_it_holds(
     assert not any("secret" in text or '"x"' in text for (text,) in kept)
 
 
+def decide(client: Client, path: str, **decision: Any) -> Any:
+    """Make a decision with an Idempotency-Key."""
+    return client.patch(f"{API}/{path}", json=decision, headers={"Idempotency-Key": "k"})
+
+
 @pytest.mark.parametrize("deleted", ["tasks/TASK", "runs/RUN"])
 def test_kept_answers_to_decisions_go_with_the_task(app: flask.Flask, client: Client, run: str, deleted: str) -> None:
     gone, kept = client.add(run, title="secret"), client.add(client.start("web"))
-    key = {"Idempotency-Key": "k"}
-    answers = {}
-    for path, body in (
-        (f"tasks/{gone}", {"comment": "secret"}),
-        (f"tasks/{kept}", {"comment": "Kept."}),
-        ("tasks", {"ids": [gone, kept], "comment": "secret"}),
-    ):
-        answers[path] = client.patch(f"{API}/{path}", json=body, headers=key)
-        assert answers[path].status_code == 200
+    of_gone = partial(decide, client, f"tasks/{gone}", comment="secret")
+    of_kept = partial(decide, client, f"tasks/{kept}", comment="Kept.")
+    of_both = partial(decide, client, "tasks", ids=[gone, kept], comment="secret")
+    _, answer, _ = answers = of_gone(), of_kept(), of_both()
+    assert [each.status_code for each in answers] == [200, 200, 200]
     client.remove(deleted.replace("TASK", gone).replace("RUN", run))
-    assert_problem(client.patch(f"{API}/tasks/{gone}", json={"comment": "secret"}, headers=key), 404, "not_found")
-    again = client.patch(f"{API}/tasks/{kept}", json={"comment": "Kept."}, headers=key)
-    assert again.data == answers[f"tasks/{kept}"].data
-    both = client.patch(f"{API}/tasks", json={"ids": [gone, kept], "comment": "secret"}, headers=key)
-    assert_problem(both, 409, "idempotency_conflict")
+    assert_problem(of_gone(), 404, "not_found")
+    assert of_kept().data == answer.data
+    assert_problem(of_both(), 409, "idempotency_conflict")
     assert not any(gone in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
 
 
@@ -417,12 +407,10 @@ def test_a_kept_answer_about_a_task_that_stays_tells_nothing_of_a_run_that_is_de
     first, other = client.start("web", branch="secret"), client.start("web", branch="other")
     task_id = client.add(first, externalId="x")
     client.add(other, externalId="x")
-    decide = partial(
-        client.patch, f"{API}/tasks/{task_id}", json={"comment": "Once."}, headers={"Idempotency-Key": "k"}
-    )
-    assert decide().json["branch"] == "secret"
+    comment = partial(decide, client, f"tasks/{task_id}", comment="Once.")
+    assert comment().json["branch"] == "secret"
     client.remove(f"runs/{first}")
-    assert_problem(decide(), 409, "idempotency_conflict")
+    assert_problem(comment(), 409, "idempotency_conflict")
     assert not any("secret" in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
 
 
@@ -460,9 +448,9 @@ def secrets_of(value: Any) -> set[str]:
 
 
 def test_what_is_deleted_is_nowhere_in_the_files_once_they_are_compact(
-    app: flask.Flask, client: Client, run: str
+    app: flask.Flask, client: Client, run: str, db: Path
 ) -> None:
-    dice, db, stored = random.Random(6), database_of(app).settings.db, dict[str, set[str]]()
+    dice, stored = random.Random(6), dict[str, set[str]]()
     for _ in range(6):
         reports = [secret_report(dice) for _ in range(60)]
         for item, report in zip(client.submit(run, *reports)["tasks"], reports, strict=True):
@@ -483,29 +471,28 @@ def test_what_is_deleted_is_nowhere_in_the_files_once_they_are_compact(
         assert faults_of(db) == []
 
 
-def test_a_deleted_run_and_type_are_nowhere_in_the_files(app: flask.Flask, client: Client) -> None:
-    db, name = database_of(app).settings.db, secret()
+def test_a_deleted_run_and_type_are_nowhere_in_the_files(client: Client, db: Path) -> None:
+    name = secret()
     definition = {"name": name, "label": secret(), "description": secret(), "extensionSchema": {"title": secret()}}
     assert post(client, "project-types", definition).status_code == 201
     start = {"projectType": name, "targetUrl": f"https://{secret()}/", "branch": secret(), "metadata": {"a": secret()}}
     pull = post(client, "runs", start, "run").json["id"]
     client.submit(pull, *(secret_report(random.Random(1)) for _ in range(40)))
     client.finish(pull, statusReason=secret())
-    kept = {name}
     assert client.put(f"{API}/project-types/{name}", json={"label": "new"}).status_code == 200
-    assert not found_in_files(db) & secrets_of(definition) - kept
+    assert not found_in_files(db) & secrets_of(definition) - {name}
     client.remove(f"runs/{pull}")
-    assert found_in_files(db) == kept
+    assert found_in_files(db) == {name}
     client.remove(f"project-types/{name}")
     assert found_in_files(db) == set()
 
 
-def erased_after(db: Path, seconds: float) -> bool:
-    """Tell whether no secret is in a file any more within some seconds."""
-    end = time.monotonic() + seconds
-    while found_in_files(db) and time.monotonic() < end:
+def assert_erased_soon(db: Path) -> None:
+    """Check that no secret is in a file any more within five seconds."""
+    end = time.monotonic() + 5
+    while found := found_in_files(db):
+        assert time.monotonic() < end, found
         time.sleep(0.1)
-    return not found_in_files(db)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -527,7 +514,7 @@ def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
                 batch = {"tasks": [secret_report(random.Random(2)) for _ in range(20)]}
                 for item in server.request("POST", f"{API}/runs/{run}/tasks", batch).json["tasks"]:
                     assert server.request("DELETE", f"{API}/tasks/{item['id']}").status_code == 204
-                assert erased_after(server.db, 5)
+                assert_erased_soon(server.db)
         finally:
             done.set()
     assert all(each.exception() is None for each in loads)
@@ -536,14 +523,12 @@ def test_what_is_deleted_leaves_the_files_of_a_busy_server_within_five_seconds(
 
 @pytest.mark.sqlite
 def test_what_was_deleted_before_a_kill_is_erased_at_the_next_start(serve: Callable[..., Server]) -> None:
-    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
-    server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
-    run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
-    server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))] * 50}, key=SECRET)
-    assert server.request("DELETE", f"{API}/runs/{run}", key=SECRET).status_code == 204
+    server = serve()
+    run = server.start_run()
+    server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))] * 50})
+    assert server.request("DELETE", f"{API}/runs/{run}").status_code == 204
     server.stop(signal.SIGKILL)
-    server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
-    assert found_in_files(server.db) == set()
+    assert found_in_files(serve(until=LISTENING).db) == set()
 
 
 @pytest.mark.sqlite
@@ -565,9 +550,8 @@ def test_what_another_process_deletes_leaves_the_log_of_a_service(serve: Callabl
     server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))]})
     server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
     time.sleep(0.01)
-    line = [*PROGRAM, "prune", "--finished-before", "0s", "--db", str(server.db)]
-    assert subprocess.run(line, env=environment(), timeout=30, check=False).returncode == 0
-    assert erased_after(server.db, 5)
+    assert command("prune", "--finished-before", "0s", "--db", str(server.db)).returncode == 0
+    assert_erased_soon(server.db)
 
 
 def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Callable[..., Server]) -> None:
@@ -583,11 +567,9 @@ def test_a_run_is_deleted_whole_or_not_at_all_however_the_service_ends(serve: Ca
             deleted = pool.submit(server.request, "DELETE", f"{API}/runs/{run}", key=SECRET)
             time.sleep(dice.uniform(0.01, 0.4))
             server.stop(signal.SIGKILL)
-        answered = deleted.exception() is None
         with look_into(server.db) as connection:
-            counts = [
-                connection.execute(f"SELECT COUNT(*) FROM {name} WHERE {column} = ?", (run,)).fetchone()[0]
-                for name, column in (("runs", "id"), ("tasks", "run_id"))
-            ]
-        assert counts in ([[0, 0]] if answered else [[0, 0], [1, 4000]])
+            runs = connection.execute("SELECT COUNT(*) FROM runs WHERE id = ?", (run,)).fetchone()
+            tasks = connection.execute("SELECT COUNT(*) FROM tasks WHERE run_id = ?", (run,)).fetchone()
+        was_answered = deleted.exception() is None
+        assert (*runs, *tasks) in ([(0, 0)] if was_answered else [(0, 0), (1, 4000)])
         assert faults_of(server.db) == []

@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import flask
-import flask.json.provider
 import pytest
 
-from tests.support import API, SEVERITIES, UNKNOWN_ID, Client, Survey, assert_problem, cases, client_of, finished, gate
+from tests.support import (
+    API,
+    SEVERITIES,
+    UNKNOWN_ID,
+    Client,
+    Survey,
+    assert_problem,
+    cases,
+    client_of,
+    finished,
+    gate,
+    same_surface,
+)
 
 
 def numbers(verdict: dict[str, Any]) -> tuple[int, ...]:
@@ -116,37 +127,30 @@ def test_a_run_that_is_not_completed_never_passes(client: Client, run: str) -> N
 
 
 def test_the_worst_fifty_offenders_are_listed_newest_first_within(client: Client, run: str) -> None:
-    finished(client, None, **dict.fromkeys((f"old-{number}" for number in range(30)), "high"))
-    names = [*(f"old-{number}" for number in range(30)), *(f"new-{number}" for number in range(40))]
-    severities = {name: "critical" if name[-1] in "13579" else "high" for name in names}
+    old, new = ([f"{age}-{number}" for number in range(count)] for age, count in (("old", 30), ("new", 40)))
+    finished(client, None, **dict.fromkeys(old, "high"))
+    severities = {name: "critical" if name[-1] in "13579" else "high" for name in (*old, *new)}
     verdict = gate(client, finished(client, "a", **severities), only="all")
     listed = [each["externalId"] for each in verdict["offenders"]]
     # What the main line has is as the main line has it.
-    worst = [name for name in reversed(names) if severities[name] == "critical" and name.startswith("new")]
-    rest = [name for name in reversed(names) if name not in worst]
+    worst = [name for name in reversed(new) if severities[name] == "critical"]
+    rest = [name for name in reversed((*old, *new)) if name not in worst]
     assert (listed, verdict["offendersTotal"]) == ([*worst, *rest][:50], 70)
     assert len(gate(client, verdict["runId"])["offenders"]) == 40
 
 
 def test_a_verdict_is_a_recount_whatever_was_reported(survey: Survey) -> None:
-    for run in survey.runs:
+    for number, run in enumerate(survey.runs):
         before = [
             each["id"]
-            for each in survey.runs[: survey.runs.index(run)]
-            if (each["projectType"], each["targetUrl"]) == (run["projectType"], run["targetUrl"])
-            and (each["branch"], each["status"]) == (None, "completed")
+            for each in survey.runs[:number]
+            if same_surface(each, run) and (each["branch"], each["status"]) == (None, "completed")
         ]
-        known = survey.reported[before[-1]] if before else set()
-        for bar in range(len(SEVERITIES)):
-            verdict = gate(survey.client, run["id"], failOn=SEVERITIES[bar])
-            standing = ("open", "in_progress", "resolved") if run["branch"] else ("open", "in_progress")
-            offenders = [
-                item["id"]
-                for item in survey.tasks
-                if item["id"] in survey.reported[run["id"]] - known
-                and item["status"] in standing
-                and SEVERITIES.index(item["severity"]) <= bar
-            ]
+        standing = ("open", "in_progress", "resolved") if run["branch"] else ("open", "in_progress")
+        left = [item for item in survey.tasks if survey.is_new_in(item, run["id"]) and item["status"] in standing]
+        for bar, severity in enumerate(SEVERITIES):
+            verdict = gate(survey.client, run["id"], failOn=severity)
+            offenders = [item["id"] for item in left if SEVERITIES.index(item["severity"]) <= bar]
             assert verdict["baseline"] == (before[-1] if before else None)
             assert sorted(each["id"] for each in verdict["offenders"]) == offenders
             assert numbers(verdict)[:2] == (len(survey.reported[run["id"]]), len(offenders))

@@ -88,6 +88,8 @@ def test_arrows_go_one_way() -> None:
         others = {part_of(name) for name in imports_of(file) if name.startswith(FOLDERS) and "." in name}
         arrows[own] = arrows.get(own, set()) | others - {own}
     assert {own: others for own, others in arrows.items() if others} == ARROWS
+    TopologicalSorter(ARROWS).prepare()  # which makes no circle
+    assert not [name for name in imports_of(HERE / "findings_service.py") if name.startswith(FOLDERS)]
 
 
 def test_few_parts_write_to_tables() -> None:
@@ -113,30 +115,31 @@ def test_no_name_of_a_module_is_shadowed_by_a_local_one(file: Path) -> None:
     assert {each.get_name() for each in table.get_symbols() if each.is_local()}.isdisjoint(names_within(table))
 
 
-def test_no_arrows_make_a_circle() -> None:
-    TopologicalSorter(ARROWS).prepare()
-
-
-def test_the_module_imports_no_part() -> None:
-    assert not [name for name in imports_of(HERE / "findings_service.py") if name.startswith(FOLDERS)]
+def printed(program: str, *arguments: str) -> str:
+    """Run lines of Python in a process of its own, and return what they print."""
+    line = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(line, cwd=HERE, env=environment(), check=True, timeout=60, capture_output=True, text=True)
+    return done.stdout
 
 
 def test_importing_a_part_changes_nothing() -> None:
-    names = [*map(module_of, PARTS)]
-    program = (
+    printed(
         "import importlib, msgspec, findings_service as heart\n"
         "told = lambda: (repr(heart.REGISTRY), [*heart.main.commands])\n"
         "before = told()\n"
-        f"for name in {names}: importlib.import_module(name)\n"
+        f"for name in {[*map(module_of, PARTS)]}: importlib.import_module(name)\n"
         "assert told() == before, told()"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=HERE, env=environment(), check=True, timeout=60)
+
+
+ASKED_FOR = {
+    *(*heart.API_PARTS, *heart.COMMAND_PARTS.values()),
+    *(*heart.ENGINE_PARTS.values(), *heart.OBSERVER_PARTS.values()),
+}
 
 
 def test_every_part_that_is_asked_for_is_there() -> None:
-    asked = {*heart.API_PARTS, *heart.COMMAND_PARTS.values(), *heart.ENGINE_PARTS.values()}
-    asked |= {*heart.OBSERVER_PARTS.values()}
-    assert [file for file in asked if heart.load_part(file)] == []
+    assert [file for file in ASKED_FOR if heart.load_part(file)] == []
 
 
 @pytest.mark.parametrize("absent", sorted({each for others in ARROWS.values() for each in others}))
@@ -154,11 +157,8 @@ def test_a_part_that_others_need_may_be_absent_and_is_named(tmp_path: Path, abse
         heart.create_app(db=sys.argv[1])
         print({heart.load_part(file) for file in sys.argv[3:]})
     """
-    files = {*heart.API_PARTS, *heart.COMMAND_PARTS.values(), *heart.ENGINE_PARTS.values()}
-    files |= {*heart.OBSERVER_PARTS.values()}
-    line = [sys.executable, "-c", program, str(tmp_path / "x.db"), absent, *files]
-    told = subprocess.run(line, cwd=HERE, env=environment(), check=True, timeout=60, capture_output=True, text=True)
-    assert ast.literal_eval(told.stdout) <= {"", f"{absent.replace('.', '/')}.py"}
+    told = ast.literal_eval(printed(program, str(tmp_path / "x.db"), absent, *ASKED_FOR))
+    assert told <= {"", f"{absent.replace('.', '/')}.py"}
 
 
 def test_a_part_that_needs_a_folder_which_is_absent_keeps_nothing_from_starting(tmp_path: Path) -> None:
@@ -167,9 +167,7 @@ def test_a_part_that_needs_a_folder_which_is_absent_keeps_nothing_from_starting(
         "heart.create_app(db=sys.argv[1])\n"
         "print(heart.load_part('findings_adapters/sarif/__init__.py'))"
     )
-    line = [sys.executable, "-c", program, str(tmp_path / "x.db")]
-    told = subprocess.run(line, cwd=HERE, env=environment(), check=True, timeout=60, capture_output=True, text=True)
-    assert told.stdout == "findings_features/exports.py\n"
+    assert printed(program, str(tmp_path / "x.db")) == "findings_features/exports.py\n"
 
 
 # ---------------------------------------------------------------------------
@@ -197,8 +195,7 @@ def run_alone(alone: tuple[str, ...], *line: str, **env: str) -> subprocess.Comp
 def ask(tmp_path: Path, alone: tuple[str, ...]) -> Iterator[Callable[..., Answer]]:
     """What asks a service of the module alone, with a key of level full."""
     db = tmp_path / "alone.db"
-    line = [*alone, "keys", "create", "ci", "--new", "--level", "full", "--db", str(db)]
-    key = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=30, check=True).stdout.strip()
+    key = run_alone(alone, "keys", "create", "ci", "--new", "--level", "full", "--db", str(db)).stdout.strip()
     server = start_process([*alone, "serve", "--db", str(db), "--port", "0"], db, "Findings Task Service")
     yield partial(server.request, key=key)
     assert server.stop() == 0
@@ -240,11 +237,12 @@ def test_an_absent_part_is_named_where_the_api_would_need_it(ask: Callable[..., 
             assert f"{absent}, which answers this, is not there." in refused.json["detail"]
     refused = assert_problem(ask("GET", f"{API}/tasks?q=image"), 400, "invalid_parameter", "q")
     assert "needs findings_features/search.py, which is not there" in refused["detail"]
-    sarif = {"Content-Type": "application/sarif+json"}
-    refused = assert_problem(ask("POST", f"{API}/runs/x/tasks", b"{}", **sarif), 415, "unsupported_media_type")
-    assert "SARIF needs findings_adapters/sarif, which is not there." in refused["detail"]
-    refused = assert_problem(ask("POST", f"{API}/runs", b"{}", **sarif), 415, "unsupported_media_type")
-    assert refused["detail"] == "Send the body as Content-Type: application/json."
+    for path, said in (
+        ("runs/x/tasks", "SARIF needs findings_adapters/sarif, which is not there."),
+        ("runs", "Send the body as Content-Type: application/json."),
+    ):
+        sent = ask("POST", f"{API}/{path}", b"{}", **{"Content-Type": "application/sarif+json"})
+        assert said in assert_problem(sent, 415, "unsupported_media_type")["detail"]
     for accept in ("application/sarif+json", "text/csv", "text/markdown"):
         assert ask("GET", f"{API}/tasks", Accept=accept).content_type == "application/json"
 
@@ -252,12 +250,8 @@ def test_an_absent_part_is_named_where_the_api_would_need_it(ask: Callable[..., 
 def test_what_parts_answer_is_told_by_their_names() -> None:
     heart.load_parts()
     own = {f"{each.method} {each.path}": each.handler.__module__ for each in heart.REGISTRY.operations.values()}
-    told = {
-        line: part_of(module_of(HERE / file))
-        for file, lines in heart.API_PARTS.items()
-        for line in lines
-        if line != "GET /"
-    }
+    told = {line: part_of(module_of(HERE / file)) for file, lines in heart.API_PARTS.items() for line in lines}
+    del told["GET /"]  # the page's, which is no operation
     assert told == {line: part_of(name) for line, name in own.items() if name != heart.__name__}
 
 

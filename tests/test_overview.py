@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import flask
-import flask.json.provider
 import pytest
 
 import findings_service
 from tests.engines import faults_of
 from tests.support import API, SEVERITIES, STATUSES, TARGETS, Client, cases, database_of, standing, start_on, task
-
-# ---------------------------------------------------------------------------
-# Lists
-# ---------------------------------------------------------------------------
 
 
 def test_an_overview_of_yesterday_is_not_todays(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,10 +17,6 @@ def test_an_overview_of_yesterday_is_not_todays(client: Client, monkeypatch: pyt
     at_day(monkeypatch, -1)
     assert client.get(f"{API}/overview", headers={"If-None-Match": tag}).status_code == 200
 
-
-# ---------------------------------------------------------------------------
-# The overview
-# ---------------------------------------------------------------------------
 
 TIMESTAMP = findings_service.timestamp
 

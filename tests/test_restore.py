@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,31 @@ def epoch_of(db: Path) -> str:
         return str(connection.execute("SELECT epoch FROM epochs").fetchone()[0])
 
 
-def shown(stderr: str) -> dict[str, str]:
+def keys_told(stderr: str) -> dict[str, str]:
     """Return what the keys are by what a restore tells, by their names."""
     lines = re.findall(r"^(?!CLIENT )\S+  +(\S+)  +(?:read|agent|full)  +\S+  +(.+)$", stderr, re.MULTILINE)
     return dict(lines)
+
+
+def restore(copy: Path, db: Path, *options: str) -> str:
+    """Restore a backup, and return what is told of it."""
+    done = invoke("restore", str(copy), *options, "--db", str(db))
+    assert done.exit_code == 0, done.output
+    return done.stderr
+
+
+def refused(copy: Path, db: Path) -> str:
+    """Return the one line that says why nothing is restored."""
+    done = invoke("restore", str(copy), "--db", str(db))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1), done.output
+    return done.stderr
+
+
+def die(program: str, copy: Path, db: Path) -> int:
+    """Restore in a process that goes through some lines of Python before, and return its exit code."""
+    imports = "import os, signal, click, findings_service as heart; from findings_features import backup, restore"
+    line = [sys.executable, "-c", f"{imports}; {program}; heart.main()", "restore", str(copy), "--db", str(db)]
+    return subprocess.run(line, cwd=HERE, env=environment(), check=False).returncode
 
 
 def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server], tmp_path: Path) -> None:
@@ -73,45 +95,48 @@ def test_a_backup_is_restored_as_the_handbook_says(serve: Callable[..., Server],
     link = server.request("GET", f"{API}/events").json["next"]
     server.stop(signal.SIGKILL)
     done = command("restore", copy, "--db", str(server.db))
-    assert (done.returncode, "verified" in done.stderr, shown(done.stderr)) == (0, True, {"first": "live"})
+    assert (done.returncode, "verified" in done.stderr, keys_told(done.stderr)) == (0, True, {"first": "live"})
     assert {*server.db.parent.glob(f"{server.db.name}-*m")} == set()  # its log and what tells who reads
     again = serve(until=LISTENING)
     tasks = again.request("GET", f"{API}/tasks", key=server.key).json["tasks"]
     assert [each["title"] for each in tasks] == ["Before"]
     assert again.request("GET", link, key=server.key).status_code == 400
     assert again.request("POST", path, task(), key=server.key).status_code == 201
-    assert [*map(faults_of, (server.db, *kept_of(server.db)))] == [[], []]
-    with look_into(kept_of(server.db)[0]) as connection:
+    (kept,) = kept_of(server.db)
+    assert [faults_of(server.db), faults_of(kept)] == [[], []]
+    with look_into(kept) as connection:
         assert connection.execute("SELECT title FROM tasks ORDER BY seq").fetchall() == [("Before",), ("After",)]
 
 
 def test_a_restore_is_refused_while_a_service_runs(server: Server, copy: Path) -> None:
     run = server.start_run()
-    done = invoke("restore", str(copy), "--db", str(server.db))
-    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-    assert f"{server.db} is open in another process; stop the service" in done.stderr
+    assert f"{server.db} is open in another process; stop the service" in refused(copy, server.db)
     assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
+    with closing(sqlite3.connect(server.db)) as connection:
+        while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            pass
+    os.truncate(server.db, 20_000)  # also where it is damaged
+    assert "is open in another process" in refused(copy, server.db)
     assert kept_of(server.db) == []
 
 
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 def test_a_restore_is_refused_while_anybody_reads(aged: Path, copy: Path, mode: str) -> None:
     before = content_of(aged)
-    with closing(sqlite3.connect(aged, isolation_level=None)) as reader:
+    with look_into(aged) as reader:
         reader.execute(f"PRAGMA journal_mode = {mode}")
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM runs").fetchone()
-        done = invoke("restore", str(copy), "--db", str(aged))
-    assert (done.exit_code, "is open in another process" in done.stderr) == (1, True)
+        assert "is open in another process" in refused(copy, aged)
     assert content_of(aged) == before
 
 
 def test_a_restored_database_is_the_backup_with_an_epoch_of_its_own(aged: Path, copy: Path) -> None:
     replaced, epoch = content_of(aged), epoch_of(aged)
-    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
-    assert content_of(aged) == content_of(copy)
-    assert content_of(kept_of(aged)[0]) == replaced
-    assert len({epoch, epoch_of(aged), epoch_of(kept_of(aged)[0])}) == 2
+    restore(copy, aged)
+    (kept,) = kept_of(aged)
+    assert [content_of(aged), content_of(kept)] == [content_of(copy), replaced]
+    assert len({epoch, epoch_of(aged), epoch_of(kept)}) == 2
     assert epoch_of(copy) == epoch
     assert aged.stat().st_mode & 0o777 == 0o600
 
@@ -124,42 +149,38 @@ def test_a_key_that_was_revoked_since_the_backup_stays_revoked(aged: Path, tmp_p
     invoke("keys", "revoke", "stolen", *db)
     with look_into(aged) as connection:
         revoked = connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone()
-    done = invoke("restore", str(tmp_path / "copy.db"), *db)
-    assert shown(done.stderr) == {"tests": "live", "stolen": "stays revoked", "kept": "live"}
-    assert "is not known" not in done.stderr
+    told = restore(tmp_path / "copy.db", aged)
+    assert keys_told(told) == {"tests": "live", "stolen": "stays revoked", "kept": "live"}
+    assert "is not known" not in told
     with look_into(aged) as connection:
         assert connection.execute("SELECT revoked_at FROM api_keys WHERE name = 'stolen'").fetchone() == revoked
         assert connection.execute("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL").fetchone() == (2,)
 
 
-def test_a_restore_revokes_all_keys_when_told_to(aged: Path, copy: Path) -> None:
-    done = invoke("restore", str(copy), "--revoke-keys", "--db", str(aged))
-    assert shown(done.stderr) == {"tests": "revoked"}
-    assert "findings-service keys create NAME" in done.stderr
+@pytest.mark.parametrize("state", ["revoked", "stays revoked"])
+def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(aged: Path, copy: Path, state: str) -> None:
+    if state == "stays revoked":
+        invoke("keys", "revoke", "tests", "--db", str(aged))
+    told = restore(copy, aged, *["--revoke-keys"] * (state == "revoked"))
+    assert keys_told(told) == {"tests": state}
+    assert "findings-service keys create NAME" in told
     with look_into(aged) as connection:
         assert connection.execute("SELECT 1 FROM api_keys WHERE revoked_at IS NULL").fetchall() == []
-
-
-def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(aged: Path, copy: Path) -> None:
-    invoke("keys", "revoke", "tests", "--db", str(aged))
-    done = invoke("restore", str(copy), "--db", str(aged))
-    assert shown(done.stderr) == {"tests": "stays revoked"}
-    assert "findings-service keys create NAME" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["new/folder/findings.db", "empty.db"])
 def test_a_backup_is_restored_where_nothing_was(copy: Path, tmp_path: Path, name: str) -> None:
     db = tmp_path / name
     (tmp_path / "empty.db").touch()
-    done = invoke("restore", str(copy), "--db", str(db))
-    assert (done.exit_code, shown(done.stderr), kept_of(db)) == (0, {"tests": "live"}, [])
-    assert "is not known here; revoke those once more" in done.stderr
+    told = restore(copy, db)
+    assert (keys_told(told), kept_of(db)) == ({"tests": "live"}, [])
+    assert "is not known here; revoke those once more" in told
     assert content_of(db) == content_of(copy)
 
 
 def test_a_link_to_a_database_stays_one(aged: Path, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(aged)
-    assert invoke("restore", str(copy), "--db", str(tmp_path / "link.db")).exit_code == 0
+    restore(copy, tmp_path / "link.db")
     assert (tmp_path / "link.db").is_symlink()
     assert content_of(aged) == content_of(copy)
 
@@ -170,49 +191,37 @@ def cut(db: Path) -> None:
     db.with_name(f"{db.name}-wal").write_text("Not even a log.")
 
 
-def spoil_keys(db: Path) -> None:
-    """Lose the keys of a database that is sound otherwise."""
+def spoil(db: Path, table: str) -> None:
+    """Lose the first page of a table of a database that is sound otherwise."""
     with closing(sqlite3.connect(db)) as connection:
-        ((page,), (size,)) = (
-            connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'api_keys'").fetchone(),
-            connection.execute("PRAGMA page_size").fetchone(),
-        )
+        connection.execute("PRAGMA journal_mode = DELETE")
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
     with db.open("r+b") as file:
         file.seek((page - 1) * size)
-        file.write(bytes(size))
+        file.write(b"\xff" * size)
 
 
 def lose_keys(db: Path) -> None:
     """Lose the table of keys of a database."""
-    with closing(sqlite3.connect(db)) as connection:
+    with look_into(db) as connection:
         connection.execute("DROP TABLE api_keys")
 
 
-@pytest.mark.parametrize("damage", [cut, spoil_keys, lose_keys])
+@pytest.mark.parametrize("damage", cases(cut=cut, spoilt=partial(spoil, table="api_keys"), lost=lose_keys))
 def test_a_damaged_database_is_replaced_and_nothing_of_it_is_lost(
     aged: Path, copy: Path, damage: Callable[[Path], object]
 ) -> None:
+    def logs(name: str) -> list[bytes]:
+        return [path.read_bytes() for path in aged.parent.glob(f"{name}-wal")]
+
     damage(aged)
-    log = aged.with_name(f"{aged.name}-wal")
-    lost = log.read_bytes() if log.exists() else None
-    done = invoke("restore", str(copy), "--db", str(aged))
-    assert (done.exit_code, "is not known here" in done.stderr) == (0, True), done.output
+    lost = logs(aged.name)
+    assert "is not known here" in restore(copy, aged)
     assert content_of(aged) == content_of(copy)
     (kept,) = kept_of(aged)
-    kept_log = kept.with_name(f"{kept.name}-wal")
-    assert (kept_log.read_bytes() if kept_log.exists() else None) == lost
+    assert logs(kept.name) == lost
     assert kept.stat().st_size >= 20_000
-
-
-def test_a_damaged_database_is_not_replaced_under_a_service(server: Server, copy: Path) -> None:
-    server.start_run()
-    with closing(sqlite3.connect(server.db)) as connection:
-        while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-            pass
-    os.truncate(server.db, 20_000)
-    done = invoke("restore", str(copy), "--db", str(server.db))
-    assert (done.exit_code, "is open in another process" in done.stderr) == (1, True)
-    assert kept_of(server.db) == []
 
 
 @pytest.mark.parametrize(
@@ -228,27 +237,21 @@ def test_a_damaged_database_is_not_replaced_under_a_service(server: Server, copy
 def test_a_restore_replaces_nothing_of_others(copy: Path, tmp_path: Path, make: Any) -> None:
     make(tmp_path / "theirs")
     before = files_in(tmp_path)
-    done = invoke("restore", str(copy), "--db", str(tmp_path / "theirs"))
-    assert (done.exit_code, len(done.stderr.splitlines()), files_in(tmp_path)) == (1, 1, before), done.output
+    refused(copy, tmp_path / "theirs")
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-checkpointer"])
 def test_a_database_is_not_restored_from_what_belongs_to_it(aged: Path, suffix: str) -> None:
     file = aged.with_name(f"{aged.name}{suffix}")
     file.touch()
-    done = invoke("restore", str(file), "--db", str(aged))
-    assert (done.exit_code, f"belongs to {aged}; name a backup" in done.stderr) == (1, True)
+    assert f"belongs to {aged}; name a backup" in refused(file, aged)
 
 
 def damaged_backup(path: Path) -> None:
     """Make a backup of which the disk has changed an entry."""
     database_of_version(findings_service.SCHEMA_VERSION, path)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
-        page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'runs'").fetchone()[0]
-    with path.open("r+b") as file:
-        file.seek((page - 1) * 4096)
-        file.write(b"\xff" * 4096)
+    spoil(path, "runs")
 
 
 @pytest.mark.parametrize(
@@ -261,20 +264,20 @@ def damaged_backup(path: Path) -> None:
 def test_a_backup_that_is_none_replaces_nothing(
     aged: Path, tmp_path: Path, make: Callable[[Path], object], told: str
 ) -> None:
-    before = content_of(aged)
-    make(tmp_path / "bad.db")
-    done = invoke("restore", str(tmp_path / "bad.db"), "--db", str(aged))
-    assert (done.exit_code, len(done.stderr.splitlines()), told in done.stderr) == (1, 1, True), done.output
-    assert str(tmp_path / "bad.db") in done.stderr
+    before, bad = content_of(aged), tmp_path / "bad.db"
+    make(bad)
+    said = refused(bad, aged)
+    assert told in said
+    assert str(bad) in said
     assert content_of(aged) == before
     assert [*tmp_path.glob("*.partial*"), *kept_of(aged)] == []
 
 
 def test_what_is_in_the_log_of_a_backup_is_restored(aged: Path, copy: Path) -> None:
-    with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+    with look_into(copy) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("INSERT INTO clients VALUES ('in the log', '')")
-        assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+        restore(copy, aged)
     assert ("in the log", "") in content_of(aged)[0]
 
 
@@ -286,12 +289,9 @@ def test_an_older_backup_is_brought_up_to_date_where_it_is_restored(
     newer.write_text(script.replace(f"user_version = {last}", f"user_version = {last + 1}"), "utf-8")
     monkeypatch.setattr("findings_service.schema_path", lambda: newer)
     monkeypatch.setattr("findings_service.SCHEMA_VERSION", last + 1)
-    monkeypatch.setitem(
-        findings_service.REGISTRY.migrations,
-        last + 1,
-        findings_service.Migration("DELETE FROM project_types WHERE name = 'none';\n"),
-    )
-    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+    step = findings_service.Migration("DELETE FROM project_types WHERE name = 'none';\n")
+    monkeypatch.setitem(findings_service.REGISTRY.migrations, last + 1, step)
+    restore(copy, aged)
     versions = [sqlite3.connect(path).execute("PRAGMA user_version").fetchone()[0] for path in (aged, copy)]
     assert versions == [last + 1, last]
     assert content_of(aged) == content_of(copy)
@@ -302,8 +302,7 @@ def test_a_database_of_another_version_is_replaced(aged: Path, copy: Path, versi
     with look_into(aged) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
         connection.execute("UPDATE api_keys SET revoked_at = '2026-11-26T09:00:00.000Z'")
-    done = invoke("restore", str(copy), "--db", str(aged))
-    assert (done.exit_code, shown(done.stderr)) == (0, {"tests": "stays revoked"})
+    assert keys_told(restore(copy, aged)) == {"tests": "stays revoked"}
     assert content_of(aged) == content_of(copy)
 
 
@@ -320,36 +319,25 @@ KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
         after=("click.echo", True),
     ),
 )
-def test_a_restore_that_is_killed_leaves_the_old_or_the_new_whole(
-    aged: Path, copy: Path, name: str, restored: bool
-) -> None:
-    old, new = content_of(aged), content_of(copy)
-    program = (
-        "import os, signal, click, findings_service as heart; from findings_features import backup, restore;"
-        f"{name} = {KILL}; heart.main()"
-    )
-    line = [sys.executable, "-c", program, "restore", str(copy), "--db", str(aged)]
-    assert subprocess.run(line, cwd=HERE, env=environment(), check=False).returncode == -signal.SIGKILL
-    assert content_of(aged) == (new if restored else old)
+def test_a_killed_restore_leaves_the_old_or_the_new_whole(aged: Path, copy: Path, name: str, restored: bool) -> None:
+    right = content_of(copy if restored else aged)
+    assert die(f"{name} = {KILL}", copy, aged) == -signal.SIGKILL
+    assert content_of(aged) == right
     assert faults_of(aged) == []
-    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+    restore(copy, aged)
 
 
 def test_a_restore_that_is_told_to_stop_leaves_nothing(aged: Path, copy: Path, tmp_path: Path) -> None:
     before, there = content_of(aged), {*files_in(tmp_path)}
-    program = (
-        "import os, signal, findings_service as heart;"
-        "heart.SQLiteConnection.integrity_errors = lambda _: os.kill(os.getpid(), signal.SIGTERM) or (); heart.main()"
-    )
-    line = [sys.executable, "-c", program, "restore", str(copy), "--db", str(aged)]
-    assert subprocess.run(line, cwd=HERE, env=environment(), check=False).returncode == 1
+    stop = "heart.SQLiteConnection.integrity_errors = lambda _: os.kill(os.getpid(), signal.SIGTERM) or ()"
+    assert die(stop, copy, aged) == 1
     assert (content_of(aged), {*files_in(tmp_path)}) == (before, there)
 
 
 def test_a_restore_is_on_the_disk_before_it_is_told_of(aged: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = list[str]()
     monkeypatch.setattr(backup, "flush", synced.append)
-    assert invoke("restore", str(copy), "--db", str(aged)).exit_code == 0
+    restore(copy, aged)
     assert synced[0].endswith(".partial")
     assert synced[1:] == [str(aged.parent)]
 
@@ -367,22 +355,21 @@ def test_a_database_that_a_service_makes_meanwhile_is_not_replaced(
             opened[0] = findings_service.open_database(findings_service.Settings(db=str(made)))
 
     monkeypatch.setattr(findings_service, "begin_epoch", make_first)
-    done = invoke("restore", str(copy), "--db", str(made))
+    assert "is open in another process" in refused(copy, made)
     with closing(opened[0]) as connection:
         assert connection.execute("SELECT COUNT(*) FROM clients").fetchone() == (0,)
-    assert (done.exit_code, "is open in another process" in done.stderr) == (1, True), done.output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_what_root_restores_belongs_to_whom_the_old_one_did(aged: Path, copy: Path, tmp_path: Path) -> None:
-    os.chown(aged, 12345, 54321)
     (tmp_path / "theirs").mkdir()
-    os.chown(tmp_path / "theirs", 23456, 65432)
-    owners = []
-    for db in (aged, tmp_path / "theirs" / "new.db"):
-        assert invoke("restore", str(copy), "--db", str(db)).exit_code == 0
-        owners.append((db.stat().st_uid, db.stat().st_gid))
-    assert owners == [(12345, 54321), (23456, 65432)]
+    for owned, db, owner in (
+        (aged, aged, (12345, 54321)),
+        (tmp_path / "theirs", tmp_path / "theirs" / "new.db", (23456, 65432)),
+    ):
+        os.chown(owned, *owner)
+        restore(copy, db)
+        assert (db.stat().st_uid, db.stat().st_gid) == owner
 
 
 def test_who_waited_for_a_restore_goes_on_with_what_is_there_now(

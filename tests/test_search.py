@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import flask
-import flask.json.provider
 import pytest
 
-from findings_features import audit, search
-from tests.support import API, SEVERITIES, Client, assert_problem, cases, client_of, database_of, plain, rows_of, task
+from findings_features import search
+from tests.engines import faults_of
+from tests.support import API, SEVERITIES, Client, assert_problem, cases, client_of, plain, rows_of, task
 
 
 def searched(client: Client, q: str, **query: Any) -> list[str]:
@@ -22,11 +23,7 @@ def searched(client: Client, q: str, **query: Any) -> list[str]:
 
 SIGNS = [
     *"aAbß1%_*\\'\"-^[.\u0301\u05d0\u0130\u0131\ufb01\u03a3\u03c2\u03c3\u1e9e\u00e9\u00c5\u0915\u0941\u200f\U0001f469",
-    " ",
-    " ",
-    "\n",
-    "\x1f",
-    "\u3000",
+    *"  \n\x1f\u3000",
     "AB",
 ]
 
@@ -49,7 +46,9 @@ def labelled(dice: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: Client, seed: int) -> None:
+def test_a_search_finds_what_reading_every_task_finds(
+    app: flask.Flask, client: Client, tmp_path: Path, seed: int
+) -> None:
     dice, stranger = random.Random(seed), client_of(app, client="stranger")
     for owner in (client, stranger):
         owner.register("web")
@@ -66,8 +65,7 @@ def test_a_search_finds_what_reading_every_task_finds(app: flask.Flask, client: 
             continue
         walked = [item["id"] for page in client.walk("tasks", q=text, limit=30) for item in page["tasks"]]
         assert walked == [item["id"] for item in tasks if holds(item, text)], text
-    with database_of(app).snapshot() as connection:
-        assert list(audit.integrity_errors(connection)) == []
+    assert faults_of(tmp_path / "findings.db") == []
 
 
 @pytest.mark.parametrize(
@@ -130,11 +128,10 @@ def test_a_search_follows_what_is_reported_again(client: Client) -> None:
     assert (searched(client, "taken"), rows_of(client.application, "SELECT words FROM task_words")) == ([], [])
 
 
-def test_a_task_without_any_words_is_found_by_none(app: flask.Flask, client: Client, run: str) -> None:
+def test_a_task_without_any_words_is_found_by_none(client: Client, run: str, tmp_path: Path) -> None:
     client.submit(run, task(title="\u0301", externalId="\u0308"), task(title="Old"))
     assert (searched(client, "old"), searched(client, "old", externalId="\u0308")) == (["Old"], [])
-    with database_of(app).snapshot() as connection:
-        assert list(audit.integrity_errors(connection)) == []
+    assert faults_of(tmp_path / "findings.db") == []
 
 
 def test_a_search_may_have_as_many_words_as_a_title(client: Client, run: str) -> None:

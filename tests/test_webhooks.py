@@ -378,9 +378,7 @@ def test_what_is_judged_is_what_is_connected_to(monkeypatch: pytest.MonkeyPatch,
     assert (got.path, got.headers["host"]) == ("/a?b=c", f"once.example:{receiver.port}")
 
 
-def test_the_next_address_of_a_name_is_tried_where_one_is_dead(
-    monkeypatch: pytest.MonkeyPatch, receiver: Receiver
-) -> None:
+def test_the_next_address_is_tried_where_one_is_dead(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
     Names(monkeypatch, two=[["127.0.0.2", "127.0.0.1"]])
     assert send(f"http://two.example:{receiver.port}/").error is None
 
@@ -565,17 +563,6 @@ def test_a_finished_run_brings_its_gate_and_the_five_worst_new_findings(
     assert data["link"] == f"https://tools.example/findings/#/runs/{run}"
 
 
-def test_without_a_base_url_there_are_no_links(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
-) -> None:
-    run = client.start("web")
-    client.add(run)
-    client.finish(run)
-    deliver()
-    assert b'"link"' not in b"".join(each.body for each in receiver.received)
-    assert receiver.types == ["run.started", "finding.created", "run.finished"]
-
-
 FILTERED = cases(
     types=({"types": ["finding.created", "run.finished"]}, ["low", "high", "f1", "other", "f2"]),
     project_type=({"projectType": "web"}, ["s1", "low", "high", "f1"]),
@@ -588,7 +575,7 @@ FILTERED = cases(
 
 
 @pytest.mark.parametrize(("fields", "expected"), FILTERED)
-def test_a_hook_gets_what_its_filters_leave(
+def test_a_hook_gets_what_its_filters_leave_and_no_links_without_a_base_url(
     client: Client, receiver: Receiver, deliver: Deliver, fields: dict[str, Any], expected: list[str]
 ) -> None:
     client.register("cli")
@@ -602,6 +589,7 @@ def test_a_hook_gets_what_its_filters_leave(
     deliver()
     names = dict(zip(fed(client), ["s1", "low", "high", "f1", "s2", "other", "f2"], strict=True))
     assert [names[each] for each in receiver.events] == expected
+    assert b'"link"' not in b"".join(each.body for each in receiver.received)
 
 
 def test_severity_is_judged_as_it_stands_at_sending(client: Client, receiver: Receiver, deliver: Deliver) -> None:
@@ -693,11 +681,9 @@ def test_a_failure_is_tried_again_after_growing_pauses_and_then_the_hook_is_off(
     assert receiver.events == [fed(client)[0]] * 8
 
 
-@pytest.mark.parametrize(
-    ("start", "expected"), [("held", [1, 2, 3]), (None, [1, 2, 3]), ("next", [2, 3]), ("latest", [])]
-)
+@pytest.mark.parametrize(("start", "left"), [("held", [1, 2, 3]), (None, [1, 2, 3]), ("next", [2, 3]), ("latest", [])])
 def test_a_hook_that_is_off_keeps_its_place_and_goes_on_where_it_is_told(
-    client: Client, receiver: Receiver, deliver: Deliver, start: str | None, expected: list[int]
+    client: Client, receiver: Receiver, deliver: Deliver, start: str | None, left: list[int]
 ) -> None:
     hook = register(client, receiver.url, ["run.started"])
     receiver.answer = with_status(410)
@@ -711,8 +697,8 @@ def test_a_hook_that_is_off_keeps_its_place_and_goes_on_where_it_is_told(
     assert (switched["state"], switched["lastError"]) == ("on", None)
     deliver()
     started = fed(client, type="run.started")
-    assert receiver.events[1:] == [started[each - 1] for each in expected]
-    assert (shown(client, hook)["lastDeliveryAt"] is not None) == bool(expected)
+    assert receiver.events[1:] == [started[each - 1] for each in left]
+    assert (shown(client, hook)["lastDeliveryAt"] is not None) == bool(left)
 
 
 @pytest.mark.parametrize(
@@ -919,9 +905,7 @@ def test_an_application_delivers_nothing_by_itself(client: Client, hook: dict[st
     assert "findings-webhooks" not in [each.name for each in threading.enumerate()]
 
 
-def test_a_database_without_hooks_is_not_written_to(
-    app: flask.Flask, client: Client, deliverer: delivery.Deliverer
-) -> None:
+def test_without_hooks_nothing_is_written(app: flask.Flask, client: Client, deliverer: delivery.Deliverer) -> None:
     client.start("web")
     version = database_of(app).version
     assert not deliverer.look()
@@ -987,9 +971,7 @@ def work(server: Server, key: str, runs: int) -> None:
         assert server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"}, key).status_code == 200
 
 
-def test_a_stop_leaves_a_delivery_that_hangs_for_the_next_start(
-    serve: Callable[..., Server], receiver: Receiver
-) -> None:
+def test_a_stop_leaves_what_hangs_for_the_next_start(serve: Callable[..., Server], receiver: Receiver) -> None:
     server = serve(FINDINGS_WEBHOOK_PRIVATE="1")
     receiver.answer = hang
     assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}).status_code == 201
