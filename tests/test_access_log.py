@@ -68,7 +68,8 @@ def test_a_text_log_quotes_what_is_no_word_and_stops_nothing_where_nobody_hears(
     make_app: Callable[..., flask.Flask], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = make_app(log="text")
-    for each in (*users_of(app, "anna@shop.example", "Jürgen 1"), client := client_of(app, name="a name")):
+    client = client_of(app, name="a name")
+    for each in (*users_of(app, "anna@shop.example", "Jürgen 1"), client):
         each.read("tasks")
     said = [line.partition(" default ")[2] for line in capsys.readouterr().err.splitlines()]
     assert said == ["proxy anna@shop.example -", 'proxy "J\\u00fcrgen 1" -', '"a name" - -']

@@ -75,21 +75,6 @@ def prune_slice(app: flask.Flask, run: findings_service.RunKey, size: int = 1000
 
 
 # ---------------------------------------------------------------------------
-# Tasks
-# ---------------------------------------------------------------------------
-
-
-def test_what_has_no_etag_cannot_depend_on_one(client: Client, run: str) -> None:
-    task_id, given = client.add(run), {"If-Match": "*"}
-    answers = [client.patch(f"{API}/{path}", json={}, headers=given) for path in ("tasks", f"runs/{run}")]
-    paths = (f"tasks/{task_id}", f"runs/{run}", "project-types/web")
-    answers += [client.delete(f"{API}/{path}", headers=given) for path in paths]
-    for answer in answers:
-        assert_problem(answer, 400, "invalid_parameter", "If-Match")
-    assert totals(client) == [1, 1, 1]
-
-
-# ---------------------------------------------------------------------------
 # Growing old
 # ---------------------------------------------------------------------------
 
@@ -232,6 +217,16 @@ def test_two_prunes_at_once_count_right(client: Client, app: flask.Flask, db: Pa
 # ---------------------------------------------------------------------------
 # Deleting
 # ---------------------------------------------------------------------------
+
+
+def test_what_has_no_etag_cannot_depend_on_one(client: Client, run: str) -> None:
+    task_id, given = client.add(run), {"If-Match": "*"}
+    answers = [client.patch(f"{API}/{path}", json={}, headers=given) for path in ("tasks", f"runs/{run}")]
+    paths = (f"tasks/{task_id}", f"runs/{run}", "project-types/web")
+    answers += [client.delete(f"{API}/{path}", headers=given) for path in paths]
+    for answer in answers:
+        assert_problem(answer, 400, "invalid_parameter", "If-Match")
+    assert totals(client) == [1, 1, 1]
 
 
 def test_a_deleted_task_is_gone_from_every_answer(client: Client, run: str) -> None:
@@ -392,11 +387,11 @@ def test_kept_answers_to_decisions_go_with_the_task(app: flask.Flask, client: Cl
     of_gone = partial(decide, client, f"tasks/{gone}", comment="secret")
     of_kept = partial(decide, client, f"tasks/{kept}", comment="Kept.")
     of_both = partial(decide, client, "tasks", ids=[gone, kept], comment="secret")
-    _, answer, _ = answers = of_gone(), of_kept(), of_both()
+    answers = [decision() for decision in (of_gone, of_kept, of_both)]
     assert [each.status_code for each in answers] == [200, 200, 200]
     client.remove(deleted.replace("TASK", gone).replace("RUN", run))
     assert_problem(of_gone(), 404, "not_found")
-    assert of_kept().data == answer.data
+    assert of_kept().data == answers[1].data
     assert_problem(of_both(), 409, "idempotency_conflict")
     assert not any(gone in text for (text,) in rows_of(app, "SELECT body FROM idempotent_answers"))
 

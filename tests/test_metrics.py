@@ -87,14 +87,9 @@ def requests_between(before: Figures, after: Figures) -> Figures:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("metrics")
-
-
-@pytest.fixture(scope="module")
-def counting(folder: Path) -> Iterator[Server]:
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server with metrics, for all tests that only look at what it gains."""
-    db = folder / "served.db"
+    db = tmp_path_factory.mktemp("metrics") / "served.db"
     settings = {"FINDINGS_METRICS": "1", "PROMETHEUS_MULTIPROC_DIR": "/nowhere"}  # which one worker has no need of
     server = start_process([*PROGRAM, "serve", "--port", "0", "--db", str(db)], db, r"curl .*\n", **settings)
     yield server

@@ -34,10 +34,6 @@ from tests.support import (
     task,
 )
 
-# ---------------------------------------------------------------------------
-# Errors
-# ---------------------------------------------------------------------------
-
 
 def test_the_routes_and_their_levels_are_the_contracts() -> None:
     routes = {(each.level, f"{each.method} {each.path.removeprefix(API)}") for each in OPERATIONS}
@@ -58,11 +54,6 @@ def test_the_routes_and_their_levels_are_the_contracts() -> None:
             *(f"{method} /webhooks/{{webhook_id}}" for method in ("GET", "PATCH", "DELETE")),
         },
     }
-
-
-# ---------------------------------------------------------------------------
-# Health and OpenAPI
-# ---------------------------------------------------------------------------
 
 
 def test_the_openapi_document_is_valid_and_has_every_route_and_error_code(document: dict[str, Any]) -> None:
@@ -222,11 +213,6 @@ def test_a_generated_client_takes_a_night_through(
     refused = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=[]))
     assert (refused.status, refused.code) == (409, "run_finished")
     assert call("tasks.get_task", UNKNOWN_ID).code == "not_found"
-
-
-# ---------------------------------------------------------------------------
-# Embedding
-# ---------------------------------------------------------------------------
 
 
 def test_an_embedded_service_describes_itself_also_where_its_host_changes_the_bodies_of_answers(

@@ -79,8 +79,8 @@ def refused(copy: Path, db: Path) -> str:
     return done.stderr
 
 
-def die(program: str, copy: Path, db: Path) -> int:
-    """Restore in a process that goes through some lines of Python before, and return its exit code."""
+def restored_behind(program: str, copy: Path, db: Path) -> int:
+    """Restore in a process that runs some Python before it, and return its exit code."""
     imports = "import os, signal, click, findings_service as heart; from findings_features import backup, restore"
     line = [sys.executable, "-c", f"{imports}; {program}; heart.main()", "restore", str(copy), "--db", str(db)]
     return subprocess.run(line, cwd=HERE, env=environment(), check=False).returncode
@@ -157,11 +157,13 @@ def test_a_key_that_was_revoked_since_the_backup_stays_revoked(aged: Path, tmp_p
         assert connection.execute("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL").fetchone() == (2,)
 
 
-@pytest.mark.parametrize("state", ["revoked", "stays revoked"])
-def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(aged: Path, copy: Path, state: str) -> None:
-    if state == "stays revoked":
+@pytest.mark.parametrize(("options", "state"), [(["--revoke-keys"], "revoked"), ([], "stays revoked")])
+def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(
+    aged: Path, copy: Path, options: list[str], state: str
+) -> None:
+    if not options:
         invoke("keys", "revoke", "tests", "--db", str(aged))
-    told = restore(copy, aged, *["--revoke-keys"] * (state == "revoked"))
+    told = restore(copy, aged, *options)
     assert keys_told(told) == {"tests": state}
     assert "findings-service keys create NAME" in told
     with look_into(aged) as connection:
@@ -319,9 +321,11 @@ KILL = "lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
         after=("click.echo", True),
     ),
 )
-def test_a_killed_restore_leaves_the_old_or_the_new_whole(aged: Path, copy: Path, name: str, restored: bool) -> None:
+def test_a_restore_that_is_killed_leaves_the_old_or_the_new_whole(
+    aged: Path, copy: Path, name: str, restored: bool
+) -> None:
     right = content_of(copy if restored else aged)
-    assert die(f"{name} = {KILL}", copy, aged) == -signal.SIGKILL
+    assert restored_behind(f"{name} = {KILL}", copy, aged) == -signal.SIGKILL
     assert content_of(aged) == right
     assert faults_of(aged) == []
     restore(copy, aged)
@@ -330,7 +334,7 @@ def test_a_killed_restore_leaves_the_old_or_the_new_whole(aged: Path, copy: Path
 def test_a_restore_that_is_told_to_stop_leaves_nothing(aged: Path, copy: Path, tmp_path: Path) -> None:
     before, there = content_of(aged), {*files_in(tmp_path)}
     stop = "heart.SQLiteConnection.integrity_errors = lambda _: os.kill(os.getpid(), signal.SIGTERM) or ()"
-    assert die(stop, copy, aged) == 1
+    assert restored_behind(stop, copy, aged) == 1
     assert (content_of(aged), {*files_in(tmp_path)}) == (before, there)
 
 

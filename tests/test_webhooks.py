@@ -45,6 +45,7 @@ from tests.support import (
     task,
 )
 
+Hook = dict[str, Any]
 Deliver = Callable[..., None]
 HOOKS = f"{API}/webhooks"
 ALL = [
@@ -173,7 +174,7 @@ def client(app: flask.Flask) -> Client:
 
 
 @pytest.fixture
-def hook(client: Client, receiver: Receiver) -> dict[str, Any]:
+def hook(client: Client, receiver: Receiver) -> Hook:
     """A hook at the receiver, of all events."""
     return register(client, receiver.url)
 
@@ -210,7 +211,7 @@ def settle(deliverer: delivery.Deliverer) -> None:
     assert [each.result() for each in done] == [None] * len(done)
 
 
-def register(client: Client, url: str, types: Sequence[str] = ALL, **fields: Any) -> dict[str, Any]:
+def register(client: Client, url: str, types: Sequence[str] = ALL, **fields: Any) -> Hook:
     """Make a webhook."""
     answer = client.post(HOOKS, json={"url": url, "types": [*types], **fields})
     assert answer.status_code == 201, answer.text
@@ -434,7 +435,9 @@ def test_an_attempt_is_told_by_its_status_or_a_kind_of_failure_and_has_its_time_
     began = time.monotonic()
     tried = client.post(f"{HOOKS}/{hook['id']}/test").json
     assert tried == {"delivered": error is None, "status": status, "error": error}
-    assert 1.9 * (error == "timeout") < time.monotonic() - began < 6
+    took = time.monotonic() - began
+    assert took < 6
+    assert took > 1.9 or error != "timeout"
     assert receiver.types == ["webhook.test"]
 
 
@@ -702,18 +705,18 @@ def test_a_hook_that_is_off_keeps_its_place_and_goes_on_where_it_is_told(
 
 
 @pytest.mark.parametrize(
-    ("start", "status", "expected"),
+    ("start", "status", "left"),
     cases(latest=("latest", 204, 1), latest_of_a_failure=("latest", 500, 1), again=("held", 204, 3)),
 )
 def test_what_somebody_decides_during_a_delivery_stands(
     app: flask.Flask,
     client: Client,
     receiver: Receiver,
-    hook: Any,
+    hook: Hook,
     deliver: Deliver,
     start: str,
     status: int,
-    expected: int,
+    left: int,
 ) -> None:
     other = client_of(app, name="other")
 
@@ -729,7 +732,7 @@ def test_what_somebody_decides_during_a_delivery_stands(
     receiver.received, receiver.answer = [], decide
     deliver(later=True)
     deliver()
-    assert receiver.events == fed(client)[:expected]
+    assert receiver.events == fed(client)[:left]
     assert shown(client, hook)["lastError"] is None
 
 
@@ -757,7 +760,7 @@ def test_a_success_forgets_what_failed(
 
 @pytest.mark.parametrize(("asked", "seconds"), [("60", 60), ("1", 5), ("200000", 86_400)])
 def test_a_receiver_may_ask_for_a_longer_pause(
-    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, db: Path, asked: str, seconds: int
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, db: Path, asked: str, seconds: int
 ) -> None:
     receiver.answer = with_status(429, Retry_After=asked)
     client.start("web")
@@ -793,7 +796,7 @@ def test_what_filters_leave_out_is_passed_without_a_write(
 
 
 def test_a_hook_goes_on_behind_an_event_that_is_deleted(
-    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, db: Path
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, db: Path
 ) -> None:
     receiver.answer = with_status(500)
     gone = client.start("web")
@@ -823,7 +826,7 @@ def test_a_hook_whose_only_event_is_deleted_has_nothing_that_failed(
 
 
 def test_one_hook_does_not_wait_for_another(
-    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "ATTEMPT_TIME", 1.0)
     receiver.answer = lambda handler, got: hang(handler, got) if got.path == "/slow" else handler.accept(got)
@@ -875,7 +878,7 @@ def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over(
 
 
 def test_who_has_lost_the_lease_delivers_no_more(
-    client: Client, receiver: Receiver, hook: Any, deliver: Deliver, db: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "LEASE", 0.9)
     client.start("web")
@@ -959,7 +962,12 @@ HASTY = program_with(
 def failing_often() -> Callable[[Handler, Received], object]:
     """Fail in all the ways that there are, and take some of what comes."""
     dice, ways = random.Random(7), [with_status(500), with_status(302, Location="/elsewhere"), hang, lambda *_: None]
-    return lambda handler, got: (Handler.accept if dice.random() < 0.6 else dice.choice(ways))(handler, got)
+
+    def answer(handler: Handler, got: Received) -> None:
+        way = Handler.accept if dice.random() < 0.6 else dice.choice(ways)
+        way(handler, got)
+
+    return answer
 
 
 def work(server: Server, key: str, runs: int) -> None:
