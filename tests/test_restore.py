@@ -157,7 +157,9 @@ def test_a_key_that_was_revoked_since_the_backup_stays_revoked(aged: Path, tmp_p
         assert connection.execute("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL").fetchone() == (2,)
 
 
-@pytest.mark.parametrize(("options", "state"), [(["--revoke-keys"], "revoked"), ([], "stays revoked")])
+@pytest.mark.parametrize(
+    ("options", "state"), cases(told_to=(["--revoke-keys"], "revoked"), revoked_before=([], "stays revoked"))
+)
 def test_a_restore_that_leaves_no_key_live_says_how_to_make_one(
     aged: Path, copy: Path, options: list[str], state: str
 ) -> None:

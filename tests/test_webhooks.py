@@ -218,7 +218,7 @@ def register(client: Client, url: str, types: Sequence[str] = ALL, **fields: Any
     return answer.json
 
 
-def shown(client: Client, hook: dict[str, Any]) -> dict[str, Any]:
+def shown(client: Client, hook: Hook) -> dict[str, Any]:
     return client.read(f"webhooks/{hook['id']}")
 
 
@@ -512,7 +512,7 @@ def test_a_retry_after_may_be_a_date() -> None:
 
 
 def test_a_test_moves_nothing_and_is_made_once_for_one_key(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver
 ) -> None:
     receiver.answer = with_status(500)
     for _ in range(2):
@@ -528,7 +528,7 @@ def test_a_test_moves_nothing_and_is_made_once_for_one_key(
 
 
 def test_a_delivery_is_what_the_standards_own_library_and_the_handbooks_receiver_take(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver
 ) -> None:
     client.start("web", metadata={"name": "Zoë"})
     deliver()
@@ -667,7 +667,7 @@ def test_a_hook_begins_behind_its_creation_and_gets_each_event_once_in_order(
 
 
 def test_a_failure_is_tried_again_after_growing_pauses_and_then_the_hook_is_off(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, db: Path
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, db: Path
 ) -> None:
     receiver.answer, pauses = with_status(503), []
     client.start("web")
@@ -737,25 +737,12 @@ def test_what_somebody_decides_during_a_delivery_stands(
 
 
 def test_next_on_a_hook_that_nothing_was_refused_of_leaves_nothing_out(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver
 ) -> None:
     client.start("web")
     client.patch(f"{HOOKS}/{hook['id']}", json={"state": "on", "from": "next"})
     deliver()
     assert receiver.events == fed(client)
-
-
-def test_a_success_forgets_what_failed(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, db: Path
-) -> None:
-    receiver.answer = with_status(500)
-    client.start("web")
-    deliver()
-    assert shown(client, hook)["lastError"] == "500"
-    receiver.answer = Handler.accept
-    deliver(later=True)
-    assert shown(client, hook)["lastError"] is None
-    assert (column(db, "attempts"), column(db, "next_attempt_at")) == (0, None)
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [("60", 60), ("1", 5), ("200000", 86_400)])
@@ -769,7 +756,7 @@ def test_a_receiver_may_ask_for_a_longer_pause(
 
 
 def test_an_event_that_cannot_be_told_switches_its_hook_off_in_the_end(
-    client: Client, hook: dict[str, Any], deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    client: Client, hook: Hook, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.start("web")
     monkeypatch.setattr(delivery.messages, "body_of", lambda *_: 1 / 0)
@@ -795,7 +782,7 @@ def test_what_filters_leave_out_is_passed_without_a_write(
     assert receiver.events == fed(client)[-1:]
 
 
-def test_a_hook_goes_on_behind_an_event_that_is_deleted(
+def test_a_hook_goes_on_behind_an_event_that_is_deleted_and_a_success_forgets_what_failed(
     client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, db: Path
 ) -> None:
     receiver.answer = with_status(500)
@@ -805,10 +792,11 @@ def test_a_hook_goes_on_behind_an_event_that_is_deleted(
     client.remove(f"runs/{gone}")
     client.start("web")
     deliver(later=True)
-    assert column(db, "attempts") == 1
+    assert (column(db, "attempts"), shown(client, hook)["lastError"]) == (1, "500")
     receiver.answer = Handler.accept
     deliver(later=True)
     assert receiver.events[-2:] == fed(client) * 2
+    assert (column(db, "attempts"), column(db, "next_attempt_at"), shown(client, hook)["lastError"]) == (0, None, None)
 
 
 def test_a_hook_whose_only_event_is_deleted_has_nothing_that_failed(
@@ -839,11 +827,7 @@ def test_one_hook_does_not_wait_for_another(
 
 
 def test_requests_are_answered_while_a_delivery_hangs(
-    client: Client,
-    receiver: Receiver,
-    hook: dict[str, Any],
-    deliverer: delivery.Deliverer,
-    monkeypatch: pytest.MonkeyPatch,
+    client: Client, receiver: Receiver, hook: Hook, deliverer: delivery.Deliverer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "ATTEMPT_TIME", 5.0)
     client.start("web")
@@ -857,7 +841,7 @@ def test_requests_are_answered_while_a_delivery_hangs(
 
 
 def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over(
-    app: flask.Flask, client: Client, receiver: Receiver, hook: dict[str, Any], db: Path
+    app: flask.Flask, client: Client, receiver: Receiver, hook: Hook, db: Path
 ) -> None:
     first, refused, second, third = (delivery.Deliverer(app.extensions["findings"]) for _ in range(4))
     client.start("web")
@@ -893,7 +877,7 @@ def test_who_has_lost_the_lease_delivers_no_more(
 
 
 def test_a_lease_of_a_time_to_come_is_over(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, db: Path
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, db: Path
 ) -> None:
     client.start("web")
     with look_into(db) as connection:
@@ -903,7 +887,7 @@ def test_a_lease_of_a_time_to_come_is_over(
     assert receiver.events == fed(client)
 
 
-def test_an_application_delivers_nothing_by_itself(client: Client, hook: dict[str, Any]) -> None:
+def test_an_application_delivers_nothing_by_itself(client: Client, hook: Hook) -> None:
     client.start("web")
     assert "findings-webhooks" not in [each.name for each in threading.enumerate()]
 
@@ -917,7 +901,7 @@ def test_without_hooks_nothing_is_written(app: flask.Flask, client: Client, deli
 
 
 def test_what_cannot_be_stored_is_stored_later(
-    client: Client, receiver: Receiver, hook: dict[str, Any], deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "STORE_AGAIN", 0.01)
     client.start("web")
