@@ -33,6 +33,7 @@ import pytest
 from hypothesis import strategies as st
 
 import findings_service as heart
+from findings_adapters.sarif.marks import foreign_marks
 from tests.support import (
     API,
     HERE,
@@ -423,7 +424,7 @@ def test_a_result_fills_rule_location_and_tags_beside_its_extensions(client: Cli
     assert [item["id"] for item in tasks_of(client, rule="R1", location="src", tag="CWE-79")] == [found["id"]]
     # Tasks of before schema 9 were given theirs by these extensions, so that the next scan leaves them as they are.
     told = (found["extensions"][name] for name in ("ruleId", "file", "line", "tags"))
-    assert heart.foreign_marks(*told) == ("R1", "src/a.py:3", heart.to_json_text(tags))
+    assert foreign_marks(*told) == ("R1", "src/a.py:3", heart.to_json_text(tags))
 
 
 UNFIT = cases(
@@ -1060,6 +1061,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
 MEASURED = """
 import json, os, resource, sys, time
 import findings_service as heart
+from findings_adapters.sarif.marks import foreign_marks
 heart.load_parts()
 from findings_adapters import sarif
 settings = heart.Settings(max_sarif=8 * 1024 * 1024)
