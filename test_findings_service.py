@@ -200,9 +200,7 @@ def test_strings_come_back_exactly_as_sent(client: Client, run: str, text: str, 
     body = json.dumps(sent, ensure_ascii=escaped).encode()
     task_id = client.send("POST", f"{API}/runs/{run}/tasks", body).json["tasks"][0]["id"]
     stored = client.read(f"tasks/{task_id}")
-    assert {name: stored[name] for name in ("title", "description", "externalId")} == dict.fromkeys(
-        ("title", "description", "externalId"), text
-    )
+    assert [stored[name] for name in ("title", "description", "externalId")] == [text] * 3
     assert (stored["evidence"][0]["label"], stored["extensions"]) == (text, {text: [text]})
     assert client.read("tasks", externalId=text)["total"] == 1
 
@@ -230,31 +228,6 @@ def test_ids_are_uuid7_and_sort_by_creation(client: Client, run: str) -> None:
     assert len({text[-12:] for text in ids}) == len(ids)
 
 
-UNKNOWN_FIELDS = cases(
-    run_start=("POST", "runs", {"projectType": "web", "sevrity": 1}, "/sevrity"),
-    run_start_read_only=("POST", "runs", {"projectType": "web", "createdAt": "x"}, "/createdAt"),
-    run_start_status=("POST", "runs", {"projectType": "web", "status": "running"}, "/status"),
-    run_update=("PATCH", "runs/RUN", {"status": "completed", "metadata": {}}, "/metadata"),
-    task=("POST", "runs/RUN/tasks", task(sevrity="high"), "/sevrity"),
-    odd_name=("POST", "runs/RUN/tasks", task(**{"it's 'title'": 2}), "/it's 'title'"),
-    task_id=("POST", "runs/RUN/tasks", task(id="x"), "/id"),
-    task_in_batch=("POST", "runs/RUN/tasks", {"tasks": [task(), task(runId="x")]}, "/tasks/1/runId"),
-    batch=("POST", "runs/RUN/tasks", {"tasks": [task()], "dryRun": True}, "/dryRun"),
-    evidence=("POST", "runs/RUN/tasks", task(evidence=[{"label": "x", "lable": "y"}]), "/evidence/0/lable"),
-    remediation=("POST", "runs/RUN/tasks", task(remediation=[{"instruction": "x", "n": 1}]), "/remediation/0/n"),
-    criterion=(
-        "POST",
-        "runs/RUN/tasks",
-        task(successCriteria=[{"description": "x", "a/b~": 1}]),
-        "/successCriteria/0/a~1b~0",
-    ),
-    task_update=("PATCH", "tasks/TASK", {"status": "open", "title": "x"}, "/title"),
-    project_type=("POST", "project-types", {"name": "a", "schema": {}}, "/schema"),
-    project_type_id=("POST", "project-types", {"name": "a", "id": "x"}, "/id"),
-    project_type_update=("PUT", "project-types/web", {"createdAt": "x"}, "/createdAt"),
-)
-
-
 @pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in OPERATIONS])
 def test_unknown_query_parameters_are_refused_by_name(client: Client, run: str, method: str, path: str) -> None:
     path = path.format(run_id=run, task_id=client.add(run), name="web", webhook_id=UNKNOWN_ID)
@@ -270,13 +243,264 @@ def test_a_whole_number_may_be_written_with_a_point(client: Client, run: str) ->
     assert [step["step"] for step in response.json["remediation"]] == [1, 2]
 
 
+def refused(method: str, path: str, base: dict[str, Any], **changes: Any) -> list[Any]:
+    """Return rows of bad bodies: each what it changes of a good one, and where that is wrong, its last field if unsaid.
+
+    A field that is `...` is left out.
+    """
+    rows = {name: row if isinstance(row, tuple) else (row, f"/{[*row][-1]}") for name, row in changes.items()}
+    return [
+        pytest.param(method, path, {k: v for k, v in (base | change).items() if v is not ...}, pointer, id=name)
+        for name, (change, pointer) in rows.items()
+    ]
+
+
+BAD_RUNS = refused(
+    "POST",
+    "runs",
+    {"projectType": "web"},
+    unknown={"sevrity": 1},
+    read_only={"createdAt": "x"},
+    status={"status": "running"},
+    type_missing={"projectType": ...},
+    type_null={"projectType": None},
+    type_number={"projectType": 1},
+    type_nul={"projectType": "w\0"},
+    target_number={"targetUrl": 1},
+    target_empty={"targetUrl": ""},
+    target_relative={"targetUrl": "/shop"},
+    target_without_scheme={"targetUrl": "example.com"},
+    target_without_host={"targetUrl": "https://"},
+    target_path_only={"targetUrl": "https:///shop"},
+    target_one_slash={"targetUrl": "https:/example.com"},
+    target_ftp={"targetUrl": "ftp://example.com/"},
+    target_javascript={"targetUrl": "javascript:alert(1)"},
+    target_file={"targetUrl": "file:///etc"},
+    target_long={"targetUrl": "https://example.com/" + "x" * 2029},
+    metadata_list={"metadata": []},
+    metadata_text={"metadata": "x"},
+    metadata_number={"metadata": 1},
+    metadata_nul=({"metadata": {"a": ["\0"]}}, "/metadata/a/0"),
+    metadata_large={"metadata": {"a": "x" * (64 * KIB - 7)}},
+    metadata_large_in_bytes={"metadata": {"a": "é" * (32 * KIB)}},
+    branch_empty={"branch": ""},
+    branch_long={"branch": "x" * 256},
+    branch_number={"branch": 1},
+    branch_tab={"branch": "a\tb"},
+    branch_newline_at_the_end={"branch": "main\n"},
+    branch_delete={"branch": "\x7f"},
+    branch_next_line={"branch": "a\x85"},
+)
+BAD_ENDS = refused(
+    "PATCH",
+    "runs/RUN",
+    {"status": "completed"},
+    unknown={"metadata": {}},
+    missing={"status": ...},
+    null={"status": None},
+    running={"status": "running"},
+    unknown_status={"status": "done"},
+    number={"status": 1},
+    reason_long={"statusReason": "x" * 1001},
+    reason_number={"statusReason": 1},
+    reason_nul={"status": "failed", "statusReason": "a\0b"},
+    resolve_text={"resolveMissing": "yes"},
+    resolve_number={"resolveMissing": 1},
+    resolve_failed={"status": "failed", "resolveMissing": True},
+)
+BAD_DECISIONS = refused(
+    "PATCH",
+    "tasks/TASK",
+    {},
+    nothing=({}, ""),
+    nulls=(dict.fromkeys(("status", "comment", "reason", "assignee")), ""),
+    nothing_but_an_unknown_field=({"assigne": "Ada"}, ""),
+    nothing_but_a_title={"title": "x"},
+    severity={"status": "open", "severity": "low"},
+    extensions={"status": "open", "extensions": {}},
+    status_unknown={"status": "closed"},
+    status_number={"status": 1},
+    comment_long={"status": "open", "comment": "x" * 4001},
+    comment_number={"status": "open", "comment": 1},
+    comment_nul={"status": "open", "comment": "\0"},
+    reason_unknown={"status": "resolved", "reason": "bored"},
+    reason_of_an_open_one={"status": "open", "reason": "fixed"},
+    reason_of_one_in_progress={"status": "in_progress", "comment": "x", "reason": "fixed"},
+    reason_and_a_long_comment={"status": "open", "comment": "x" * 4001, "reason": "fixed"},
+    reason_where_the_task_is_open={"reason": "fixed"},
+    assignee_long={"assignee": "x" * 201},
+    assignee_blank={"assignee": " \t"},
+    assignee_number={"assignee": 1},
+    assignee_nul={"assignee": "a\0b"},
+)
+BAD_TYPES = [
+    row
+    for method, path, base in (("POST", "project-types", {"name": "new"}), ("PUT", "project-types/web", {}))
+    for row in refused(
+        method,
+        path,
+        base,
+        unknown={"schema": {}},
+        id={"id": "x"},
+        created_at={"createdAt": "x"},
+        name_empty={"name": ""},
+        name_long={"name": "x" * 101},
+        name_dot_first={"name": ".web"},
+        name_dash_first={"name": "-web"},
+        name_space={"name": "a b"},
+        name_slash={"name": "a/b"},
+        name_comma={"name": "a,b"},
+        name_umlaut={"name": "ä"},
+        name_newline={"name": "web\n"},
+        name_arabic_digit={"name": "a٣"},
+        name_number={"name": 1},
+        label_long={"label": "x" * 201},
+        label_number={"label": 1},
+        label_nul={"label": "\0"},
+        description_long={"description": "x" * 10_001},
+        description_list={"description": []},
+        description_nul={"description": "\0"},
+    )
+]
+NO_NAMES = refused("POST", "project-types", {"label": "x"}, missing={"name": ...}, null={"name": None})
+BAD_BATCHES = refused(
+    "POST",
+    "runs/RUN/tasks",
+    {},
+    unknown={"tasks": [task()], "dryRun": True},
+    many={"tasks": [{"title": "x", "severity": "low"}] * 1001},
+    object={"tasks": {}},
+    text={"tasks": "x"},
+    null_task=({"tasks": [None]}, "/tasks/0"),
+    text_task=({"tasks": ["x"]}, "/tasks/0"),
+    neither=({}, "/title"),
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "pointer"), [*BAD_RUNS, *BAD_ENDS, *BAD_DECISIONS, *BAD_TYPES, *NO_NAMES, *BAD_BATCHES]
+)
+def test_a_bad_body_is_refused_where_it_is_wrong_and_changes_nothing(
+    client: Client, run: str, method: str, path: str, body: Any, pointer: str
+) -> None:
+    task_id = client.add(run)
+    before = [totals(client), *(client.read(each) for each in (f"tasks/{task_id}", f"runs/{run}", "project-types/web"))]
+    raw = json.dumps(body, ensure_ascii=False).encode()
+    response = client.send(method, f"{API}/{path.replace('RUN', run).replace('TASK', task_id)}", raw)
+    assert_problem(response, 422, "validation_failed", pointer)
+    after = [totals(client), *(client.read(each) for each in (f"tasks/{task_id}", f"runs/{run}", "project-types/web"))]
+    assert after == before
+
+
+BAD_TASKS = cases(
+    unknown=({"sevrity": "high"}, "/sevrity"),
+    unknown_odd_name=({"it's 'title'": 2}, "/it's 'title'"),
+    unknown_id=({"id": "x"}, "/id"),
+    unknown_run=({"runId": "x"}, "/runId"),
+    unknown_in_evidence=({"evidence": [{"label": "x", "lable": "y"}]}, "/evidence/0/lable"),
+    unknown_in_a_step=({"remediation": [{"instruction": "x", "n": 1}]}, "/remediation/0/n"),
+    unknown_in_a_criterion=({"successCriteria": [{"description": "x", "a/b~": 1}]}, "/successCriteria/0/a~1b~0"),
+    title_missing=({"title": ...}, "/title"),
+    title_null=({"title": None}, "/title"),
+    title_empty=({"title": ""}, "/title"),
+    title_blank=({"title": " \t\n\u2003"}, "/title"),
+    title_long=({"title": "x" * 501}, "/title"),
+    title_nul=({"title": "a\0b"}, "/title"),
+    severity_missing=({"severity": ...}, "/severity"),
+    severity_unknown=({"severity": "hgh"}, "/severity"),
+    severity_capital=({"severity": "High"}, "/severity"),
+    status_unknown=({"status": "closed"}, "/status"),
+    status_empty=({"status": ""}, "/status"),
+    external_id_empty=({"externalId": ""}, "/externalId"),
+    external_id_long=({"externalId": "x" * 257}, "/externalId"),
+    external_id_number=({"externalId": 7}, "/externalId"),
+    external_id_nul=({"externalId": "\0"}, "/externalId"),
+    description_large=({"description": "x" * (64 * KIB + 1)}, "/description"),
+    description_large_in_bytes=({"description": "é" * (32 * KIB) + "x"}, "/description"),
+    description_nul=({"description": "\0"}, "/description"),
+    evidence_object=({"evidence": {"label": "x"}}, "/evidence"),
+    evidence_many=({"evidence": [{"label": "x"}] * 101}, "/evidence"),
+    evidence_text=({"evidence": ["x"]}, "/evidence/0"),
+    evidence_null=({"evidence": [None]}, "/evidence/0"),
+    evidence_empty=({"evidence": [{"label": "x"}, {}]}, "/evidence/1"),
+    evidence_type_only=({"evidence": [{"type": "code"}]}, "/evidence/0"),
+    evidence_nulls=({"evidence": [{"label": None, "url": None, "content": None}]}, "/evidence/0"),
+    evidence_type_long=({"evidence": [{"type": "x" * 65, "label": "x"}]}, "/evidence/0/type"),
+    evidence_type_nul=({"evidence": [{"type": "\0", "label": "x"}]}, "/evidence/0/type"),
+    evidence_label_long=({"evidence": [{"label": "x" * 501}]}, "/evidence/0/label"),
+    evidence_label_nul=({"evidence": [{"label": "\0"}]}, "/evidence/0/label"),
+    evidence_content_large=({"evidence": [{"content": "x" * (256 * KIB + 1)}]}, "/evidence/0/content"),
+    evidence_content_bytes=({"evidence": [{"content": "é" * (128 * KIB) + "x"}]}, "/evidence/0/content"),
+    evidence_content_nul=({"evidence": [{"content": "\0"}]}, "/evidence/0/content"),
+    remediation_many=({"remediation": [{"instruction": "x"}] * 101}, "/remediation"),
+    instruction_missing=({"remediation": [{"step": 1}]}, "/remediation/0/instruction"),
+    instruction_nul=({"remediation": [{"instruction": "\0"}]}, "/remediation/0/instruction"),
+    steps_equal=({"remediation": [{"step": 3, "instruction": "x"}] * 2}, "/remediation/1/step"),
+    step_of_a_place=({"remediation": [{"step": 2, "instruction": "x"}, {"instruction": "y"}]}, "/remediation/1/step"),
+    criteria_many=({"successCriteria": [{"description": "x"}] * 101}, "/successCriteria"),
+    criterion_missing=({"successCriteria": [{"automatable": True}]}, "/successCriteria/0/description"),
+    criterion_nul=({"successCriteria": [{"description": "\0"}]}, "/successCriteria/0/description"),
+    rule_blank=({"rule": " \u3000"}, "/rule"),
+    rule_empty=({"rule": ""}, "/rule"),
+    rule_long=({"rule": "x" * 257}, "/rule"),
+    rule_control=({"rule": "S101\t"}, "/rule"),
+    rule_nul=({"rule": "\0"}, "/rule"),
+    location_long=({"location": "x" * 1025}, "/location"),
+    location_control=({"location": "a\x85b"}, "/location"),
+    tags_text=({"tags": "a"}, "/tags"),
+    tags_many=({"tags": [f"t{n}" for n in range(21)]}, "/tags"),
+    tags_equal=({"tags": ["a", "b", "a"]}, "/tags/2"),
+    tag_blank=({"tags": ["a", "\n"]}, "/tags/1"),
+    tag_long=({"tags": ["x" * 65]}, "/tags/0"),
+    tag_null=({"tags": [None]}, "/tags/0"),
+    tag_nul=({"tags": ["a", "a\0"]}, "/tags/1"),
+    extensions_list=({"extensions": []}, "/extensions"),
+    extensions_large=({"extensions": {"a": "x" * (256 * KIB - 7)}}, "/extensions"),
+    extensions_bytes=({"extensions": {"a": "é" * (128 * KIB)}}, "/extensions"),
+    extensions_nul=({"extensions": {"a": {"b": "\0"}}}, "/extensions/a/b"),
+    extensions_nul_in_a_name=({"extensions": {"a\0b": 1}}, "/extensions/a\0b"),
+)
+BAD_URLS = (
+    *("/home.png", "//example.com/home.png", "", "https:", "https://example.com/" + "x" * 2029, "VBScript:x"),
+    *("javascript:alert(1)", "JavaScript:alert(1)", " javascript:alert(1)", "\x01javascript:alert(1)"),
+    *("java\tscript:alert(1)", "javascript\n:alert(1)", IMAGE.ljust(256 * KIB + 1, "A")),
+    *("data:text/html,<b>", "data:,x", "DATA:text/html,<b>"),
+)
+BAD_FIELDS = [
+    *BAD_TASKS,
+    *(pytest.param({"evidence": [{"url": url}]}, "/evidence/0/url", id=f"url_{url[:30]!a}") for url in BAD_URLS),
+    *(
+        pytest.param(
+            {"remediation": [{"step": step, "instruction": "x"}]}, "/remediation/0/step", id=f"step_{step!r:.9}"
+        )
+        for step in (0, -1, 10_001, 1.5, "1", True, 10**400)
+    ),
+    *(
+        pytest.param(
+            {"successCriteria": [{"description": "x", "automatable": each}]},
+            "/successCriteria/0/automatable",
+            id=f"automatable_{each}",
+        )
+        for each in ("yes", 1)
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "pointer"), BAD_FIELDS)
+def test_a_bad_task_is_refused(client: Client, run: str, change: dict[str, Any], pointer: str) -> None:
+    bad = task(**change)
+    for body, prefix in ((bad, ""), ({"tasks": [task(), bad]}, "/tasks/1")):
+        raw = json.dumps(body, ensure_ascii=False).encode()
+        response = client.send("POST", f"{API}/runs/{run}/tasks", raw)
+        assert_problem(response, 422, "validation_failed", prefix + pointer)
+    assert client.read("tasks")["total"] == 0
+
+
 def test_null_means_left_out_in_a_task(client: Client, run: str) -> None:
     names = ("status", "externalId", "description", "evidence", "remediation", "successCriteria", "extensions")
-    bare, nulls = client.add(run), client.add(run, **dict.fromkeys(names))
-    ours = {"id", "createdAt", "updatedAt", "lastSeenAt", "etag"}
-    one, other = ({k: v for k, v in client.read(f"tasks/{i}").items() if k not in ours} for i in (bare, nulls))
-    assert one == other
-    assert [one[name] for name in names] == ["open", None, None, [], [], [], {}]
+    for left_out in ({}, dict.fromkeys(names)):
+        stored = client.read(f"tasks/{client.add(run, **left_out)}")
+        assert [stored[name] for name in names] == ["open", None, None, [], [], [], {}]
 
 
 def test_null_means_left_out_in_the_parts_of_a_task(client: Client, run: str) -> None:
@@ -302,54 +526,6 @@ def test_null_means_left_out_in_runs_project_types_and_updates(client: Client, r
         assert (made["label"], made["description"], made["extensionSchema"]) == ("nulls", "", None)
     assert client.put(f"{API}/project-types/nulls", json=body | {"name": None}).status_code == 200
     assert client.triage(client.add(started["id"]), "open", comment=None)["status"] == "open"
-
-
-REQUIRED = cases(
-    run=("POST", "runs", {}, "/projectType"),
-    run_null=("POST", "runs", {"projectType": None}, "/projectType"),
-    run_update=("PATCH", "runs/RUN", {}, "/status"),
-    run_update_null=("PATCH", "runs/RUN", {"status": None}, "/status"),
-    task_update=("PATCH", "tasks/TASK", {}, ""),
-    task_update_null=("PATCH", "tasks/TASK", dict.fromkeys(("status", "comment", "reason", "assignee")), ""),
-    project_type=("POST", "project-types", {"label": "x"}, "/name"),
-    project_type_null=("POST", "project-types", {"name": None}, "/name"),
-)
-
-
-NULS = cases(
-    metadata=("POST", "runs", {"projectType": "web", "metadata": {"a": ["\0"]}}, "/metadata/a/0"),
-    project_type_of_run=("POST", "runs", {"projectType": "w\0"}, "/projectType"),
-    status_reason=("PATCH", "runs/RUN", {"status": "failed", "statusReason": "a\0b"}, "/statusReason"),
-    title=("POST", "runs/RUN/tasks", task(title="a\0b"), "/title"),
-    external_id=("POST", "runs/RUN/tasks", task(externalId="\0"), "/externalId"),
-    description=("POST", "runs/RUN/tasks", {"tasks": [task(), task(description="\0")]}, "/tasks/1/description"),
-    evidence_type=("POST", "runs/RUN/tasks", task(evidence=[{"type": "\0", "label": "x"}]), "/evidence/0/type"),
-    evidence_label=("POST", "runs/RUN/tasks", task(evidence=[{"label": "\0"}]), "/evidence/0/label"),
-    content=("POST", "runs/RUN/tasks", task(evidence=[{"content": "\0"}]), "/evidence/0/content"),
-    instruction=("POST", "runs/RUN/tasks", task(remediation=[{"instruction": "\0"}]), "/remediation/0/instruction"),
-    criterion=(
-        "POST",
-        "runs/RUN/tasks",
-        task(successCriteria=[{"description": "\0"}]),
-        "/successCriteria/0/description",
-    ),
-    extensions=("POST", "runs/RUN/tasks", task(extensions={"a": {"b": "\0"}}), "/extensions/a/b"),
-    member_name=("POST", "runs/RUN/tasks", task(extensions={"a\0b": 1}), "/extensions/a\0b"),
-    rule=("POST", "runs/RUN/tasks", task(rule="\0"), "/rule"),
-    tag=("POST", "runs/RUN/tasks", task(tags=["a", "a\0"]), "/tags/1"),
-    comment=("PATCH", "tasks/TASK", {"status": "open", "comment": "\0"}, "/comment"),
-    assignee=("PATCH", "tasks/TASK", {"assignee": "a\0b"}, "/assignee"),
-    label=("POST", "project-types", {"name": "a", "label": "\0"}, "/label"),
-    type_description=("PUT", "project-types/web", {"description": "\0"}, "/description"),
-)
-
-
-@pytest.mark.parametrize(("method", "path", "body", "pointer"), [*UNKNOWN_FIELDS, *REQUIRED, *NULS])
-def test_what_is_unknown_missing_or_has_nul_is_refused_where_it_stands(
-    client: Client, run: str, method: str, path: str, body: Any, pointer: str
-) -> None:
-    path = path.replace("RUN", run).replace("TASK", client.add(run))
-    assert_problem(client.open(f"{API}/{path}", method=method, json=body), 422, "validation_failed", pointer)
 
 
 def test_nul_may_stand_in_an_extension_schema(client: Client) -> None:
@@ -464,38 +640,6 @@ def test_a_bad_update_of_a_finished_run_is_422_before_409(client: Client, run: s
 # Errors
 # ---------------------------------------------------------------------------
 
-MALFORMED = cases(
-    empty=b"",
-    blank=b"  ",
-    truncated=b'{"a": ',
-    single_quotes=b"{'a': 1}",
-    nan=b'{"a": NaN}',
-    infinity=b'{"a": -Infinity}',
-    too_large_a_number=b'{"a": 1e999}',
-    lone_surrogate=b'{"a": "\\ud800"}',
-    lone_surrogate_in_a_name=b'{"\\udc00": 1}',
-    byte_order_mark=b'\xef\xbb\xbf{"a": 1}',
-    trailing_text=b'{"a": 1} x',
-    two_values=b"{} {}",
-    trailing_comma=b'{"a": 1,}',
-    leading_zero=b'{"a": 01}',
-    comment=b'{"a": 1 /* one */}',
-    bad_utf8=b'{"a": "\xff"}',
-    encoded_surrogate=b'{"a": "\xed\xa0\x80"}',
-    utf16='{"a": 1}'.encode("utf-16"),
-    raw_control_character=b'{"a": "\n"}',
-    levels=b"[" * 101 + b"]" * 101,
-    many_levels=b"[" * 100_000 + b"]" * 100_000,
-    unclosed_levels=b"[" * 100_000,
-)
-PATHS_WITH_BODIES = [("POST", "runs"), ("POST", "project-types"), ("PATCH", "runs/x"), ("POST", "runs/x/tasks")]
-
-
-@pytest.mark.parametrize("body", MALFORMED)
-def test_what_is_not_one_json_value_is_malformed(client: Client, body: bytes) -> None:
-    for method, path in [*PATHS_WITH_BODIES, ("PATCH", "tasks/x"), ("PUT", "project-types/x")]:
-        assert_problem(client.send(method, f"{API}/{path}", body), 400, "malformed_json")
-
 
 NESTED_IN = cases(
     metadata=("POST", "runs", '{"projectType": "web", "metadata": %s}'),
@@ -546,12 +690,6 @@ def test_a_body_may_have_a_hundred_levels(
 def test_brackets_in_strings_are_no_levels(client: Client, run: str) -> None:
     text = '[{"\\' * 200
     assert client.read(f"tasks/{client.add(run, title=text[:500], description=text)}")["description"] == text
-
-
-@pytest.mark.parametrize("body", ["[]", '"text"', "1", "true", "null"])
-def test_a_body_that_is_no_object_is_refused(client: Client, run: str, body: str) -> None:
-    for method, path in [("POST", "runs"), ("POST", f"runs/{run}/tasks"), ("POST", "project-types")]:
-        assert_problem(client.send(method, f"{API}/{path}", body), 422, "validation_failed")
 
 
 def test_a_body_shorter_than_its_content_length_is_malformed(client: Client, run: str) -> None:
@@ -804,6 +942,8 @@ MANY_VALUES = cases(
     extensions=("runs/RUN/tasks", b'{"title":"x","severity":"low","extensions":{"a":%s}}', 422),
     evidence=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":%s}', 422),
     objects=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":[' + b"{}," * 3_000_000 + b"{}]}", 422),
+    nuls=("runs", b'{"projectType": "web", "metadata": {"a": [' + b'"\\u0000",' * 400_000 + b'""]}}', 422),
+    labels=("runs/RUN/tasks", b'{"evidence": [' + b'{"label": ""},' * 160_000 + b"{}]}", 422),
     tasks=("runs/RUN/tasks", b'{"tasks":%s}', 422),
     endless_string=("runs", b"[" * 101 + b'"' + b'\\"' * 100_000, 400),
     unclosed=("runs", b'{"projectType":"web","metadata":{"a":[' + b"0," * 400_000, 400),
@@ -816,14 +956,18 @@ def test_millions_of_values_are_refused_soon_and_in_little_memory(
     client: Client, run: str, path: str, body: bytes, status: int
 ) -> None:
     body = body.replace(b"%s", MANY)
-    tracemalloc.start()
-    try:
-        response = client.send("POST", f"{API}/{path.replace('RUN', run)}", body)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    response, peak = peak_of(lambda: client.send("POST", f"{API}/{path.replace('RUN', run)}", body))
     assert_problem(response, status, "validation_failed" if status == 422 else "malformed_json")
     assert peak < 60 * KIB * KIB
+
+
+def peak_of(action: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what an action returns, and how many bytes were held at most meanwhile."""
+    tracemalloc.start()
+    try:
+        return action(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 LONG = "y" * 5000
@@ -1354,12 +1498,7 @@ def test_a_page_of_screenshots_takes_little_memory(client: Client, run: str) -> 
     evidence = [{"content": "x" * 250_000}] * 16
     for _ in range(12):
         client.submit(run, *[task(evidence=evidence)] * 3)
-    tracemalloc.start()
-    try:
-        answer = client.get(f"{API}/tasks?view=full&limit=200")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    answer, peak = peak_of(lambda: client.get(f"{API}/tasks?view=full&limit=200"))
     assert 12 * 2**20 < len(answer.data) <= 16 * 2**20
     assert len(answer.json["tasks"]) == 4
     assert peak < 5 * 16 * 2**20
@@ -1920,41 +2059,6 @@ def test_metadata_extensions_and_schemas_come_back_exactly_as_sent(client: Clien
     assert raw in client.get(f"{API}/tasks?view=full").data
 
 
-RUN_REJECTIONS = cases(
-    type_number={"projectType": 1},
-    target_number={"targetUrl": 1},
-    target_empty={"targetUrl": ""},
-    target_relative={"targetUrl": "/shop"},
-    target_without_scheme={"targetUrl": "example.com"},
-    target_without_host={"targetUrl": "https://"},
-    target_path_only={"targetUrl": "https:///shop"},
-    target_one_slash={"targetUrl": "https:/example.com"},
-    target_ftp={"targetUrl": "ftp://example.com/"},
-    target_javascript={"targetUrl": "javascript:alert(1)"},
-    target_file={"targetUrl": "file:///etc"},
-    target_long={"targetUrl": "https://example.com/" + "x" * 2029},
-    metadata_list={"metadata": []},
-    metadata_text={"metadata": "x"},
-    metadata_number={"metadata": 1},
-    metadata_large={"metadata": {"a": "x" * (64 * KIB - 7)}},
-    metadata_large_in_bytes={"metadata": {"a": "é" * (32 * KIB)}},
-    branch_empty={"branch": ""},
-    branch_long={"branch": "x" * 256},
-    branch_number={"branch": 1},
-    branch_tab={"branch": "a\tb"},
-    branch_newline_at_the_end={"branch": "main\n"},
-    branch_delete={"branch": "\x7f"},
-    branch_next_line={"branch": "a\x85"},
-)
-
-
-@pytest.mark.parametrize("change", RUN_REJECTIONS)
-def test_a_bad_run_is_refused(client: Client, run: str, change: dict[str, Any]) -> None:
-    body = json.dumps({"projectType": "web"} | change, ensure_ascii=False).encode()
-    assert_problem(client.send("POST", f"{API}/runs", body), 422, "validation_failed", f"/{[*change][-1]}")
-    assert client.read("runs")["total"] == 1
-
-
 RUN_BOUNDS = cases(
     target_long={"targetUrl": "https://example.com/" + "x" * 2028},
     target_http={"targetUrl": "http://localhost:8080"},
@@ -2008,25 +2112,6 @@ def test_a_finished_run_stays_finished(client: Client, run: str, first: str, sec
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), 409, "run_finished")
     assert client.read(f"runs/{run}")["status"] == first
     assert client.read("tasks")["total"] == 0
-
-
-RUN_UPDATE_REJECTIONS = cases(
-    running={"status": "running"},
-    unknown={"status": "done"},
-    number={"status": 1},
-    reason_long={"status": "failed", "statusReason": "x" * 1001},
-    reason_number={"status": "failed", "statusReason": 1},
-    resolve_text={"status": "completed", "resolveMissing": "yes"},
-    resolve_number={"status": "completed", "resolveMissing": 1},
-    resolve_failed={"status": "failed", "resolveMissing": True},
-)
-
-
-@pytest.mark.parametrize("body", RUN_UPDATE_REJECTIONS)
-def test_a_bad_end_of_a_run_is_refused(client: Client, run: str, body: dict[str, Any]) -> None:
-    refused = client.patch(f"{API}/runs/{run}", json=body)
-    assert_problem(refused, 422, "validation_failed", f"/{[*body][-1]}")
-    assert client.read(f"runs/{run}")["status"] == "running"
 
 
 def test_a_run_counts_what_was_submitted_to_it(client: Client, run: str) -> None:
@@ -2337,101 +2422,6 @@ def test_one_bad_task_stores_nothing_of_the_batch(client: Client, run: str) -> N
     assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | {"created": 1}
 
 
-TASK_REJECTIONS = cases(
-    title_missing=({"title": ...}, "/title"),
-    title_null=({"title": None}, "/title"),
-    title_empty=({"title": ""}, "/title"),
-    title_blank=({"title": " \t\n\u2003"}, "/title"),
-    title_long=({"title": "x" * 501}, "/title"),
-    severity_missing=({"severity": ...}, "/severity"),
-    severity_unknown=({"severity": "hgh"}, "/severity"),
-    severity_capital=({"severity": "High"}, "/severity"),
-    status_unknown=({"status": "closed"}, "/status"),
-    status_empty=({"status": ""}, "/status"),
-    external_id_empty=({"externalId": ""}, "/externalId"),
-    external_id_long=({"externalId": "x" * 257}, "/externalId"),
-    external_id_number=({"externalId": 7}, "/externalId"),
-    description_large=({"description": "x" * (64 * KIB + 1)}, "/description"),
-    description_large_in_bytes=({"description": "é" * (32 * KIB) + "x"}, "/description"),
-    evidence_object=({"evidence": {"label": "x"}}, "/evidence"),
-    evidence_many=({"evidence": [{"label": "x"}] * 101}, "/evidence"),
-    evidence_text=({"evidence": ["x"]}, "/evidence/0"),
-    evidence_null=({"evidence": [None]}, "/evidence/0"),
-    evidence_empty=({"evidence": [{"label": "x"}, {}]}, "/evidence/1"),
-    evidence_type_only=({"evidence": [{"type": "code"}]}, "/evidence/0"),
-    evidence_nulls=({"evidence": [{"label": None, "url": None, "content": None}]}, "/evidence/0"),
-    evidence_type_long=({"evidence": [{"type": "x" * 65, "label": "x"}]}, "/evidence/0/type"),
-    evidence_label_long=({"evidence": [{"label": "x" * 501}]}, "/evidence/0/label"),
-    evidence_content_large=({"evidence": [{"content": "x" * (256 * KIB + 1)}]}, "/evidence/0/content"),
-    evidence_content_bytes=({"evidence": [{"content": "é" * (128 * KIB) + "x"}]}, "/evidence/0/content"),
-    url_relative=({"evidence": [{"url": "/home.png"}]}, "/evidence/0/url"),
-    url_without_scheme=({"evidence": [{"url": "//example.com/home.png"}]}, "/evidence/0/url"),
-    url_empty=({"evidence": [{"url": ""}]}, "/evidence/0/url"),
-    url_scheme_only=({"evidence": [{"url": "https:"}]}, "/evidence/0/url"),
-    url_long=({"evidence": [{"url": "https://example.com/" + "x" * 2029}]}, "/evidence/0/url"),
-    url_javascript=({"evidence": [{"url": "javascript:alert(1)"}]}, "/evidence/0/url"),
-    url_javascript_capitals=({"evidence": [{"url": "JavaScript:alert(1)"}]}, "/evidence/0/url"),
-    url_javascript_space=({"evidence": [{"url": " javascript:alert(1)"}]}, "/evidence/0/url"),
-    url_javascript_control=({"evidence": [{"url": "\x01javascript:alert(1)"}]}, "/evidence/0/url"),
-    url_javascript_tab=({"evidence": [{"url": "java\tscript:alert(1)"}]}, "/evidence/0/url"),
-    url_javascript_newline=({"evidence": [{"url": "javascript\n:alert(1)"}]}, "/evidence/0/url"),
-    url_vbscript=({"evidence": [{"url": "VBScript:x"}]}, "/evidence/0/url"),
-    url_data_html=({"evidence": [{"url": "data:text/html,<b>"}]}, "/evidence/0/url"),
-    url_data_plain=({"evidence": [{"url": "data:,x"}]}, "/evidence/0/url"),
-    url_data_capitals=({"evidence": [{"url": "DATA:text/html,<b>"}]}, "/evidence/0/url"),
-    url_data_large=({"evidence": [{"url": IMAGE.ljust(256 * KIB + 1, "A")}]}, "/evidence/0/url"),
-    remediation_many=({"remediation": [{"instruction": "x"}] * 101}, "/remediation"),
-    instruction_missing=({"remediation": [{"step": 1}]}, "/remediation/0/instruction"),
-    step_zero=({"remediation": [{"step": 0, "instruction": "x"}]}, "/remediation/0/step"),
-    step_negative=({"remediation": [{"step": -1, "instruction": "x"}]}, "/remediation/0/step"),
-    step_large=({"remediation": [{"step": 10_001, "instruction": "x"}]}, "/remediation/0/step"),
-    step_fraction=({"remediation": [{"step": 1.5, "instruction": "x"}]}, "/remediation/0/step"),
-    step_text=({"remediation": [{"step": "1", "instruction": "x"}]}, "/remediation/0/step"),
-    step_true=({"remediation": [{"step": True, "instruction": "x"}]}, "/remediation/0/step"),
-    step_huge=({"remediation": [{"step": 10**400, "instruction": "x"}]}, "/remediation/0/step"),
-    steps_equal=({"remediation": [{"step": 3, "instruction": "x"}] * 2}, "/remediation/1/step"),
-    step_of_another_place=(
-        {"remediation": [{"step": 2, "instruction": "x"}, {"instruction": "y"}]},
-        "/remediation/1/step",
-    ),
-    criteria_many=({"successCriteria": [{"description": "x"}] * 101}, "/successCriteria"),
-    criterion_missing=({"successCriteria": [{"automatable": True}]}, "/successCriteria/0/description"),
-    automatable_text=(
-        {"successCriteria": [{"description": "x", "automatable": "yes"}]},
-        "/successCriteria/0/automatable",
-    ),
-    automatable_number=(
-        {"successCriteria": [{"description": "x", "automatable": 1}]},
-        "/successCriteria/0/automatable",
-    ),
-    rule_blank=({"rule": " \u3000"}, "/rule"),
-    rule_empty=({"rule": ""}, "/rule"),
-    rule_long=({"rule": "x" * 257}, "/rule"),
-    rule_control=({"rule": "S101\t"}, "/rule"),
-    location_long=({"location": "x" * 1025}, "/location"),
-    location_control=({"location": "a\x85b"}, "/location"),
-    tags_text=({"tags": "a"}, "/tags"),
-    tags_many=({"tags": [f"t{n}" for n in range(21)]}, "/tags"),
-    tags_equal=({"tags": ["a", "b", "a"]}, "/tags/2"),
-    tag_blank=({"tags": ["a", "\n"]}, "/tags/1"),
-    tag_long=({"tags": ["x" * 65]}, "/tags/0"),
-    tag_null=({"tags": [None]}, "/tags/0"),
-    extensions_list=({"extensions": []}, "/extensions"),
-    extensions_large=({"extensions": {"a": "x" * (256 * KIB - 7)}}, "/extensions"),
-    extensions_bytes=({"extensions": {"a": "é" * (128 * KIB)}}, "/extensions"),
-)
-
-
-@pytest.mark.parametrize(("change", "pointer"), TASK_REJECTIONS)
-def test_a_bad_task_is_refused(client: Client, run: str, change: dict[str, Any], pointer: str) -> None:
-    bad = task(**change)
-    for body, prefix in ((bad, ""), ({"tasks": [task(), bad]}, "/tasks/1")):
-        raw = json.dumps(body, ensure_ascii=False).encode()
-        response = client.send("POST", f"{API}/runs/{run}/tasks", raw)
-        assert_problem(response, 422, "validation_failed", prefix + pointer)
-    assert client.read("tasks")["total"] == 0
-
-
 TASK_BOUNDS = cases(
     title_short={"title": "x"},
     title_long={"title": "😀" * 500},
@@ -2467,21 +2457,6 @@ def test_a_task_at_the_bounds_is_taken(client: Client, run: str, change: dict[st
     stored = client.read(f"tasks/{response.json['tasks'][0]['id']}")
     stored["evidence"] = [{k: v for k, v in item.items() if v is not None} for item in stored["evidence"]]
     assert {name: stored[name] for name in change} == change
-
-
-BATCH_REJECTIONS = cases(
-    many=({"tasks": [{"title": "x", "severity": "low"}] * 1001}, "/tasks"),
-    object=({"tasks": {}}, "/tasks"),
-    text=({"tasks": "x"}, "/tasks"),
-    null_task=({"tasks": [None]}, "/tasks/0"),
-    text_task=({"tasks": ["x"]}, "/tasks/0"),
-    neither=({}, "/title"),
-)
-
-
-@pytest.mark.parametrize(("body", "pointer"), BATCH_REJECTIONS)
-def test_a_bad_batch_is_refused(client: Client, run: str, body: dict[str, Any], pointer: str) -> None:
-    assert_problem(client.post(f"{API}/runs/{run}/tasks", json=body), 422, "validation_failed", pointer)
 
 
 @pytest.mark.parametrize("schema", [None, WCAG_SCHEMA])
@@ -2836,34 +2811,6 @@ def test_what_is_reported_again_keeps_who_sees_to_it_and_its_reason_until_it_reo
     client.finish(client.start(targetUrl="https://example.com/"), resolveMissing=True)
     assert client.read(f"tasks/{ids[1]}")["reason"] is None
     assert entries_of(client, ids[1])[-1] == {"event": "status", "from": "open", "to": "resolved"}
-
-
-TASK_UPDATE_REJECTIONS = cases(
-    unknown=({"status": "closed"}, "/status"),
-    number=({"status": 1}, "/status"),
-    comment_long=({"status": "open", "comment": "x" * 4001}, "/comment"),
-    comment_number=({"status": "open", "comment": 1}, "/comment"),
-    severity=({"status": "open", "severity": "low"}, "/severity"),
-    title=({"title": "x"}, None),
-    extensions=({"status": "open", "extensions": {}}, "/extensions"),
-    reason_unknown=({"status": "resolved", "reason": "bored"}, "/reason"),
-    reason_of_an_open_one=({"status": "open", "reason": "fixed"}, "/reason"),
-    reason_of_one_in_progress=({"status": "in_progress", "reason": "fixed", "comment": "x"}, "/reason"),
-    reason_and_a_long_comment=({"status": "open", "reason": "fixed", "comment": "x" * 4001}, "/reason"),
-    reason_where_the_task_is_open=({"reason": "fixed"}, "/reason"),
-    nothing_but_an_unknown_field=({"assigne": "Ada"}, ""),
-    assignee_long=({"assignee": "x" * 201}, "/assignee"),
-    assignee_blank=({"assignee": " \t"}, "/assignee"),
-    assignee_number=({"assignee": 1}, "/assignee"),
-)
-
-
-@pytest.mark.parametrize(("body", "pointer"), TASK_UPDATE_REJECTIONS)
-def test_a_bad_update_of_a_task_is_refused(client: Client, run: str, body: dict[str, Any], pointer: str | None) -> None:
-    task_id = client.add(run)
-    before = client.read(f"tasks/{task_id}")
-    assert_problem(client.patch(f"{API}/tasks/{task_id}", json=body), 422, "validation_failed", pointer)
-    assert client.read(f"tasks/{task_id}") == before
 
 
 def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -3451,12 +3398,7 @@ def test_a_value_of_nearly_a_hundred_levels_is_judged_to_its_end(client: Client)
 def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
     schema = json.dumps(in_a({choice: [{"maxLength": number} for number in range(300)]}))
     extensions = json.dumps({"a": "x" * 200_000})
-    tracemalloc.start()
-    try:
-        (problem,) = findings_service.check_extensions(schema, [(extensions, "")], 20.0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    (problem,), peak = peak_of(lambda: findings_service.check_extensions(schema, [(extensions, "")], 20.0))
     assert "not valid under any" in problem.detail
     assert peak < 5_000_000  # one message has 200 kB
 
@@ -3710,32 +3652,6 @@ def test_project_types_are_listed_by_name_without_schemas(client: Client) -> Non
     assert [item["name"] for item in listed["projectTypes"]] == names
     assert all(set(item) == TYPE_FIELDS for item in listed["projectTypes"])
     assert_problem(client.get(f"{API}/project-types?page=1"), 400, "invalid_parameter", "page")
-
-
-TYPE_REJECTIONS = cases(
-    name_empty={"name": ""},
-    name_long={"name": "x" * 101},
-    name_dot_first={"name": ".web"},
-    name_dash_first={"name": "-web"},
-    name_space={"name": "a b"},
-    name_slash={"name": "a/b"},
-    name_comma={"name": "a,b"},
-    name_umlaut={"name": "ä"},
-    name_newline={"name": "web\n"},
-    name_arabic_digit={"name": "a٣"},
-    name_number={"name": 1},
-    label_long={"label": "x" * 201},
-    label_number={"label": 1},
-    description_long={"description": "x" * 10_001},
-    description_list={"description": []},
-)
-
-
-@pytest.mark.parametrize("change", TYPE_REJECTIONS)
-def test_a_bad_project_type_is_refused(client: Client, run: str, change: dict[str, Any]) -> None:
-    for method, path, body in (("POST", "project-types", {"name": "new"}), ("PUT", "project-types/web", {})):
-        response = client.open(f"{API}/{path}", method=method, json=body | change)
-        assert_problem(response, 422, "validation_failed", f"/{[*change][-1]}")
 
 
 @pytest.mark.parametrize("name", ["a", "9", "A.b_c-d", "x" * 100])
@@ -5158,23 +5074,6 @@ def test_many_quick_checks_cost_their_own_client_only(
         besieged.request("POST", f"{API}/runs/{run}/tasks", batch, hostile_key)
 
 
-MUCH = cases(
-    no_place=("runs", b'{"projectType": "web", "metadata": {"a": [' + b'"\\u0000",' * 400_000 + b'""]}}'),
-    short_searches=("runs/RUN/tasks", b'{"evidence": [' + b'{"label": ""},' * 160_000 + b"{}]}"),
-)
-
-
-@pytest.mark.parametrize(("path", "body"), MUCH)
-def test_much_that_is_wrong_costs_its_own_client_only(
-    besieged: Server, hostile_key: str, path: str, body: bytes
-) -> None:
-    besieged.request("POST", f"{API}/project-types", {"name": "web"}, hostile_key)
-    run = besieged.request("POST", f"{API}/runs", {"projectType": "web"}, hostile_key).json["id"]
-    with another_client(besieged, 1.0):
-        answer = besieged.request("POST", f"{API}/{path.replace('RUN', run)}", body, hostile_key)
-    assert_problem(answer, 422, "validation_failed")
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
 def test_hundreds_of_heavy_patterns_do_not_stay_in_memory(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_SCHEMA_TIMEOUT="8s")  # a check is not what is measured
@@ -5246,27 +5145,36 @@ def test_nothing_is_ever_connected_to_or_read(client: Client, tmp_path: Path) ->
 # Hostile HTTP
 # ---------------------------------------------------------------------------
 
-NO_JSON = cases(
-    no_utf8=b'{"x": "\xff\xfe"}',
-    overlong=b'{"x": "\xc0\x80"}',
-    raw_surrogate=b'{"x": "\xed\xa0\x80"}',
-    escaped_surrogate=b'{"x": "\\ud800"}',
-    surrogate_in_a_name=b'{"\\udfff": 1}',
-    raw_nul=b'{"x": "\0"}',
-    mark=b'\xef\xbb\xbf{"x": 1}',
-    utf_16='{"x": 1}'.encode("utf-16"),
+MALFORMED = cases(
+    empty=b"",
+    blank=b"  ",
+    truncated=b'{"a": ',
+    single_quotes=b"{'a': 1}",
+    nan=b'{"a": NaN}',
+    infinity=b'{"a": -Infinity}',
+    too_large_a_number=b'{"a": 1e999}',
+    lone_surrogate=b'{"a": "\\ud800"}',
+    lone_surrogate_in_a_name=b'{"\\udc00": 1}',
+    byte_order_mark=b'\xef\xbb\xbf{"a": 1}',
+    trailing_text=b'{"a": 1} x',
+    two_values=b"{} {}",
+    trailing_comma=b'{"a": 1,}',
+    leading_zero=b'{"a": 01}',
+    comment=b'{"a": 1 /* one */}',
+    bad_utf8=b'{"a": "\xff"}',
+    encoded_surrogate=b'{"a": "\xed\xa0\x80"}',
+    utf16='{"a": 1}'.encode("utf-16"),
+    raw_control_character=b'{"a": "\n"}',
+    overlong_utf8=b'{"a": "\xc0\x80"}',
+    raw_nul=b'{"a": "\0"}',
+    not_a_number_behind_digits=b'{"title": ' + b"9" * 4301 + b', "x": NaN}',
+    surrogate_behind_digits=b'{"title": ' + b"9" * 5000 + b', "x": "\\ud800"}',
+    exponent_of_many_digits=b'{"title": ' + b"9" * 5000 + b', "x": 1e' + b"9" * 5000 + b"}",
+    levels=b"[" * 101 + b"]" * 101,
     deep_lists=b"[" * 100_000 + b"]" * 100_000,
     deep_objects=b'{"x":' * 100_000 + b"1" + b"}" * 100_000,
     deep_and_open=b'{"x":[' * 100_000,
     brackets=b"]" * 100_000,
-    text_after=b"{} {}",
-    not_a_number=b'{"x": NaN}',
-    not_a_number_behind_digits=b'{"title": ' + b"9" * 4301 + b', "x": NaN}',
-    huge_exponent=b'{"x": 1e999}',
-    surrogate_behind_digits=b'{"title": ' + b"9" * 5000 + b', "x": "\\ud800"}',
-    huge_exponent_behind_digits=b'{"title": ' + b"9" * 5000 + b', "x": 1e999}',
-    exponent_of_many_digits=b'{"title": ' + b"9" * 5000 + b', "x": 1e' + b"9" * 5000 + b"}",
-    cut=b'{"x": "',
 )
 NO_OBJECT = cases(
     list=b"[]",
@@ -5275,7 +5183,7 @@ NO_OBJECT = cases(
     number=b"1",
     text=b'"x"',
     nul=b'"\\u0000"',
-    long_list=b"[" + b"0," * 99_999 + b"0]",
+    long=b"[" + b"0," * 99_999 + b"0]",
 )
 BODIED = [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS if each.body is not None]
 
@@ -5296,7 +5204,7 @@ def webhook_of(server: Server) -> str:
 
 
 @pytest.mark.parametrize("each", BODIED)
-@pytest.mark.parametrize("body", NO_JSON)
+@pytest.mark.parametrize("body", MALFORMED)
 def test_what_is_no_json_is_refused_everywhere(besieged: Server, each: Any, body: bytes) -> None:
     began = time.monotonic()
     assert_problem(send_to(besieged, each, body), 400, "malformed_json")
