@@ -179,15 +179,8 @@ IMAGE = "data:image/png;base64,"
 # ---------------------------------------------------------------------------
 
 STRINGS = (
-    "plain",
-    "  spaces stay  ",
-    "e\u0301 is not \u00e9",
-    "\U0001f600 \U0010ffff",
-    "\ufffe \uffff \ufdd0",
-    "\ufeffmark \u2028 \u2029 \u200f",
-    "\x01\x1f\x7f\t\n\r",
-    '\\u0000 " / \\',
-    "<script>&amp;</script>",
+    *("plain", "  spaces stay  ", "e\u0301 is not \u00e9", "\U0001f600 \U0010ffff", "\ufffe \uffff \ufdd0"),
+    *("\ufeffmark \u2028 \u2029 \u200f", "\x01\x1f\x7f\t\n\r", '\\u0000 " / \\', "<script>&amp;</script>"),
 )
 
 
@@ -338,17 +331,19 @@ BAD_TASK_FIELDS = [
     *values_of("tags", "a", [f"t{n}" for n in range(21)]),
     *values_of("extensions", [], {"a": "x" * (256 * KIB - 7)}, {"a": "é" * (128 * KIB)}),
 ]
+BAD_URLS = (
+    *("/a.png", "//a/a.png", "", "https:", f"https://a/{'x' * 2039}", IMAGE.ljust(256 * KIB + 1, "A")),
+    *("javascript:alert(1)", "JavaScript:alert(1)", " javascript:alert(1)", "\x01javascript:alert(1)"),
+    *("java\tscript:alert(1)", "javascript\n:alert(1)", "VBScript:x"),
+    *("data:text/html,<b>", "data:,x", "DATA:text/html,<b>"),
+)
 BAD_PARTS = [
     *(("/evidence/0", each) for each in ("x", None, {"type": "code"}, {"label": None, "url": None, "content": None})),
     ("/evidence/0/lable", {"label": "x", "lable": "y"}),
     *(("/evidence/0/type", {"label": "x", "type": each}) for each in ("x" * 65, "\0")),
     *(("/evidence/0/label", {"label": each}) for each in ("x" * 501, "\0")),
     *(("/evidence/0/content", {"content": each}) for each in ("x" * (256 * KIB + 1), "é" * (128 * KIB) + "x", "\0")),
-    *(("/evidence/0/url", {"url": each}) for each in ("/a.png", "//a/a.png", "", "https:", f"https://a/{'x' * 2039}")),
-    *(("/evidence/0/url", {"url": f"{each}script:alert(1)"}) for each in ("java", "Java", " java", "\x01java", "VB")),
-    *(("/evidence/0/url", {"url": each}) for each in ("java\tscript:alert(1)", "javascript\n:alert(1)")),
-    *(("/evidence/0/url", {"url": f"{each},<b>"}) for each in ("data:text/html", "data:", "DATA:text/html")),
-    ("/evidence/0/url", {"url": IMAGE.ljust(256 * KIB + 1, "A")}),
+    *(("/evidence/0/url", {"url": url}) for url in BAD_URLS),
     *(("/remediation/0/instruction", each) for each in ({"step": 1}, {"instruction": "\0"})),
     ("/remediation/0/n", {"instruction": "x", "n": 1}),
     *(("/remediation/0/step", {"instruction": "x", "step": each}) for each in (0, -1, 10_001, 1.5, "1", True, 10**400)),
@@ -513,12 +508,6 @@ def test_the_order_of_checks_for_an_update(
         assert_problem(response, status, code)
 
 
-def test_a_bad_update_of_a_finished_run_is_422_before_409(client: Client, run: str) -> None:
-    client.finish(run)
-    response = client.patch(f"{API}/runs/{run}", json={"status": "failed", "resolveMissing": True})
-    assert_problem(response, 422, "validation_failed", "/resolveMissing")
-
-
 # ---------------------------------------------------------------------------
 # Errors
 # ---------------------------------------------------------------------------
@@ -586,19 +575,15 @@ def test_a_body_shorter_than_its_content_length_is_malformed(client: Client, run
     assert_problem(response, 400, "malformed_json")
 
 
-MEDIA = cases(
-    none=({}, 415),
-    text=({"Content-Type": "text/plain"}, 415),
-    form=({"Content-Type": "application/x-www-form-urlencoded"}, 415),
-    problem_json=({"Content-Type": "application/problem+json"}, 415),
-    gzip=({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
-    unknown_encoding=({"Content-Type": "application/json", "Content-Encoding": "aws-chunked"}, 415),
-    parameters=({"Content-Type": "application/json; charset=utf-8"}, 201),
-    capitals=({"Content-Type": "Application/JSON"}, 201),
-)
+MEDIA = [
+    *(({"Content-Type": kind}, 415) for kind in ("text/plain", "application/x-www-form-urlencoded")),
+    *(({"Content-Type": "application/problem+json"}, 415), ({}, 415)),
+    *(({"Content-Type": "application/json", "Content-Encoding": coding}, 415) for coding in ("gzip", "aws-chunked")),
+    *(({"Content-Type": kind}, 201) for kind in ("application/json; charset=utf-8", "Application/JSON")),
+]
 
 
-@pytest.mark.parametrize(("headers", "status"), MEDIA)
+@pytest.mark.parametrize(("headers", "status"), MEDIA, ids=str)
 def test_a_body_must_be_declared_as_json(client: Client, run: str, headers: dict[str, str], status: int) -> None:
     response = client.post(f"{API}/runs/{run}/tasks", data=json.dumps(task()), headers=headers)
     assert response.status_code == status
@@ -887,28 +872,16 @@ def test_repeated_text_is_cut_at_200_characters(
     assert "y" * 201 not in response.text
 
 
-def test_a_bug_is_logged_and_never_shown(
+def test_a_bug_is_logged_in_a_line_that_no_path_forges_and_never_shown(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("secret detail")
-
-    monkeypatch.setattr(findings_service, "select_project_types", broken)
-    response = client.get(f"{API}/project-types")
+    monkeypatch.setattr(findings_service, "select_task", lambda *_: {}["secret detail"])
+    response = client.get(f"{API}/tasks/x%0Aforged%0Dline")
     assert_problem(response, 500, "internal_error")
     assert "secret" not in response.text
-    assert "secret detail" in caplog.text
+    assert [record.getMessage() for record in caplog.records] == [rf"bug in 'GET' '{API}/tasks/x\nforged\rline'"]
     assert "Traceback" in caplog.text
-
-
-def test_a_path_forges_no_line_of_the_log(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(findings_service, "select_task", lambda *_: 1 / 0)
-    assert_problem(client.get(f"{API}/tasks/x%0Aforged%0Dline"), 500, "internal_error")
-    assert [record.getMessage().splitlines() for record in caplog.records] == [
-        [rf"bug in 'GET' '{API}/tasks/x\nforged\rline'"]
-    ]
+    assert "secret detail" in caplog.text
 
 
 def with_a_run(app: flask.Flask) -> tuple[Client, str]:
@@ -1146,7 +1119,7 @@ def test_work_is_the_same_however_many_runs_and_types_there_are(
             tasks = (task(externalId="seen"), task(externalId="often"), task(externalId="low", severity="low"))
             for _ in range(times):
                 run_of(connection, "web", "", *tasks)
-            start_one(connection)
+                start_one(connection)
         with database.transaction() as connection:
             work.append(work_of(connection, lambda: [act(connection), connection.write_counts()]))
     assert work[1] <= 1.05 * work[0]
@@ -1430,16 +1403,13 @@ BAD_PARAMETERS = (
 )
 
 
-SEVERAL_VALUES = cases(
-    commas="status=open,resolved",
-    repeated="status=open&status=resolved",
-    both="status=open,resolved&status=open",
-    apart="status=open&limit=50&status=resolved",
-    many="&".join(["status=open"] * 999 + ["status=resolved"]),
+SEVERAL_VALUES = (
+    *("status=open,resolved", "status=open&status=resolved", "status=open,resolved&status=open"),
+    *("status=open&limit=50&status=resolved", f"{'status=open&' * 999}status=resolved"),
 )
 
 
-@pytest.mark.parametrize("query", SEVERAL_VALUES)
+@pytest.mark.parametrize("query", SEVERAL_VALUES, ids=range(5))
 def test_a_filter_takes_several_values_by_commas_and_by_repeating(client: Client, run: str, query: str) -> None:
     for status in STATUSES:
         client.submit(run, task(status=status), task(status=status))
@@ -1579,14 +1549,6 @@ def test_next_links_work_for_queries_in_raw_utf8(client: Client) -> None:
         assert [len(client.read(page["next"])["tasks"]), page["total"]] == [1, 2]
 
 
-def test_an_unknown_run_filters_everything_away_but_is_not_found_as_missing_from(client: Client, run: str) -> None:
-    client.add(run, externalId="x")
-    page = client.read("tasks", runId=UNKNOWN_ID)
-    assert (page["tasks"], page["total"], page["next"]) == ([], 0, None)
-    assert client.read("tasks", runId=f"x,{run}")["total"] == 1
-    assert_problem(client.get(f"{API}/tasks?missingFrom={UNKNOWN_ID}"), 404, "not_found")
-
-
 def test_target_and_external_id_are_matched_exactly(client: Client, run: str) -> None:
     client.add(run, externalId="a,b")
     client.add(run, externalId="a")
@@ -1607,20 +1569,9 @@ def test_list_items_leave_the_bulk_out_unless_asked_for(client: Client, run: str
 # Keys and clients
 # ---------------------------------------------------------------------------
 
-NO_KEYS = cases(
-    none=None,
-    empty="",
-    scheme_alone="Bearer",
-    blank="Bearer  ",
-    basic="Basic Zm9vOmJhcg==",
-    key_alone="KEY",
-    unknown="Bearer fts_" + "x" * 43,
-    other_prefix="Bearer abc",
-    not_ascii="Bearer fts_\xe9",
-    cut_short="Bearer KEY-1",
-    too_long="Bearer KEYx",
-    quoted='Bearer "KEY"',
-    two="Bearer KEY KEY",
+NO_KEYS = (
+    *(None, "", "Bearer", "Bearer  ", "Basic Zm9vOmJhcg==", "KEY", "Bearer fts_" + "x" * 43, "Bearer abc"),
+    *("Bearer fts_\xe9", "Bearer KEY-1", "Bearer KEYx", 'Bearer "KEY"', "Bearer KEY KEY"),
 )
 
 
@@ -1632,15 +1583,6 @@ def test_a_bad_key_is_unauthorized(app: flask.Flask, header: str | None) -> None
     response = app.test_client().get(f"{API}/tasks", headers=headers)
     assert_problem(response, 401, "unauthorized")
     assert response.headers["WWW-Authenticate"].startswith("Bearer")
-
-
-def test_an_expired_key_is_unauthorized(app: flask.Flask) -> None:
-    client = app.test_client()
-    for expires, status in (("2001-01-01T00:00:00.000Z", 401), ("2999-01-01T00:00:00.000Z", 200)):
-        with database_of(app).transaction() as connection:
-            key = findings_service.insert_key(connection, "x", "default", "full", expires)
-        response = client.get(f"{API}/tasks", headers={"Authorization": f"Bearer {key}"})
-        assert response.status_code == status
 
 
 def test_only_the_hash_of_a_key_is_stored(app: flask.Flask, tmp_path: Path) -> None:
@@ -1701,20 +1643,14 @@ def test_a_run_that_a_user_starts_and_finishes_has_them_in_the_history(app: flas
     assert rows == [(event, "proxy", "anna") for event in ("started", "created", "finished")]
 
 
-USERS = cases(
-    none=(None, 401, "unauthorized"),
-    one=("a", 200, None),
-    longest=("ü" * 200, 200, None),
-    too_long=("a" * 201, 400, "invalid_parameter"),
-    empty=("", 400, "invalid_parameter"),
-    blank=("  ", 400, "invalid_parameter"),
-    control=("a\tb", 400, "invalid_parameter"),
-    turned_around=("a\u202eb", 400, "invalid_parameter"),
-    twice=("anna,otto", 400, "invalid_parameter"),
-)
+USERS = [
+    (None, 401, "unauthorized"),
+    *((user, 200, None) for user in ("a", "ü" * 200)),
+    *((user, 400, "invalid_parameter") for user in ("a" * 201, "", "  ", "a\tb", "a\u202eb", "anna,otto")),
+]
 
 
-@pytest.mark.parametrize(("user", "status", "code"), USERS)
+@pytest.mark.parametrize(("user", "status", "code"), USERS, ids=lambda value: ascii(value)[:20])
 def test_a_key_for_users_needs_one_user_of_printable_characters(
     app: flask.Flask, user: str | None, status: int, code: str | None
 ) -> None:
@@ -1915,6 +1851,8 @@ def test_finishing_the_same_way_again_changes_nothing(client: Client, run: str) 
 def test_a_finished_run_stays_finished(client: Client, run: str, first: str, second: str) -> None:
     client.finish(run, first)
     assert_problem(client.patch(f"{API}/runs/{run}", json={"status": second}), 409, "run_finished")
+    bad = {"status": "failed", "resolveMissing": True}
+    assert_problem(client.patch(f"{API}/runs/{run}", json=bad), 422, "validation_failed", "/resolveMissing")
     assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), 409, "run_finished")
     assert client.read(f"runs/{run}")["status"] == first
     assert client.read("tasks")["total"] == 0
@@ -1929,16 +1867,6 @@ def test_a_run_counts_what_was_submitted_to_it(client: Client, run: str) -> None
     assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | {"created": 3, "unchanged": 1, "updated": 1}
     expected = NOTHING_SUBMITTED | {"created": 1, "unchanged": 1, "reopened": 1}
     assert client.read(f"runs/{second}")["submitted"] == expected
-
-
-def test_a_summary_has_every_severity_and_status(client: Client, run: str) -> None:
-    nothing = {"total": 0, "bySeverity": dict.fromkeys(SEVERITIES, 0), "byStatus": dict.fromkeys(STATUSES, 0)}
-    assert client.read(f"runs/{run}")["summary"] == nothing
-    client.submit(run, task(severity="critical"), task(severity="low", status="in_progress"), task(severity="low"))
-    summary = client.read(f"runs/{run}")["summary"]
-    assert summary["total"] == 3
-    assert summary["bySeverity"] == dict.fromkeys(SEVERITIES, 0) | {"critical": 1, "low": 2}
-    assert summary["byStatus"] == dict.fromkeys(STATUSES, 0) | {"open": 2, "in_progress": 1}
 
 
 CHANGES = cases(
@@ -2003,35 +1931,14 @@ def test_resolve_missing_leaves_other_types_targets_and_clients_alone(app: flask
     assert {owner.read(f"tasks/{task_id}")["status"] for owner, task_id in others} == {"open"}
 
 
-@pytest.mark.parametrize("branch", [None, "a"])
-def test_missing_is_what_the_line_of_a_run_knows_and_it_did_not_report(
-    client: Client, run: str, branch: str | None
-) -> None:
-    client.submit(run, task(externalId="main"), task(externalId="both"))
-    for each, names in (("a", ("both", "of a", "of a and b")), ("b", ("of b", "of a and b"))):
-        start_on(client, each, *names)
-    last = start_on(client, branch, "both")
-    expected = ["main"] if branch is None else ["of a and b", "of a", "main"]
-    page = client.read("tasks", missingFrom=last)
-    assert ([each["externalId"] for each in page["tasks"]], page["total"]) == (expected, len(expected))
-    first = client.read("tasks", missingFrom=last, limit=1, sort="createdAt")
-    assert [each["externalId"] for each in first["tasks"]] == ["main"]
-    left = client.read("tasks", missingFrom=last, mainLine="false")
-    assert ([each["externalId"] for each in left["tasks"]], left["total"]) == (expected[:-1], len(expected) - 1)
-
-
 def test_a_branch_resolves_only_what_it_reported_first(client: Client, run: str) -> None:
     client.add(run, externalId="main")
-    for branch, names in (
-        ("a", ("of a", "of a and b", "kept")),
-        ("b", ("of a and b", "of b and a")),
-        ("a", ("of b and a",)),
-    ):
-        start_on(client, branch, *names)
-    last = start_on(client, "a", "kept")
-    assert client.finish(last, resolveMissing=True)["submitted"]["resolved"] == 2
+    start_on(client, "a", "of a", "of a and b", "kept")
+    start_on(client, "b", "of a and b", "of b and a")
+    start_on(client, "a", "of b and a")
+    assert client.finish(start_on(client, "a", "kept"), resolveMissing=True)["submitted"]["resolved"] == 2
     assert resolved(client) == {"of a", "of a and b"}
-    assert client.finish(client.start(targetUrl="https://example.com/", branch="b"), resolveMissing=True)
+    client.finish(start_on(client, "b"), resolveMissing=True)
     assert resolved(client) == {"of a", "of a and b", "of b and a"}
 
 
@@ -2129,10 +2036,7 @@ def other_run_in_its_place(client: Client, run: str) -> str:
 
 @pytest.mark.parametrize(
     ("meanwhile", "status", "code"),
-    cases(
-        pruned=(other_run_in_its_place, 404, "not_found"),
-        finished=(Client.finish, 409, "run_finished"),
-    ),
+    cases(pruned=(other_run_in_its_place, 404, "not_found"), finished=(Client.finish, 409, "run_finished")),
 )
 def test_a_run_that_goes_while_its_tasks_are_checked_gets_none(
     client: Client, run: str, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[..., object], status: int, code: str
@@ -2403,19 +2307,6 @@ def test_the_main_line_takes_over_what_a_branch_found(
     assert client.submit(run, task(externalId="x", **report))["unchanged"] == 1
 
 
-def test_branches_of_other_targets_types_and_clients_are_others(app: flask.Flask, client: Client, run: str) -> None:
-    stranger = client_of(app, client="other")
-    client.register("cli")
-    stranger.register("web")
-    places = [(client, "web", "https://example.com/"), (client, "cli", "https://example.com/")]
-    places += [(client, "web", "https://example.com/b"), (stranger, "web", "https://example.com/")]
-    for owner, name, target in places:
-        owner.submit(owner.start(name, targetUrl=target, branch="a"), task(externalId="x"))
-    client.add(run, externalId="x")
-    listed = [*client.read("tasks")["tasks"], *stranger.read("tasks")["tasks"]]
-    assert [each["branch"] for each in listed] == ["a", "a", None, "a"]
-
-
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(STATUSES, STATUSES)))
 def test_every_move_between_statuses_is_allowed(client: Client, run: str, before: str, after: str) -> None:
     task_id = client.add(run, status=before)
@@ -2454,8 +2345,6 @@ def move_to(to: str, **more: str) -> dict[str, Any]:
 
 NO_MOVE = ("dismissed", "duplicate")
 COMMENTED, ASSIGNED = {"event": "comment", "comment": "c"}, {"event": "assigned", "assignee": "Ada"}
-
-
 DECISIONS = cases(
     move=({"status": "open"}, ("open", None), [move_to("open")]),
     move_to_a_reason=(
@@ -2551,22 +2440,11 @@ def test_a_task_has_an_etag_that_changes_with_it(client: Client, run: str, monke
     look()
 
 
-EXPECTATIONS = cases(
-    same=("{}", 200),
-    any=(" * ", 200),
-    one_of_a_list=('"a", {} ,W/"b"', 200),
-    empty_parts=(', ,{},"",', 200),
-    several_headers=(("{}", '"a"'), 200),
-    another=('"a"', 412),
-    others=('"a", "b,*"', 412),
-    weak=("W/{}", 412),
-    nothing=("", 400),
-    commas=(", ,", 400),
-    bare=("a", 412),
-    open=('"a', 400),
-    any_in_a_list=('*, "a"', 412),
-    no_comma=('"a" "b"', 400),
-)
+EXPECTATIONS = [
+    *((header, 200) for header in ("{}", " * ", '"a", {} ,W/"b"', ', ,{},"",', ("{}", '"a"'))),
+    *((header, 412) for header in ('"a"', '"a", "b,*"', "W/{}", "a", '*, "a"')),
+    *((header, 400) for header in ("", ", ,", '"a', '"a" "b"')),
+]
 
 
 @pytest.mark.parametrize(("header", "status"), EXPECTATIONS)
@@ -2594,13 +2472,6 @@ def test_of_two_that_have_seen_the_same_only_one_changes_it(client: Client, run:
     )
     assert_problem(client.patch(f"{API}/tasks/x", json={"status": "open"}, headers=seen), 404, "not_found")
     assert client.get(path).json["status"] == "dismissed"
-
-
-@pytest.mark.parametrize("path", ["tasks", "tasks/{}", "runs/{run}", "overview"])
-@pytest.mark.parametrize("value", ["", "a", '"a"'])
-def test_a_read_depends_on_nothing_that_its_task_was(client: Client, run: str, path: str, value: str) -> None:
-    path = f"{API}/{path.format(client.add(run), run=run)}"
-    assert client.get(path, headers={"If-Match": value}).json == client.get(path).json
 
 
 def test_history_tells_all_that_happened_oldest_first(app: flask.Flask, client: Client, run: str) -> None:
@@ -2859,10 +2730,7 @@ SCHEMA_FAULTS = cases(
     reference_under_an_id=({"$id": "http://127.0.0.1:9/", "not": {"$ref": "x.json"}}, "/not/$ref"),
     reference_in_then=({"if": {}, "then": {"items": {"$ref": "x.json"}}}, "/then/items/$ref"),
     reference_dynamic=(in_a({"$dynamicRef": "http://127.0.0.1:9/#x"}), "/properties/a/$dynamicRef"),
-    reference_draft_7=(
-        {"$schema": DRAFT_7, "items": [{}, {"$ref": "#/definitions/no"}]},
-        "/items/1/$ref",
-    ),
+    reference_draft_7=({"$schema": DRAFT_7, "items": [{}, {"$ref": "#/definitions/no"}]}, "/items/1/$ref"),
 )
 
 
@@ -2884,10 +2752,7 @@ LOCAL_REFERENCES = cases(
         "$defs": {"n": {"$id": "n.json", "type": "integer"}},
         "properties": {"a": {"$ref": "n.json"}},
     },
-    dynamic={
-        "$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}},
-        "properties": {"a": {"$dynamicRef": "#n"}},
-    },
+    dynamic={"$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}, "properties": {"a": {"$dynamicRef": "#n"}}},
     escaped={"$defs": {"a/b~c d": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/a~1b~0c%20d"}}},
     recursive={"properties": {"a": {"type": "integer"}, "next": {"$ref": "#"}}},
 )
@@ -2999,15 +2864,6 @@ def test_a_value_of_nearly_a_hundred_levels_is_judged_to_its_end(client: Client)
     assert_problem(judge(client, schema, deep), 422, "validation_failed", pointer)
 
 
-@pytest.mark.parametrize("choice", ["anyOf", "oneOf"])
-def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
-    schema = json.dumps(in_a({choice: [{"maxLength": number} for number in range(300)]}))
-    extensions = json.dumps({"a": "x" * 200_000})
-    (problem,), peak = peak_of(lambda: findings_service.check_extensions(schema, [(extensions, "")], 20.0))
-    assert "not valid under any" in problem.detail
-    assert peak < 5_000_000  # one message has 200 kB
-
-
 @pytest.mark.parametrize("error", [Panic, MemoryError, ZeroDivisionError])
 def test_whatever_is_raised_in_judging_is_the_requests_own(
     client: Client, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
@@ -3026,11 +2882,7 @@ NAMED = cases(
     required=({"required": ["a'b"]}, {}, ["/a'b"]),
     empty_name=({"required": [""]}, {}, ["/"]),
     dependent=({"dependentRequired": {"a": ["b", "c"]}}, {"a": 1}, ["/b", "/c"]),
-    dependencies=(
-        {"$schema": DRAFT_7, "dependencies": {"a": ["b"]}},
-        {"a": 1},
-        ["/b"],
-    ),
+    dependencies=({"$schema": DRAFT_7, "dependencies": {"a": ["b"]}}, {"a": 1}, ["/b"]),
     dependency_of_draft_3=({"$schema": DRAFT_3, "dependencies": {"a": "b"}}, {"a": 1}, ["/b"]),
     required_of_draft_3=({"$schema": DRAFT_3, **in_a({"required": True})}, {}, ["/a"]),
     unwanted=({"additionalProperties": False}, {"'\"": 1, "b, c": 2}, ["/'\"", "/b, c"]),
@@ -3169,21 +3021,16 @@ def test_either_end_of_what_jsonschema_may_be_serves(tmp_path: Path, wanted: str
 # ---------------------------------------------------------------------------
 
 
-def test_registering_a_project_type_answers_the_whole_type(client: Client) -> None:
+def test_registering_a_project_type_answers_the_whole_type_and_again_changes_nothing(client: Client) -> None:
     response = client.post(f"{API}/project-types", json=DEFINITION)
     made = response.json
-    assert response.status_code == 201
-    assert set(made) == TYPE_FIELDS | {"extensionSchema"}
+    assert (response.status_code, set(made)) == (201, TYPE_FIELDS | {"extensionSchema"})
     assert {name: made[name] for name in DEFINITION} == DEFINITION
     assert response.headers["Location"] == f"{API}/project-types/web-a11y"
-    assert client.read("project-types/web-a11y") == made
-
-
-def test_the_same_definition_again_changes_nothing(client: Client) -> None:
-    first = client.post(f"{API}/project-types", json=DEFINITION).json
     shuffled = json.dumps(dict(reversed(DEFINITION.items())), sort_keys=True, indent=2)
     again = client.send("POST", f"{API}/project-types", shuffled)
-    assert (again.status_code, again.json) == (200, first)
+    assert (again.status_code, again.json) == (200, made)
+    assert client.read("project-types/web-a11y") == made
     client.register("bare")
     bare = {"name": "bare", "label": "bare", "description": "", "extensionSchema": None}
     assert client.post(f"{API}/project-types", json=bare).status_code == 200
@@ -3260,12 +3107,8 @@ def test_replacing_a_project_type_takes_defaults_for_what_is_left_out(client: Cl
     assert client.read("project-types/web-a11y") == replaced
     whole = client.put(f"{API}/project-types/web-a11y", json={k: v for k, v in DEFINITION.items() if k != "name"}).json
     assert whole == first
-
-
-def test_replacing_needs_the_same_name_and_a_known_one(client: Client) -> None:
-    client.register("web")
-    response = client.put(f"{API}/project-types/web", json={"name": "cli"})
-    assert_problem(response, 422, "validation_failed", "/name")
+    other = client.put(f"{API}/project-types/web-a11y", json={"name": "cli"})
+    assert_problem(other, 422, "validation_failed", "/name")
     assert_problem(client.put(f"{API}/project-types/cli", json={"name": "cli"}), 404, "not_found")
 
 
@@ -3319,26 +3162,16 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *told: str) -> None:
     assert all(each in done.stderr for each in told), done.stderr
 
 
-BAD_SETTINGS = cases(
-    db=("FINDINGS_DB", ":memory:"),
-    key=("FINDINGS_API_KEY", "guessable"),
-    keep=("FINDINGS_KEEP", "59m"),
-    synchronous=("FINDINGS_SYNCHRONOUS", "OFF"),
-    host=("FINDINGS_HOST", "no such host"),
-    body_word=("FINDINGS_MAX_BODY", "big"),
-    body_zero=("FINDINGS_MAX_BODY", "0"),
-    batch_fraction=("FINDINGS_MAX_BATCH", "1.5"),
-    duration_unit=("FINDINGS_RUN_TIMEOUT", "3w"),
-    duration_negative=("FINDINGS_BUSY_TIMEOUT", "-1"),
-    base_url_scheme=("FINDINGS_BASE_URL", "tools.example/findings"),
-    base_url_query=("FINDINGS_BASE_URL", "https://tools.example/?a=b"),
-    log_word=("FINDINGS_LOG", "yes"),
-    cache_word=("FINDINGS_CACHE", "big"),
-    cache_small=("FINDINGS_CACHE", "1023k"),
-    cache_unit=("FINDINGS_CACHE", "1t"),
-    cache_of_no_machine=("FINDINGS_CACHE", "99999999g"),
-    duration_endless=("FINDINGS_SCHEMA_TIMEOUT", "inf"),
-)
+BAD_SETTINGS = [
+    (f"FINDINGS_{name}", text)
+    for name, *texts in (
+        *(("DB", ":memory:"), ("API_KEY", "guessable"), ("KEEP", "59m"), ("LOG", "yes")),
+        *(("MAX_BODY", "big", "0"), ("MAX_BATCH", "1.5"), ("SYNCHRONOUS", "OFF"), ("RUN_TIMEOUT", "3w")),
+        *(("BUSY_TIMEOUT", "-1"), ("SCHEMA_TIMEOUT", "inf"), ("CACHE", "big", "1023k", "1t", "99999999g")),
+        ("BASE_URL", "tools.example/findings", "https://tools.example/?a=b"),
+    )
+    for text in texts
+]
 
 
 @pytest.mark.parametrize(("variable", "text"), BAD_SETTINGS)
@@ -3348,20 +3181,15 @@ def test_a_bad_setting_stops_the_start_with_one_line(tmp_path: Path, variable: s
     assert_one_line(done, variable)
 
 
-def test_a_body_over_the_limit_is_too_large(make_app: Callable[..., flask.Flask]) -> None:
-    client, run = with_a_run(make_app(max_body="1000"))
-    body = json.dumps(task(description=""))
+def test_a_body_or_a_batch_over_the_limit_is_refused(make_app: Callable[..., flask.Flask]) -> None:
+    client, run = with_a_run(make_app(max_body="1000", max_batch="2"))
+    path, body = f"{API}/runs/{run}/tasks", json.dumps(task(description=""))
     exact = json.dumps(task(description="x" * (1000 - len(body))))
-    assert client.send("POST", f"{API}/runs/{run}/tasks", exact).status_code == 201
-    assert_problem(client.send("POST", f"{API}/runs/{run}/tasks", exact + " "), 413, "body_too_large")
-    assert client.read("tasks")["total"] == 1
-
-
-def test_a_batch_over_the_limit_is_refused(make_app: Callable[..., flask.Flask]) -> None:
-    client, run = with_a_run(make_app(max_batch="2"))
+    assert client.send("POST", path, exact).status_code == 201
+    assert_problem(client.send("POST", path, exact + " "), 413, "body_too_large")
     assert client.submit(run, task(), task())["created"] == 2
-    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [task()] * 3})
-    assert_problem(response, 422, "validation_failed", "/tasks")
+    assert_problem(client.post(path, json={"tasks": [task()] * 3}), 422, "validation_failed", "/tasks")
+    assert client.read("tasks")["total"] == 3
 
 
 @pytest.mark.sqlite
@@ -3811,40 +3639,30 @@ def test_keys_work_and_are_revoked_beside_a_running_server(server: Server) -> No
     assert server.request("GET", f"{API}/tasks").status_code == 200
 
 
-BAD_COMMANDS = cases(
-    surrogate=(("keys", "create", "\udcff", "--new"), 2),
-    surrogate_client=(("keys", "create", "x", "--client", "\udcff", "--new"), 2),
-    surrogate_revoked=(("keys", "revoke", "\udcff"), 2),
-    unprintable=(("keys", "create", "a\u202eb", "--new"), 2),
-    level=(("keys", "create", "x", "--level", "root"), 2),
-    duration=(("keys", "create", "x", "--expires", "soon"), 2),
-    expired=(("keys", "create", "x", "--expires", "0"), 2),
-    expired_long_ago=(("keys", "create", "x", "--expires", "-90d"), 2),
-    unknown_key=(("keys", "revoke", "nope"), 1),
-    port=(("serve", "--port", "99999"), 2),
-    unknown_command=(("sing",), 2),
-)
+BAD_COMMANDS = [
+    *((f"keys create {words}", 2) for words in ("\udcff --new", "x --client \udcff --new", "a\u202eb --new")),
+    *((f"keys create x {words}", 2) for words in ("--level root", "--expires soon", "--expires 0", "--expires -90d")),
+    *(("keys revoke \udcff", 2), ("keys revoke nope", 1), ("serve --port 99999", 2), ("sing", 2)),
+]
 
 
-@pytest.mark.parametrize(("arguments", "code"), BAD_COMMANDS)
-def test_a_bad_command_says_so_and_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int
-) -> None:
+@pytest.mark.parametrize(("line", "code"), BAD_COMMANDS)
+def test_a_bad_command_says_so_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int) -> None:
     monkeypatch.setenv("FINDINGS_DB", db_at(tmp_path / "x.db"))
-    done = invoke(*arguments)
+    done = invoke(*line.split(" "))
     assert (done.exit_code, done.stdout, "Error" in done.stderr) == (code, "", True)
 
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    cases(port=("FINDINGS_PORT", "web"), port_too_high=("FINDINGS_PORT", "99999"), workers=("FINDINGS_WORKERS", "0")),
+    cases(port=("PORT", "web"), high_port=("PORT", "99999"), workers=("WORKERS", "0"), host=("HOST", "no such host")),
 )
 def test_a_variable_that_no_option_may_be_is_called_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, text: str
 ) -> None:
-    monkeypatch.setenv(variable, text)
+    monkeypatch.setenv(f"FINDINGS_{variable}", text)
     done = invoke("serve", "--db", str(tmp_path / "x.db"))
-    assert (done.exit_code, variable in done.stderr.splitlines()[-1]) == (2, True)
+    assert (done.exit_code, f"FINDINGS_{variable}" in done.stderr.splitlines()[-1]) == (2, True)
 
 
 def test_help_names_every_variable_and_cuts_nothing_off() -> None:
@@ -3886,19 +3704,6 @@ def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
         assert server.request("GET", f"{API}/runs").status_code == 200
     finally:
         server.stop()
-
-
-def test_a_restart_keeps_everything(serve: Callable[..., Server]) -> None:
-    server = serve()
-    run, key = server.start_run(), server.key
-    submitted = server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [task(externalId="a"), task()]}).json
-    paths = [f"{API}/runs/{run}", f"{API}/tasks?view=full", f"{API}/tasks/{submitted['tasks'][0]['id']}/history"]
-    before = [server.request("GET", path).json for path in [*paths, f"{API}/project-types/web"]]
-    began = time.monotonic()
-    assert server.stop() == 0
-    assert time.monotonic() - began < 2
-    again = serve(until=r"http://127\.0\.0\.1:\d+")
-    assert [again.request("GET", path, key=key).json for path in [*paths, f"{API}/project-types/web"]] == before
 
 
 def test_many_writers_are_all_answered_right(server: Server) -> None:
@@ -4013,7 +3818,7 @@ def kept_answers(app: flask.Flask) -> int:
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
-def test_a_repeated_post_gets_its_answer_again_and_another_under_its_key_is_a_conflict(
+def test_a_repeated_post_gets_its_answer_again_and_stores_nothing(
     client: Client, run: str, path: str, body: Any
 ) -> None:
     path = path.replace("RUN", run)
@@ -4366,6 +4171,16 @@ def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.sqlite
+def test_a_read_only_file_is_one_line_and_left_alone(aged: Path, open_folder: Path) -> None:
+    path = Path(shutil.copy(aged, open_folder / "read-only.db"))
+    before = path.read_bytes()
+    path.chmod(0o444)
+    open_folder.chmod(0o555)
+    assert_one_line(as_nobody("serve", "--port", "0", "--db", str(path)), str(path))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.sqlite
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are another's")
 @pytest.mark.parametrize(
     "line", ["serve --port 0", "keys create x --new", pytest.param("compact", marks=pytest.mark.parts)]
@@ -4384,10 +4199,8 @@ def test_who_may_not_use_which_file_is_told(
     path = Path(shutil.copy(aged, open_folder / "x.db"))
     path.chmod(file_mode)
     open_folder.chmod(folder_mode)
-    before = path.read_bytes()
     done = as_nobody(*line.format(open_folder).split(), "--db", str(path))
     assert_one_line(done, f"this user {right.format(open_folder)}")
-    assert path.read_bytes() == before
 
 
 @pytest.mark.parts
@@ -4486,7 +4299,6 @@ NAMES = {"patternProperties": {"^(a|aa)+$": {}}}
 LONG_NAME = {"a" * 60 + "!": 1}
 MERSENNE = 2**61 - 1  # whole multiples of it have the same hash
 HOSTILE = cases(
-    regex=(in_a(REGEX), ENDLESS),
     regex_with_lookbehind=(in_a({"pattern": "(?<=(a|aa)+)(a|aa)+$"}), ENDLESS),
     regex_of_unevaluated_names=(NAMES | {"unevaluatedProperties": False}, LONG_NAME),
     regex_of_additional_names=(NAMES | {"additionalProperties": False}, LONG_NAME),
@@ -4498,7 +4310,6 @@ HOSTILE = cases(
     unique_hashes=(in_a({"uniqueItems": True}), {"a": [n * MERSENNE for n in range(10_000)]}),
     all_of_bomb_with_items=(doubling(30) | in_a({"$ref": "#/$defs/d0", "unevaluatedItems": False}), {"a": [1]}),
     recursion=({"$ref": "#"}, {}),
-    recursion_that_branches=({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, {}),
     chain_of_references=(
         {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(9_999)}, "$ref": "#/$defs/d0"},
         {},
@@ -4620,37 +4431,16 @@ def test_nothing_is_ever_connected_to_or_read(client: Client, tmp_path: Path) ->
 # Hostile HTTP
 # ---------------------------------------------------------------------------
 
-MALFORMED = cases(
-    empty=b"",
-    blank=b"  ",
-    truncated=b'{"a": ',
-    single_quotes=b"{'a': 1}",
-    nan=b'{"a": NaN}',
-    infinity=b'{"a": -Infinity}',
-    too_large_a_number=b'{"a": 1e999}',
-    lone_surrogate=b'{"a": "\\ud800"}',
-    lone_surrogate_in_a_name=b'{"\\udc00": 1}',
-    byte_order_mark=b'\xef\xbb\xbf{"a": 1}',
-    trailing_text=b'{"a": 1} x',
-    two_values=b"{} {}",
-    trailing_comma=b'{"a": 1,}',
-    leading_zero=b'{"a": 01}',
-    comment=b'{"a": 1 /* one */}',
-    bad_utf8=b'{"a": "\xff"}',
-    encoded_surrogate=b'{"a": "\xed\xa0\x80"}',
-    utf16='{"a": 1}'.encode("utf-16"),
-    raw_control_character=b'{"a": "\n"}',
-    overlong_utf8=b'{"a": "\xc0\x80"}',
-    raw_nul=b'{"a": "\0"}',
-    not_a_number_behind_digits=b'{"title": ' + b"9" * 4301 + b', "x": NaN}',
-    surrogate_behind_digits=b'{"title": ' + b"9" * 5000 + b', "x": "\\ud800"}',
-    exponent_of_many_digits=b'{"title": ' + b"9" * 5000 + b', "x": 1e' + b"9" * 5000 + b"}",
-    levels=b"[" * 101 + b"]" * 101,
-    deep_lists=b"[" * 100_000 + b"]" * 100_000,
-    deep_objects=b'{"x":' * 100_000 + b"1" + b"}" * 100_000,
-    deep_and_open=b'{"x":[' * 100_000,
-    brackets=b"]" * 100_000,
-)
+NINES = b"9" * 5000
+MALFORMED = [
+    *(b"", b"  ", b'{"a": ', b'{"x": "', b"{'a': 1}", b'{"a": 1} x', b"{} {}", b'{"a": 1,}', b'{"a": 01}'),
+    *(b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}', b'{"a": 1 /* one */}', b'\xef\xbb\xbf{"a": 1}'),
+    *(b'{"a": "\\ud800"}', b'{"\\udc00": 1}', b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}', b'{"a": "\xc0\x80"}'),
+    *('{"a": 1}'.encode("utf-16"), b'{"a": "\n"}', b'{"a": "\0"}', b'{"title": ' + NINES + b', "x": NaN}'),
+    *(b'{"title": ' + NINES + b', "x": "\\ud800"}', b'{"title": ' + NINES + b', "x": 1e' + NINES + b"}"),
+    *(b"[" * 101 + b"]" * 101, b"[" * 100_000 + b"]" * 100_000, b'{"x":' * 100_000 + b"1" + b"}" * 100_000),
+    *(b'{"x":[' * 100_000, b"]" * 100_000),
+]
 NO_OBJECT = cases(
     list=b"[]",
     null=b"null",
@@ -4679,7 +4469,7 @@ def webhook_of(server: Server) -> str:
 
 
 @pytest.mark.parametrize("each", BODIED)
-@pytest.mark.parametrize("body", MALFORMED)
+@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: ascii(body)[2:40])
 def test_what_is_no_json_is_refused_everywhere(besieged: Server, each: Any, body: bytes) -> None:
     began = time.monotonic()
     assert_problem(send_to(besieged, each, body), 400, "malformed_json")
@@ -4813,27 +4603,15 @@ def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
     second = command("keys", "create", "second", "--db", str(server.db)).stdout.strip()
     for number in range(2):
         server.request("POST", f"{API}/runs", {"projectType": "web"}, key=second, **{"Idempotency-Key": f"{number}"})
-    answers = [
-        server.request(method, path, body, **headers)
-        for method, path, body in (
-            ("GET", f"{API}/runs?limit=1", None),
-            ("POST", f"{API}/runs", "{"),
-            ("GET", "/healthz", None),
-        )
-        for key in (server.key, second)
-        for headers in (
-            {"Authorization": f"Bearer {key}"},
-            {"Authorization": f"Bearer {key}x"},
-            {"Authorization": f"Basic {key}"},
-            {"Authorization": key},
-            {"X-Api-Key": key},
-            {"Content-Type": key},
-        )
-    ]
+    requests = (("GET", f"{API}/runs?limit=1", None), ("POST", f"{API}/runs", "{"), ("GET", "/healthz", None))
+    shapes = ("Bearer {}", "Bearer {}x", "Basic {}", "{}")
+    headers = [{"Authorization": shape.format(key)} for shape in shapes for key in (server.key, second)]
+    headers += [{name: key} for name in ("X-Api-Key", "Content-Type") for key in (server.key, second)]
+    answers = [server.request(*asked, **header) for asked in requests for header in headers]
     with look_into(server.db) as connection:
         connection.execute("DROP TABLE idempotent_answers")
-    again = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=second, **{"Idempotency-Key": "3"})
-    answers.append(again)
+    headers = {"Idempotency-Key": "3"}
+    answers.append(server.request("POST", f"{API}/runs", {"projectType": "web"}, key=second, **headers))
     assert answers[-1].status_code == 500
     assert server.stop() == 0
     log = "".join(path.read_text("utf-8") for path in server.db.parent.glob("*.log"))
