@@ -1038,6 +1038,7 @@ def scanned_tables(connection: sqlite3.Connection, statement: str) -> list[str]:
     return found + [step for step in steps if "TEMP B-TREE" in step and "count(DISTINCT)" not in step]
 
 
+@pytest.mark.parts
 @pytest.mark.sqlite
 def test_what_stays_quick_at_a_million_neither_scans_a_table_nor_sorts(survey: Survey) -> None:
     options = task_options(survey)
@@ -1149,14 +1150,14 @@ def test_a_list_and_its_total_are_of_one_moment(
     app: flask.Flask, client: Client, run: str, make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.add(run)
-    other, select_cells = client_of(make_app(), name="other"), findings_service.select_cells
+    other, plan_rows = client_of(make_app(), name="other"), findings_service.plan_rows
 
     def slow(*arguments: Any) -> Any:
-        cells = select_cells(*arguments)
+        plan = plan_rows(*arguments)
         other.add(run)
-        return cells
+        return plan
 
-    monkeypatch.setattr("findings_service.select_cells", slow)
+    monkeypatch.setattr("findings_service.plan_rows", slow)
     page = client.read("tasks")
     assert (page["total"], len(page["tasks"])) == (1, 1)
     monkeypatch.undo()

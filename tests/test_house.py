@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import symtable
 import sys
@@ -277,6 +278,22 @@ def test_a_setting_of_an_absent_part_is_refused_by_its_name(
     refused = run_alone(alone, "serve", "--port", "0", "--db", str(tmp_path / "x.db"), *options, **env)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
     assert absent in refused.stderr
+
+
+def test_a_database_that_an_absent_part_would_bring_up_to_date_names_that(
+    alone: tuple[str, ...], tmp_path: Path
+) -> None:
+    db = tmp_path / "old.db"
+    run_alone(alone, "keys", "create", "x", "--new", "--db", str(db))
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute(f"PRAGMA user_version = {heart.SCHEMA_VERSION - 1}")
+    for line in ("keys list", "serve --port 0"):
+        refused = run_alone(alone, *line.split(), "--db", str(db))
+        assert refused.returncode == 1
+        assert (
+            f"findings_features/migrations.py, which would bring it to {heart.SCHEMA_VERSION}, is not there"
+            in refused.stderr
+        )
 
 
 def test_a_command_whose_part_needs_an_absent_one_names_that(alone: tuple[str, ...]) -> None:
