@@ -8,9 +8,7 @@ what a tool could not look at is a finding of its own: neither must look like a 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,9 +30,13 @@ from findings_adapters.sarif.reading import (
     SNIPPET,
     VERSION,
     Checkout,
-    cut,
+    Identities,
+    Place,
+    Result,
     cut_bytes,
+    identity_of,
     is_absolute,
+    whole,
 )
 from findings_adapters.sarif.writing import LEVELS
 
@@ -45,7 +47,7 @@ UNCHECKED = "not-checked"  # the rule of what a tool passed over
 
 def refusal(detail: str) -> heart.ValidationFailed:
     """Return the error that tells why a report cannot be used."""
-    return heart.ValidationFailed([heart.Problem(cut(" ".join(detail.split()), MESSAGE), "")])
+    return heart.ValidationFailed([heart.Problem(heart.truncate(" ".join(detail.split()), MESSAGE), "")])
 
 
 # ---------------------------------------------------------------------------
@@ -87,25 +89,19 @@ class Finding(Struct, kw_only=True):
 
     def identity(self, tool: str) -> str:
         """Return what it is known by from scan to scan: by the same means as a SARIF result's snippet."""
-        known_by = " ".join((self.code or self.mark)[:SNIPPET].split())
-        marks = (tool, self.rule or None, "snippet", self.place, known_by)
-        return hashlib.sha256(msgspec.json.encode(marks)).hexdigest()[:40]
+        return identity_of(Result(), tool, self.rule, Place(self.place, code=[(None, self.code or self.mark)]))
 
     def report(self) -> dict[str, Any]:
         """Return it as a task is submitted, each text cut to what a task may have."""
         fitting = [tag for tag in self.tags if len(tag) < TEXT]
         rule, location, tags = foreign_marks(self.rule[:TEXT], self.place[-TEXT:], self.line, fitting)
-        label = location and (location if len(location) <= LABEL_LENGTH else f"…{location[1 - LABEL_LENGTH :]}")
-        code = {"type": "code", "label": label, "content": cut_bytes(self.code, SNIPPET) or None}
-        evidence = (
-            [{name: value for name, value in code.items() if value}] if self.code or (label and self.line) else []
-        )
+        code = Place(location or "", code=[(None, self.code)]).evidence if self.code or self.line else ()
         told = {
-            "title": cut(fit_text(self.title[:TEXT], TEXT) or rule or "Untitled", 500),
+            "title": heart.truncate(fit_text(self.title[:TEXT], TEXT) or rule or "Untitled", 500),
             "severity": self.severity,
             "status": "dismissed" if self.is_dismissed else None,
             "description": cut_bytes("\n\n".join(filter(None, self.description)), DESCRIPTION),
-            "evidence": [*evidence, *self.evidence],
+            "evidence": [*code, *self.evidence],
             "remediation": [{"instruction": cut_bytes(fix, RULE_TEXT)} for fix in self.fixes if fix and fix.strip()],
             "rule": rule,
             "location": location,
@@ -128,12 +124,9 @@ class Finding(Struct, kw_only=True):
         }
 
 
-def unchecked(
-    reason: str, severity: str = "high", *, path: str = "", line: int | None = None, page: str = "", part: str = ""
-) -> Finding:
-    """Return the finding that something was not looked at."""
-    title = f"Not checked: {reason}"
-    return Finding(title=title, severity=severity, rule=UNCHECKED, path=path, line=line, page=page, part=part)
+def unchecked(reason: str, severity: str = "high", **where: Any) -> Finding:
+    """Return the finding that something was not looked at, in a place that is told as a finding's is."""
+    return Finding(title=f"Not checked: {reason}", severity=severity, rule=UNCHECKED, **where)
 
 
 def on_page(url: str) -> str:
@@ -141,7 +134,11 @@ def on_page(url: str) -> str:
     return url and f"On {re.sub(r'//[^/?#@]*@', '//', url)}"
 
 
-MOST_LINES = 2**31
+def severity_of(word: str, otherwise: str = "medium") -> str:
+    """Return the severity that a word means; npm's moderate and trivy's UNKNOWN, say, are none."""
+    return word.lower() if word.lower() in heart.SEVERITIES else otherwise
+
+
 Read = TypeVar("Read")
 
 
@@ -172,8 +169,7 @@ class Row:
 
     def line(self, name: str) -> int | None:
         """Return the number of a line, None where it is none."""
-        number = self.number(name)
-        return int(number) if number and 0 < number < MOST_LINES else None
+        return whole(self.number(name), 1)
 
     def items(self, name: str) -> list[Any]:
         """Return an array."""
@@ -336,7 +332,11 @@ def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
     fitting = next((each for each in pictures if len(each) <= SNIPPET and PICTURE.fullmatch(each)), None)
     size = [element.members.get(side) for side in ("width", "height", "left", "top")]
     where = "; the element is {} × {} pixels at {}, {}".format(*size) if fitting == whole and None not in size else ""
-    return [{"type": "screenshot", "label": cut(f"The page{where}", LABEL_LENGTH), "url": fitting}] if fitting else ()
+    return (
+        [{"type": "screenshot", "label": heart.truncate(f"The page{where}", LABEL_LENGTH), "url": fitting}]
+        if fitting
+        else ()
+    )
 
 
 # ---------------------------------------------------------------------------
@@ -351,10 +351,9 @@ def bandit(report: Row) -> Iterator[Finding]:
     for each in report.rows("results"):
         line, cwe = each.line("line_number"), each.row("issue_cwe").line("id")
         lines = dict(text.partition(" ")[::2] for text in each.text("code").splitlines())
-        severity = each.text("issue_severity").lower()
         yield Finding(
             title=each.text("issue_text"),
-            severity=severity if severity in heart.SEVERITIES else "info",
+            severity=severity_of(each.text("issue_severity"), "info"),
             rule=each.text("test_id"),
             path=each.text("filename").removeprefix("./"),
             line=line,
@@ -450,11 +449,6 @@ def junit(tests: ElementTree.Element) -> Iterator[Finding]:
 # ---------------------------------------------------------------------------
 # Packages and secrets: npm audit, pip-audit, trivy, gitleaks, detect-secrets
 # ---------------------------------------------------------------------------
-
-
-def severity_of(word: str) -> str:
-    """Return the severity that a word means; medium where it is none, like npm's moderate and trivy's UNKNOWN."""
-    return word.lower() if word.lower() in heart.SEVERITIES else "medium"
 
 
 def npm_audit(report: Row) -> Iterator[Finding]:
@@ -702,10 +696,8 @@ def page_of(url: str) -> str:
 
 def look_up(finding: Finding, checkout: Checkout) -> None:
     """Make a path below the checkout relative to it, and take the line of code from there where it may be shown."""
-    location = {"uri": finding.uri}
-    checkout.make_relative(location)
-    if location["uri"] != finding.uri:
-        finding.path, finding.page = unquote(location["uri"]), ""
+    if uri := checkout.relative(finding.uri):
+        finding.path, finding.page = unquote(uri), ""
     if finding.path and finding.line and not (finding.code or finding.mark):
         finding.code = checkout.line(finding.path, finding.line)
 
@@ -722,17 +714,15 @@ def as_sarif(name: str, text: bytes, source: str | None, most: int) -> tuple[byt
     if form is None:
         return text, []
     checkout = Checkout(Path(source)) if source is not None else None
-    results, absolute, occurrences = list[Raw](), list[str](), Counter[str]()
+    results, absolute, identities = list[Raw](), list[str](), Identities()
     for finding in findings_of(form, document):
         finding.page = page_of(finding.page)
         if checkout:
             look_up(finding, checkout)
         if is_absolute(finding.path):
             absolute.append(finding.path)
-        identity = finding.identity(form.tool)
-        occurrences[identity] += 1
-        number = occurrences[identity]
-        results.append(Raw(msgspec.json.encode(finding.result(identity if number == 1 else f"{identity}-{number}"))))
+        external_id = identities.numbered(finding.identity(form.tool))
+        results.append(Raw(msgspec.json.encode(finding.result(external_id))))
         most -= memoryview(results[-1]).nbytes
         if most < 0:
             raise refusal("comes to more SARIF than FINDINGS_MAX_SARIF lets through: split it, or raise that")

@@ -13,7 +13,7 @@ import time
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, unquote
@@ -24,7 +24,6 @@ from msgspec import Meta, Raw, Struct
 import findings_service as heart
 from findings_adapters.sarif.marks import foreign_marks
 
-SARIF = "application/sarif+json"
 OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
 
 # ---------------------------------------------------------------------------
@@ -39,18 +38,22 @@ Level = Literal["none", "note", "warning", "error"]
 UNREAD = msgspec.field(default_factory=Raw)
 
 
-class Part(Struct, rename="camel", gc=False, frozen=True):
+class Part(Struct, rename="camel", gc=False):
     """The base of all parts of a document. Members without a name here are passed over."""
 
 
-class Log(Part, frozen=True):
+class Key(Struct, rename="camel", gc=False, frozen=True):
+    """The base of those by which something is looked up: they can be hashed."""
+
+
+class Log(Part):
     """The document itself (3.13)."""
 
     version: Raw = UNREAD
     runs: Raw = UNREAD
 
 
-class Run(Part, frozen=True):
+class Run(Part):
     """One run of a tool (3.14)."""
 
     tool: Raw = UNREAD
@@ -62,13 +65,13 @@ class Run(Part, frozen=True):
     taxonomies: Raw = UNREAD
 
 
-class Text(Part, frozen=True):
+class Text(Part):
     """A text, alone or as a message's string (3.12)."""
 
     text: str | None = None
 
 
-class Message(Part, frozen=True):
+class Message(Part):
     """What a result says (3.11): a text, or the id of one of its rule's or tool's texts."""
 
     text: str | None = None
@@ -77,7 +80,7 @@ class Message(Part, frozen=True):
     arguments: list[str | None] | None = None
 
 
-class ComponentReference(Part, frozen=True):
+class ComponentReference(Key, frozen=True):
     """Which part of a tool is meant (3.54)."""
 
     index: Whole | None = None
@@ -85,7 +88,7 @@ class ComponentReference(Part, frozen=True):
     guid: str | None = None
 
 
-class Reference(Part, frozen=True):
+class Reference(Key, frozen=True):
     """Which rule or taxon is meant (3.52)."""
 
     id: str | None = None
@@ -94,7 +97,7 @@ class Reference(Part, frozen=True):
     tool_component: ComponentReference | None = None
 
 
-class Properties(Part, frozen=True):
+class Properties(Part):
     """What is read of a property bag (3.8): tags, the number that GitHub defined, and what is ours."""
 
     tags: list[str | None] | None = None
@@ -102,19 +105,19 @@ class Properties(Part, frozen=True):
     ours: Raw = msgspec.field(name=OURS, default_factory=Raw)
 
 
-class Configuration(Part, frozen=True):
+class Configuration(Part):
     """How a rule is set (3.50)."""
 
     level: Level | None = None
 
 
-class Relationship(Part, frozen=True):
+class Relationship(Part):
     """What a rule has to do with another, or with a taxon (3.53)."""
 
     target: Reference | None = None
 
 
-class Rule(Part, frozen=True):
+class Rule(Part):
     """What a tool looks for (3.49)."""
 
     id: str | None = None
@@ -130,7 +133,7 @@ class Rule(Part, frozen=True):
     properties: Properties | None = None
 
 
-class Component(Part, frozen=True):
+class Component(Part):
     """A part of a tool, or a taxonomy (3.19)."""
 
     name: str | None = None
@@ -139,14 +142,14 @@ class Component(Part, frozen=True):
     global_message_strings: dict[str, Text | None] | None = None
 
 
-class Tool(Part, frozen=True):
+class Tool(Part):
     """A tool and its plug-ins (3.18)."""
 
     driver: Component | None = None
     extensions: list[Component | None] | None = None
 
 
-class ArtifactLocation(Part, frozen=True):
+class ArtifactLocation(Key, frozen=True):
     """Where a file is (3.4)."""
 
     uri: str | None = None
@@ -154,20 +157,20 @@ class ArtifactLocation(Part, frozen=True):
     index: Whole | None = None
 
 
-class Artifact(Part, frozen=True):
+class Artifact(Part):
     """A file (3.24)."""
 
     location: ArtifactLocation | None = None
 
 
-class Override(Part, frozen=True):
+class Override(Part):
     """A rule that was set anew for one run (3.51)."""
 
     descriptor: Reference | None = None
     configuration: Configuration | None = None
 
 
-class Invocation(Part, frozen=True):
+class Invocation(Part):
     """How the tool was called (3.20)."""
 
     execution_successful: bool | None = None
@@ -175,7 +178,7 @@ class Invocation(Part, frozen=True):
     rule_configuration_overrides: list[Override | None] | None = None
 
 
-class Region(Part, frozen=True):
+class Region(Part):
     """A part of a file (3.30)."""
 
     start_line: Whole | None = None
@@ -183,7 +186,7 @@ class Region(Part, frozen=True):
     snippet: Text | None = None
 
 
-class PhysicalLocation(Part, frozen=True):
+class PhysicalLocation(Part):
     """A place in a file (3.29)."""
 
     artifact_location: ArtifactLocation | None = None
@@ -191,7 +194,7 @@ class PhysicalLocation(Part, frozen=True):
     context_region: Region | None = None
 
 
-class LogicalLocation(Part, frozen=True):
+class LogicalLocation(Part):
     """A place in a program: a function, say (3.33)."""
 
     name: str | None = None
@@ -199,20 +202,20 @@ class LogicalLocation(Part, frozen=True):
     index: Whole | None = None
 
 
-class Location(Part, frozen=True):
+class Location(Part):
     """Where a result is (3.28)."""
 
     physical_location: PhysicalLocation | None = None
     logical_locations: list[LogicalLocation | None] | None = None
 
 
-class Suppression(Part, frozen=True):
+class Suppression(Part):
     """That a result was set aside (3.35)."""
 
     status: Literal["accepted", "underReview", "rejected"] | None = None
 
 
-class Result(Part, frozen=True):
+class Result(Part):
     """What a tool found (3.27)."""
 
     rule_id: str | None = None
@@ -253,11 +256,6 @@ ARGUMENT_LENGTH = 4096  # characters, like the path of a file
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([0-9]{1,6})\}")
 
 
-def cut(text: str, length: int) -> str:
-    """Shorten a text to so many characters."""
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
 def cut_bytes(text: str, size: int) -> str:
     """Shorten a text to so many bytes of UTF-8."""
     if not heart.exceeds_bytes(text, size):
@@ -271,7 +269,11 @@ def filled(text: str, arguments: Sequence[str | None]) -> str:
     def part(place: re.Match[str]) -> str:
         if place[1] is None:
             return place[0][0]
-        return cut(arguments[int(place[1])] or "", ARGUMENT_LENGTH) if int(place[1]) < len(arguments) else place[0]
+        return (
+            heart.truncate(arguments[int(place[1])] or "", ARGUMENT_LENGTH)
+            if int(place[1]) < len(arguments)
+            else place[0]
+        )
 
     return PLACEHOLDER.sub(part, text, count=MOST_PLACEHOLDERS)
 
@@ -344,6 +346,15 @@ WEIGHT = 16
 OWN_WEIGHT = 4
 
 
+class Identities(Counter[str]):
+    """How often each identity was met."""
+
+    def numbered(self, identity: str) -> str:
+        """Return an identity as an external id: the first of several has it, the others with their number."""
+        self[identity] += 1
+        return identity if self[identity] == 1 else f"{identity}-{self[identity]}"
+
+
 class Reading:
     """A document that is being read: what it has come to, what is wrong with it, and how much more there may be."""
 
@@ -352,7 +363,7 @@ class Reading:
         self.problems = self.parsed.problems
         self.most_items = max(1, settings.max_sarif // RESULT_SIZE)
         self.room = WEIGHT * settings.max_sarif
-        self.occurrences: Counter[str] = Counter()
+        self.identities = Identities()
 
     @property
     def is_over(self) -> bool:
@@ -416,12 +427,6 @@ class Reading:
         self.room -= weight
         if self.room < 0:
             self.problems.append(heart.Problem(NO_ROOM, pointer))
-
-    def numbered(self, identity: str) -> str:
-        """Return an identity as an external id: the first of several has it, the others with their number."""
-        self.occurrences[identity] += 1
-        number = self.occurrences[identity]
-        return identity if number == 1 else f"{identity}-{number}"
 
 
 class Items(typing.Generic[Read]):
@@ -525,9 +530,8 @@ SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.0, "low"))  # se
 
 def scored(properties: Properties | None) -> int | None:
     """Return the severity that a property bag's security-severity means, as the rank that is stored."""
-    value = properties.security_severity if properties else None
     try:
-        score = float(value) if value is not None else 0.0
+        score = float((properties and properties.security_severity) or 0)
     except ValueError:
         return None
     if not 0 < score < math.inf:
@@ -561,16 +565,12 @@ class RuleList(Items[Rule]):
         super().__init__(reading, Rule, component.rules, f"{pointer}/rules")
         self.name, self.guid, self.number = component.name, component.guid, number
         self.strings = component.global_message_strings or {}
-        self.places: dict[str, int] | None = None
 
-    def place_of(self, name: str) -> int | None:
-        """Return where the rule with an id, or a guid, stands."""
-        if self.places is None:
-            self.places = {}
-            for place, rule in enumerate(self):
-                for key in filter(None, (rule.id, rule.guid)):
-                    self.places.setdefault(key, place)
-        return self.places.get(name)
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where the rules stand, by their ids and guids: the first one of each."""
+        rules = [*enumerate(self)]
+        return {name: place for place, rule in reversed(rules) for name in (rule.id, rule.guid) if name}
 
 
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
@@ -597,9 +597,9 @@ class Rules:
 
     def rule_of(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
         """Return the rule of a result, as much of it as there is."""
-        if reference:
-            rule_id = rule_id or reference.id
-            index = index if whole(reference.index) is None else reference.index
+        reference = reference or Reference()
+        rule_id = rule_id or reference.id
+        index = index if whole(reference.index) is None else reference.index
         rules, place = self._find(rule_id, index, reference)
         if place < 0:
             return KnownRule((rule_id or "").strip())
@@ -619,10 +619,10 @@ class Rules:
 
     def taxa(self, references: Iterable[Reference | None]) -> Iterator[str]:
         """Give the taxa that are referred to, each with its taxonomy's name: CWE-79."""
-        for reference in references:
-            part = (reference and reference.tool_component) or ComponentReference()
+        for reference in filter(None, references):
+            part = reference.tool_component or ComponentReference()
             name = part.name or self._taxonomy(part)
-            if reference and reference.id and name and name not in self.names:  # which would be another rule
+            if reference.id and name and name not in self.names:  # which would be another rule
                 yield reference.id if reference.id.startswith(name) else f"{name}-{reference.id}"
 
     def _taxonomy(self, reference: ComponentReference) -> str | None:
@@ -631,24 +631,21 @@ class Rules:
             return next((item.name for item in self.taxonomies if item.guid == reference.guid), None)
         return (self.taxonomies.at(reference.index) or Component()).name
 
-    def _find(self, rule_id: str | None, index: float | None, reference: Reference | None) -> tuple[RuleList, int]:
+    def _find(self, rule_id: str | None, index: float | None, reference: Reference) -> tuple[RuleList, int]:
         """Return where a rule stands (3.52.3), in the part of the tool that is named, or else in any: -1 is nowhere."""
-        named = self._part(reference.tool_component if reference else None)
-        first = named or self.lists[0]
+        first = self._part(reference.tool_component or ComponentReference()) or self.lists[0]
         there = first.at(index)
         if there and (rule_id is None or there.id is None or f"{rule_id}/".startswith(f"{there.id}/")):
             return first, whole(index) or 0
         parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
-        for name in filter(None, itertools.chain([reference.guid if reference else None], parents)):
+        for name in filter(None, itertools.chain([reference.guid], parents)):
             for rules in (first, *self.lists):
-                if (place := rules.place_of(name)) is not None:
+                if (place := rules.places.get(name)) is not None:
                     return rules, place
         return first, -1
 
-    def _part(self, reference: ComponentReference | None) -> RuleList | None:
+    def _part(self, reference: ComponentReference) -> RuleList | None:
         """Return the part of the tool that is meant (3.54.2)."""
-        if reference is None:
-            return None
         place = whole(reference.index)
         if place is not None and place + 1 < len(self.lists):
             return self.lists[place + 1]
@@ -809,7 +806,7 @@ class RunReading:
         tags = self._tags(result, rule)
         where = (first.path, first.line) if first.path else (first.name, None)
         report = heart.NewTask(
-            known_as or self.reading.numbered(identity_of(result, self.tool_name, rule.id, first)),
+            known_as or self.reading.identities.numbered(identity_of(result, self.tool_name, rule.id, first)),
             "dismissed" if result.is_suppressed else None,
             title,
             severity_of(result, rule),
@@ -819,7 +816,7 @@ class RunReading:
             None,
             self._extensions(rule, first, tags),
             heart.labels_of(evidence),
-            *foreign_marks(cut(rule.id, NAME_LENGTH), *where, tags),
+            *foreign_marks(heart.truncate(rule.id, NAME_LENGTH), *where, tags),
         )
         self.reading.take(report, pointer)
 
@@ -846,7 +843,7 @@ class RunReading:
     def _words(self, result: Result, rule: KnownRule) -> tuple[str, str | None]:
         """Return a finding's title, "" where neither the result nor a rule says anything, and its description."""
         message = self._said(result.message or Message(), rule)
-        title = cut(message or rule.title or rule.id, TITLE_LENGTH)
+        title = heart.truncate(message or rule.title or rule.id, TITLE_LENGTH)
         if len(message) > TITLE_LENGTH:
             return title, cut_bytes(message, DESCRIPTION)
         return title, rule.full if rule.full and rule.full not in title else None
@@ -869,12 +866,12 @@ class RunReading:
 
     def _extensions(self, rule: KnownRule, place: Place, tags: Sequence[str]) -> str:
         known = {
-            "ruleId": cut(rule.id, NAME_LENGTH),
-            "tool": cut(self.tool_name, NAME_LENGTH),
+            "ruleId": heart.truncate(rule.id, NAME_LENGTH),
+            "tool": heart.truncate(self.tool_name, NAME_LENGTH),
             "file": place.path,
             "line": place.line,
             "endLine": place.end_line if place.line else None,
-            "tags": [cut(tag, TAG_LENGTH) for tag in tags[:TAGS]],
+            "tags": [heart.truncate(tag, TAG_LENGTH) for tag in tags[:TAGS]],
         }
         return msgspec.json.encode({name: value for name, value in known.items() if value}).decode()
 
@@ -1002,13 +999,11 @@ class Checkout:
         self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
         self.lines_of = lru_cache(SOURCES)(self._read)
 
-    def make_relative(self, location: dict[str, Any]) -> None:
-        """Make the path of a location relative to the folder, where it is an absolute one below it."""
-        uri = location.get("uri")
+    def relative(self, uri: Any) -> str:
+        """Return the URI of an absolute path below the folder relative to it, "" for anything else."""
         path = path_of_uri(uri) if isinstance(uri, str) else ""
-        if root := next(filter(path.startswith, self.roots), None):
-            location["uri"] = quote(path.removeprefix(root)) + ("/" if location["uri"].endswith("/") else "")
-            location.pop("uriBaseId", None)  # an absolute path stood for itself
+        root = next(filter(path.startswith, self.roots), None)
+        return quote(path.removeprefix(root)) + ("/" if uri.endswith("/") else "") if root else ""
 
     def add_snippet(self, place: dict[str, Any], path_of: Callable[[ArtifactLocation], str]) -> None:
         """Add the line that a place in a file begins with, where it tells which, and has no code with it.
@@ -1019,10 +1014,9 @@ class Checkout:
             known = msgspec.convert(place, PhysicalLocation)
         except msgspec.ValidationError:
             return
-        start = whole(known.region.start_line, 1) if known.region else None
-        if not known.region or not known.artifact_location or not start:
-            return
-        if text_of(known.region.snippet, (known.context_region or Region()).snippet):
+        region, around = known.region or Region(), known.context_region or Region()
+        start = whole(region.start_line, 1)
+        if not start or not known.artifact_location or text_of(region.snippet, around.snippet):
             return
         if text := self.line(path_of(known.artifact_location), start):
             place["region"]["snippet"] = {"text": text}
@@ -1057,7 +1051,9 @@ def with_source(document: bytes, folder: Path) -> bytes:
     for run in objects_at(log, "runs"):
         for path in (("originalUriBaseIds", EACH), ("artifacts", "location"), (*files, "artifactLocation")):
             for location in objects_at(run, *path):
-                checkout.make_relative(location)
+                if uri := checkout.relative(location.get("uri")):
+                    location["uri"] = uri
+                    location.pop("uriBaseId", None)  # an absolute path stood for itself
         bare = Raw(json.dumps({name: run[name] for name in run if name != "results"}).encode())
         path_of = RunReading(Reading(heart.Settings()), bare, "").path_of
         for place in objects_at(run, *files):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 import findings_features.exports as exports
 import findings_service as heart
-from findings_adapters.sarif.reading import DRIVE, OURS, RULE_TEXT, SCHEME, VERSION, Read, cut, cut_bytes, whole
+from findings_adapters.sarif.reading import DRIVE, OURS, RULE_TEXT, SCHEME, VERSION, Read, cut_bytes, whole
 
 DRIVER = "Findings Task Service"
 DESCRIBED_RULES = 1000  # rules that are described; of more, only the ids are kept until the end
@@ -90,7 +90,7 @@ def descriptor_of(rule_id: str, task: heart.Task) -> dict[str, Any]:
     full = cut_bytes(task.description or task.title, RULE_TEXT)
     steps = items_of(task.remediation, heart.StoredStep)
     help_text = (cut_bytes(steps[0].instruction, RULE_TEXT).strip() if steps else "") or full
-    texts = {"shortDescription": task.title, "fullDescription": cut(full, RULE_WORDS), "help": help_text}
+    texts = {"shortDescription": task.title, "fullDescription": heart.truncate(full, RULE_WORDS), "help": help_text}
     link = {"helpUri": help_text} if re.fullmatch(r"https?://[!-~]+", help_text) else {}
     tags = items_of(task.tags, str)
     marks = {"properties": {"tags": tags}} if tags else {}
@@ -131,21 +131,15 @@ LOCATION = re.compile(
 )
 
 
-def path_and_line(location: str | None) -> Where | None:
-    """Return the place that a task's location means, None where it does not read as a path.
-
-    A column is passed over: the code of a result is whole lines.
-    """
-    match = LOCATION.fullmatch((location or "").replace("\\", "/"))
-    return (match["path"], int(match["line"] or 0) or None, None) if match else None
-
-
 def where_of(task: heart.Task, extensions: Mapping[str, Any], evidence: Iterable[heart.Evidence]) -> Where:
-    """Return where a task is: code scanning wants to know of each."""
+    """Return where a task is: code scanning wants to know of each.
+
+    Of a location a column is passed over: the code of a result is whole lines.
+    """
     if file := word_in(extensions, "file"):
         return file, line_in(extensions, "line"), line_in(extensions, "endLine")
-    if place := path_and_line(task.location):
-        return place
+    if match := LOCATION.fullmatch((task.location or "").replace("\\", "/")):
+        return match["path"], int(match["line"] or 0) or None, None
     for item in evidence:
         if match := LABELLED.fullmatch(item.label or ""):
             return match["path"], int(match["line"]), None
@@ -209,6 +203,11 @@ def result_of(item: exports.ListedTask, tools: Tools) -> dict[str, Any]:
     return result
 
 
+# The names of what is submitted of a task, and its fields; what it is known by is a fingerprint.
+SUBMITTED = dict(zip(heart.TaskReport.__struct_encode_fields__, heart.TaskReport.__struct_fields__, strict=True))
+del SUBMITTED["externalId"]
+
+
 def bag_of(task: heart.Task) -> dict[str, Any]:
     """Return the property bag of a result."""
     tags = items_of(task.tags, str)
@@ -218,20 +217,7 @@ def bag_of(task: heart.Task) -> dict[str, Any]:
         **score_of(task.severity),
         **({"tags": tags} if tags else {}),
     }
-    ours = {
-        "title": task.title,
-        "severity": task.severity,
-        "status": task.status,
-        "description": task.description,
-        "evidence": task.evidence,
-        "remediation": task.remediation,
-        "successCriteria": task.success_criteria,
-        "extensions": task.extensions,
-        "rule": task.rule,
-        "location": task.location,
-        "tags": task.tags,
-    }
-    return {**marks, OURS: ours}
+    return {**marks, OURS: {name: getattr(task, field) for name, field in SUBMITTED.items()}}
 
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
