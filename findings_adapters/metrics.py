@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
@@ -94,8 +95,9 @@ class Metrics:
         with self._database.reading() as connection:
             stored = [*stored_figures(connection, client_id), hooks_by_state(connection, client_id)]
             if "backup" not in self._database.advice:  # else another program makes them, and notes nothing
-                stored += last_backup(connection)
-        return encode(Collected([*self._told(), *stored, *self._of_files(), build(self._database)])), media_type
+                stored.append(last_backup(connection))
+        figures = [*self._told(), *stored, *self._of_files(), build(self._database)]
+        return encode(SimpleNamespace(collect=lambda: figures)), media_type
 
     def _told(self) -> Iterator[Metric]:
         """Give what was counted, without when that began, and without what an application around this counts."""
@@ -109,14 +111,18 @@ class Metrics:
                 yield metric
 
     def _of_files(self) -> Iterator[Metric]:
+        """Give what is read of the disk, as far as it can be."""
         for name, read in self._database.figures().items():
-            yield from gauge(name, read)
+            with suppress(OSError):
+                yield gauge(name, {(): read()})
 
 
-def gauge(name: str, read: Callable[[], float]) -> Iterator[Metric]:
-    """Give one figure, unless it cannot be read."""
-    with suppress(OSError):
-        yield GaugeMetricFamily(name, HELP[name], value=read())
+def gauge(name: str, values: Mapping[tuple[str, ...], float], labels: Sequence[str] = ()) -> Metric:
+    """Return a figure, by what its labels say."""
+    metric = GaugeMetricFamily(name, HELP[name], labels=labels)
+    for words, value in values.items():
+        metric.add_metric(words, value)
+    return metric
 
 
 def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Metric]:
@@ -125,13 +131,12 @@ def stored_figures(connection: heart.Connection, client_id: str) -> Iterator[Met
     for kind in ("tasks", "runs"):
         for (_, _, status, severity), n in heart.select_cells(connection, client_id, kind, heart.Filter()).items():
             counts[kind, status, severity] += n
-    by_severity = GaugeMetricFamily("findings_tasks", HELP["findings_tasks"], labels=("status", "severity"))
-    for status, (name, rank) in product(heart.TASK_STATUSES, heart.RANKS.items()):
-        by_severity.add_metric((status, name), counts["tasks", status, rank])
-    by_status = GaugeMetricFamily("findings_runs", HELP["findings_runs"], labels=("status",))
-    for status in heart.RUN_STATUSES:
-        by_status.add_metric((status,), counts["runs", status, 0])
-    yield from (by_severity, by_status)
+    every = product(heart.TASK_STATUSES, heart.RANKS.items())
+    tasks: dict[tuple[str, ...], int] = {
+        (status, name): counts["tasks", status, rank] for status, (name, rank) in every
+    }
+    yield gauge("findings_tasks", tasks, ("status", "severity"))
+    yield gauge("findings_runs", {(status,): counts["runs", status, 0] for status in heart.RUN_STATUSES}, ("status",))
 
 
 def hooks_by_state(connection: heart.Connection, client_id: str) -> Metric:
@@ -142,17 +147,14 @@ def hooks_by_state(connection: heart.Connection, client_id: str) -> Metric:
            FROM webhooks WHERE client_id = ? GROUP BY 1""",
         (client_id,),
     ).fetchall()
-    by_state = GaugeMetricFamily(HOOKS, HELP[HOOKS], labels=("state",))
-    for state, n in states.items():
-        by_state.add_metric((state,), n)
-    return by_state
+    return gauge(HOOKS, {(state,): n for state, n in states.items()}, ("state",))
 
 
-def last_backup(connection: heart.Connection) -> Iterator[Metric]:
-    """Give when the last backup began."""
+def last_backup(connection: heart.Connection) -> Metric:
+    """Return when the last backup began."""
     made_at = connection.execute("SELECT made_at FROM backups WHERE id = 1").fetchone()
     seconds = datetime.fromisoformat(made_at[0]).timestamp() if made_at else 0.0
-    yield from gauge("findings_last_backup_timestamp_seconds", lambda: seconds)
+    return gauge("findings_last_backup_timestamp_seconds", {(): seconds})
 
 
 def build(database: heart.Database) -> Metric:
@@ -160,17 +162,6 @@ def build(database: heart.Database) -> Metric:
     engine, version = database.engine
     versions = {"version": heart.__version__, engine.lower(): version}
     return InfoMetricFamily("findings_build", HELP["findings_build"], value=versions)
-
-
-class Collected:
-    """Figures as the client wants them, to write them."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the figures."""
-        return self._metrics
 
 
 def start(service: heart.Service) -> None:
