@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import operator
 import os
 import shutil
-import stat
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -38,6 +35,7 @@ from findings_adapters.client import (
     Service,
     Stopped,
     Unavailable,
+    combined,
     query_of,
     quoted,
     service_at,
@@ -118,13 +116,9 @@ def exit_codes() -> Iterator[None]:
 
 def write(pieces: Iterable[str | bytes]) -> None:
     """Write to standard output. Who stops reading it there, or never did, does not change how a command ends."""
-    out = sys.stdout.buffer if sys.stdout else None
     try:
         for piece in pieces:
-            if out:
-                out.write(piece if isinstance(piece, bytes) else piece.encode())
-        if out:
-            out.flush()
+            click.echo(piece if isinstance(piece, bytes) else piece.encode(), nl=False)
     except BrokenPipeError:
         return
     except OSError as error:
@@ -163,7 +157,7 @@ class Place(Struct):
 
 def branch_name(text: str) -> str:
     """Return a name as the service takes it: without control characters, and cut."""
-    return "".join(sign for sign in text if unicodedata.category(sign) != "Cc")[:LONGEST_BRANCH]
+    return regex.sub(f"[{heart.CONTROLS}]", "", text)[:LONGEST_BRANCH]
 
 
 class Event(Struct):
@@ -317,39 +311,42 @@ Spots = Mapping[str, Spot]  # by external id
 
 
 class Finding(Struct):
-    """A finding to show, and where the document that was scanned has it: the main line's place may be another."""
+    """A finding to show, and where it is, as far as that is known."""
 
     task: heart.Task
     is_new: bool
-    spot: Spot = Spot()
-
-    def extension(self, name: str, kind: type[Any]) -> Any:
-        """Return an extension, None where it is not of that kind."""
-        value = msgspec.json.decode(self.task.extensions).get(name)
-        return value if type(value) is kind else None
-
-    @property
-    def place(self) -> tuple[str | None, int | None]:
-        """The file and line of the finding, as far as it has any."""
-        if self.spot.path and self.spot.line:
-            return self.spot.path, self.spot.line
-        if file := self.extension("file", str):
-            return file, self.extension("line", int)
-        for each in self.task.evidence:
-            if found := regex.fullmatch(r"(.+):([0-9]{1,9})", each.label or ""):
-                return found[1], int(found[2])
-        return None, None
+    spot: Spot
 
     @property
     def shown_place(self) -> str:
-        """The same as one text."""
-        return ":".join(str(part) for part in self.place if part is not None) or self.task.location or ""
+        """Where it is, as one text."""
+        return str(self.spot) or self.task.location or ""
 
-    @property
     def order(self) -> tuple[int, bool, str, int]:
-        """Where it stands among others: the worst first, then by its place, without one at the end."""
-        file, line = self.place
-        return SEVERITIES.index(self.task.severity), file is None, file or "", line or 0
+        """Return where it stands among others: the worst first, then by its place, without one at the end."""
+        return SEVERITIES.index(self.task.severity), not self.spot.path, self.spot.path, self.spot.line or 0
+
+
+def finding_at(spots: Spots, task: heart.Task, *, is_new: bool = False) -> Finding:
+    """Return a task as a finding where the document that was scanned has it: the main line's place may be another."""
+    spot = spots.get(task.external_id or "", Spot())
+    return Finding(task, is_new, spot if spot.path and spot.line else stored_spot(task))
+
+
+def stored_spot(task: heart.Task) -> Spot:
+    """Return where a task is by what is stored of it: its extensions, or else the label of evidence."""
+    line, end_line = (extension(task, name, int) for name in ("line", "endLine"))
+    if file := extension(task, "file", str):
+        return Spot(file, line, end_line)
+    labels = (regex.fullmatch(r"(.+):([0-9]{1,9})", each.label or "") for each in task.evidence)
+    found = next(filter(None, labels), None)
+    return Spot(found[1], int(found[2]), end_line) if found else Spot()
+
+
+def extension(task: heart.Task, name: str, kind: type[Any]) -> Any:
+    """Return an extension, None where it is not of that kind."""
+    value = msgspec.json.decode(task.extensions).get(name)
+    return value if type(value) is kind else None
 
 
 class Bar(Struct):
@@ -374,17 +371,10 @@ class Report(Struct):
     @property
     def counts(self) -> str:
         """What there is, in figures."""
-        always = {
-            "new": self.unbarred.offenders_total,
-            "known": self.unbarred.ignored.known,
-            "dismissed": self.unbarred.ignored.dismissed,
-        }
-        seldom = {
-            "not reported any more": self.unbarred.missing,
-            "resolved, because not reported any more": self.run.submitted.resolved,
-        }
-        told = always | {name: number for name, number in seldom.items() if number}
-        return ", ".join(f"{number} {name}" for name, number in told.items())
+        ignored, missing, resolved = self.unbarred.ignored, self.unbarred.missing, self.run.submitted.resolved
+        told = f"{self.unbarred.offenders_total} new, {ignored.known} known, {ignored.dismissed} dismissed"
+        told += f", {missing} not reported any more" if missing else ""
+        return told + (f", {resolved} resolved, because not reported any more" if resolved else "")
 
     @property
     def more(self) -> str:
@@ -424,23 +414,20 @@ def findings_of(
 
     :param new: the worst ones that are new. Other ones make room for these with `new_first`.
     """
-    statuses = ",".join(blocking_statuses(run.branch))
-    query = query_of(run_id=run.id, status=statuses, sort="severity", view="full", limit=SHOWN)
-    listed = service.request("GET", f"tasks?{query}").read(heart.FullTaskPage)
+    listed = worst_of(service, run)
     absent = new - {each.id for each in listed.tasks} if new_first else set()
     asked = (service.request("GET", f"tasks/{quoted(each)}").read(heart.Task) for each in sorted(absent))
     found = [finding_at(spots, each, is_new=each.id in new) for each in (*listed.tasks, *asked)]
     fresh = [each for each in found if each.is_new]
     known = [each for each in found if not each.is_new][: max(SHOWN - len(fresh), 0)]
-    return sorted([*fresh, *known], key=ORDER), listed.total
+    return sorted([*fresh, *known], key=Finding.order), listed.total
 
 
-ORDER = operator.attrgetter("order")
-
-
-def finding_at(spots: Spots, task: heart.Task, *, is_new: bool) -> Finding:
-    """Return a task as a finding at the place where the document has it, if that tells."""
-    return Finding(task, is_new, spots.get(task.external_id or "", Spot()))
+def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.FullTaskPage:
+    """Return the worst findings of a run that nobody has set aside, of those that filters leave."""
+    statuses = blocking_statuses(run.branch)
+    query = query_of(run_id=run.id, status=statuses, sort="severity", view="full", limit=SHOWN, **filters)
+    return service.request("GET", f"tasks?{query}").read(heart.FullTaskPage)
 
 
 # ---------------------------------------------------------------------------
@@ -454,11 +441,9 @@ IN_MARKDOWN = regex.compile(r"[\\`*_{}\[\]<>()|~!#&:]|(?<=\bwww)\.", regex.IGNOR
 MENTION = regex.compile(r"[@#!$%~&](?=\w)")
 
 
-def fitted(text: str, width: int, *, from_end: bool = False) -> str:
-    """Return a text cut to so many characters, at its start where the end tells more."""
-    if len(text) <= width:
-        return text
-    return f"…{text[len(text) - width + 1 :]}" if from_end else f"{text[: width - 1]}…"
+def end_of(text: str, width: int) -> str:
+    """Return a text cut to so many characters at its start, where the end tells more."""
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
 
 
 def on_terminal() -> bool:
@@ -474,12 +459,12 @@ def wants_colour(env: Mapping[str, str]) -> bool:
 def table(report: Report, width: int) -> Iterator[str]:
     """Give the lines of a report for people, in colour: the findings, how many there are, and the gate's sentence."""
     most = int(width * WIDEST_PLACE)
-    places = [fitted(visible(each.shown_place), most, from_end=True) for each in report.findings]
+    places = [end_of(visible(each.shown_place), most) for each in report.findings]
     severities, widest = max(map(len, SEVERITIES)), max(map(len, places), default=0)
     for finding, place in zip(report.findings, places, strict=True):
         told = click.style(finding.task.severity.ljust(severities), fg=COLOURS[finding.task.severity])
         new = click.style("new", bold=True) if finding.is_new else "   "
-        title = fitted(visible(finding.task.title), width - severities - widest - 9)
+        title = heart.truncate(visible(finding.task.title), width - severities - widest - 9)
         yield f"{told}  {new}  {place.ljust(widest)}  {title}".rstrip()
     if report.more:
         yield report.more
@@ -489,7 +474,7 @@ def table(report: Report, width: int) -> Iterator[str]:
 
 def in_markdown(text: str) -> str:
     """Return text of anybody's as text in markdown: no markup, no cell of its own, and nobody is called by it."""
-    line = fitted(visible(text), CELL)
+    line = heart.truncate(visible(text), CELL)
     return IN_MARKDOWN.sub(r"\\\g<0>", MENTION.sub("\\g<0>\u200b", line))
 
 
@@ -506,8 +491,8 @@ def markdown(report: Report) -> Iterator[str]:
 
 
 def command_text(text: str) -> str:
-    """Return a text as the message of a workflow command, which cannot begin another one."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    """Return a text as the message of a workflow command: one line, which cannot begin another one."""
+    return visible(text).replace("%", "%25")
 
 
 ANNOTATIONS = {"error": ("critical", "high"), "warning": ("medium",), "notice": ("low", "info")}
@@ -516,26 +501,24 @@ MOST_ANNOTATIONS = 10  # that GitHub shows of each level of a step
 
 def annotation(kind: str, finding: Finding) -> str:
     """Return the workflow command that shows a finding at its place."""
-    file, line = finding.place
-    spot = finding.spot
-    end_line = spot.end_line if spot.line else finding.extension("endLine", int)
-    in_line = spot.line and end_line in (None, line)  # GitHub shows columns of one line only
+    task, spot = finding.task, finding.spot
+    in_line = spot.end_line in (None, spot.line)  # GitHub shows columns of one line only
     column, behind = (spot.column, spot.end_column) if in_line else (None, None)
     fields = {
-        "file": file,
-        "line": line,
-        "endLine": end_line if line else None,
+        "file": spot.path or None,
+        "line": spot.line,
+        "endLine": spot.end_line if spot.line else None,
         "col": column,
         "endColumn": behind - 1 if column and behind and behind > column else None,  # SARIF has the one behind it
-        "title": f"{finding.task.severity}: {finding.task.rule or finding.extension('ruleId', str) or 'finding'}",
+        "title": f"{task.severity}: {task.rule or extension(task, 'ruleId', str) or 'finding'}",
     }
     listed = (
-        f"{name}={command_text(visible(str(value))).replace(':', '%3A').replace(',', '%2C')}"
+        f"{name}={command_text(str(value)).replace(':', '%3A').replace(',', '%2C')}"
         for name, value in fields.items()
         if value is not None
     )
-    elsewhere = f" ({finding.task.location})" if finding.task.location and not file else ""  # on a page, say
-    return f"::{kind} {','.join(listed)}::{command_text(visible(f'{finding.task.title}{elsewhere}'))}"
+    elsewhere = f" ({task.location})" if task.location and not spot.path else ""  # on a page, say
+    return f"::{kind} {','.join(listed)}::{command_text(f'{task.title}{elsewhere}')}"
 
 
 def workflow_commands(service: Service, reports: Sequence[Report], only: str) -> Iterator[str]:
@@ -544,22 +527,15 @@ def workflow_commands(service: Service, reports: Sequence[Report], only: str) ->
     for kind, severities in ANNOTATIONS.items():
         found = list[Finding]()
         for report in reports:
-            listed = to_annotate(service, report.run, severities, only)
-            found += (finding_at(report.spots, each, is_new=False) for each in listed.tasks)
+            new_in = report.run.id if only == "new" else None
+            listed = worst_of(service, report.run, severity=severities, new_in=new_in)
+            found += (finding_at(report.spots, each) for each in listed.tasks)
             more += listed.total
-        shown = sorted(found, key=ORDER)[:MOST_ANNOTATIONS]
+        shown = sorted(found, key=Finding.order)[:MOST_ANNOTATIONS]
         more -= len(shown)
         yield from (annotation(kind, each) for each in shown)
     if more:
         yield f"… and {more} more without an annotation: GitHub shows {MOST_ANNOTATIONS} of a level"
-
-
-def to_annotate(service: Service, run: heart.Run, severities: Iterable[str], only: str) -> heart.FullTaskPage:
-    """Return the worst findings of a run that have these severities: what is new, or all."""
-    new = {"new_in": run.id} if only == "new" else {}
-    statuses = ",".join(blocking_statuses(run.branch))
-    asked = {"run_id": run.id, "status": statuses, "severity": ",".join(severities), "sort": "severity", **new}
-    return service.request("GET", f"tasks?{query_of(**asked, view='full', limit=SHOWN)}").read(heart.FullTaskPage)
 
 
 def workflow_lines(report: Report) -> Iterator[str]:
@@ -593,11 +569,6 @@ def together(reports: Sequence[Report], lines: Callable[[Report], Iterable[str]]
     yield f"Not passed: {', '.join(failed)}." if failed else "Passed."
 
 
-def as_json(reports: Sequence[Report]) -> bytes:
-    """Return reports as one JSON object."""
-    return msgspec.json.encode({"pass": passed(reports), "runs": [report.gate for report in reports]})
-
-
 WIDTH = 160  # of a line that goes to a file or a log
 
 
@@ -616,9 +587,12 @@ def tell(service: Service, reports: Sequence[Report], form: str, only: str) -> N
         write(lines if wants_colour(os.environ) else map(click.unstyle, lines))
     if form == "github" and (path := os.environ.get("GITHUB_STEP_SUMMARY")):
         add_summary(together(reports, *for_people["markdown"]), path)
+    if form == "json":
+        gates = {"pass": passed(reports), "runs": [report.gate for report in reports]}
+        write([msgspec.json.encode(gates), b"\n"])
+    if form == "sarif":
+        write(sarif_pages(service, {"runId": [report.run.id for report in reports]}, None))
     if form in ("json", "sarif"):
-        runs = {"runId": [report.run.id for report in reports]}
-        write(sarif_pages(service, runs, None) if form == "sarif" else [as_json(reports), b"\n"])
         for report in reports:
             note(f"{report.run.project_type}: {report.gate.reason}" if len(reports) > 1 else report.gate.reason)
 
@@ -643,7 +617,7 @@ class Document(Struct):
 
     version: str
     runs: list[Raw]
-    schema: Raw = msgspec.field(default_factory=lambda: Raw(b"null"), name="$schema")
+    schema: Raw = msgspec.field(name="$schema")
 
 
 Filters = Mapping[str, Any]
@@ -671,15 +645,11 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
 
 def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one SARIF document, with a run for each page."""
-    opened = False
-    for page in pages(service, filters, SARIF, limit):
+    for number, page in enumerate(pages(service, filters, SARIF, limit)):
         document = page.read(Document)
-        if not opened:
-            head = msgspec.json.encode({"$schema": document.schema, "version": document.version})
-            yield head[:-1] + b',"runs":['
-        for run in document.runs:
-            yield (b"," if opened else b"") + bytes(run)
-            opened = True
+        head = msgspec.json.encode({"$schema": document.schema, "version": document.version})
+        yield b"," if number else head[:-1] + b',"runs":['
+        yield b",".join(map(bytes, document.runs))
     yield b"]}\n"
 
 
@@ -692,13 +662,10 @@ def csv_pages(service: Service, filters: Filters, limit: int | None) -> Iterator
         yield page.body.partition(b"\r\n")[2] if number else page.body
 
 
-LISTED = 200  # in one of JSON
-
-
 def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:
     """Give one array of whole tasks."""
     yield b"["
-    listed = service.walk(f"tasks?{query_of(**filters, view='full', limit=LISTED)}", Listed)
+    listed = service.walk("tasks", Listed, **filters, view="full")
     tasks = (task for page in listed for task in page.tasks)
     for number, task in enumerate(itertools.islice(tasks, limit)):
         yield (b",\n" if number else b"\n") + bytes(task)
@@ -713,10 +680,10 @@ def json_pages(service: Service, filters: Filters, limit: int | None) -> Iterato
 def read_document(name: str, most: int) -> bytes:
     """Return what a file of at most so many bytes holds. :raises BadInput: for what is no file, or is not like that."""
     try:
-        kind = Path(name).stat().st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        path = Path(name)
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise BadInput(f"{name} is no regular file: have the scanner write to one, and name that")
-        with Path(name).open("rb") as file:
+        with path.open("rb") as file:
             text = file.read(most + 1)
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror}") from None
@@ -796,16 +763,15 @@ def type_of(tool: str) -> str:
 
 
 def types_of(tools: Iterable[str]) -> dict[str, str]:
-    """Return the project type of each tool. :raises BadInput: where one is missing, or of two."""
+    """Return the tools by their project types. :raises BadInput: where one is missing, or of two."""
     types: dict[str, str] = {}
     for tool in tools:
         name = type_of(tool)
         if not name:
             raise BadInput(f"the tool's name, {tool}, leaves no name for a project type; say --type NAME")
-        if name in types.values():
-            other = next(each for each in types if types[each] == name)
-            raise BadInput(f"{other} and {tool} come to the same project type, {name}; say --type NAME")
-        types[tool] = name
+        if name in types:
+            raise BadInput(f"{types[name]} and {tool} come to the same project type, {name}; say --type NAME")
+        types[name] = tool
     return types
 
 
@@ -817,7 +783,7 @@ def parts_of(documents: Documents, project_type: str | None) -> list[tuple[str, 
     if project_type:
         return [(project_type, None, documents)]
     tools = by_tool(documents)
-    return [(name, tool[:LONGEST_LABEL], tools[tool]) for tool, name in types_of(tools).items()]
+    return [(name, tool[:LONGEST_LABEL], tools[tool]) for name, tool in types_of(tools).items()]
 
 
 def prepare_part(config: Config, documents: Documents, *, explain: bool) -> Prepared:
@@ -852,22 +818,21 @@ def report_in_runs(
     Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
     """
     with ExitStack() as open_runs:
-        begun, resolved = list[tuple[RunSession, Prepared]](), list[int]()
+        begun, resolved = list[str](), list[int]()
         for start, prepared in runs:
-            resolves = resolve_missing and not prepared.is_partial
-            run = RunSession(service, start, resolve_missing=resolves)
-            begun.append((open_runs.enter_context(run), prepared))
-        for run, prepared in begun:
+            run = RunSession(service, start, resolve_missing=resolve_missing and not prepared.is_partial)
+            begun.append(open_runs.enter_context(run).id)
+        for run_id, (_, prepared) in zip(begun, runs, strict=True):
             for name, document in prepared.documents:
-                submit(service, run.id, name, document)
-        for run, prepared in begun if resolve_missing else ():
-            resolved.append(0 if prepared.is_partial else count_missing(service, run.id, prepared.left_out))
+                submit(service, run_id, name, document)
+        for run_id, (_, prepared) in zip(begun, runs, strict=True) if resolve_missing else ():
+            resolved.append(0 if prepared.is_partial else count_missing(service, run_id, prepared.left_out))
     for (start, prepared), number in zip(runs, resolved, strict=False):
         if number:
             note(f"Findings of {start['projectType']} resolved because their paths are left out: {number:,}.")
         if prepared.is_partial:
             note(f"Nothing of {start['projectType']} is resolved: it says that it could not check everything.")
-    return [run.id for run, _ in begun]
+    return begun
 
 
 def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
@@ -875,7 +840,7 @@ def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
     try:
         service.request("POST", f"runs/{quoted(run_id)}/tasks", document, kind=SARIF)
     except Refused as error:
-        raise error.about(name) from None
+        raise Refused(error.status, error.code, f"{name}: {error}") from None
 
 
 # ---------------------------------------------------------------------------
@@ -883,18 +848,7 @@ def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
 # ---------------------------------------------------------------------------
 
 
-def several(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what puts several options on a command, in this order."""
-
-    def decorate(command: Any) -> Any:
-        for each in reversed(decorators):
-            command = each(command)
-        return command
-
-    return decorate
-
-
-gate_options = several(
+gate_options = combined(
     click.option(
         "--fail-on", type=click.Choice(BARS), default="high", show_default=True, help="The least severity that fails."
     ),
@@ -925,7 +879,7 @@ def read_options(context: click.Context, _: click.Parameter, name: str | None) -
     return config
 
 
-config_options = several(
+config_options = combined(
     click.option(
         "--config",
         is_eager=True,  # other options have their defaults from it
@@ -950,14 +904,13 @@ OPPOSITES = {"main-line": "branches-only"}
 def filter_option(name: str, schema: Mapping[str, Any], components: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return the option for one of a list's query parameters; what is wrong with its value the service says."""
     kind = next(part for part in schema.get("anyOf", [schema]) if part.get("type") != "null")
-    option, meaning = regex.sub(r"(?=[A-Z])", "-", name).lower(), kind.get("description")
-    listed = kind.get("type") == "array"
-    value = kind["items"] if listed else kind
-    values = components.get(value.get("$ref", "").rpartition("/")[2], value).get("enum")
-    if kind.get("type") == "boolean" or (values and set(values) == {"true", "false"}):
+    option, meaning = regex.sub(r"(?=[A-Z])", "-", name).lower(), kind["description"]
+    if kind.get("type") == "boolean":
         return click.option(f"--{option}/--{OPPOSITES.get(option, f'no-{option}')}", name, default=None, help=meaning)
+    value = kind.get("items", kind)
+    values = components.get(value.get("$ref", "").rpartition("/")[2], value).get("enum")
     shown = f"[{'|'.join(values)}]" if values else "TEXT"
-    return click.option(f"--{option}", name, multiple=listed, metavar=shown, help=meaning)
+    return click.option(f"--{option}", name, multiple="items" in kind, metavar=shown, help=meaning)
 
 
 def filter_options(command: Any) -> Any:
@@ -965,14 +918,14 @@ def filter_options(command: Any) -> Any:
     _, components = heart.schemas_of([ExportQuery])
     fields = components[ExportQuery.__name__]["properties"]
     names = [name for name in fields if name not in ("after", "limit")]
-    return several(*(filter_option(name, fields[name], components) for name in names))(command)
+    return combined(*(filter_option(name, fields[name], components) for name in names))(command)
 
 
-def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: str) -> int:
-    """Tell of runs, by their ids, and return the exit code that the gate's verdicts come to."""
+def report_gates(service: Service, runs: Mapping[str, Spots], bar: Bar, form: str) -> NoReturn:
+    """Tell of runs, by their ids, and end with the exit code that the gate's verdicts come to."""
     reports = [report_of(service, run_id, bar, spots) for run_id, spots in runs.items()]
     tell(service, reports, form, bar.only)
-    return 0 if passed(reports) else 1
+    sys.exit(0 if passed(reports) else 1)
 
 
 @click.command()
@@ -1043,11 +996,11 @@ def scan(
                 for name, _, part in parts
             ]
             run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)
-            for run_id, (name, _, _) in zip(run_ids, parts, strict=True):
+            spots = dict[str, Spots]()
+            for run_id, (name, _, part) in zip(run_ids, parts, strict=True):
                 note(f"Run {run_id} of {name}, {place.target or 'no target'}, {place.branch or 'main line'}.")
-            spots = {run_id: part.spots for run_id, (_, _, part) in zip(run_ids, parts, strict=True)}
-            code = report_gates(service, spots, Bar(fail_on, only, without_baseline), form)
-    sys.exit(code)
+                spots[run_id] = part.spots
+            report_gates(service, spots, Bar(fail_on, only, without_baseline), form)
 
 
 @click.command()
@@ -1061,8 +1014,7 @@ def gate(
 ) -> None:
     """Judge a run again, or by another bar. Exit code 0: passed, 1: not, 2: bad input, 3: anything else."""
     with exit_codes(), service_at(url, db) as service:
-        code = report_gates(service, {run: {}}, Bar(fail_on, only, without_baseline, baseline), form)
-    sys.exit(code)
+        report_gates(service, {run: {}}, Bar(fail_on, only, without_baseline, baseline), form)
 
 
 EXPORTS: Mapping[str, Callable[[Service, Filters, int | None], Iterator[bytes]]] = {

@@ -25,7 +25,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType, TracebackType
@@ -105,10 +105,6 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.problems, self.detail = status, code, problems, detail or message
-
-    def about(self, what: str) -> Refused:
-        """Return the same error, told of what it was that the service refused."""
-        return Refused(self.status, self.code, f"{what}: {self}", self.problems, self.detail)
 
 
 class Answer(Struct):
@@ -271,14 +267,12 @@ class Local:
         environ = create_environ(path, method=method, data=body, headers=headers)
         call = heart.Call(self._service, environ, heart.path_of(environ), self._principal)
         answer = heart.answer_alone(call, lambda _: heart.Body(body or b""))
-        content = answer.body
-        if answer.document:
-            with closing(answer.document) as document:
-                content = b"".join(document)
-        return Answer(answer.status, HTTPHeaderDict(answer.headers.items()), content)
+        with heart.response_of(answer) as response:
+            return Answer(answer.status, HTTPHeaderDict(answer.headers.items()), response.get_data())
 
 
 JSON = heart.JSON_TYPE
+LISTED = 200  # items on a page
 
 
 class Service:
@@ -286,6 +280,7 @@ class Service:
 
     def __init__(self, transport: Remote | Local) -> None:
         self._transport = transport
+        self.where = transport.where  # the URL, or the path of the file
 
     def __enter__(self) -> Self:
         return self
@@ -296,11 +291,6 @@ class Service:
     def close(self) -> None:
         """Let go of what is held for requests, if anything is."""
         self._transport.close()
-
-    @property
-    def where(self) -> str:
-        """The URL, or the path of the file."""
-        return self._transport.where
 
     def request(
         self, method: str, path: str, body: Any = None, *, kind: str = JSON, accept: str = JSON, same: str = ""
@@ -321,11 +311,11 @@ class Service:
         answer = self._transport.send(method, path if path.startswith("/") else f"{heart.API}/{path}", body, headers)
         if 200 <= answer.status < 300:
             return answer
-        raise refusal_of(answer, self._transport.where)
+        raise refusal_of(answer, self.where)
 
-    def walk(self, path: str, model: type[Listing]) -> Iterator[Listing]:
-        """Give the pages of a list, from one on."""
-        link: str | None = path
+    def walk(self, path: str, model: type[Listing], **filters: Any) -> Iterator[Listing]:
+        """Give the pages of a list, all that the filters leave."""
+        link: str | None = f"{path}?{query_of(**filters, limit=LISTED)}"
         while link:
             page = self.request("GET", link).read(model)
             yield page
@@ -404,14 +394,12 @@ def stop(number: int, _: object) -> NoReturn:
     raise Stopped(f"stopped by {signal.Signals(number).name}")
 
 
-@contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable() -> AbstractContextManager[None]:
     """Turn the signals that end a process into `Stopped`, but for those that it was started to ignore.
 
     For the main thread, which alone may say what signals do.
     """
-    with handled_by(stop):
-        yield
+    return handled_by(stop)
 
 
 @contextmanager
@@ -587,12 +575,10 @@ def quoted(id: str) -> str:
 
 def query_of(**given: Any) -> str:
     """Return query parameters of the API; a list repeats one."""
-    return urlencode({name: in_words(value) for name, value in as_sent(**given).items()}, doseq=True)
-
-
-def in_words(value: Any) -> Any:
-    """Return a value as a query has it."""
-    return str(value).lower() if isinstance(value, bool) else value
+    sent = as_sent(**given).items()
+    return urlencode(
+        {name: str(value).lower() if isinstance(value, bool) else value for name, value in sent}, doseq=True
+    )
 
 
 # The lists of a finding, of which one item will do, too, and the member that a text alone is of an item.
@@ -843,7 +829,6 @@ class RunSession:
 # All that an agent needs
 # ---------------------------------------------------------------------------
 
-LISTED = 200  # items on a page
 MARKDOWN = "text/markdown"
 
 
@@ -936,7 +921,7 @@ class Findings(Service):
 
     def tasks(self, **filters: Unpack[TaskFilters]) -> Iterator[heart.TaskHead]:
         """Give the tasks that the filters leave, all of them, page by page; a list is any of its values."""
-        for page in self.walk(f"tasks?{query_of(**filters, limit=LISTED)}", heart.TaskPage):
+        for page in self.walk("tasks", heart.TaskPage, **filters):
             yield from page.tasks
 
     def task(self, id: str) -> heart.Task:
@@ -945,7 +930,7 @@ class Findings(Service):
 
     def history(self, id: str) -> Iterator[heart.HistoryEntry]:
         """Give what happened to a task, oldest first."""
-        for page in self.walk(f"tasks/{quoted(id)}/history?limit={LISTED}", heart.History):
+        for page in self.walk(f"tasks/{quoted(id)}/history", heart.History):
             yield from page.history
 
     def triage(
@@ -988,22 +973,35 @@ def key_of_environment() -> str:
 # Which service a command speaks to
 # ---------------------------------------------------------------------------
 
-url_option = click.option(
-    "--url",
-    envvar="FINDINGS_URL",
-    show_envvar=True,
-    default="",
-    show_default=False,
-    help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
-)
-db_option = click.option(
-    "--db", envvar="FINDINGS_DB", show_envvar=True, default="findings.db", help="The database file, without a server."
-)
+
+def combined(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what puts several options on a command, in this order."""
+
+    def decorate(command: Any) -> Any:
+        for each in reversed(decorators):
+            command = each(command)
+        return command
+
+    return decorate
 
 
-def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Put the options that say which service a command speaks to on it."""
-    return url_option(db_option(command))
+service_options = combined(
+    click.option(
+        "--url",
+        envvar="FINDINGS_URL",
+        show_envvar=True,
+        default="",
+        show_default=False,
+        help="A running service, instead of a file. Its key comes from FINDINGS_KEY.",
+    ),
+    click.option(
+        "--db",
+        envvar="FINDINGS_DB",
+        show_envvar=True,
+        default="findings.db",
+        help="The database file, without a server.",
+    ),
+)
 
 
 def typed_options(*names: str) -> set[str]:

@@ -23,7 +23,7 @@ import regex
 from msgspec import Struct
 
 import findings_service as heart
-from findings_adapters.client import Service, query_of, quoted
+from findings_adapters.client import Service, quoted
 
 OURS = "findingsTaskService/v1"  # a whole task in a result's properties, and what it is known by in its fingerprints
 UNCHECKED = "not-checked"  # the rule of what a tool passed over, as readers of other formats have it
@@ -399,7 +399,7 @@ class Decider:
     def apply(self, run: dict[str, Any], reported: Sequence[Reported]) -> bool:
         """Decide about the findings of a run, and write that into it. Return whether anything is not as it was."""
         ready = ready_lines(run, (each.severity for each in reported))
-        kept, decided = list[tuple[Reported, str]](), False
+        decided = False
         decide = lru_cache(4096)(partial(first_decision, [*self.config.lines, *ready]))
         for each in reported:
             if pattern := self.pattern_of(each.spot.path):
@@ -408,11 +408,12 @@ class Decider:
                 continue
             severity, why = decide(each.rule) or (each.severity, "the document")
             decided |= severity != each.severity
-            kept.append((each, severity))
+            each.severity = severity
             self._explain(severity, each, why)
+        kept = [each for each in reported if not each.is_left_out]
         if left_out := {id(each.result) for each in reported if each.is_left_out}:
             run["results"] = [each for each in run["results"] if id(each) not in left_out]
-            for each, _ in kept:  # which stays what it was, though others that are alike are gone
+            for each in kept:  # which stays what it was, though others that are alike are gone
                 each.result["fingerprints"] = {**(each.result.get("fingerprints") or {}), OURS: each.external_id}
         if decided:
             write_severities(run, kept)
@@ -436,19 +437,16 @@ def first_decision(lines: Iterable[SeverityRules], rule: str) -> tuple[str, str]
     return next(filter(None, (each.decide(rule) for each in lines)), None)
 
 
-def write_severities(run: Mapping[str, Any], kept: Iterable[tuple[Reported, str]]) -> None:
+def write_severities(run: Mapping[str, Any], kept: Iterable[Reported]) -> None:
     """Write into all findings of a run how severe they are; its rules' own figures would go before the level `none`."""
     for rule in rules_of(run):
         member(rule, "properties").pop(SCORE, None)
-    for each, severity in kept:
-        score, level = WRITTEN[severity]
+    for each in kept:
+        score, level = WRITTEN[each.severity]
         properties = {name: value for name, value in (each.result.get("properties") or {}).items() if name != SCORE}
         each.result |= {"level": level, "properties": properties | ({SCORE: score} if score else {})}
         if task := properties.get(OURS):
-            task["severity"] = severity
-
-
-LISTED = 200  # in a page
+            task["severity"] = each.severity
 
 
 def count_missing(service: Service, run_id: str, external_ids: set[str]) -> int:
@@ -456,6 +454,6 @@ def count_missing(service: Service, run_id: str, external_ids: set[str]) -> int:
     if not external_ids:
         return 0
     branch = service.request("GET", f"runs/{quoted(run_id)}").read(heart.Run).branch
-    pages = service.walk(f"tasks?{query_of(missing_from=run_id, limit=LISTED)}", heart.TaskPage)
+    pages = service.walk("tasks", heart.TaskPage, missing_from=run_id)
     missing = (each for page in pages for each in page.tasks)
     return sum(each.branch == branch and each.external_id in external_ids for each in missing)

@@ -985,7 +985,7 @@ def test_a_filter_that_the_service_refuses_ends_with_2(job: Job) -> None:
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are documents of their own have seven tasks."""
     monkeypatch.setattr(ci_module, "EXPORTED", 7)
-    monkeypatch.setattr(ci_module, "LISTED", 7)
+    monkeypatch.setattr(client_module, "LISTED", 7)
 
 
 @pytest.mark.usefixtures("short_pages")
