@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,6 +52,7 @@ from findings_adapters.scan_config import (
     Spot,
     by_tool,
     count_missing,
+    member,
     prepare,
     read_config,
 )
@@ -155,35 +156,22 @@ class Place(Struct):
         return {name: value for name in names if (value := getattr(self, name))}
 
 
-def branch_name(text: str) -> str:
-    """Return a name as the service takes it: without control characters, and cut."""
-    return regex.sub(f"[{heart.CONTROLS}]", "", text)[:LONGEST_BRANCH]
+Event = Mapping[str, Any]  # what GitHub tells of what started a workflow
 
 
-class Event(Struct):
-    """What GitHub tells of the event that started a workflow, as far as it is in the form that is known."""
+def read_event(path: str) -> Event:
+    """Return the event of a file; one that cannot be read tells nothing."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError):
+        return {}
 
-    document: Any
 
-    @classmethod
-    def read(cls, path: str) -> Event:
-        """Return the event of a file; one that cannot be read tells nothing."""
-        try:
-            return cls(msgspec.json.decode(Path(path).read_bytes()) if path else {})
-        except (OSError, ValueError, RecursionError):
-            return cls({})
-
-    def text(self, *names: str) -> str:
-        """Return the text that stands there, "" where none does."""
-        value = self.value(*names)
-        return value if isinstance(value, str) else ""
-
-    def value(self, *names: str) -> Any:
-        """Return what stands there, None where nothing does."""
-        value = self.document
-        for name in names:
-            value = value.get(name) if isinstance(value, dict) else None
-        return value
+def text_in(event: Event, *path: str) -> str:
+    """Return the text that stands at a path, "" where none does."""
+    *above, name = path
+    value = reduce(member, above, event).get(name)
+    return value if isinstance(value, str) else ""
 
 
 def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str]:
@@ -199,11 +187,12 @@ def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str
         return pull_request_branch(env, event) or name, ""
     if kind == "workflow_run":
         return workflow_run_branch(event)
-    if event.value("issue", "pull_request") is not None:
-        return f"pull/{event.value('issue', 'number')}", ""
+    issue = member(event, "issue")
+    if issue.get("pull_request") is not None:
+        return f"pull/{issue.get('number')}", ""
     if env.get("GITHUB_REF_TYPE") == "tag":
         return name, ""
-    default = event.text("repository", "default_branch")
+    default = text_in(event, "repository", "default_branch")
     if not default:
         return name, "GitHub's event does not tell which branch is the default one"
     return (None if name == default else name), ""
@@ -211,27 +200,30 @@ def github_branch(env: Mapping[str, str], event: Event) -> tuple[str | None, str
 
 def pull_request_branch(env: Mapping[str, str], event: Event) -> str:
     """Return the name of a pull request's branch, with its owner's where that is a fork's."""
-    head = event.text("pull_request", "head", "ref") or env.get("GITHUB_HEAD_REF", "")
-    home = event.text("repository", "full_name") or env.get("GITHUB_REPOSITORY", "")
-    if event.value("pull_request", "head") and event.text("pull_request", "head", "repo", "full_name") != home:
-        return event.text("pull_request", "head", "label") or f"fork:{head}"
+    head = text_in(event, "pull_request", "head", "ref") or env.get("GITHUB_HEAD_REF", "")
+    home = text_in(event, "repository", "full_name") or env.get("GITHUB_REPOSITORY", "")
+    if (
+        member(event, "pull_request").get("head")
+        and text_in(event, "pull_request", "head", "repo", "full_name") != home
+    ):
+        return text_in(event, "pull_request", "head", "label") or f"fork:{head}"
     return head
 
 
 def workflow_run_branch(event: Event) -> tuple[str | None, str]:
     """Return the branch of the workflow whose end started this one: the code that it was about."""
-    started = partial(event.text, "workflow_run")
+    started = partial(text_in, event, "workflow_run")
     branch, owner = started("head_branch"), started("head_repository", "owner", "login")
-    if started("head_repository", "full_name") != event.text("repository", "full_name"):
+    if started("head_repository", "full_name") != text_in(event, "repository", "full_name"):
         return f"{owner or 'fork'}:{branch}", ""
     own = started("event") in ("push", "schedule", "workflow_dispatch")
-    default = event.text("repository", "default_branch")
+    default = text_in(event, "repository", "default_branch")
     return (None if own and branch and branch == default else branch), ""
 
 
 def github_place(env: Mapping[str, str]) -> Place:
     """Return where a workflow of GitHub Actions runs."""
-    event = Event.read(env.get("GITHUB_EVENT_PATH", ""))
+    event = read_event(env.get("GITHUB_EVENT_PATH", ""))
     branch, unknown = github_branch(env, event)
     repository, run = env.get("GITHUB_REPOSITORY"), env.get("GITHUB_RUN_ID")
     target = f"{env.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}" if repository else None
@@ -272,8 +264,8 @@ def place_of(env: Mapping[str, str]) -> Place:
         place = gitlab_place(env)
     elif env.get("CI"):
         place.unknown = "this CI platform is not known"
-    if place.branch is not None:
-        place.branch = branch_name(place.branch)
+    if place.branch is not None:  # as the service takes it
+        place.branch = regex.sub(f"[{heart.CONTROLS}]", "", place.branch)[:LONGEST_BRANCH]
     place.repository = place.target  # which an option may say otherwise
     return place
 
@@ -757,16 +749,11 @@ def absolute_paths(extensions: Iterable[str | None]) -> Iterator[str]:
 LONGEST_TYPE = 100  # characters of a project type's name, and of its label
 
 
-def type_of(tool: str) -> str:
-    """Return the name of the project type of a tool's findings, "" where nothing of its own name is left."""
-    return regex.sub(r"[^a-z0-9]+", "-", tool.lower()).strip("-")[:LONGEST_TYPE].rstrip("-")
-
-
 def types_of(tools: Iterable[str]) -> dict[str, str]:
     """Return the tools by their project types. :raises BadInput: where one is missing, or of two."""
     types: dict[str, str] = {}
     for tool in tools:
-        name = type_of(tool)
+        name = regex.sub(r"[^a-z0-9]+", "-", tool.lower()).strip("-")[:LONGEST_TYPE].rstrip("-")
         if not name:
             raise BadInput(f"the tool's name, {tool}, leaves no name for a project type; say --type NAME")
         if name in types:

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal, NoReturn, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -285,7 +285,7 @@ class Service:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -377,11 +377,6 @@ def refusal_of(answer: Answer, where: str) -> Refused:
 # Signals
 # ---------------------------------------------------------------------------
 
-STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has two
-
-
-Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | signal.Handlers
-
 
 class Stopped(SystemExit):
     """A signal ends the program: uncaught, with exit code 1 and a line that names the signal."""
@@ -389,7 +384,7 @@ class Stopped(SystemExit):
 
 def stop(number: int, _: object) -> NoReturn:
     """End the program as an error does, so that its run ends too. One signal is enough for that."""
-    for each in STOPS:
+    for each in heart.STOPPING:
         signal.signal(each, signal.SIG_IGN)
     raise Stopped(f"stopped by {signal.Signals(number).name}")
 
@@ -403,9 +398,9 @@ def stoppable() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def handled_by(handler: Handler) -> Iterator[None]:
+def handled_by(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
     """Give another handler to the signals that end a process, but for those that are ignored, or not Python's."""
-    before = {each: signal.getsignal(each) for each in STOPS}
+    before = {each: signal.getsignal(each) for each in heart.STOPPING}
     heeded = {each: known for each, known in before.items() if known not in (signal.SIG_IGN, None)}
     try:
         for each in heeded:
@@ -657,7 +652,7 @@ class RunSession:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._is_over = True  # what another thread submits from now on would not go out any more
         if error is not None:
             self._fail(error)

@@ -548,14 +548,13 @@ class KnownRule(Struct):
     """A rule as its findings have it; what it says to each of them is made once."""
 
     id: str
-    component: int = 0  # its part of the tool: 0 is the driver
     title: str = ""
     full: str = ""
     remediation: str | None = None
     rank: int | None = None
     level: Level | None = None
     tags: tuple[str, ...] = ()
-    messages: Mapping[str, Text | None] = {}
+    messages: Sequence[Mapping[str, Text | None]] = ()  # its own, those of its part of the tool, and the tool's
 
 
 class RuleList(Items[Rule]):
@@ -602,19 +601,18 @@ class Rules:
         index = index if whole(reference.index) is None else reference.index
         rules, place = self._find(rule_id, index, reference)
         if place < 0:
-            return KnownRule((rule_id or "").strip())
+            return KnownRule((rule_id or "").strip(), messages=(self.lists[0].strings,))
         rule = rules[place]
         help_text = cut_bytes(text_of(rule.help) or (rule.help_uri or "").strip(), RULE_TEXT)
         return KnownRule(
             (rule_id or rule.id or "").strip(),
-            rules.number,
             text_of(rule.short_description, rule.full_description) or (rule.name or "").strip(),
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
             heart.to_json_text([heart.StoredStep(1, help_text)]) if help_text else None,
             scored(rule.properties),
             self.overrides.get((rules.number, place)) or (rule.default_configuration or Configuration()).level,
             (*tags_of(rule.properties), *self.taxa(each.target for each in rule.relationships or () if each)),
-            rule.message_strings or {},
+            (rule.message_strings or {}, rules.strings, self.lists[0].strings),
         )
 
     def taxa(self, references: Iterable[Reference | None]) -> Iterator[str]:
@@ -852,8 +850,7 @@ class RunReading:
         """Return what a message says, with its arguments in their places and without links (3.11)."""
         text = message.text or ""
         if not text and message.id is not None:
-            strings = (rule.messages, self.rules.lists[rule.component].strings, self.rules.lists[0].strings)
-            text = text_of(*(each.get(message.id) for each in strings))
+            text = text_of(*(each.get(message.id) for each in rule.messages))
         text = text or message.markdown or ""
         if message.arguments or not message.text:  # a text without arguments may have braces of its own
             text = filled(text, message.arguments or ())

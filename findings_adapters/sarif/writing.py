@@ -79,7 +79,7 @@ def word_in(extensions: Mapping[str, Any], name: str) -> str | None:
 def line_in(extensions: Mapping[str, Any], name: str) -> int | None:
     """Return a member of extensions where it is the number of a line."""
     value = extensions.get(name)
-    return whole(value, 1) if isinstance(value, int) and not isinstance(value, bool) else None
+    return whole(value, 1) if type(value) is int else None
 
 
 RULE_WORDS = 1024  # characters that code scanning takes of what a rule's full description says
