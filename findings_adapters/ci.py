@@ -380,11 +380,10 @@ def report_of(service: Service, run_id: str, bar: Bar, spots: Spots) -> Report:
     path = f"runs/{quoted(run_id)}"
 
     def ask(fail_on: str, only: str) -> Gate:
-        query = query_of(fail_on=fail_on, only=only, baseline=bar.baseline or None)
-        return service.request("GET", f"{path}/gate?{query}").read(Gate)
+        return service.get(f"{path}/gate", Gate, fail_on=fail_on, only=only, baseline=bar.baseline or None)
 
     verdict, unbarred = ask(bar.fail_on, bar.only), ask("info", "new")
-    run = service.request("GET", path).read(heart.Run)
+    run = service.get(path, heart.Run)
     waived = bar.without_baseline == "pass" and verdict.baseline is None and run.status == "completed"
     if waived and not verdict.pass_:
         verdict.pass_ = True
@@ -408,7 +407,7 @@ def findings_of(
     """
     listed = worst_of(service, run)
     absent = new - {each.id for each in listed.tasks} if new_first else set()
-    asked = (service.request("GET", f"tasks/{quoted(each)}").read(heart.Task) for each in sorted(absent))
+    asked = (service.get(f"tasks/{quoted(each)}", heart.Task) for each in sorted(absent))
     found = [finding_at(spots, each, is_new=each.id in new) for each in (*listed.tasks, *asked)]
     fresh = [each for each in found if each.is_new]
     known = [each for each in found if not each.is_new][: max(SHOWN - len(fresh), 0)]
@@ -418,8 +417,8 @@ def findings_of(
 def worst_of(service: Service, run: heart.Run, **filters: Any) -> heart.FullTaskPage:
     """Return the worst findings of a run that nobody has set aside, of those that filters leave."""
     statuses = blocking_statuses(run.branch)
-    query = query_of(run_id=run.id, status=statuses, sort="severity", view="full", limit=SHOWN, **filters)
-    return service.request("GET", f"tasks?{query}").read(heart.FullTaskPage)
+    shown = {"sort": "severity", "view": "full", "limit": SHOWN}
+    return service.get("tasks", heart.FullTaskPage, run_id=run.id, status=statuses, **shown, **filters)
 
 
 # ---------------------------------------------------------------------------
@@ -799,27 +798,33 @@ def register_type(service: Service, name: str, label: str | None) -> None:
 
 def report_in_runs(
     service: Service, runs: Sequence[tuple[Mapping[str, Any], Prepared]], *, resolve_missing: bool
-) -> list[str]:
-    """Report documents in runs and return their ids.
+) -> dict[str, Spots]:
+    """Report documents in runs and return where they have their findings, by the runs' ids.
 
     Whatever goes wrong leaves failed, with the reason, what is not completed by then; they are completed at the end.
     """
     with ExitStack() as open_runs:
-        begun, resolved = list[str](), list[int]()
+        begun = dict[str, tuple[Mapping[str, Any], Prepared]]()
         for start, prepared in runs:
             run = RunSession(service, start, resolve_missing=resolve_missing and not prepared.is_partial)
-            begun.append(open_runs.enter_context(run).id)
-        for run_id, (_, prepared) in zip(begun, runs, strict=True):
+            begun[open_runs.enter_context(run).id] = start, prepared
+        for run_id, (_, prepared) in begun.items():
             for name, document in prepared.documents:
                 submit(service, run_id, name, document)
-        for run_id, (_, prepared) in zip(begun, runs, strict=True) if resolve_missing else ():
-            resolved.append(0 if prepared.is_partial else count_missing(service, run_id, prepared.left_out))
-    for (start, prepared), number in zip(runs, resolved, strict=False):
-        if number:
+        resolved = {
+            run_id: count_missing(service, run_id, prepared.left_out)
+            for run_id, (_, prepared) in begun.items()
+            if resolve_missing and not prepared.is_partial
+        }
+    for run_id, (start, prepared) in begun.items():
+        if number := resolved.get(run_id):
             note(f"Findings of {start['projectType']} resolved because their paths are left out: {number:,}.")
-        if prepared.is_partial:
+        if resolve_missing and prepared.is_partial:
             note(f"Nothing of {start['projectType']} is resolved: it says that it could not check everything.")
-    return begun
+    for run_id, (start, _) in begun.items():
+        target, branch = start["targetUrl"] or "no target", start["branch"] or "main line"
+        note(f"Run {run_id} of {start['projectType']}, {target}, {branch}.")
+    return {run_id: prepared.spots for run_id, (_, prepared) in begun.items()}
 
 
 def submit(service: Service, run_id: str, name: str, document: bytes) -> None:
@@ -982,11 +987,7 @@ def scan(
                 (start | {"projectType": name, "metadata": told if place.commit else told | part.source}, part)
                 for name, _, part in parts
             ]
-            run_ids = report_in_runs(service, runs, resolve_missing=resolve_missing)
-            spots = dict[str, Spots]()
-            for run_id, (name, _, part) in zip(run_ids, parts, strict=True):
-                note(f"Run {run_id} of {name}, {place.target or 'no target'}, {place.branch or 'main line'}.")
-                spots[run_id] = part.spots
+            spots = report_in_runs(service, runs, resolve_missing=resolve_missing)
             report_gates(service, spots, Bar(fail_on, only, without_baseline), form)
 
 

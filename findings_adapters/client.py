@@ -313,11 +313,15 @@ class Service:
             return answer
         raise refusal_of(answer, self.where)
 
+    def get(self, path: str, model: type[Model], **query: Any) -> Model:
+        """Return what stands at a path, with query parameters, as its model."""
+        return self.request("GET", f"{path}?{query_of(**query)}" if query else path).read(model)
+
     def walk(self, path: str, model: type[Listing], **filters: Any) -> Iterator[Listing]:
         """Give the pages of a list, all that the filters leave."""
         link: str | None = f"{path}?{query_of(**filters, limit=LISTED)}"
         while link:
-            page = self.request("GET", link).read(model)
+            page = self.get(link, model)
             yield page
             link = page.next
 
@@ -764,8 +768,7 @@ class RunSession:
 
     def gate(self, *, fail_on: FailOn = "high", only: Literal["new", "all"] = "new") -> Gate:
         """Return whether the run may pass: whether nothing so severe is new beside the main line, or at all."""
-        query = query_of(fail_on=fail_on, only=only)
-        return self._service.request("GET", f"runs/{quoted(self.id)}/gate?{query}").read(Gate)
+        return self._service.get(f"runs/{quoted(self.id)}/gate", Gate, fail_on=fail_on, only=only)
 
     @property
     def _started(self) -> heart.Run:
@@ -901,8 +904,7 @@ class Findings(Service):
         self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50
     ) -> Brief:
         """Return what to know before a scan: the findings that are known, and what was decided about them."""
-        query = query_of(project_type=project_type, target_url=target_url, branch=branch, limit=limit)
-        return self.request("GET", f"brief?{query}").read(Brief)
+        return self.get("brief", Brief, project_type=project_type, target_url=target_url, branch=branch, limit=limit)
 
     def brief_text(
         self, project_type: str, *, target_url: str | None = None, branch: str | None = None, limit: int = 50
@@ -921,7 +923,7 @@ class Findings(Service):
 
     def task(self, id: str) -> heart.Task:
         """Return a whole task."""
-        return self.request("GET", f"tasks/{quoted(id)}").read(heart.Task)
+        return self.get(f"tasks/{quoted(id)}", heart.Task)
 
     def history(self, id: str) -> Iterator[heart.HistoryEntry]:
         """Give what happened to a task, oldest first."""

@@ -156,9 +156,9 @@ class Row:
             raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
         return value
 
-    def text(self, *names: str) -> str:
-        """Return the first text of several members, "" where there is none."""
-        return next(filter(None, (self._get(name, str) for name in names)), "")
+    def __getitem__(self, name: str) -> str:
+        """Return a text, "" where there is none."""
+        return self._get(name, str) or ""
 
     def number(self, name: str) -> float | None:
         """Return a number."""
@@ -208,24 +208,24 @@ def axe(page: Row) -> Iterator[Finding]:
     What it leaves to people to look at, its `incomplete`, is told as information.
     """
     if not any(page.rows(kind) for kind in ("violations", "passes", "incomplete", "inapplicable")):
-        raise refusal(f"axe applied no rule to {page.text('url') or 'the page'}")
+        raise refusal(f"axe applied no rule to {page['url'] or 'the page'}")
     for kind in ("violations", "incomplete"):
         for rule in page.rows(kind):
-            yield from axe_rule(rule, page.text("url"), is_sure=kind == "violations")
+            yield from axe_rule(rule, page["url"], is_sure=kind == "violations")
 
 
 def axe_rule(rule: Row, url: str, *, is_sure: bool) -> Iterator[Finding]:
     """Give a finding for each element that breaks a rule."""
     for node in rule.rows("nodes"):
         yield Finding(
-            title=rule.text("help", "description"),
-            severity=IMPACT.get(node.text("impact") or rule.text("impact"), "medium") if is_sure else "info",
-            rule=rule.text("id"),
+            title=rule["help"] or rule["description"],
+            severity=IMPACT.get(node["impact"] or rule["impact"], "medium") if is_sure else "info",
+            rule=rule["id"],
             page=url,
             part=selector_of(node),
-            code=node.text("html"),
-            description=(rule.text("description"), on_page(url)),
-            fixes=(node.text("failureSummary"), rule.text("helpUrl")),
+            code=node["html"],
+            description=(rule["description"], on_page(url)),
+            fixes=(node["failureSummary"], rule["helpUrl"]),
             tags=[*(() if is_sure else ["needs-review"]), *rule.texts("tags")],
         )
 
@@ -236,18 +236,18 @@ HTMLCS = re.compile(r"(WCAG2A{1,3})\.Principle\d\.Guideline\d_\d\.(\d+)_(\d+)_(\
 
 def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
     """Read what pa11y found (https://github.com/pa11y/pa11y), its criteria named as axe does: wcag143."""
-    if not issue.text("code"):  # so pa11y-ci tells why it could not test a page
-        raise refusal(f"pa11y could not test {url or 'the page'}: {issue.text('message')}")
-    criterion, extras = HTMLCS.fullmatch(issue.text("code")), issue.row("runnerExtras")
+    if not issue["code"]:  # so pa11y-ci tells why it could not test a page
+        raise refusal(f"pa11y could not test {url or 'the page'}: {issue['message']}")
+    criterion, extras = HTMLCS.fullmatch(issue["code"]), issue.row("runnerExtras")
     yield Finding(
-        title=extras.text("help") or issue.text("message"),
-        severity=IMPACT.get(extras.text("impact"), PA11Y_TYPES.get(issue.text("type"), "medium")),
-        rule=issue.text("code"),
+        title=extras["help"] or issue["message"],
+        severity=IMPACT.get(extras["impact"], PA11Y_TYPES.get(issue["type"], "medium")),
+        rule=issue["code"],
         page=url,
-        part=issue.text("selector"),
-        code=issue.text("context"),
-        description=(issue.text("message"), extras.text("description"), on_page(url)),
-        fixes=(extras.text("helpUrl"),),
+        part=issue["selector"],
+        code=issue["context"],
+        description=(issue["message"], extras["description"], on_page(url)),
+        fixes=(extras["helpUrl"],),
         tags=[criterion[1], "wcag" + "".join(criterion.groups()[1:])] if criterion else (),
     )
 
@@ -255,7 +255,7 @@ def pa11y(issue: Row, url: str = "") -> Iterator[Finding]:
 def pa11y_page(page: Row) -> Iterator[Finding]:
     """Read what pa11y's own API returns of a page."""
     for issue in page.rows("issues"):
-        yield from pa11y(issue, page.text("pageUrl"))
+        yield from pa11y(issue, page["pageUrl"])
 
 
 def pa11y_ci(report: Row) -> Iterator[Finding]:
@@ -278,13 +278,13 @@ def lighthouse(report: Row) -> Iterator[Finding]:
     https://github.com/GoogleChrome/lighthouse/blob/main/docs/understanding-results.md
     """
     error, categories = report.row("runtimeError"), report.row("categories")
-    if error.text("code") not in ("", "NO_ERROR") or not categories.members:
-        raise refusal(f"Lighthouse failed: {error.text('message', 'code') or 'it ran no category'}")
+    if error["code"] not in ("", "NO_ERROR") or not categories.members:
+        raise refusal(f"Lighthouse failed: {error['message'] or error['code'] or 'it ran no category'}")
     weights: dict[str, float] = {}
     groups: dict[str, list[str]] = {}
     for category in categories.members:
         for reference in categories.row(category).rows("auditRefs"):
-            name = reference.text("id")
+            name = reference["id"]
             weights[name] = max(weights.get(name, 0), reference.number("weight") or 0)
             groups.setdefault(name, []).append(category)
     for name, weight in weights.items():
@@ -294,29 +294,29 @@ def lighthouse(report: Row) -> Iterator[Finding]:
 
 def lighthouse_audit(report: Row, audit: Row, groups: list[str], severity: str) -> Iterator[Finding]:
     """Give a finding for each element that an audit says has failed, for the page where it names none."""
-    url, details = report.text("finalDisplayedUrl", "finalUrl"), audit.row("details")
-    how, score = audit.text("scoreDisplayMode"), audit.number("score")
+    url, details = report["finalDisplayedUrl"] or report["finalUrl"], audit.row("details")
+    how, score = audit["scoreDisplayMode"], audit.number("score")
     if how == "error":
-        yield unchecked(f"{audit.text('title')}: {audit.text('errorMessage')}", severity, page=url)
+        yield unchecked(f"{audit['title']}: {audit['errorMessage']}", severity, page=url)
     if how in ("error", "informative") or score is None or score >= PASSED:
         return
     items = details.members.get("items")
     items = items if isinstance(items, list) else []
     nodes = [each.get("node") for each in items if isinstance(each, dict)]
     elements = [Row(each) for each in nodes if isinstance(each, dict) and each.get("selector")]
-    words = audit.text("description")[:TEXT]
+    words = audit["description"][:TEXT]
     told = cut_bytes(msgspec.json.encode(items).decode(), RULE_TEXT) if any(items) and not elements else ""
     for number, node in enumerate(elements or [Row({})]):
         log = [{"type": "log", "label": "What Lighthouse tells of it", "content": told}] if told else ()
         yield Finding(
-            title=": ".join(filter(None, (audit.text("title"), audit.text("displayValue")))),
-            severity=IMPACT.get(details.row("debugData").text("impact"), severity),
-            rule=audit.text("id"),
+            title=": ".join(filter(None, (audit["title"], audit["displayValue"]))),
+            severity=IMPACT.get(details.row("debugData")["impact"], severity),
+            rule=audit["id"],
             page=url,
-            part=node.text("selector"),
-            code=node.text("snippet"),
+            part=node["selector"],
+            code=node["snippet"],
             description=(LEARN_MORE.sub(r"\1", words), on_page(url)),
-            fixes=(node.text("explanation"), *(link[2] for link in LEARN_MORE.finditer(words))),
+            fixes=(node["explanation"], *(link[2] for link in LEARN_MORE.finditer(words))),
             tags=[*groups, *details.row("debugData").texts("tags")],
             evidence=[*(lighthouse_picture(report, node.row("boundingRect")) if number == 0 else ()), *log],
         )
@@ -327,8 +327,8 @@ PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
     """Return the page's screenshot as evidence, the whole one if it fits, and where on it an element is."""
-    whole = report.row("fullPageScreenshot").row("screenshot").text("data")
-    pictures = (whole, report.row("audits").row("final-screenshot").row("details").text("data"))
+    whole = report.row("fullPageScreenshot").row("screenshot")["data"]
+    pictures = (whole, report.row("audits").row("final-screenshot").row("details")["data"])
     fitting = next((each for each in pictures if len(each) <= SNIPPET and PICTURE.fullmatch(each)), None)
     size = [element.members.get(side) for side in ("width", "height", "left", "top")]
     where = "; the element is {} × {} pixels at {}, {}".format(*size) if fitting == whole and None not in size else ""
@@ -347,35 +347,35 @@ def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
 def bandit(report: Row) -> Iterator[Finding]:
     """Read what bandit found; it writes lines with their numbers, of which the finding's own is taken."""
     for error in report.rows("errors"):
-        yield unchecked(error.text("reason"), path=error.text("filename").removeprefix("./"))
+        yield unchecked(error["reason"], path=error["filename"].removeprefix("./"))
     for each in report.rows("results"):
         line, cwe = each.line("line_number"), each.row("issue_cwe").line("id")
-        lines = dict(text.partition(" ")[::2] for text in each.text("code").splitlines())
+        lines = dict(text.partition(" ")[::2] for text in each["code"].splitlines())
         yield Finding(
-            title=each.text("issue_text"),
-            severity=severity_of(each.text("issue_severity"), "info"),
-            rule=each.text("test_id"),
-            path=each.text("filename").removeprefix("./"),
+            title=each["issue_text"],
+            severity=severity_of(each["issue_severity"], "info"),
+            rule=each["test_id"],
+            path=each["filename"].removeprefix("./"),
             line=line,
             code=lines.get(str(line), ""),
-            description=(f"Confidence: {each.text('issue_confidence').lower()}",),
-            fixes=(each.text("more_info"),),
-            tags=[each.text("test_name"), *([f"CWE-{cwe}"] if cwe else ())],
+            description=(f"Confidence: {each['issue_confidence'].lower()}",),
+            fixes=(each["more_info"],),
+            tags=[each["test_name"], *([f"CWE-{cwe}"] if cwe else ())],
         )
 
 
 def eslint(file: Row) -> Iterator[Finding]:
     """Read what ESLint found (https://eslint.org/docs/latest/use/formatters/#json)."""
-    path, lines = file.text("filePath"), file.text("source").splitlines()
+    path, lines = file["filePath"], file["source"].splitlines()
     for each in file.rows("messages"):
         line = each.line("line")
         if each.members.get("fatal"):
-            yield unchecked(each.text("message"), path=path, line=line)
+            yield unchecked(each["message"], path=path, line=line)
             continue
         yield Finding(
-            title=each.text("message"),
+            title=each["message"],
             severity="high" if each.number("severity") == 2 else "medium",
-            rule=each.text("ruleId"),
+            rule=each["ruleId"],
             path=path,
             line=line,
             code=lines[line - 1] if line and line <= len(lines) else "",
@@ -385,12 +385,12 @@ def eslint(file: Row) -> Iterator[Finding]:
 def mypy(each: Row) -> Iterator[Finding]:
     """Read what mypy found (`mypy --output json`)."""
     yield Finding(
-        title=each.text("message"),
-        severity="high" if each.text("severity") == "error" else "low",
-        rule=each.text("code"),
-        path=each.text("file"),
+        title=each["message"],
+        severity="high" if each["severity"] == "error" else "low",
+        rule=each["code"],
+        path=each["file"],
         line=each.line("line"),
-        fixes=(each.text("hint"),),
+        fixes=(each["hint"],),
     )
 
 
@@ -399,17 +399,17 @@ PYLINT_TYPES = {"error": "high", "warning": "medium", "refactor": "low", "conven
 
 def pylint(each: Row) -> Iterator[Finding]:
     """Read what pylint found (`--output-format=json`)."""
-    if each.text("type") == "fatal":
-        yield unchecked(each.text("message"), path=each.text("path"), line=each.line("line"))
+    if each["type"] == "fatal":
+        yield unchecked(each["message"], path=each["path"], line=each.line("line"))
         return
     yield Finding(
-        title=each.text("message"),
-        severity=PYLINT_TYPES.get(each.text("type"), "info"),
-        rule=each.text("symbol"),
-        path=each.text("path"),
+        title=each["message"],
+        severity=PYLINT_TYPES.get(each["type"], "info"),
+        rule=each["symbol"],
+        path=each["path"],
         line=each.line("line"),
-        description=(each.text("obj") and f"In {each.text('obj')}",),
-        tags=[each.text("type")],
+        description=(each["obj"] and f"In {each['obj']}",),
+        tags=[each["type"]],
     )
 
 
@@ -459,12 +459,12 @@ def npm_audit(report: Row) -> Iterator[Finding]:
         upgrade = f"Upgrade to {fix.get('name')} {fix.get('version')}" if isinstance(fix, dict) else "Run npm audit fix"
         for advisory in (Row(each) for each in package.items("via") if not isinstance(each, str)):
             yield Finding(
-                title=f"{name}: {advisory.text('title') or 'vulnerable version'}",
-                severity=severity_of(advisory.text("severity") or package.text("severity")),
-                rule=advisory.text("url").rpartition("/")[2],
+                title=f"{name}: {advisory['title'] or 'vulnerable version'}",
+                severity=severity_of(advisory["severity"] or package["severity"]),
+                rule=advisory["url"].rpartition("/")[2],
                 part=name,
-                description=(f"Versions {advisory.text('range')}, in {', '.join(package.texts('nodes'))}",),
-                fixes=(upgrade if fix else None, advisory.text("url")),
+                description=(f"Versions {advisory['range']}, in {', '.join(package.texts('nodes'))}",),
+                fixes=(upgrade if fix else None, advisory["url"]),
                 tags=advisory.texts("cwe"),
             )
 
@@ -472,21 +472,21 @@ def npm_audit(report: Row) -> Iterator[Finding]:
 def pip_audit(report: Row) -> Iterator[Finding]:
     """Read the vulnerabilities. There is no severity in them: they count as high, as pip-audit fails by any."""
     packages = report.rows("dependencies")
-    skipped = [each for each in packages if each.text("skip_reason")]
+    skipped = [each for each in packages if each["skip_reason"]]
     if len(skipped) == len(packages):
-        raise refusal("pip-audit audited nothing" + "".join(f": {each.text('skip_reason')}" for each in skipped[:1]))
+        raise refusal("pip-audit audited nothing" + "".join(f": {each['skip_reason']}" for each in skipped[:1]))
     for package in packages:
-        name = package.text("name")
-        if package.text("skip_reason"):
-            yield unchecked(package.text("skip_reason"), "medium", part=name)
+        name = package["name"]
+        if package["skip_reason"]:
+            yield unchecked(package["skip_reason"], "medium", part=name)
         for each in package.rows("vulns"):
             fixed = " or ".join(each.texts("fix_versions"))
             yield Finding(
-                title=f"{name} {package.text('version')} has the vulnerability {each.text('id')}",
+                title=f"{name} {package['version']} has the vulnerability {each['id']}",
                 severity="high",
-                rule=each.text("id"),
+                rule=each["id"],
                 part=name,
-                description=(each.text("description"),),
+                description=(each["description"],),
                 fixes=(fixed and f"Upgrade {name} to {fixed}",),
                 tags=each.texts("aliases"),
             )
@@ -498,25 +498,23 @@ def trivy(report: Row) -> Iterator[Finding]:
     Of a secret, only the line in which trivy itself has masked it stands for it.
     """
     kinds = ("Vulnerabilities", "Misconfigurations", "Secrets", "Licenses")
-    found = [
-        (part.text("Target"), each) for part in report.rows("Results") for kind in kinds for each in part.rows(kind)
-    ]
+    found = [(part["Target"], each) for part in report.rows("Results") for kind in kinds for each in part.rows(kind)]
     for target, each in found:
-        if each.text("Status") in ("PASS", "EXCEPTION"):
+        if each["Status"] in ("PASS", "EXCEPTION"):
             continue
-        package, version, fixed = each.text("PkgName"), each.text("InstalledVersion"), each.text("FixedVersion")
+        package, version, fixed = each["PkgName"], each["InstalledVersion"], each["FixedVersion"]
         cause = each.row("CauseMetadata")
-        title = each.text("Title", "Message", "VulnerabilityID") or f"{each.text('Name')} licence"
+        title = each["Title"] or each["Message"] or each["VulnerabilityID"] or f"{each['Name']} licence"
         yield Finding(
             title=f"{package}: {title}" if package else title,
-            severity=severity_of(each.text("Severity")),
-            rule=each.text("VulnerabilityID", "ID", "RuleID", "Name"),
+            severity=severity_of(each["Severity"]),
+            rule=each["VulnerabilityID"] or each["ID"] or each["RuleID"] or each["Name"],
             path=target,
             line=cause.line("StartLine") or each.line("StartLine"),
             part=package,
-            mark=each.text("Match") or cause.text("Resource") or ("" if package else "finding"),
-            description=(each.text("Message"), each.text("Description"), version and f"Installed: {package} {version}"),
-            fixes=(each.text("Resolution") or (fixed and f"Upgrade {package} to {fixed}"), each.text("PrimaryURL")),
+            mark=each["Match"] or cause["Resource"] or ("" if package else "finding"),
+            description=(each["Message"], each["Description"], version and f"Installed: {package} {version}"),
+            fixes=(each["Resolution"] or (fixed and f"Upgrade {package} to {fixed}"), each["PrimaryURL"]),
             tags=each.texts("CweIDs"),
         )
 
@@ -527,13 +525,13 @@ REVOKE = "Revoke the secret, then remove it from the code"
 def gitleaks(leak: Row) -> Iterator[Finding]:
     """Read where gitleaks found secrets, without these (https://github.com/gitleaks/gitleaks#reports)."""
     yield Finding(
-        title=leak.text("Description", "RuleID"),
+        title=leak["Description"] or leak["RuleID"],
         severity="high",
-        rule=leak.text("RuleID"),
-        path=leak.text("File"),
+        rule=leak["RuleID"],
+        path=leak["File"],
         line=leak.line("StartLine"),
-        mark=leak.text("Match") or "secret",
-        description=(leak.text("Commit") and f"In commit {leak.text('Commit')}",),
+        mark=leak["Match"] or "secret",
+        description=(leak["Commit"] and f"In commit {leak['Commit']}",),
         fixes=(REVOKE,),
         tags=leak.texts("Tags"),
     )
@@ -544,12 +542,12 @@ def detect_secrets(report: Row) -> Iterator[Finding]:
     results = report.row("results")
     for path, secret in [(file, each) for file in results.members for each in results.rows(file)]:
         yield Finding(
-            title=f"{secret.text('type')} in the code",
+            title=f"{secret['type']} in the code",
             severity="critical" if secret.members.get("is_verified") is True else "high",
-            rule=secret.text("type"),
+            rule=secret["type"],
             path=path,
             line=secret.line("line_number"),
-            mark=secret.text("hashed_secret") or "secret",
+            mark=secret["hashed_secret"] or "secret",
             fixes=(REVOKE,),
             is_dismissed=secret.members.get("is_secret") is False,
         )

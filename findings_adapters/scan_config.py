@@ -453,7 +453,7 @@ def count_missing(service: Service, run_id: str, external_ids: set[str]) -> int:
     """Return how many of some findings the end of a run will resolve: those of its own line that it did not report."""
     if not external_ids:
         return 0
-    branch = service.request("GET", f"runs/{quoted(run_id)}").read(heart.Run).branch
+    branch = service.get(f"runs/{quoted(run_id)}", heart.Run).branch
     pages = service.walk("tasks", heart.TaskPage, missing_from=run_id)
     missing = (each for page in pages for each in page.tasks)
     return sum(each.branch == branch and each.external_id in external_ids for each in missing)

@@ -596,10 +596,10 @@ class Rules:
 
     def rule_of(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
         """Return the rule of a result, as much of it as there is."""
-        reference = reference or Reference()
-        rule_id = rule_id or reference.id
-        index = index if whole(reference.index) is None else reference.index
-        rules, place = self._find(rule_id, index, reference)
+        if reference:
+            rule_id = rule_id or reference.id
+            index = index if whole(reference.index) is None else reference.index
+        rules, place = self._find(rule_id, index, reference or Reference())
         if place < 0:
             return KnownRule((rule_id or "").strip(), messages=(self.lists[0].strings,))
         rule = rules[place]
