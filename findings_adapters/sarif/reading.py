@@ -370,6 +370,10 @@ class Reading:
         """Whether there is no point in reading on."""
         return self.room < 0 or len(self.problems) > MOST_PROBLEMS
 
+    def refuse(self, detail: str, pointer: str) -> None:
+        """Note what is wrong with a part."""
+        self.problems.append(heart.Problem(detail, pointer))
+
     def items(self, raw: Raw, pointer: str) -> list[Raw]:
         """Return the objects of an array unread, none where it is not there, or is refused."""
         if not is_given(raw):
@@ -380,8 +384,7 @@ class Reading:
             self.problems.append(quick_problem(refusal, pointer))
             return []
         if count > self.most_items:
-            detail = f"must have at most {self.most_items:,} items, and has {count:,}"
-            self.problems.append(heart.Problem(detail, pointer))
+            self.refuse(f"must have at most {self.most_items:,} items, and has {count:,}", pointer)
             return []
         items: list[Raw] = heart.decoder(list[Raw]).decode(raw)
         return items
@@ -426,7 +429,7 @@ class Reading:
         """Take a finding's weight from what all may have."""
         self.room -= weight
         if self.room < 0:
-            self.problems.append(heart.Problem(NO_ROOM, pointer))
+            self.refuse(NO_ROOM, pointer)
 
 
 class Items(typing.Generic[Read]):
@@ -560,16 +563,15 @@ class KnownRule(Struct):
 class RuleList(Items[Rule]):
     """The rules of one part of a tool."""
 
-    def __init__(self, reading: Reading, component: Component, number: int, pointer: str) -> None:
+    def __init__(self, reading: Reading, component: Component, pointer: str) -> None:
         super().__init__(reading, Rule, component.rules, f"{pointer}/rules")
-        self.name, self.guid, self.number = component.name, component.guid, number
+        self.name, self.guid = component.name, component.guid
         self.strings = component.global_message_strings or {}
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """Where the rules stand, by their ids and guids: the first one of each."""
-        rules = [*enumerate(self)]
-        return {name: place for place, rule in reversed(rules) for name in (rule.id, rule.guid) if name}
+    def named(self) -> dict[str, Rule]:
+        """The rules by their ids and guids: the first one of each."""
+        return {name: rule for rule in reversed([*self]) for name in (rule.id, rule.guid) if name}
 
 
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
@@ -582,27 +584,26 @@ class Rules:
     def __init__(self, reading: Reading, tool: Tool, taxonomies: Items[Component], pointer: str) -> None:
         parts = [(tool.driver, f"{pointer}/driver")]
         parts += [(part, f"{pointer}/extensions/{place}") for place, part in enumerate(tool.extensions or ())]
-        self.lists = [RuleList(reading, part or Component(), place, at) for place, (part, at) in enumerate(parts)]
+        self.lists = [RuleList(reading, part or Component(), at) for part, at in parts]
         self.taxonomies = taxonomies
         self.names = {rules.name for rules in self.lists}
-        self.overrides: dict[tuple[int, int], Level] = {}
+        self.overrides: dict[int, Level] = {}  # by the identity of a rule
 
     def override(self, invocations: Iterable[Invocation]) -> None:
         """Take the levels that rules were given for this run."""
         for each in itertools.chain.from_iterable(item.rule_configuration_overrides or () for item in invocations):
             if each and each.descriptor and each.configuration and each.configuration.level:
-                rules, place = self._find(each.descriptor.id, each.descriptor.index, each.descriptor)
-                self.overrides.setdefault((rules.number, place), each.configuration.level)
+                _, rule = self._find(each.descriptor.id, each.descriptor.index, each.descriptor)
+                self.overrides.setdefault(id(rule), each.configuration.level)
 
     def rule_of(self, rule_id: str | None, index: float | None, reference: Reference | None) -> KnownRule:
         """Return the rule of a result, as much of it as there is."""
         if reference:
             rule_id = rule_id or reference.id
             index = index if whole(reference.index) is None else reference.index
-        rules, place = self._find(rule_id, index, reference or Reference())
-        if place < 0:
+        rules, rule = self._find(rule_id, index, reference or Reference())
+        if rule is None:
             return KnownRule((rule_id or "").strip(), messages=(self.lists[0].strings,))
-        rule = rules[place]
         help_text = cut_bytes(text_of(rule.help) or (rule.help_uri or "").strip(), RULE_TEXT)
         return KnownRule(
             (rule_id or rule.id or "").strip(),
@@ -610,7 +611,7 @@ class Rules:
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
             heart.to_json_text([heart.StoredStep(1, help_text)]) if help_text else None,
             scored(rule.properties),
-            self.overrides.get((rules.number, place)) or (rule.default_configuration or Configuration()).level,
+            self.overrides.get(id(rule)) or (rule.default_configuration or Configuration()).level,
             (*tags_of(rule.properties), *self.taxa(each.target for each in rule.relationships or () if each)),
             (rule.message_strings or {}, rules.strings, self.lists[0].strings),
         )
@@ -629,18 +630,18 @@ class Rules:
             return next((item.name for item in self.taxonomies if item.guid == reference.guid), None)
         return (self.taxonomies.at(reference.index) or Component()).name
 
-    def _find(self, rule_id: str | None, index: float | None, reference: Reference) -> tuple[RuleList, int]:
-        """Return where a rule stands (3.52.3), in the part of the tool that is named, or else in any: -1 is nowhere."""
+    def _find(self, rule_id: str | None, index: float | None, reference: Reference) -> tuple[RuleList, Rule | None]:
+        """Return a rule (3.52.3), if it is there, and whose it is: the part's that is named, or else any other's."""
         first = self._part(reference.tool_component or ComponentReference()) or self.lists[0]
         there = first.at(index)
         if there and (rule_id is None or there.id is None or f"{rule_id}/".startswith(f"{there.id}/")):
-            return first, whole(index) or 0
+            return first, there
         parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
         for name in filter(None, itertools.chain([reference.guid], parents)):
             for rules in (first, *self.lists):
-                if (place := rules.places.get(name)) is not None:
-                    return rules, place
-        return first, -1
+                if rule := rules.named.get(name):
+                    return rules, rule
+        return first, None
 
     def _part(self, reference: ComponentReference) -> RuleList | None:
         """Return the part of the tool that is meant (3.54.2)."""
@@ -757,7 +758,7 @@ class RunReading:
         self.tool_name = ((tool.driver and tool.driver.name) or "").strip()
         if not self.tool_name and len(reading.problems) == told:
             missing = "tool/driver/name" if tool.driver else "tool/driver" if is_given(self.run.tool) else "tool"
-            reading.problems.append(heart.Problem(NO_TOOL, f"{pointer}/{missing}"))
+            reading.refuse(NO_TOOL, f"{pointer}/{missing}")
         self.invocations = Items(reading, Invocation, self.run.invocations, f"{pointer}/invocations")
         self.paths = Paths(reading, self.run, self.invocations, pointer)
         taxonomies = Items(reading, Component, self.run.taxonomies, f"{pointer}/taxonomies")
@@ -771,11 +772,11 @@ class RunReading:
     def require_success(self) -> None:
         """Refuse the run of a scanner that failed, which must not look like a clean scan."""
         if not is_given(self.run.results):
-            self.reading.problems.append(heart.Problem(NO_RESULTS, f"{self.pointer}/results"))
+            self.reading.refuse(NO_RESULTS, f"{self.pointer}/results")
         for place, invocation in enumerate(self.invocations):
             if invocation.execution_successful is False:
                 at = f"{self.pointer}/invocations/{place}/executionSuccessful"
-                self.reading.problems.append(heart.Problem("the scanner says that it failed", at))
+                self.reading.refuse("the scanner says that it failed", at)
 
     def read_results(self) -> None:
         """Take every result as a finding."""
@@ -796,7 +797,7 @@ class RunReading:
         rule = self.rule_of(result.rule_id, result.rule_index, result.rule)
         title, description = self._words(result, rule)
         if not title:
-            self.reading.problems.append(heart.Problem(NO_WORDS, f"{pointer}/message"))
+            self.reading.refuse(NO_WORDS, f"{pointer}/message")
             return
         places = [self._place(item) for item in (result.locations or ())[:MOST_LOCATIONS] if item]
         first = places[0] if places else Place()
@@ -904,10 +905,10 @@ def read_log(reading: Reading, text: bytes) -> None:
         reading.problems.append(quick_problem(refusal, ""))
         return
     if memoryview(log.version) != f'"{VERSION}"'.encode():
-        reading.problems.append(heart.Problem(f"must be {VERSION}", "/version"))
+        reading.refuse(f"must be {VERSION}", "/version")
     runs = reading.items(log.runs, "/runs")
     if not runs and not any(problem.pointer == "/runs" for problem in reading.problems):
-        reading.problems.append(heart.Problem(NO_RUNS, "/runs"))
+        reading.refuse(NO_RUNS, "/runs")
     for number, raw in enumerate(runs):
         run = RunReading(reading, raw, f"/runs/{number}")
         run.require_success()
