@@ -622,16 +622,14 @@ def pages(service: Service, filters: Filters, kind: str, limit: int | None) -> I
     sample = service.request("GET", f"tasks?{query_of(**filters, limit=1)}", accept=kind)  # a limit of all forms
     if not sample.headers.get("content-type", "").startswith(kind):
         raise BadInput(f"the service does not write {kind}: the part of it that does is not there")
-    left = sys.maxsize if limit is None else limit
-    link = f"tasks?{query_of(**filters, limit=min(left, EXPORTED))}"
-    while True:
+    left, link = limit or sys.maxsize, f"tasks?{query_of(**filters, limit=EXPORTED)}"
+    while link and left > 0:
+        link = regex.sub(r"(?<=[?&]limit=)[0-9]+", str(min(left, EXPORTED)), link)
         answer = service.request("GET", link, accept=kind)
         yield answer
         left -= EXPORTED
         following = NEXT.search(answer.headers.get("link", ""))
-        if not following or left <= 0:
-            return
-        link = regex.sub(r"(?<=[?&]limit=)[0-9]+", str(min(left, EXPORTED)), following[1])
+        link = following[1] if following else ""
 
 
 def sarif_pages(service: Service, filters: Filters, limit: int | None) -> Iterator[bytes]:

@@ -575,9 +575,8 @@ def quoted(id: str) -> str:
 def query_of(**given: Any) -> str:
     """Return query parameters of the API; a list repeats one."""
     sent = as_sent(**given).items()
-    return urlencode(
-        {name: str(value).lower() if isinstance(value, bool) else value for name, value in sent}, doseq=True
-    )
+    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in sent}
+    return urlencode(words, doseq=True)
 
 
 # The lists of a finding, of which one item will do, too, and the member that a text alone is of an item.
@@ -792,13 +791,10 @@ class RunSession:
             self._refused += refused
             self._refusal = error
             return
-        self._count(answer.read(heart.Submission))
-        del self._batches[0]
-
-    def _count(self, done: heart.Submission) -> None:
-        counts = self.submitted
+        counts, done = self.submitted, answer.read(heart.Submission)
         for name in ("created", "updated", "reopened", "unchanged"):
             setattr(counts, name, getattr(counts, name) + getattr(done, name))
+        del self._batches[0]
 
     def _finish(self, **how: Any) -> None:
         answer = self._service.request("PATCH", f"runs/{quoted(self.id)}", as_sent(**how))

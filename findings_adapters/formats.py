@@ -327,16 +327,13 @@ PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 def lighthouse_picture(report: Row, element: Row) -> Sequence[dict[str, str]]:
     """Return the page's screenshot as evidence, the whole one if it fits, and where on it an element is."""
-    whole = report.row("fullPageScreenshot").row("screenshot")["data"]
-    pictures = (whole, report.row("audits").row("final-screenshot").row("details")["data"])
+    page = report.row("fullPageScreenshot").row("screenshot")["data"]
+    pictures = (page, report.row("audits").row("final-screenshot").row("details")["data"])
     fitting = next((each for each in pictures if len(each) <= SNIPPET and PICTURE.fullmatch(each)), None)
     size = [element.members.get(side) for side in ("width", "height", "left", "top")]
-    where = "; the element is {} × {} pixels at {}, {}".format(*size) if fitting == whole and None not in size else ""
-    return (
-        [{"type": "screenshot", "label": heart.truncate(f"The page{where}", LABEL_LENGTH), "url": fitting}]
-        if fitting
-        else ()
-    )
+    where = "; the element is {} × {} pixels at {}, {}".format(*size) if fitting == page and None not in size else ""
+    label = heart.truncate(f"The page{where}", LABEL_LENGTH)
+    return [{"type": "screenshot", "label": label, "url": fitting}] if fitting else ()
 
 
 # ---------------------------------------------------------------------------
