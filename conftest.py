@@ -19,58 +19,11 @@ if ALONE:  # the module and its schema, with nothing beside them
         shutil.copy(Path(__file__).parent / name, house.name)
     sys.path.insert(0, house.name)
 
-pytest.register_assert_rewrite("tests.engines", "tests.postgres_server", "tests.statements", "tests.support")
+pytest_plugins = ["tests.engines", "tests.postgres_server", "tests.support"]  # where the fixtures are
+pytest.register_assert_rewrite(*pytest_plugins, "tests.statements")
 
 from tests import engines  # noqa: E402
-from tests.engines import _databases  # noqa: E402
-from tests.postgres_server import own_server, postgres  # noqa: E402
 from tests.statements import Collector  # noqa: E402
-from tests.support import (  # noqa: E402
-    _no_settings,
-    _url_builders,
-    aged,
-    agent,
-    app,
-    besieged,
-    client,
-    document,
-    guest,
-    host,
-    hostile_key,
-    hurried,
-    lines,
-    make_app,
-    new_database,
-    run,
-    serve,
-    server,
-    survey,
-)
-
-__all__ = [
-    "_databases",
-    "_no_settings",
-    "_url_builders",
-    "aged",
-    "agent",
-    "app",
-    "besieged",
-    "client",
-    "document",
-    "guest",
-    "host",
-    "hostile_key",
-    "hurried",
-    "lines",
-    "make_app",
-    "new_database",
-    "own_server",
-    "postgres",
-    "run",
-    "serve",
-    "server",
-    "survey",
-]
 
 STOP = pytest.StashKey[Callable[[], object]]()
 COLLECTOR = pytest.StashKey[Collector]()

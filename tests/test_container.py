@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -143,9 +142,7 @@ class Container:
 @contextmanager
 def running(image: Image) -> Iterator[Container]:
     """Run what the container does, and give it once it is healthy."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        env = {**image.env, "FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(free.getsockname()[1])}
+    env = image.env | {"FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(free_port())}
     line = image.command_line(*json.loads(image.config["ENTRYPOINT"]), *json.loads(image.config["CMD"]))
     log = image.folder / "log"
     with log.open("w") as out, subprocess.Popen(line, env=env, stdout=out, stderr=out) as process:

@@ -1,15 +1,65 @@
-"""The example agent."""
+"""The example agent, beside a server and with a stand-in for bandit."""
 
 from __future__ import annotations
 
+import os
 import signal
-import time
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support import API, Server, cases
+from tests.support import API, HERE, Server, await_, cases, environment, heed_signals
+
+# What it does, files say that are in the folder which it looks through.
+BANDIT = """
+import json, pathlib, time
+if pathlib.Path("slow").exists():
+    pathlib.Path("begun").touch()
+    time.sleep(30)
+if pathlib.Path("broken").exists():
+    raise SystemExit("bandit broke")
+code = "3 exec(user_input) " + "x" * 300_000 * pathlib.Path("refused").exists()
+errors = [{"filename": "./b.py", "reason": "syntax error"}] * pathlib.Path("unread").exists()
+print(json.dumps({"errors": errors, "results": 2 * (not pathlib.Path("mended").exists()) * [{
+    "test_id": "B102", "filename": "./a.py", "line_number": 3, "code": code, "issue_text": "Use of exec.",
+    "issue_severity": "HIGH", "issue_confidence": "HIGH", "issue_cwe": {"id": 78}, "more_info": "https://example.com/",
+}]}))
+raise SystemExit(1)
+"""
+FILES = {
+    "lib/bandit/__init__.py": "",  # else one that is installed would come before it
+    "lib/bandit/__main__.py": BANDIT,
+    "without/sitecustomize.py": "import sys; sys.modules['bandit'] = None\n",
+}
+Agent = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def agent(tmp_path: Path, server: Server) -> Agent:
+    """Start the agent, with bandit's stand-in or without, on a folder with such files."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    (tmp_path / "code").mkdir()
+
+    def start(*files: str, folder: str = "code", lib: str = "lib", **env: str) -> subprocess.Popen[str]:
+        for name in files:
+            (tmp_path / "code" / name).touch()
+        line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(tmp_path / folder)]
+        given = server.access | {"PYTHONPATH": f"{tmp_path / lib}{os.pathsep}{HERE}"} | env
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_signals}
+        return subprocess.Popen([*line, "--target", "https://example.com/"], env=environment(**given), **options)
+
+    return start
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
+    """Return how an agent ended: the exit code, what it said, and the lines of its errors."""
+    out, errors = process.communicate(timeout=20)
+    return process.returncode, out, errors.strip().splitlines()
 
 
 def runs_of(server: Server) -> list[tuple[str, str | None]]:
@@ -18,18 +68,16 @@ def runs_of(server: Server) -> list[tuple[str, str | None]]:
     return [(run["status"], run["statusReason"]) for run in runs]
 
 
-def test_the_example_agent_reports_and_knows_its_findings_again(agent: Any, server: Server) -> None:
-    for created, unchanged in ((2, 0), (0, 2)):
-        out, errors = (process := agent()).communicate(timeout=20)
-        assert (process.returncode, errors) == (0, "")
-        assert f"{created} created, 0 updated, 0 reopened, {unchanged} unchanged" in out
-    assert runs_of(server) == [("completed", None)] * 2
-
-
-def test_what_is_gone_is_resolved_by_the_example_agent(agent: Any, server: Server) -> None:
-    for file, told in (("there", "2 created"), ("mended", "2 resolved")):
-        out, errors = (process := agent(file)).communicate(timeout=20)
-        assert (process.returncode, errors, told in out) == (0, "", True), out
+def test_the_example_agent_knows_its_findings_again_and_resolves_what_is_gone(agent: Agent, server: Server) -> None:
+    twice = "0 created, 0 updated, 0 reopened, 2 unchanged"
+    for files, told in (
+        ((), "2 created, 0 updated, 0 reopened, 0 unchanged"),
+        ((), twice),
+        (("mended",), "2 resolved"),
+    ):
+        code, out, errors = end_of(agent(*files))
+        assert (code, errors, told in out) == (0, [], True), out
+    assert runs_of(server) == [("completed", None)] * 3
 
 
 MISSING = cases(
@@ -44,36 +92,31 @@ MISSING = cases(
 
 @pytest.mark.parametrize(("without", "told"), MISSING)
 def test_the_example_agent_says_in_one_line_what_is_missing(
-    agent: Any, server: Server, without: dict[str, str], told: str
+    agent: Agent, server: Server, without: dict[str, str], told: str
 ) -> None:
-    out, errors = (process := agent(**without)).communicate(timeout=20)
-    assert (process.returncode, out, len(errors.splitlines())) == (1, "", 1), errors
-    assert told in errors
+    code, out, errors = end_of(agent(**without))
+    assert (code, out, len(errors)) == (1, "", 1), errors
+    assert told in errors[0]
     assert runs_of(server) == []
 
 
-FAILING = [
-    ("broken", "bandit failed: bandit broke"),
-    ("unread", "bandit could not read ./b.py"),
-    ("refused", "2 findings "),
-]
+FAILING = {"broken": "bandit failed: bandit broke", "unread": "bandit could not read ./b.py", "refused": "2 findings "}
 
 
-@pytest.mark.parametrize(("file", "reason"), FAILING)
-def test_a_run_of_the_example_agent_fails_with_it(agent: Any, server: Server, file: str, reason: str) -> None:
-    _, errors = (process := agent(file)).communicate(timeout=20)
-    assert (process.returncode, len(errors.strip().splitlines())) == (1, 1), errors
+@pytest.mark.parametrize("file", FAILING)
+def test_a_run_of_the_example_agent_fails_with_it(agent: Agent, server: Server, file: str) -> None:
+    code, _, errors = end_of(agent(file))
+    assert (code, len(errors)) == (1, 1), errors
     [(status, told)] = runs_of(server)
-    assert (status, told.startswith(reason)) == ("failed", True)
+    assert (status, told.startswith(FAILING[file])) == ("failed", True)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_run_of_the_example_agent_ends_when_it_is_stopped(
-    agent: Any, server: Server, tmp_path: Path, how: Any
+    agent: Agent, server: Server, tmp_path: Path, how: signal.Signals
 ) -> None:
-    process, deadline = agent("slow"), time.monotonic() + 10
-    while not (tmp_path / "code" / "begun").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    process = agent("slow")
+    await_((tmp_path / "code" / "begun").exists)
     process.send_signal(how)
-    assert process.communicate(timeout=20)[1].splitlines() == [f"stopped by {how.name}"]
+    assert end_of(process)[2] == [f"stopped by {how.name}"]
     assert runs_of(server) == [("failed", f"stopped by {how.name}")]

@@ -7,21 +7,18 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import API, HERE, Server, await_, environment, heed_signals, task
+from tests.support import API, HERE, Server, StandIn, await_, environment, heed_signals, standing_in, task
 
 
 class GitHub(ThreadingHTTPServer):
     """Issues and their comments, as https://docs.github.com/en/rest/issues has them; `asked` is each change."""
-
-    daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Asked)
@@ -47,59 +44,47 @@ class GitHub(ThreadingHTTPServer):
         return self.issues[int(number) - 1]
 
 
-class Asked(BaseHTTPRequestHandler):
+class Asked(StandIn):
     protocol_version = "HTTP/1.1"
     server: GitHub
 
     def do(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length) or b"null")
-        told, status = None, 401
+        body, told, status = json.loads(self.body() or b"null"), None, 401
         if self.server.busy and self.command == "POST":
             self.server.busy, status = self.server.busy - 1, 503
         elif self.headers["Authorization"] == "Bearer of-github":
             told, status = self.server.answer(self.command, self.path, body), 200
-        text = json.dumps(told).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        self.reply(status, json.dumps(told).encode())
 
     do_GET = do_POST = do_PATCH = do
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture
 def github() -> Iterator[GitHub]:
-    with GitHub() as github:
-        threading.Thread(target=github.serve_forever, daemon=True).start()
+    with standing_in(GitHub()) as github:
         yield github
-        github.shutdown()
+
+
+Keeper = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def keeper(server: Server, github: GitHub, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def keeper(server: Server, github: GitHub, tmp_path: Path) -> Iterator[Keeper]:
     """Start the example beside a server and the stand-in."""
     started: list[subprocess.Popen[str]] = []
 
     def start(**env: str) -> subprocess.Popen[str]:
-        given = {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"http://127.0.0.1:{server.port}", "PYTHONPATH": str(HERE)}
-        given |= {"GITHUB_TOKEN": "of-github", "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}"}
+        given = {"GITHUB_TOKEN": "of-github", "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}"}
+        given |= server.access | {"PYTHONPATH": str(HERE)} | env
         line = [sys.executable, str(HERE / "examples" / "issues.py"), "o/r", str(tmp_path / "place")]
-        started.append(
-            subprocess.Popen(
-                line, env=environment(**(given | env)), stderr=subprocess.PIPE, text=True, preexec_fn=heed_signals
-            )
-        )
+        how = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_signals}
+        started.append(subprocess.Popen(line, env=environment(**given), **how))
         return started[-1]
 
     yield start
     for process in started:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+        with process:
+            process.kill()
 
 
 def add(server: Server, run: str, **fields: Any) -> str:
@@ -112,9 +97,7 @@ def decide(server: Server, found: str, **fields: Any) -> None:
     assert server.request("PATCH", f"{API}/tasks/{found}", fields).status_code == 200
 
 
-def test_a_critical_finding_has_one_issue_that_lives_as_it_does(
-    server: Server, github: GitHub, keeper: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_critical_finding_has_one_issue_that_lives_as_it_does(server: Server, github: GitHub, keeper: Keeper) -> None:
     run = server.start_run()
     found = add(server, run, severity="critical", title="Ask @ada", externalId="x")
     add(server, run, severity="high")
@@ -128,14 +111,12 @@ def test_a_critical_finding_has_one_issue_that_lives_as_it_does(
     (issue,), (first, second) = github.issues, github.comments["1"]
     assert (issue["title"], issue["labels"]) == ("Ask @\u200bada", ["finding"])
     assert issue["body"].endswith(f"<!-- finding {found} -->")
-    assert [each["body"].splitlines()[0] for each in (first, second)] == [
-        "first: not @\u200bours",
-        "first: it is <!- - so -->",
-    ]
+    assert first["body"].splitlines()[0] == "first: not @\u200bours"
+    assert second["body"].splitlines()[0] == "first: it is <!- - so -->"
 
 
 def test_issues_are_known_again_after_a_restart_and_nothing_is_said_twice(
-    server: Server, github: GitHub, keeper: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    server: Server, github: GitHub, keeper: Keeper, tmp_path: Path
 ) -> None:
     run = server.start_run()
     found = [add(server, run, severity="critical", externalId=str(number)) for number in range(120)]
@@ -152,9 +133,7 @@ def test_issues_are_known_again_after_a_restart_and_nothing_is_said_twice(
     assert github.asked == [*before, "PATCH /repos/o/r/issues/120"]
 
 
-def test_where_github_is_busy_it_is_asked_again(
-    server: Server, github: GitHub, keeper: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_where_github_is_busy_it_is_asked_again(server: Server, github: GitHub, keeper: Keeper) -> None:
     github.busy = 2
     add(server, server.start_run(), severity="critical")
     keeper()
@@ -162,7 +141,7 @@ def test_where_github_is_busy_it_is_asked_again(
     assert len(github.issues) == 1
 
 
-def test_what_github_refuses_is_said(keeper: Callable[..., subprocess.Popen[str]]) -> None:
+def test_what_github_refuses_is_said(keeper: Keeper) -> None:
     process = keeper(GITHUB_TOKEN="wrong")
     assert process.wait(20) == 1
     assert "GitHub answered 401 to GET" in process.communicate()[1]

@@ -7,38 +7,42 @@ import json
 import re
 import socket
 import subprocess
-import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import API, HERE, Server, blocks_of, command, environment, program, task
+from tests.support import (
+    API,
+    HERE,
+    Server,
+    StandIn,
+    await_,
+    blocks_of,
+    command,
+    environment,
+    free_port,
+    program,
+    standing_in,
+    task,
+)
 
 BY_PASSWORD = {"Authorization": f"Basic {b64encode(b'anna:correct horse battery').decode()}"}
 BY_COOKIE = {"Cookie": "user=anna@shop.example"}
 
 
-class SignIn(BaseHTTPRequestHandler):
+class SignIn(StandIn):
     """Stands in for oauth2-proxy, and takes a cookie's word for who somebody is."""
 
     def do_GET(self) -> None:
         """Say who it is, as far as that is known."""
         kind, _, user = self.headers.get("Cookie", "").partition("=")
-        self.send_response(202 if kind == "user" else 401)
-        if user:
-            self.send_header("X-Auth-Request-Email", user)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        self.reply(202 if kind == "user" else 401, **({"X-Auth-Request-Email": user} if user else {}))
 
 
 @dataclass
@@ -77,84 +81,67 @@ def proxied(serve: Callable[..., Server], tmp_path: Path) -> Iterator[Callable[[
     with ExitStack() as stack:
 
         def start(name: str) -> Proxied:
-            service = serve()
-            sign_in = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), SignIn))
-            threading.Thread(target=sign_in.serve_forever).start()
-            stack.callback(sign_in.shutdown)
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+            service, port = serve(), free_port()
+            sign_in = stack.enter_context(standing_in(ThreadingHTTPServer(("127.0.0.1", 0), SignIn)))
             config = tmp_path / "Caddyfile"
-            text = written(name, port, of_8000=service.port, of_4180=sign_in.server_port)
-            config.write_text(text, "utf-8")
+            config.write_text(written(name, port, of_8000=service.port, of_4180=sign_in.server_port), "utf-8")
             made = command("keys", "create", "proxy", "--level", "full", "--for-users", "--db", str(service.db))
             own = {"HOME": str(tmp_path), "FINDINGS_PROXY_KEY": made.stdout.strip()}
             line = [caddy, "run", "--adapter", "caddyfile", "--config", str(config)]
             running = subprocess.Popen(line, env=environment(**own), stderr=subprocess.DEVNULL)
             stack.callback(running.wait, 20)
             stack.callback(running.terminate)
-            await_port(port)
+            await_(lambda: listens(port))
             return Proxied(service, port)
 
         yield start
 
 
-def await_port(port: int) -> None:
-    """Wait until a program listens."""
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    pytest.fail("Caddy does not listen")
+def listens(port: int) -> bool:
+    """Tell whether a program listens."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+Proxying = Callable[[str], Proxied]
 WAYS_IN = {"by-password": (BY_PASSWORD, "anna"), "by-oauth2": (BY_COOKIE, "anna@shop.example")}
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_who_is_signed_in_is_in_the_history_by_name_and_can_be_nobody_else(
-    proxied: Callable[[str], Proxied], way: str
-) -> None:
+def test_who_is_signed_in_is_in_the_history_by_name_and_can_be_nobody_else(proxied: Proxying, way: str) -> None:
     through, (signed_in, user) = proxied(way), WAYS_IN[way]
     run = through.service.start_run()
     stored = through.service.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
     path = f"{API}/tasks/{stored}"
-    for played in (
-        {},
-        {"Findings-User": "boss"},
-        {"Findings_User": "boss"},
-        {"FINDINGS_USER": "boss", "findings-user": ""},
-    ):
+    both = {"FINDINGS_USER": "boss", "findings-user": ""}
+    for played in ({}, {"Findings-User": "boss"}, {"Findings_User": "boss"}, both):
         assert through.ask("PATCH", path, {"comment": "seen"}, **signed_in, **played)[0] == 200
         assert through.ask("PATCH", path, {"comment": "seen"}, **played)[0] == 401
     assert through.users(stored) == [None, *[user] * 4]
 
 
 @pytest.mark.parametrize("way", WAYS_IN)
-def test_another_site_writes_nothing_through_a_proxy(proxied: Callable[[str], Proxied], way: str) -> None:
+def test_another_site_writes_nothing_through_a_proxy(proxied: Proxying, way: str) -> None:
     through, (signed_in, _) = proxied(way), WAYS_IN[way]
-    sites = {"same-origin": 201, "cross-site": 403}
-    for site, status in sites.items():
-        answered, told = through.ask(
-            "POST", f"{API}/project-types", {"name": site}, **signed_in, **{"Sec-Fetch-Site": site}
-        )
-        assert answered == status, told
+    for site, status in {"same-origin": 201, "cross-site": 403}.items():
+        sent = signed_in | {"Sec-Fetch-Site": site}
+        assert through.ask("POST", f"{API}/project-types", {"name": site}, **sent)[0] == status
 
 
-def test_who_is_not_signed_in_is_led_to_where_that_is_done(proxied: Callable[[str], Proxied]) -> None:
+def test_who_is_not_signed_in_is_led_to_where_that_is_done(proxied: Proxying) -> None:
     through = proxied("by-oauth2")
     assert through.ask("GET", "/") == (302, "/oauth2/start?rd=/")
     assert through.ask("GET", f"{API}/me") == (401, None)
     assert through.ask("GET", "/oauth2/auth", **BY_COOKIE) == (202, None)
 
 
-def test_who_is_signed_in_without_an_address_is_nobody(proxied: Callable[[str], Proxied]) -> None:
+def test_who_is_signed_in_without_an_address_is_nobody(proxied: Proxying) -> None:
     through = proxied("by-oauth2")
     for played in ({}, {"Findings-User": "boss@shop.example"}):
         assert through.ask("GET", f"{API}/me", Cookie="user=", **played) == (401, None)
 
 
-def test_a_scanner_goes_through_with_a_key_of_its_own_and_has_no_user(proxied: Callable[[str], Proxied]) -> None:
+def test_a_scanner_goes_through_with_a_key_of_its_own_and_has_no_user(proxied: Proxying) -> None:
     through = proxied("by-oauth2")
     own = {"Authorization": f"Bearer {through.service.key}"}
     status, told = through.ask("GET", f"{API}/me", **own)
