@@ -41,7 +41,6 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.datastructures import Headers
-from werkzeug.routing import Rule
 
 import findings_service
 from findings_adapters.serving import commits, processes, rsgi
@@ -271,23 +270,6 @@ def users_of(app: flask.Flask, *users: str, level: str = "full") -> list[Client]
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("FINDINGS_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _url_builders() -> Iterator[None]:
-    """Let werkzeug compile what builds URLs once for each rule: that is most of what making an application costs."""
-    built: dict[tuple[str, str, bool], Any] = {}
-    build = Rule._compile_builder
-
-    def kept(rule: Rule, append_unknown: bool = True) -> Any:
-        named = (str(rule), repr(rule.defaults), append_unknown)
-        if named not in built:
-            built[named] = build(rule, append_unknown)
-        return built[named]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rule, "_compile_builder", kept)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
 import pty
 import re
 import signal
-import sqlite3
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import chdir, closing, redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from findings_adapters.ci import Place, place_of
 from findings_adapters.client import Local, Service
 from findings_features.exports import ExportQuery
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
-from tests.support import API, HERE, PROGRAM, Server, cases, environment, heed_signals
+from tests.support import API, HERE, PROGRAM, Server, cases, environment, heed_signals, others_database
 
 __all__ = ["fake"]
 
@@ -44,9 +46,19 @@ def result(text: str = "Use of eval", *, file: str | None = "src/app.py", line: 
     return {"ruleId": "R1", "level": "error", "message": {"text": text}} | there | more
 
 
+def of_tool(name: str, *results: Any, **more: Any) -> dict[str, Any]:
+    """Return a run of a tool."""
+    return {"tool": {"driver": {"name": name}}, "results": results} | more
+
+
+def log_of(*runs: Any) -> dict[str, Any]:
+    """Return a document with such runs."""
+    return {"version": "2.1.0", "runs": runs}
+
+
 def document(*results: Any, **run: Any) -> dict[str, Any]:
     """Return a document of a scanner."""
-    return {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "demo"}}, "results": results} | run]}
+    return log_of(of_tool("demo", *results, **run))
 
 
 @dataclass
@@ -56,19 +68,19 @@ class Job:
     folder: Path
 
     def write(self, name: str, *results: Any, **run: Any) -> str:
-        """Write a document and return its name."""
-        (self.folder / name).write_text(json.dumps(document(*results, **run)))
+        """Write a document of a scanner and return its name."""
+        return self.write_log(name, document(*results, **run))
+
+    def write_log(self, name: str, log: Any) -> str:
+        """Write any document and return its name."""
+        (self.folder / name).write_text(json.dumps(log), "utf-8")
         return name
 
-    def line(self, *words: str, program: Sequence[str] = PROGRAM, **env: str) -> tuple[list[str], dict[str, Any]]:
-        """Return how to start a command."""
-        options = {
-            "cwd": self.folder,
-            "env": environment(PYTHONPATH=str(HERE), **self.settings(env)),
-            "encoding": "utf-8",
-            "preexec_fn": heed_signals,
-        }
-        return [*program, *placed(words, self.folder)], options
+    def line(self, *words: str, **env: str) -> tuple[list[str], dict[str, Any]]:
+        """Return how to start a command in a process of its own."""
+        surroundings = environment(PYTHONPATH=str(HERE), **self.settings(env))
+        options = {"cwd": self.folder, "env": surroundings, "encoding": "utf-8", "preexec_fn": heed_signals}
+        return [*PROGRAM, *placed(words, self.folder)], options
 
     @property
     def db(self) -> Path:
@@ -79,11 +91,8 @@ class Job:
         """Return the variables of a command: with its database, where that is no file of its folder."""
         return {"FINDINGS_DB": db_at(self.db), **env} if ON_POSTGRES else env
 
-    def run(self, *words: str, program: Sequence[str] = (), **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end: in a process of its own if a program is given, else in this one, which is quick."""
-        if program:
-            line, options = self.line(*words, program=program, **env)
-            return subprocess.run(line, capture_output=True, timeout=60, check=False, **options)
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, in this process, which is quick."""
         out, err, code = (*(io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2)), 0)
         surroundings = mock.patch.dict(os.environ, environment(**self.settings(env)), clear=True)
         with chdir(self.folder), surroundings, redirect_stdout(out), redirect_stderr(err):
@@ -104,9 +113,13 @@ class Job:
         """Run a scan and return what it says as JSON."""
         return json.loads(self.scan(*words, "--format", "json", **how).stdout)
 
+    def service(self, *, new: bool = False) -> Service:
+        """Return the service over the job's database."""
+        return Service(Local(db_at(self.db), new=new))
+
     def read(self, path: str) -> Any:
-        """Return what the service over the job's database answers."""
-        with Service(Local(db_at(self.db))) as service:
+        """Return what the service answers."""
+        with self.service() as service:
             return service.request("GET", path).read(dict)
 
     def tasks(self) -> dict[str, dict[str, Any]]:
@@ -119,7 +132,7 @@ class Job:
 
     def triage(self, title: str, status: str) -> None:
         """Give a task a status."""
-        with Service(Local(db_at(self.db))) as service:
+        with self.service() as service:
             service.request("PATCH", f"tasks/{self.tasks()[title]['id']}", {"status": status})
 
 
@@ -150,6 +163,7 @@ GITHUB = {
     "GITHUB_REF_TYPE": "branch",
 }
 SHOP = {"full_name": "acme/shop", "default_branch": "trunk"}
+EVES = {"full_name": "eve/shop"}
 
 
 def pull(ref: str = "fix", repo: Any = ..., label: str = "acme:fix") -> dict[str, Any]:
@@ -179,6 +193,7 @@ GITLAB = {
     "GITLAB_USER_LOGIN": "ada",
 }
 MERGE_REQUEST = {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "fix", "CI_COMMIT_REF_NAME": "fix"}
+FORK = MERGE_REQUEST | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9"}
 
 BRANCHES = cases(
     nowhere=(({}, None), None),
@@ -190,10 +205,7 @@ BRANCHES = cases(
     github_pull=(on_github("pull_request", "5/merge", pull(), GITHUB_HEAD_REF="fix"), "fix"),
     github_pull_from_default=(on_github("pull_request", "5/merge", pull("trunk")), "trunk"),
     github_head_ref_alone=(on_github("push", told={}, GITHUB_HEAD_REF="fix"), "fix"),
-    github_fork=(
-        on_github("pull_request", "5/merge", pull(repo={"full_name": "eve/shop"}, label="eve:fix")),
-        "eve:fix",
-    ),
+    github_fork=(on_github("pull_request", "5/merge", pull(repo=EVES, label="eve:fix")), "eve:fix"),
     github_fork_that_is_gone=(on_github("pull_request", "5/merge", pull(repo=None, label="eve:fix")), "eve:fix"),
     github_comment_on_pull=(on_github("issue_comment", told={"issue": {"number": 5, "pull_request": {}}}), "pull/5"),
     github_comment_on_issue=(on_github("issue_comment", told={"issue": {"number": 5}}), None),
@@ -207,16 +219,8 @@ BRANCHES = cases(
     gitlab_branch=((GITLAB | {"CI_COMMIT_BRANCH": "fix"}, None), "fix"),
     gitlab_tag=((GITLAB | {"CI_COMMIT_TAG": "v1.0"}, None), "v1.0"),
     gitlab_request=((GITLAB | MERGE_REQUEST | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "7"}, None), "fix"),
-    gitlab_fork=(
-        (
-            GITLAB
-            | MERGE_REQUEST
-            | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9", "CI_MERGE_REQUEST_SOURCE_PROJECT_PATH": "eve/shop"},
-            None,
-        ),
-        "eve/shop:fix",
-    ),
-    gitlab_fork_without_path=((GITLAB | MERGE_REQUEST | {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9"}, None), "9:fix"),
+    gitlab_fork=((GITLAB | FORK | {"CI_MERGE_REQUEST_SOURCE_PROJECT_PATH": "eve/shop"}, None), "eve/shop:fix"),
+    gitlab_fork_without_path=((GITLAB | FORK, None), "9:fix"),
     gitlab_child=((GITLAB | {"CI_COMMIT_REF_NAME": "trunk"}, None), "trunk"),
 )
 
@@ -254,16 +258,11 @@ def test_a_branch_without_a_name_is_asked_for(job: Job, event: str) -> None:
     assert list(job.folder.iterdir()) == [job.folder / "a.sarif"]
 
 
+GITHUBS_RUN = "https://github.com/acme/shop/actions/runs/77"
 PLACES = cases(
-    github=(
-        GITHUB,
-        Place(None, "https://github.com/acme/shop", "abc123", "https://github.com/acme/shop/actions/runs/77", "ada"),
-    ),
+    github=(GITHUB, Place(None, "https://github.com/acme/shop", "abc123", GITHUBS_RUN, "ada")),
     github_bare=({"GITHUB_EVENT_NAME": "push"}, Place()),
-    gitlab=(
-        GITLAB,
-        Place(None, "https://gitlab.com/acme/shop", "abc123", "https://gitlab.com/acme/shop/-/pipelines/77", "ada"),
-    ),
+    gitlab=(GITLAB, Place(None, GITLAB["CI_PROJECT_URL"], "abc123", GITLAB["CI_PIPELINE_URL"], "ada")),
     gitlab_bare=({"CI_PROJECT_ID": "7"}, Place()),
     nowhere=({}, Place()),
 )
@@ -286,27 +285,20 @@ def test_a_run_has_what_the_platform_tells_of_it(job: Job) -> None:
 
 
 PROVENANCE = {"repositoryUri": "https://ada:sec@ret@code.example.com/shop?token=secret", "revisionId": "abc123"}
-
-
-@pytest.mark.parametrize(
-    ("provenance", "told"),
-    cases(
-        whole=([PROVENANCE], {"repository": "https://code.example.com/shop", "commit": "abc123"}),
-        second=(
-            [None, {"revisionId": "abc"}, PROVENANCE],
-            {"repository": "https://code.example.com/shop", "commit": "abc123"},
-        ),
-        ssh=([PROVENANCE | {"repositoryUri": "ssh://code.example.com/shop"}], {}),
-        no_commit=([PROVENANCE | {"revisionId": "\0 x"}, {"repositoryUri": PROVENANCE["repositoryUri"]}], {}),
-        no_list=("x", {}),
-        none=([], {}),
-    ),
+OF_THE_DOCUMENT = {"repository": "https://code.example.com/shop", "commit": "abc123"}
+SOURCES = cases(
+    whole=([PROVENANCE], OF_THE_DOCUMENT),
+    second=([None, {"revisionId": "abc"}, PROVENANCE], OF_THE_DOCUMENT),
+    ssh=([PROVENANCE | {"repositoryUri": "ssh://code.example.com/shop"}], {}),
+    no_commit=([PROVENANCE | {"revisionId": "\0 x"}, {"repositoryUri": PROVENANCE["repositoryUri"]}], {}),
+    no_list=("x", {}),
+    none=([], {}),
 )
+
+
+@pytest.mark.parametrize(("provenance", "told"), SOURCES)
 def test_a_document_tells_the_commit_that_no_platform_does(job: Job, provenance: Any, told: dict[str, str]) -> None:
-    log = json.loads((job.folder / job.write("a.sarif")).read_text("utf-8"))
-    log["runs"][0]["versionControlProvenance"] = provenance
-    (job.folder / "a.sarif").write_text(json.dumps(log), "utf-8")
-    job.scan("a.sarif", code=0)
+    job.scan(job.write("a.sarif", versionControlProvenance=provenance), code=0)
     assert job.last_run()["metadata"] == told
     job.scan("a.sarif", code=0, **GITLAB, CI_COMMIT_BRANCH="fix")
     assert job.last_run()["metadata"]["repository"] == GITLAB["CI_PROJECT_URL"]
@@ -359,24 +351,15 @@ def test_a_scan_needs_nothing_and_remembers(job: Job) -> None:
     assert {task["timesSeen"] for task in job.tasks().values()} == {2}
 
 
-def of_tool(name: str, *results: Any) -> dict[str, Any]:
-    """Return a run of a tool."""
-    return {"tool": {"driver": {"name": name}}, "results": results}
-
-
 def test_each_tool_has_a_run_of_a_type_by_its_name(job: Job) -> None:
-    both = {"version": "2.1.0", "runs": [of_tool("Semgrep OSS", result("one")), of_tool("bandit", result("two"))]}
-    (job.folder / "both.sarif").write_text(json.dumps(both))
-    job.write("more.sarif", result("three", file="src/b.py"), **of_tool("bandit", result("three", file="src/b.py")))
+    job.write_log("both.sarif", log_of(of_tool("Semgrep OSS", result("one")), of_tool("bandit", result("two"))))
+    job.write("more.sarif", **of_tool("bandit", result("three", file="src/b.py")))
     told = job.judge("both.sarif", "more.sarif")
     assert (told["pass"], [gate["reported"] for gate in told["runs"]]) == (False, [1, 2])
     kinds = {each["name"]: each["label"] for each in job.read("project-types")["projectTypes"]}
     assert kinds == {"semgrep-oss": "Semgrep OSS", "bandit": "bandit"}
-    assert {title: each["projectType"] for title, each in job.tasks().items()} == {
-        "one": "semgrep-oss",
-        "two": "bandit",
-        "three": "bandit",
-    }
+    types = {title: each["projectType"] for title, each in job.tasks().items()}
+    assert types == {"one": "semgrep-oss", "two": "bandit", "three": "bandit"}
     job.scan("both.sarif", "more.sarif", "--type", "all", code=1)
     assert job.read("runs?projectType=all")["total"] == 1
 
@@ -389,8 +372,7 @@ def test_what_one_scanner_misses_is_not_resolved_by_another(job: Job) -> None:
 
 @pytest.mark.parametrize("names", [("§§",), ("Tool 1", "tool-1"), ("-" * 3, "b")])
 def test_a_tool_whose_name_makes_no_type_of_its_own_asks_for_one(job: Job, names: tuple[str, ...]) -> None:
-    (job.folder / "a.sarif").write_text(json.dumps({"version": "2.1.0", "runs": [*map(of_tool, names)]}))
-    assert_one_line(job.scan("a.sarif"), 2, "--type")
+    assert_one_line(job.scan(job.write_log("a.sarif", log_of(*map(of_tool, names)))), 2, "--type")
     assert not (job.folder / "findings.db").exists()
     job.scan("a.sarif", "--type", "all", code=0)
 
@@ -403,14 +385,13 @@ def test_a_name_is_cut_for_a_type_and_its_label(job: Job) -> None:
 
 
 def test_all_runs_are_failed_where_one_is_refused(job: Job) -> None:
-    with Service(Local(db_at(job.db), new=True)) as service:
+    with job.service(new=True) as service:
         schema = {"properties": {"owner": {}}, "required": ["owner"]}
         service.request("POST", "project-types", {"name": "b", "extensionSchema": schema})
     job.write("a.sarif", **of_tool("A", result()))
     assert_one_line(job.scan("a.sarif", job.write("b.sarif", **of_tool("B", result()))), 2, "b.sarif: ", "owner")
     assert [run["status"] for run in job.read("runs")["runs"]] == ["failed", "failed"]
-    both = {"version": "2.1.0", "runs": [of_tool("A", result()), of_tool("B", result())]}
-    (job.folder / "both.sarif").write_text(json.dumps(both))
+    job.write_log("both.sarif", log_of(of_tool("A", result()), of_tool("B", result())))
     assert_one_line(job.scan("both.sarif"), 2, "both.sarif, B: ", "/runs/1/results/0")
 
 
@@ -536,9 +517,8 @@ def test_a_document_that_is_too_large_is_told_before_a_run_starts(job: Job, sour
 
 def test_what_is_no_file_is_not_read(job: Job) -> None:
     os.mkfifo(job.folder / "fifo")
-    for name in ("fifo", "/dev/zero", "/dev/stdin"):
-        done = job.scan(name, program=PROGRAM) if name != "/dev/stdin" else job.scan("/dev/null")
-        assert_one_line(done, 2, "no regular file", "have the scanner write to one")
+    for name in ("fifo", "/dev/zero"):
+        assert_one_line(job.scan(name), 2, "no regular file", "have the scanner write to one")
 
 
 def test_a_locked_database_is_told_in_a_line(job: Job) -> None:
@@ -547,17 +527,7 @@ def test_a_locked_database_is_told_in_a_line(job: Job) -> None:
         assert_one_line(job.scan("a.sarif", FINDINGS_BUSY_TIMEOUT="0.2"), 3, "too long" if ON_POSTGRES else "locked")
 
 
-DATABASES = cases(
-    text=lambda path: path.write_text("x" * 5000),
-    folder=lambda path: path.mkdir(),
-    other=lambda path: other_programs(path),
-)
-
-
-def other_programs(path: Path) -> None:
-    """Make another program's database."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE cookies (id INTEGER)")
+DATABASES = cases(text=lambda path: path.write_text("x" * 5000), folder=Path.mkdir, other=others_database)
 
 
 @pytest.mark.sqlite
@@ -579,12 +549,8 @@ def test_a_bug_is_no_verdict(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------
 
 
-def url_of(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}"
-
-
 def test_a_service_at_a_url_gets_the_same(job: Job, server: Server) -> None:
-    env = {"FINDINGS_URL": url_of(server), "FINDINGS_KEY": f"{server.key}\n"}
+    env = server.access | {"FINDINGS_KEY": f"{server.key}\n"}
     job.write("a.sarif", result())
     job.scan("a.sarif", "--target", TARGET, code=1, **env)
     job.scan("a.sarif", "--target", TARGET, code=0, **env)
@@ -606,7 +572,7 @@ def test_a_key_that_may_not_ends_with_3(job: Job, server: Server, level: str | N
     if level:
         key = job.run("keys", "create", "ci", "--level", level, "--db", str(server.db)).stdout.strip()
     job.write("a.sarif", result())
-    done = job.scan("a.sarif", "--url", url_of(server), FINDINGS_KEY=key)
+    done = job.scan("a.sarif", "--url", server.url, FINDINGS_KEY=key)
     assert_one_line(done, 3, said)
     assert key not in done.stderr
     assert server.request("GET", f"{API}/runs").json["total"] == 0
@@ -639,37 +605,6 @@ def test_a_scan_that_is_stopped_leaves_its_run_failed(
     assert (run["status"], run["statusReason"]) == ("failed", f"stopped by {how.name}")
 
 
-SLOW = """
-import sys, time
-from findings_adapters import client
-real = client.Local._perform
-def slow(self, method, path, *rest):
-    if path.endswith(sys.argv[-1]):
-        print("there", file=sys.stderr, flush=True)
-        time.sleep(1)
-    return real(self, method, path, *rest)
-client.Local._perform = slow
-import findings_service
-from findings_features.exports import ExportQuery
-findings_service.main(sys.argv[1:-1])
-"""
-
-
-@pytest.mark.parametrize("moment", ["/runs", "/tasks"])
-def test_a_scan_into_a_file_that_is_stopped_leaves_its_run_failed(job: Job, moment: str) -> None:
-    line, options = job.line("scan", job.write("a.sarif", result()), moment, program=(sys.executable, "-c", SLOW))
-    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, **options) as process:
-        assert process.stderr
-        assert process.stderr.readline() == "there\n"
-        process.terminate()
-        _, err = process.communicate(timeout=20)
-    assert process.returncode == 3
-    assert err.splitlines()[-1] == "Error: stopped by SIGTERM"
-    assert job.read("runs")["total"] == 1
-    assert (job.last_run()["status"], job.last_run()["statusReason"]) == ("failed", "stopped by SIGTERM")
-    assert job.run("check").returncode == 0
-
-
 # ---------------------------------------------------------------------------
 # What people read
 # ---------------------------------------------------------------------------
@@ -685,8 +620,7 @@ def test_the_table_has_the_worst_first_and_the_sentence_last(job: Job) -> None:
     assert words[0] == ["high", "new", "src/app.py:9", "grave"]
     assert words[1] == ["medium", "src/app.py:3", "known"]
     assert words[2] == ["low", "new", "src/app.py:3", "minor"]
-    assert lines[3] == "2 new, 1 known, 0 dismissed"
-    assert len(lines) == 5
+    assert (lines[3], len(lines)) == ("2 new, 1 known, 0 dismissed", 5)
     assert lines[4] == job.read(f"runs/{job.last_run()['id']}/gate")["reason"]
 
 
@@ -739,19 +673,13 @@ def on_terminal(job: Job, *words: str, columns: int = 100, **env: str) -> str:
     """Run a command on a terminal and return what it shows there."""
     ours, theirs = pty.openpty()
     line, options = job.line(*words, **{"TERM": "xterm", **env})
-    size = columns.to_bytes(2, sys.byteorder)
-    import fcntl
-    import termios
-
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, (24).to_bytes(2, sys.byteorder) + size + bytes(4))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(line, stdout=theirs, stderr=theirs, **options)
     os.close(theirs)
     said = b""
-    try:
+    with suppress(OSError):  # the terminal is closed
         while piece := os.read(ours, 65536):
             said += piece
-    except OSError:  # the terminal is closed
-        pass
     process.wait(20)
     os.close(ours)
     return said.decode().replace("\r\n", "\n")
@@ -779,21 +707,14 @@ def test_github_gets_annotations_at_file_and_line(job: Job) -> None:
     job.scan(job.write("a.sarif", result("known")), code=1)
     region = {"startLine": 3, "endLine": 5, "snippet": {"text": "x"}}
     place = {"physicalLocation": {"artifactLocation": {"uri": "src/a,b%3A50%25.py"}, "region": region}}
-    job.write(
-        "a.sarif",
-        result("known"),
-        result("100% sure: a, b", locations=[place]),
-        result("medium", level="warning"),
-        result("low", level="note", file=None),
-    )
+    others = (result("medium", level="warning"), result("low", level="note", file=None))
+    job.write("a.sarif", result("known"), result("100% sure: a, b", locations=[place]), *others)
     lines = job.scan("a.sarif", "--format", "github", code=1).stdout.splitlines()
     assert lines[0] == "::error file=src/a%2Cb%3A50%25.py,line=3,endLine=5,title=high%3A R1::100%25 sure: a, b"
     assert lines[1].startswith("::warning file=src/app.py,line=3,")
     assert lines[2] == "::notice title=low%3A R1::low"
-    assert lines[3] == "3 new, 1 known, 0 dismissed"
-    assert len(lines) == 5
-    everything = job.scan("a.sarif", "--format", "github", "--only", "all").stdout
-    assert "::known" in everything
+    assert (lines[3], len(lines)) == ("3 new, 1 known, 0 dismissed", 5)
+    assert "::known" in job.scan("a.sarif", "--format", "github", "--only", "all").stdout
 
 
 def at(line: int, end: int | None = None, **columns: int) -> dict[str, Any]:
@@ -871,25 +792,23 @@ def test_who_stops_reading_does_not_change_the_verdict(job: Job, form: str) -> N
     job.write("a.sarif", *(result(f"finding {number}" * 20) for number in range(60)))
     line, options = job.line("scan", "a.sarif", "--format", form, PYTHONUNBUFFERED="")  # what is left is written last
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
-        assert process.stdout
         process.stdout.close()
-        assert process.stderr
         said = process.stderr.read()
     assert process.returncode == 1
     assert "Traceback" not in said
     assert "Broken" not in said
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    cases(
-        no_output=("a.sarif --fail-on none >&-", 0),
-        no_errors=("a.sarif --fail-on none 2>&-", 0),
-        errors_to_nobody=("a.sarif --fail-on none 2>&3", 0),
-        reason_to_nobody=("missing.sarif 2>&3", 2),
-        a_full_disk=("a.sarif --fail-on none >/dev/full", 3),
-    ),
+UNHEARD = cases(
+    no_output=("a.sarif --fail-on none >&-", 0),
+    no_errors=("a.sarif --fail-on none 2>&-", 0),
+    errors_to_nobody=("a.sarif --fail-on none 2>&3", 0),
+    reason_to_nobody=("missing.sarif 2>&3", 2),
+    a_full_disk=("a.sarif --fail-on none >/dev/full", 3),
 )
+
+
+@pytest.mark.parametrize(("words", "code"), UNHEARD)
 def test_where_nobody_listens_the_exit_code_is_the_same(job: Job, words: str, code: int) -> None:
     job.write("a.sarif", result())
     line, options = job.line("scan", PYTHONUNBUFFERED="")  # what is left is written last
@@ -926,22 +845,22 @@ def test_a_run_is_judged_again_by_another_bar(job: Job) -> None:
 
 def test_a_run_that_is_not_completed_never_passes(job: Job) -> None:
     job.scan(job.write("a.sarif"), code=0)
-    with Service(Local(db_at(job.db))) as service:
+    with job.service() as service:
         run = service.request("POST", "runs", {"projectType": "demo", "targetUrl": TARGET}).read(dict)["id"]
-        done = job.run("gate", run, "--fail-on", "none", "--without-baseline", "pass")
-        assert (done.returncode, "running" in done.stdout.splitlines()[-1]) == (1, True)
-        service.request("PATCH", f"runs/{run}", {"status": "failed"})
-    done = job.run("gate", run, "--fail-on", "none", "--without-baseline", "pass")
-    assert (done.returncode, "failed" in done.stdout.splitlines()[-1]) == (1, True)
+        for status in ("running", "failed"):
+            done = job.run("gate", run, "--fail-on", "none", "--without-baseline", "pass")
+            assert (done.returncode, status in done.stdout.splitlines()[-1]) == (1, True)
+            service.request("PATCH", f"runs/{run}", {"status": "failed"})
 
 
 def test_a_run_that_is_not_there_is_no_verdict(job: Job) -> None:
     assert_one_line(job.run("gate", "x"), 2, ABSENT, "" if ON_POSTGRES else "findings.db")
     job.scan(job.write("a.sarif"), code=0)
-    for run in ("x", "../tasks", "a b", f"{job.last_run()['id']}/gate"):
-        assert_one_line(job.run("gate", run), 2, "There is no run")
+    run = job.last_run()["id"]
+    for name in ("x", "../tasks", "a b", f"{run}/gate"):
+        assert_one_line(job.run("gate", name), 2, "There is no run")
     assert_one_line(job.run("gate", ""), 2)
-    assert_one_line(job.run("gate", job.last_run()["id"], "--baseline", "x"), 2)
+    assert_one_line(job.run("gate", run, "--baseline", "x"), 2)
 
 
 FILTERS = (
@@ -1005,10 +924,10 @@ def test_pages_are_one_document(job: Job, limit: int | None) -> None:
 
 @pytest.mark.usefixtures("short_pages")
 def test_an_export_from_a_url_is_the_same(job: Job, server: Server) -> None:
-    env = {"FINDINGS_URL": url_of(server), "FINDINGS_KEY": server.key}
-    job.scan(job.write("a.sarif", *(result(f"finding {number}") for number in range(20))), code=1, **env)
+    findings = (result(f"finding {number}") for number in range(20))
+    job.scan(job.write("a.sarif", *findings), code=1, **server.access)
     for form in ("json", "csv", "sarif"):
-        there = job.run("export", "--format", form, **env)
+        there = job.run("export", "--format", form, **server.access)
         here = job.run("export", "--format", form, "--db", str(server.db))
         assert (there.returncode, there.stdout) == (0, here.stdout)
 
@@ -1022,39 +941,3 @@ def test_a_part_that_is_absent_is_said_so(job: Job, monkeypatch: pytest.MonkeyPa
     for form in ("sarif", "csv"):
         assert_one_line(job.run("export", "--format", form), 2, "the part of it that does is not there")
     assert job.run("export", "--format", "json").stdout == "[\n]\n"
-
-
-# ---------------------------------------------------------------------------
-# A night of the main line and pull requests
-# ---------------------------------------------------------------------------
-
-
-def test_a_night_of_main_line_and_pull_requests(job: Job) -> None:
-    base = [result(f"finding {number}", level="error" if number % 2 else "warning") for number in range(20)]
-    nightly = ("--branch", "", "--target", TARGET, "--resolve-missing", "--fail-on", "high")
-    job.scan(job.write("main.sarif", *base), *nightly, code=1)
-    job.triage("finding 1", "dismissed")
-    before = job.tasks()
-    job.write("one.sarif", *base[:6], result("from one"))  # it looked at a part, and brings one
-    job.write("two.sarif", result("from two", level="note"), *(item | {"level": "error"} for item in base[10:]))
-    verdicts: dict[str, list[Any]] = {}
-    for name in ("one", "two", "one", "two"):
-        branch = ("--branch", f"feature/{name}", "--target", TARGET, "--resolve-missing")
-        told = job.judge(f"{name}.sarif", *branch)
-        verdicts.setdefault(name, []).append(
-            {key: told["runs"][0][key] for key in ("pass", "reported", "offendersTotal", "ignored", "missing")}
-        )
-    assert verdicts["one"][0] == verdicts["one"][1]
-    assert verdicts["two"][0] == verdicts["two"][1]
-    assert not verdicts["one"][0]["pass"]
-    assert verdicts["two"][0]["pass"]
-    after = job.tasks()
-    assert {title: after[title] for title in before} == before
-    assert {after["from one"]["branch"], after["from two"]["branch"]} == {"feature/one", "feature/two"}
-    job.scan("main.sarif", *nightly, code=0)
-    submitted = {"created": 0, "updated": 0, "reopened": 0, "unchanged": 20, "resolved": 0}
-    assert job.last_run()["submitted"] == submitted
-    job.scan(job.write("main.sarif", *base, result("from one")), *nightly)
-    assert job.last_run()["submitted"]["updated"] == 1
-    assert job.tasks()["from one"]["branch"] is None
-    assert job.run("check").returncode == 0

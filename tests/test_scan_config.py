@@ -147,13 +147,11 @@ def test_every_severity_is_read_as_it_was_decided(job: Job, severity: str, figur
     assert figure is None or job.tasks()["src/app.py"]["extensions"]["tags"] == ["t"]
 
 
+ESLINT = {"no-eval": "high", "no-dupe-keys": "medium", "no-unused-vars": "low", "@stylistic/semi": "info"}
 READY_CASES = cases(
     ruff=("ruff", {"S101": "low", "S602": "high", "S704": "medium", "F821": "high", "E501": "info", "SIM102": "low"}),
     bandit=("Bandit", {"B101": "low", "B602": "high", "B704": "medium"}),
-    eslint=(
-        "ESLint",
-        {"no-eval": "high", "no-dupe-keys": "medium", "no-unused-vars": "low", "@stylistic/semi": "info"},
-    ),
+    eslint=("ESLint", ESLINT),
     semgrep=("Semgrep OSS", {"python.lang.security.audit.eval": "high", "python.lang.correctness.pdb": "medium"}),
     checkov=("Checkov", {"CKV_AWS_20": "medium", "CKV_SECRET_6": "high"}),
     other=("demo", {"S101": "high"}),
@@ -189,11 +187,10 @@ def test_a_tool_that_tells_findings_apart_has_none(job: Job, results: list[Any],
 def test_ready_maps_agree_with_bandit_where_it_found_the_worst_only() -> None:
     blacklists = [pytest.importorskip(f"bandit.blacklists.{name}") for name in ("calls", "imports")]
     known = [each for module in blacklists for group in module.gen_blacklist().values() for each in group]
+    levels = {each["id"]: each["level"].lower() for each in known}
     for tool, letter in (("bandit", "B"), ("ruff", "S")):
-        decided = {each["id"]: SeverityRules("", READY[tool]).decide(letter + each["id"][1:]) for each in known}
-        assert {name: told[0] for name, told in decided.items() if told} == {
-            each["id"]: each["level"].lower() for each in known
-        }
+        decided = {name: SeverityRules("", READY[tool]).decide(letter + name[1:]) for name in levels}
+        assert {name: told[0] for name, told in decided.items() if told} == levels
 
 
 # ---------------------------------------------------------------------------
@@ -239,10 +236,8 @@ def test_what_is_alike_stays_what_it_is_where_others_are_left_out(job: Job) -> N
 
 @pytest.mark.parametrize("rule", [{"defaultConfiguration": "x"}, {"properties": [1]}])
 def test_what_nothing_refers_to_may_be_anything(job: Job, rule: Any) -> None:
-    log = document(found("S1", "a.py", ruleIndex=0))
-    log["runs"][0]["tool"]["driver"]["rules"] = [{"id": "S1"}, {"id": "S2"} | rule]
-    (job.folder / "a.sarif").write_text(json.dumps(log), "utf-8")
-    job.scan("a.sarif", "--severity", "S=low", code=0)
+    tool = {"driver": {"name": "demo", "rules": [{"id": "S1"}, {"id": "S2"} | rule]}}
+    job.scan(job.write("a.sarif", found("S1", "a.py", ruleIndex=0), tool=tool), "--severity", "S=low", code=0)
     assert {task["severity"] for task in job.tasks().values()} == {"low"}
 
 
@@ -250,30 +245,28 @@ def test_the_last_pattern_that_fits_decides(job: Job) -> None:
     configure(job, 'exclude = ["tests/**", "*.js", "!tests/keep.py"]')
     files = ("tests/a.py", "tests/keep.py", "src/tests/a.py", "a/b.js")
     job.scan(job.write("a.sarif", *(found("S1", file) for file in files), found("S1", "")), code=1)
-    assert {task["extensions"].get("file") for task in job.tasks().values()} == {
-        "tests/keep.py",
-        "src/tests/a.py",
-        None,
-    }
+    stored = {task["extensions"].get("file") for task in job.tasks().values()}
+    assert stored == {"tests/keep.py", "src/tests/a.py", None}
     job.scan("a.sarif", "--exclude", "*", "--resolve-missing", code=0)
     assert job.last_run()["submitted"]["resolved"] == 2
 
 
-def test_what_another_format_was_read_as_is_left_out_by_its_place() -> None:
+def prepared(config: Config, document: dict[str, Any]) -> Any:
+    """Return what is sent of a document."""
     findings_service.load_parts()
-    task = {"title": "ours", "severity": "high", "location": "tests/a b.py:4"}
-    whole = found("S1", "tests/a%20b.py", properties={"findingsTaskService/v1": task})
     form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
-    config = Config().with_options([], ["tests/a b.py"])
-    told = prepare(config, form, [("a", json.dumps(document(whole)).encode())], settings)
-    assert json.loads(told.documents[0][1])["runs"][0]["results"] == []
+    [(_, sent)] = prepare(config, form, [("a", json.dumps(document).encode())], settings).documents
+    return sent
+
+
+def test_what_another_format_was_read_as_is_left_out_by_its_place() -> None:
+    task = {"title": "ours", "severity": "high", "location": "tests/a b.py:4"}
+    whole = document(found("S1", "tests/a%20b.py", properties={"findingsTaskService/v1": task}))
+    assert json.loads(prepared(Config().with_options([], ["tests/a b.py"]), whole))["runs"][0]["results"] == []
 
 
 def test_what_nothing_decides_about_is_sent_as_it_is() -> None:
-    findings_service.load_parts()
-    text = json.dumps(document(result())).encode()
-    form, settings = findings_service.REGISTRY.submission_formats["application/sarif+json"], findings_service.Settings()
-    assert prepare(Config(), form, [("a", text)], settings).documents == [("a", text)]
+    assert prepared(Config(), document(result())) == json.dumps(document(result())).encode()
 
 
 # ---------------------------------------------------------------------------
@@ -283,14 +276,8 @@ def test_what_nothing_decides_about_is_sent_as_it_is() -> None:
 
 def test_explain_says_which_line_decided(job: Job) -> None:
     configure(job, 'exclude = ["tests/**"]\n[severity]\n"S1" = "low"')
-    results = (
-        found("S101"),
-        found("S602", line=9),
-        found("S5", "tests/a.py"),
-        found("S6", "gen/a.py"),
-        found("E501", ""),
-    )
-    job.write("a.sarif", **of_tool("ruff", *results))
+    left_out = (found("S5", "tests/a.py"), found("S6", "gen/a.py"))
+    job.write("a.sarif", **of_tool("ruff", found("S101"), found("S602", line=9), *left_out, found("E501", "")))
     job.write("b.sarif", found("X1", level="warning"))
     words = ("--severity", "E=medium", "--exclude", "gen/", "--explain", "--fail-on", "none", "--format", "json")
     done = job.scan("a.sarif", "b.sarif", *words, code=0)
