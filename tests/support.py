@@ -25,7 +25,7 @@ import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,6 +58,7 @@ PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]
 API = "/api/v1"
 findings_service.load_parts()
 OPERATIONS = [*findings_service.REGISTRY.operations.values()]
+ROUTER = findings_service.Router(OPERATIONS)
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -132,15 +133,13 @@ def validator_of(method: str, path: str, status: int, content_type: str) -> Any:
 
 def assert_documented(response: Any) -> None:
     """Check that OpenAPI tells of this answer: its status and, unless it is long, its body."""
-    method, path = response.request.method, response.request.path
-    for operation in OPERATIONS:
-        parts = findings_service.path_parts(operation.path.split("/"), path.split("/"))
-        if operation.method == method and parts is not None:
-            media_type = (response.content_type or "").partition(";")[0]
-            validator = validator_of(method, operation.path, response.status_code, media_type)
-            other_forms = {**findings_service.REGISTRY.list_exports, **brief.EXPORTS}
-            if media_type not in other_forms and len(response.data) < 10_000:
-                validator.validate(response.json if response.data else None)
+    method, found = response.request.method, ROUTER.find(response.request.path.split("/"))
+    if found and method in found[1]:
+        media_type = (response.content_type or "").partition(";")[0]
+        validator = validator_of(method, found[0], response.status_code, media_type)
+        other_forms = {**findings_service.REGISTRY.list_exports, **brief.EXPORTS}
+        if media_type not in other_forms and len(response.data) < 10_000:
+            validator.validate(response.json if response.data else None)
 
 
 class Client(FlaskClient):
@@ -964,9 +963,6 @@ def blocks_of(page: Path) -> Iterator[tuple[int, str, str]]:
         yield text.count("\n", 0, block.start()) + 1, block[2], block[3]
 
 
-MODULES = HERE / "node_modules"
-
-
 def program(name: str) -> str:
     """Return the path of a program, beside Python or on the PATH, and skip the test where there is none."""
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
@@ -975,7 +971,7 @@ def program(name: str) -> str:
 
 def from_npm(path: str) -> Path:
     """Return a file of a package of npm, and skip the test where it is not installed."""
-    found = MODULES / path
+    found = HERE / "node_modules" / path
     return found if found.exists() else pytest.skip(f"node_modules/{path} is not installed")
 
 
@@ -1219,10 +1215,10 @@ def speak(server: Server, text: bytes, *, ends: bool = False) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(text)
+        if ends:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_WR)
         with suppress(ConnectionResetError):
-            if ends and not heard:
-                with suppress(OSError):  # closed already
-                    connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 heard += part
     return bytes(heard)
@@ -1253,11 +1249,9 @@ def assert_refused(heard: bytes) -> None:
 @contextmanager
 def half_open(server: Server, count: int, text: bytes) -> Iterator[list[socket.socket]]:
     """Keep connections open that have sent a part of a request."""
-    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(count)]
-    try:
+    with ExitStack() as stack:
+        there = ("127.0.0.1", server.port)
+        connections = [stack.enter_context(socket.create_connection(there, timeout=10)) for _ in range(count)]
         for connection in connections:
             connection.sendall(text)
         yield connections
-    finally:
-        for connection in connections:
-            connection.close()

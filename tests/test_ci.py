@@ -23,18 +23,17 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from test_client import Fake, fake
+from test_client import Fake, Tune, away, fake, tune
 
 import findings_service
 from findings_adapters import ci as ci_module
-from findings_adapters import client as client_module
 from findings_adapters.ci import Place, place_of
 from findings_adapters.client import Local, Service
 from findings_features.exports import ExportQuery
 from tests.engines import ABSENT, ON_POSTGRES, db_at, locked, placed
 from tests.support import API, HERE, PROGRAM, Server, cases, environment, heed_signals, others_database
 
-__all__ = ["fake"]
+__all__ = ["away", "fake", "tune"]
 
 TARGET = "https://git.example/shop"
 
@@ -517,7 +516,7 @@ def test_a_document_that_is_too_large_is_told_before_a_run_starts(job: Job, sour
 
 def test_what_is_no_file_is_not_read(job: Job) -> None:
     os.mkfifo(job.folder / "fifo")
-    for name in ("fifo", "/dev/zero"):
+    for name in ("/dev/null", "/dev/zero", "fifo"):  # the last one would be waited for
         assert_one_line(job.scan(name), 2, "no regular file", "have the scanner write to one")
 
 
@@ -578,11 +577,8 @@ def test_a_key_that_may_not_ends_with_3(job: Job, server: Server, level: str | N
     assert server.request("GET", f"{API}/runs").json["total"] == 0
 
 
-def test_a_service_that_is_away_is_one_line(
-    job: Job, fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "PATIENCE", 0.1)
-    away = fake()
+def test_a_service_that_is_away_is_one_line(job: Job, away: Fake, tune: Tune) -> None:
+    tune(PATIENCE=0.1)
     away.stop()
     done = job.scan(job.write("a.sarif"), "--url", away.url, FINDINGS_KEY="x" * 20)
     assert_one_line(done, 3, f"no answer from {away.url}", "Connection refused")
@@ -904,7 +900,7 @@ def test_a_filter_that_the_service_refuses_ends_with_2(job: Job) -> None:
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are documents of their own have seven tasks."""
     monkeypatch.setattr(ci_module, "EXPORTED", 7)
-    monkeypatch.setattr(client_module, "LISTED", 7)
+    monkeypatch.setattr("findings_adapters.client.LISTED", 7)
 
 
 @pytest.mark.usefixtures("short_pages")

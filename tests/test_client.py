@@ -591,19 +591,23 @@ def test_what_an_interrupt_breaks_off_is_done_once(remote: Agent, between: Fake,
 def test_what_an_interrupt_finds_under_way_in_a_database_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    perform, interrupt = Local._perform, interrupting()
+    perform, interrupt, under_way = Local._perform, interrupting(), list[str]()
 
     def slow(local: Local, method: str, path: str, *rest: Any) -> Any:
+        under_way.append(path)
         if path.endswith(moment):
             interrupt()
             time.sleep(0.3)
-        return perform(local, method, path, *rest)
+        answer = perform(local, method, path, *rest)
+        under_way.remove(path)
+        return answer
 
     with Agent(db=db_at(tmp_path / "findings.db")) as agent:
         monkeypatch.setattr(Local, "_perform", slow)
         with stoppable(), pytest.raises(Stopped, match="stopped by SIGTERM"):
             report_one(agent)
         assert agent.runs() == [("failed", "stopped by SIGTERM")]
+    assert under_way == []
     assert faults_of(tmp_path / "findings.db") == []
 
 
@@ -638,12 +642,11 @@ def test_a_second_signal_does_not_disturb_the_end_of_a_run(remote: Agent, betwee
 
 def test_a_run_in_another_thread_ends_too(agent: Agent) -> None:
     def work() -> None:
-        with suppress(ValueError), agent.start():
+        with agent.start():
             raise ValueError("its own")
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="its own"):
+        pool.submit(work).result()
     assert agent.runs() == [("failed", "ValueError: its own")]
 
 
@@ -866,12 +869,9 @@ def test_the_environment_says_where_the_service_is(there: Server, monkeypatch: p
 
 def test_an_agent_needs_no_server(tmp_path: Path) -> None:
     with Agent(db=db_at(tmp_path / "findings.db")) as agent:
-        with agent.failing(ValueError, "its own") as run:
-            run.submit("A finding", "low")
-            raise ValueError("its own")
+        report_one(agent)
         (found,) = agent.tasks()
         assert next(agent.history(found.id)).by == "agent"
-        assert agent.runs() == [("failed", "ValueError: its own")]
 
 
 # ---------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.support import API, HERE, Server, from_npm, program, task
+from tests.support import API, HERE, Server, await_, free_port, from_npm, program, task
 
 FILE = HERE / "Containerfile"
 PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
@@ -148,10 +147,8 @@ def running(image: Image) -> Iterator[Container]:
     with log.open("w") as out, subprocess.Popen(line, env=env, stdout=out, stderr=out) as process:
         container = Container(image, Server(process, image.folder / "data" / "findings.db", "", log), env)
         try:
-            deadline = time.monotonic() + 30
-            while not (container.is_healthy() and "http://" in log.read_text()):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
+            await_(lambda: process.poll() or (container.is_healthy() and "http://" in log.read_text()), 30)
+            assert process.poll() is None, log.read_text()
             container.server.said = log.read_text()
             yield container
         finally:

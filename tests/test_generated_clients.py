@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import API, HERE, Server, blocks_of, environment, from_npm, program
+from tests.support import API, HERE, Server, blocks_of, environment, from_npm, page_named, program
 
 # In a project that has installed it, it knows the extension by the compiler's options, which lie beside its own folder.
 HEY_API = {"input": "openapi.json", "output": {"path": "hey", "importFileExtension": ".js"}}
@@ -52,11 +52,8 @@ def folder(server: Server, tmp_path: Path) -> Path:
 
 def run(folder: Path, *line: str, server: Server | None = None, **env: str) -> str:
     """Run a program, with a server's address and key if one is given, and return what it prints."""
-    place = {"FINDINGS_URL": f"http://127.0.0.1:{server.port}", "FINDINGS_KEY": server.key} if server else {}
-    surroundings, nicely = environment(**env, **place), ["nice", *line]  # other tests are about time
-    done = subprocess.run(
-        nicely, cwd=folder, env=surroundings, capture_output=True, text=True, timeout=240, check=False
-    )
+    how = {"cwd": folder, "env": environment(**env, **(server.access if server else {})), "timeout": 240}
+    done = subprocess.run(["nice", *line], capture_output=True, text=True, check=False, **how)  # others are about time
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -90,11 +87,9 @@ def test_a_client_in_typescript_compiles_strictly_and_takes_a_night_through(
 
 def test_a_client_in_go_compiles_and_takes_a_night_through(folder: Path, server: Server) -> None:
     go, generator = program("go"), program("openapi-generator-cli")
-    page = (HERE / "docs" / "agents.md").read_text("utf-8")
-    begin = next(line for line in page.splitlines() if line.startswith("go mod init "))
-    run(folder, go, *begin.split()[1:])
-    line = next(line for line in page.splitlines() if line.startswith("openapi-generator-cli "))
-    run(folder, generator, *line.replace('"$url/openapi.json"', "openapi.json").split()[1:])
+    lines = page_named("docs/agents.md").replace('"$url/openapi.json"', "openapi.json").splitlines()
+    for name, begun in ((go, "go mod init "), (generator, "openapi-generator-cli ")):
+        run(folder, name, *next(line for line in lines if line.startswith(begun)).split()[1:])
     strict = {path.stem for path in folder.glob("findings/*.go") if "DisallowUnknownFields" in path.read_text("utf-8")}
     answers = {"model_gate", "model_health", "model_run", "model_submission", "model_task"}
     assert not strict & answers  # a later service may answer more

@@ -122,7 +122,7 @@ def test_issues_are_known_again_after_a_restart_and_nothing_is_said_twice(
     found = [add(server, run, severity="critical", externalId=str(number)) for number in range(120)]
     decide(server, found[0], status="open", comment="seen")
     first = keeper()
-    await_(lambda: github.comments.get("1") and (tmp_path / "place").exists())
+    await_(lambda: github.comments.get("1") and (tmp_path / "place").exists(), 30)
     first.send_signal(signal.SIGKILL)
     first.wait(10)
     before = list(github.asked)

@@ -23,9 +23,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, dist, home = tmp_path / "source", tmp_path / "dist", tmp_path / "venv"
     shutil.copytree(HERE, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.db*"))
     quietly = {"check": True, "capture_output": True, "cwd": tmp_path, "env": environment()}
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(source)], **quietly
-    )
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(source)]
+    subprocess.run(build, **quietly)
     shutil.rmtree(source)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], **quietly)
     python = home / "bin" / "python"
@@ -42,7 +41,7 @@ def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) 
     assert not (packages / "schema.sql").exists()
     assert not list(packages.glob("test_*"))
     line = [str(installed / "bin" / "findings-service"), "serve", "--port", "0", "--db", "here.db"]
-    server = start_process(line, tmp_path / "here.db", r"curl .*\n", cwd=tmp_path)
+    server = start_process(line, tmp_path / "here.db", cwd=tmp_path)
     try:
         run = server.start_run()
         assert server.request("POST", f"{API}/runs/{run}/tasks", task()).status_code == 201
