@@ -1028,6 +1028,7 @@ def test_a_run_is_compared_with_its_baseline(person: Person, findings: Findings)
     person.sees("abc123", "main")
     for place, name, title in ((0, "New in run", "N"), (1, "Missing from run", "G")):
         person.open(f"#/runs/{run}")
+        person.sees("Fixed", "main")
         parts.nth(place).evaluate("part => (part.open = true)")
         parts.nth(place).get_by_role("link", name="Open the list").click()
         person.sees_titles(title)
