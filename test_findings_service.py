@@ -433,9 +433,10 @@ OTHERS = cases(
     put_project_type=("PUT", "project-types/web", {}),
     missing_from=("GET", "tasks?missingFrom=RUN", None),
 )
+NEW_IN = pytest.param("GET", "tasks?newIn=RUN", None, id="new_in", marks=pytest.mark.parts)
 
 
-@pytest.mark.parametrize(("method", "path", "body"), OTHERS)
+@pytest.mark.parametrize(("method", "path", "body"), [*OTHERS, NEW_IN])
 def test_another_clients_id_is_answered_like_an_unknown_one(
     app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any
 ) -> None:
@@ -2788,6 +2789,20 @@ def test_patterns_are_pythons_and_know_unicode(client: Client, pattern: str, goo
         assert judge(client, schema, {"a": wrap(bad)}).status_code == 422
 
 
+def test_groups_are_noted_only_where_a_pattern_refers_to_them() -> None:
+    for pattern, noted in (("(?P<n>a)(b)", 0), (r"([ab])\1", 1), ("(a)?(?(1)b|c)", 1)):
+        assert findings_service.compile_pattern(pattern).groups == noted
+
+
+@pytest.mark.parametrize("choice", ["anyOf", "oneOf"])
+def test_a_choice_keeps_nothing_of_what_does_not_fit(choice: str) -> None:
+    schema = json.dumps(in_a({choice: [{"maxLength": number} for number in range(300)]}))
+    text = json.dumps({"a": "x" * 200_000})
+    (problem,), peak = peak_of(lambda: findings_service.check_extensions(schema, [(text, "")], 20.0))
+    assert "not valid under any" in problem.detail
+    assert peak < 5_000_000  # one message has 200 kB
+
+
 def doubling(levels: int, **more: Any) -> dict[str, Any]:
     """Return a schema whose references double at each level."""
     definitions: dict[str, Any] = {
@@ -3689,9 +3704,10 @@ def test_the_database_is_its_owners_alone(server: Server) -> None:
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-        assert_one_line(command("serve", "--port", port, "--db", str(tmp_path / "x.db")), port)
+    for shared in (False, True):  # as another service has it
+        with socket.create_server(("127.0.0.1", 0), reuse_port=shared) as listener:
+            port = str(listener.getsockname()[1])
+            assert_one_line(command("serve", "--port", port, "--db", str(tmp_path / "x.db")), port)
 
 
 def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
@@ -4533,6 +4549,7 @@ def test_an_id_may_be_anything(besieged: Server, each: Any) -> None:
 @pytest.mark.parametrize("path", ["runs", "tasks", "project-types", f"tasks/{UNKNOWN_ID}", "openapi.json"])
 def test_a_parameter_may_be_anything(besieged: Server, path: str) -> None:
     names = ("page", "after", "status", "runId", "targetUrl", "mainLine", "branch", "createdSince", "x")
+    names = (*names, "missingFrom", "assignee", "assigned")
     for nasty in NASTY:
         for query in [f"{name}={nasty}" for name in names] + [nasty]:
             text = f"{API}/{path}?{query}".encode("latin-1")

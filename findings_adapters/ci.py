@@ -117,9 +117,13 @@ def exit_codes() -> Iterator[None]:
 
 def write(pieces: Iterable[str | bytes]) -> None:
     """Write to standard output. Who stops reading it there, or never did, does not change how a command ends."""
+    out = sys.stdout.buffer if sys.stdout else None
     try:
         for piece in pieces:
-            click.echo(piece if isinstance(piece, bytes) else piece.encode(), nl=False)
+            if out:
+                out.write(piece if isinstance(piece, bytes) else piece.encode())
+        if out:
+            out.flush()
     except BrokenPipeError:
         return
     except OSError as error:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 import findings_service as heart
-from findings_adapters.sarif.marks import fit_text, foreign_marks
+from findings_adapters.marks import fit_text, foreign_marks
 from findings_adapters.sarif.reading import (
     DESCRIPTION,
     LABEL_LENGTH,
@@ -101,7 +101,10 @@ class Finding(Struct, kw_only=True):
             "severity": self.severity,
             "status": "dismissed" if self.is_dismissed else None,
             "description": cut_bytes("\n\n".join(filter(None, self.description)), DESCRIPTION),
-            "evidence": [*code, *self.evidence],
+            "evidence": [
+                *({name: text for name, text in msgspec.structs.asdict(each).items() if text} for each in code),
+                *self.evidence,
+            ],
             "remediation": [{"instruction": cut_bytes(fix, RULE_TEXT)} for fix in self.fixes if fix and fix.strip()],
             "rule": rule,
             "location": location,

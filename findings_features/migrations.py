@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 import findings_service as heart
-from findings_adapters.sarif.marks import foreign_marks
+from findings_adapters.marks import foreign_marks
 
 TO_VERSION_9 = """ALTER TABLE tasks ADD COLUMN rule TEXT;
 ALTER TABLE tasks ADD COLUMN location TEXT;

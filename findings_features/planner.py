@@ -1,6 +1,6 @@
 """Plans lists: which ranges of which index hold the fewest rows that a filter may let through.
 
-Without it a list is as right, and looks at all that a client has.
+Without it a list is as right, and looks at all that a client has: of some half a million tasks it may take too long.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ PLANTED = cases(
     no_history=("DELETE FROM history WHERE task_seq = 1", "has another status than its history"),
     older_schema=(
         "UPDATE schema_version SET version = 7" if ON_POSTGRES else "PRAGMA user_version = 7",
-        "has schema version 7, older than any",
+        "has schema version 7, older than any that this program opens; keep it",
     ),
 )
 

@@ -79,6 +79,12 @@ def prune_slice(app: flask.Flask, run: findings_service.RunKey, size: int = 1000
 # ---------------------------------------------------------------------------
 
 
+def test_a_branch_knows_what_another_run_of_it_reports(client: Client) -> None:
+    start_on(client, "a", "x")
+    client.remove(f"runs/{start_on(client, 'a', 'x')}")
+    assert client.read("tasks", branch="a")["total"] == 1
+
+
 def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, client: Client, db: Path) -> None:
     old, older, young, running = (client.start(targetUrl="https://example.com/") for _ in range(4))
     for run, names in ((old, "abx"), (older, "bcx"), (young, "cd"), (running, "ad")):

@@ -29,7 +29,7 @@ ARROWS = {
     "findings_features.brief": {"findings_features.overview"},  # which tasks a line knows
     "findings_features.deletion": {"findings_features.triage"},  # what answers told of it
     "findings_features.exports": {"findings_features.gate"},  # the baseline
-    "findings_adapters.sarif": {"findings_features.exports"},
+    "findings_adapters.sarif": {"findings_adapters.marks", "findings_features.exports"},
     "findings_adapters.markdown": {"findings_features.brief"},
     "findings_adapters.webhooks": {"findings_features.events", "findings_features.gate"},
     "findings_adapters.client": {"findings_features.brief", "findings_features.gate"},
@@ -40,11 +40,14 @@ ARROWS = {
         "findings_features.exports",
         "findings_features.gate",
     },
-    "findings_adapters.formats": {"findings_adapters.sarif"},
+    "findings_adapters.formats": {"findings_adapters.marks", "findings_adapters.sarif"},
     "findings_adapters.scan_config": {"findings_adapters.client"},
-    "findings_adapters.mcp": {"findings_adapters.client", "findings_adapters.markdown", "findings_adapters.serving"},
+    "findings_adapters.mcp": {
+        *("findings_adapters.client", "findings_adapters.markdown", "findings_adapters.serving"),
+        "findings_features.me",
+    },
     "findings_features.backup": {"findings_features.audit"},
-    "findings_features.migrations": {"findings_adapters.sarif"},  # what its results have as a task's marks
+    "findings_features.migrations": {"findings_adapters.marks"},
     "findings_features.restore": {"findings_features.backup"},
     "findings_adapters.postgres": {"findings_features.audit", "findings_features.backup"},
     "findings_adapters.serving": {"findings_features.deletion"},  # by the clock

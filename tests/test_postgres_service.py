@@ -270,6 +270,7 @@ def test_while_there_is_no_server_all_is_refused_soon(own_server: MakeServer, se
         refused.append(ask(service, who, *a_finding(who), **once))
     assert all(map(is_unavailable, refused))
     assert {each.json["detail"].partition(",")[0] for each in refused} == {"The database cannot be reached"}
+    assert not any("/" in each.json["detail"] for each in refused)  # no place of the server
     assert service.request("GET", "/").status_code == 200
     assert time.monotonic() < began + LONGEST
     server.start()

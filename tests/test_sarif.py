@@ -33,7 +33,7 @@ import pytest
 from hypothesis import strategies as st
 
 import findings_service as heart
-from findings_adapters.sarif.marks import foreign_marks
+from findings_adapters.marks import foreign_marks
 from tests.support import (
     API,
     HERE,
@@ -1061,7 +1061,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
 MEASURED = """
 import json, os, resource, sys, time
 import findings_service as heart
-from findings_adapters.sarif.marks import foreign_marks
+from findings_adapters.marks import foreign_marks
 heart.load_parts()
 from findings_adapters import sarif
 settings = heart.Settings(max_sarif=8 * 1024 * 1024)

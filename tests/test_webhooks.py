@@ -350,6 +350,7 @@ def test_a_hook_at_a_private_address_is_refused(client: Client, monkeypatch: pyt
     refused = client.post(HOOKS, json={"url": f"http://{host}:9/x"})
     detail = assert_problem(refused, 422, "validation_failed", "/url")["errors"][0]["detail"]
     assert "FINDINGS_WEBHOOK_PRIVATE=1" in detail
+    assert not findings_service.Settings().webhook_private
 
 
 @app_with(webhook_private="0")

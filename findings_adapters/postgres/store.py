@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import time
+import typing
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -191,9 +192,8 @@ class PostgresCursor(psycopg.RawCursor[tuple[Any, ...]]):
     @property
     def rowcount(self) -> int:
         """How many rows were changed."""
-        link: Any = self.connection
-        if link.pipe:
-            link.pipe.sync()
+        if pipe := typing.cast(Link, self.connection).pipe:
+            pipe.sync()
         return super().rowcount
 
 

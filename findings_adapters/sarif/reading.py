@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 import findings_service as heart
-from findings_adapters.sarif.marks import foreign_marks
+from findings_adapters.marks import foreign_marks
 
 OURS = "findingsTaskService/v1"  # the name of our fingerprint, and of our member in a property bag
 

@@ -10,6 +10,7 @@ import fcntl
 import math
 import os
 import time
+import typing
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -256,8 +257,7 @@ class RSGIApp:
         writer = asyncio.StreamWriter(transport, pipe, None, loop)
         protocol.response_file(answer.status, [*answer.headers.items()], f"/dev/fd/{listened}")
         try:
-            document: Any = answer.document
-            with closing(document):
+            with closing(typing.cast(heart.Document, answer.document)) as document:
                 for piece in document:
                     writer.write(piece)
                     await asyncio.wait_for(writer.drain(), UNTAKEN if listened < 0 else UNOPENED)

@@ -115,7 +115,8 @@ class Deliverer:
         self._service, self._database = service, service.database
         self._holder = secrets.token_hex(16)
         self._leased_until = self._ask_at = 0.0  # as time.monotonic has it
-        self._looked_at: dict[hooks.HookKey, int] = {}  # the entry up to which a hook wants nothing
+        # Where each hook stood, and the entry up to which it wanted nothing then.
+        self._looked_at: dict[hooks.HookKey, tuple[int, int]] = {}
         self._under_way: dict[hooks.HookKey, Future[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "findings-webhook")
         self._stopping, self._ended = threading.Event(), False
@@ -172,8 +173,9 @@ class Deliverer:
         return [key for key in news if key not in self._under_way]
 
     def _looked_to(self, hook: hooks.Hook) -> int:
-        """Return the entry up to which a hook is known to want nothing: its place never goes back."""
-        return max(hook.behind, self._looked_at.get(hook.key, 0))
+        """Return the entry up to which a hook is known to want nothing."""
+        behind, end = self._looked_at.get(hook.key, (hook.behind, hook.behind))
+        return end if behind == hook.behind else hook.behind
 
     def _hold_lease(self) -> bool:
         """Tell whether this process may deliver."""
@@ -238,7 +240,7 @@ class Deliverer:
 
     def _pass_over(self, hook: hooks.Hook, end: int) -> None:
         """Remember that a hook wants nothing up to an entry, and store that where the way there was long."""
-        self._looked_at[hook.key] = end
+        self._looked_at[hook.key] = (hook.behind, end)
         if end - hook.behind >= SKIPPED or hook.attempts:
             self._store(partial(move_on, hook=hook, end=end))
 

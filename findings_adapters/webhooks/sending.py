@@ -187,7 +187,8 @@ def answer_to(url: str, addresses: Sequence[str], body: bytes, headers: Mapping[
     """Post a body, and return what its answer says. Nothing behind the head of that is read."""
     parts = urlsplit(url)
     target = quote(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", safe=heart.PRINTABLE_IN_URL)
-    given = parts.netloc.lower().encode("idna").decode()
+    host = f"[{parts.hostname}]" if ":" in host_of(parts) else host_of(parts)
+    given = host if parts.port is None else f"{host}:{parts.port}"
     with closing(connected(parts, addresses, until)) as connection, cut_off(connection, until):
         connection.timeout = max(0.01, until - time.monotonic())
         connection.request("POST", target, body, {"Host": given, **headers}, preload_content=False)
@@ -211,7 +212,9 @@ def seconds_asked(retry_after: str) -> float:
     if regex.fullmatch(r"[0-9]{1,12}", text):
         return min(float(text), LONGEST_ASKED)
     try:
-        return min(max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()), LONGEST_ASKED)
+        moment = parsedate_to_datetime(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return min(max(0.0, (moment - datetime.now(UTC)).total_seconds()), LONGEST_ASKED)
     except (TypeError, ValueError, OverflowError):
         return 0.0
 

@@ -34,6 +34,7 @@ from tests.support import (
     await_,
     client_of,
     database_of,
+    fail,
     program_with,
     rows_of,
     task,
@@ -372,3 +373,13 @@ def test_a_client_that_goes_while_its_write_waits_harms_nobody(server: Server) -
     assert server.request("POST", path, task()).status_code == 201
     await_(lambda: server.request("GET", f"{API}/tasks").json["total"] == 6)  # PostgreSQL stores several at once
     assert "Traceback" not in server.heard()
+
+
+def test_the_maintenance_goes_on_behind_what_no_exception_is(app: flask.Flask, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, kept = commits.maintenance_steps(database_of(app)), []
+    with monkeypatch.context() as patched:
+        patched.setattr(database_of(app), "run_maintenance", fail)
+        next(steps)
+    monkeypatch.setattr(database_of(app), "run_maintenance", lambda: kept.append(1))
+    next(steps)
+    assert kept == [1]
