@@ -1,17 +1,17 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "click>=8.1.3",
+#     "click>=8.2",
 #     "flask>=3.1.3",
 #     "granian>=2.7,<3",
 #     "jsonschema>=4.21,<5",
-#     "jsonschema-rs>=0.30; sys_platform in 'linux darwin win32' and platform_machine in 'x86_64 aarch64 arm64 AMD64'",
+#     "jsonschema-rs>=0.35; sys_platform in 'linux darwin win32' and platform_machine in 'x86_64 aarch64 arm64 AMD64'",
 #     "msgspec>=0.20",
 #     "pathspec>=0.12.1",
 #     "regex>=2024.11.6",
 #     "urllib3>=2.6.3,<3",
 #     "uvloop>=0.21; sys_platform in 'linux darwin' and platform_machine in 'x86_64 aarch64 arm64'",
-#     "werkzeug>=3.1.6",
+#     "werkzeug>=3.1.9",
 # ]
 # ///
 """The Findings Task Service: structured findings over HTTP/JSON, remembered from run to run in one SQLite file.
