@@ -218,7 +218,7 @@ def find_shifts(source: Place, tables: Iterable[Table]) -> Shifts:
         table.name: shifts_of(source.read(f"SELECT client_id, MIN(seq), MAX(seq) FROM {table.name} GROUP BY client_id"))
         for table in tables
         if "seq" in table.columns
-        and list(source.read(f"SELECT COUNT(*) FROM {table.name} HAVING COUNT(*) > COUNT(DISTINCT seq)"))
+        and list(source.read(f"SELECT 1 WHERE (SELECT COUNT(*) > COUNT(DISTINCT seq) FROM {table.name})"))
     }
 
 
