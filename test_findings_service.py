@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import importlib
-import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -72,11 +69,9 @@ from tests.support import (
     KEY,
     KIB,
     LISTENING,
-    MODULE,
     OPERATIONS,
     PLACES,
     PROGRAM,
-    PROJECT,
     RULES,
     SECRET,
     SEVERITIES,
@@ -92,7 +87,6 @@ from tests.support import (
     WHOLE_TASK,
     Answer,
     Client,
-    HostJSON,
     Panic,
     Server,
     Survey,
@@ -130,7 +124,6 @@ from tests.support import (
     slowness,
     speak,
     start_on,
-    start_process,
     status_of,
     task,
     took_away,
@@ -181,26 +174,24 @@ IMAGE = "data:image/png;base64,"
 STRINGS = (
     *("plain", "  spaces stay  ", "e\u0301 is not \u00e9", "\U0001f600 \U0010ffff", "\ufffe \uffff \ufdd0"),
     *("\ufeffmark \u2028 \u2029 \u200f", "\x01\x1f\x7f\t\n\r", '\\u0000 " / \\', "<script>&amp;</script>"),
+    '[{"\\' * 64,  # which are no levels
 )
 
 
 @pytest.mark.parametrize("escaped", [True, False], ids=["escaped", "plain"])
-@pytest.mark.parametrize("text", STRINGS)
-def test_strings_come_back_exactly_as_sent(client: Client, run: str, text: str, escaped: bool) -> None:
-    sent = task(title=text, description=text, externalId=text, evidence=[{"label": text}], extensions={text: [text]})
-    body = json.dumps(sent, ensure_ascii=escaped).encode()
-    task_id = client.send("POST", f"{API}/runs/{run}/tasks", body).json["tasks"][0]["id"]
-    stored = client.read(f"tasks/{task_id}")
-    assert [stored[name] for name in ("title", "description", "externalId")] == [text] * 3
-    assert (stored["evidence"][0]["label"], stored["extensions"]) == (text, {text: [text]})
-    assert client.read("tasks", externalId=text)["total"] == 1
-
-
-def test_answers_are_utf8_json(client: Client, run: str) -> None:
-    client.add(run, title="für 😀")
-    response = client.get(f"{API}/tasks")
-    assert response.content_type == "application/json"
-    assert "für 😀".encode() in response.data
+def test_strings_come_back_exactly_as_sent_in_utf8(client: Client, run: str, escaped: bool) -> None:
+    for text in STRINGS:
+        sent = task(
+            title=text, description=text, externalId=text, evidence=[{"label": text}], extensions={text: [text]}
+        )
+        body = json.dumps(sent, ensure_ascii=escaped).encode()
+        task_id = client.send("POST", f"{API}/runs/{run}/tasks", body).json["tasks"][0]["id"]
+        stored = client.read(f"tasks/{task_id}")
+        assert [stored[name] for name in ("title", "description", "externalId")] == [text] * 3
+        assert (stored["evidence"][0]["label"], stored["extensions"]) == (text, {text: [text]})
+        assert client.read("tasks", externalId=text)["total"] == 1
+    answer = client.get(f"{API}/tasks")
+    assert (answer.content_type, "\U0001f600 \U0010ffff".encode() in answer.data) == ("application/json", True)
 
 
 def test_times_are_utc_with_milliseconds(client: Client, run: str) -> None:
@@ -219,11 +210,21 @@ def test_ids_are_uuid7_and_sort_by_creation(client: Client, run: str) -> None:
     assert len({text[-12:] for text in ids}) == len(ids)
 
 
-@pytest.mark.parametrize(("method", "path"), [(each.method, each.path) for each in OPERATIONS])
-def test_unknown_query_parameters_are_refused_by_name(client: Client, run: str, method: str, path: str) -> None:
-    path = path.format(run_id=run, task_id=client.add(run), name="web", webhook_id=UNKNOWN_ID)
-    body = {} if method != "GET" else None
-    response = client.open(path, method=method, json=body, query_string={"stauts": "open"})
+EACH_OPERATION = [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS]
+
+
+def path_to(each: Any, client: Client, run: str, **task_fields: str) -> str:
+    """Return the path of an operation, about things that are there."""
+    hook = client.post(f"{API}/webhooks", json={"url": "https://hooks.invalid/"}) if "webhook" in each.path else None
+    ids = {"run_id": run, "task_id": client.add(run, **task_fields), "webhook_id": hook and hook.json["id"]}
+    return each.path.format(name="web", **ids)
+
+
+@pytest.mark.parametrize("each", EACH_OPERATION)
+def test_unknown_query_parameters_are_refused_by_name(client: Client, run: str, each: Any) -> None:
+    body = {} if each.method != "GET" else None
+    path = path_to(each, client, run)
+    response = client.open(path, method=each.method, json=body, query_string={"stauts": "open"})
     assert_problem(response, 400, "invalid_parameter", "stauts")
 
 
@@ -239,49 +240,39 @@ def values_of(field: str, *values: Any) -> list[dict[str, Any]]:
     return [{field: value} for value in values]
 
 
-def refusals(method: str, path: str, good: dict[str, Any], *changes: Any) -> list[Any]:
-    """Return rows of bad bodies: what each changes of a good one, and where that is wrong, its last field if unsaid."""
-    rows = []
-    for row in changes:
-        change, pointer = row if isinstance(row, tuple) else (row, f"/{[*row][-1]}")
-        body = {name: value for name, value in (good | change).items() if value is not ...}
-        rows.append(pytest.param(method, path, body, pointer, id=f"{path}-{str(change)[:50]!a}"))
-    return rows
+def refusals(good: dict[str, Any], *changes: Any) -> list[tuple[Any, str]]:
+    """Return bad bodies: what each changes of a good one, and where that is wrong, its last field if unsaid."""
+    rows = [row if isinstance(row, tuple) else (row, f"/{[*row][-1]}") for row in changes]
+    return [({name: value for name, value in (good | row).items() if value is not ...}, at) for row, at in rows]
 
 
 BAD_TYPE_FIELDS = (
     *({"schema": {}}, {"id": "x"}, {"createdAt": "x"}),
-    *values_of("name", "", "x" * 101, ".web", "-web", "a b", "a/b", "a,b", "ä", "web\n", "a٣", 1),
+    *values_of("name", "", "x" * 101, ".web", "a/b", "web\n", "a٣", 1),
     *values_of("label", "x" * 201, 1, "\0"),
     *values_of("description", "x" * 10_001, [], "\0"),
 )
-REFUSED = [
-    *refusals("POST", "project-types", {"name": "new"}, *BAD_TYPE_FIELDS, *values_of("name", ..., None)),
-    *refusals("PUT", "project-types/web", {}, *BAD_TYPE_FIELDS),
-    *refusals(
-        "POST",
-        "runs",
+REFUSED = {
+    "POST project-types": refusals({"name": "new"}, *BAD_TYPE_FIELDS, *values_of("name", ..., None)),
+    "PUT project-types/web": refusals({}, *BAD_TYPE_FIELDS),
+    "POST runs": refusals(
         {"projectType": "web"},
         *({"sevrity": 1}, {"createdAt": "x"}, {"status": "running"}),
         *values_of("projectType", ..., None, 1, "w\0"),
-        *values_of("targetUrl", 1, "", "/shop", "example.com", "https://", "https:///shop", "https:/example.com"),
-        *values_of("targetUrl", "ftp://example.com/", "javascript:alert(1)", "file:///etc", f"https://a/{'x' * 2039}"),
+        *values_of("targetUrl", 1, "", "/shop", "https:///shop", "https:/a.example", "ftp://a.example/"),
+        *values_of("targetUrl", f"https://a/{'x' * 2039}"),
         *values_of("metadata", [], "x", 1, {"a": "x" * (64 * KIB - 7)}, {"a": "é" * (32 * KIB)}),
         ({"metadata": {"a": ["\0"]}}, "/metadata/a/0"),
         *values_of("branch", "", "x" * 256, 1, "a\tb", "main\n", "\x7f", "a\x85"),
     ),
-    *refusals(
-        "PATCH",
-        "runs/RUN",
+    "PATCH runs/RUN": refusals(
         {"status": "completed"},
         *values_of("status", ..., None, "running", "done", 1),
         *values_of("statusReason", "x" * 1001, 1, "a\0b"),
         *values_of("resolveMissing", "yes", 1),
         *({"metadata": {}}, {"status": "failed", "resolveMissing": True}),
     ),
-    *refusals(
-        "PATCH",
-        "tasks/TASK",
+    "PATCH tasks/TASK": refusals(
         {},
         *(({}, ""), (dict.fromkeys(("status", "comment", "reason", "assignee")), ""), ({"assigne": "Ada"}, "")),
         *({"title": "x"}, {"status": "open", "severity": "low"}, {"status": "open", "extensions": {}}),
@@ -292,27 +283,24 @@ REFUSED = [
         {"status": "open", "comment": "x" * 4001, "reason": "fixed"},
         *values_of("assignee", "x" * 201, " \t", 1, "a\0b"),
     ),
-    *refusals(
-        "POST",
-        "runs/RUN/tasks",
+    "POST runs/RUN/tasks": refusals(
         {},
         *({"tasks": [task()], "dryRun": True}, ({}, "/title")),
         *values_of("tasks", [{"title": "x", "severity": "low"}] * 1001, {}, "x"),
         *(({"tasks": [None]}, "/tasks/0"), ({"tasks": ["x"]}, "/tasks/0")),
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("method", "path", "body", "pointer"), REFUSED)
-def test_a_bad_body_is_refused_where_it_is_wrong_and_changes_nothing(
-    client: Client, run: str, method: str, path: str, body: Any, pointer: str
-) -> None:
+@pytest.mark.parametrize("operation", REFUSED)
+def test_a_bad_body_is_refused_where_it_is_wrong_and_changes_nothing(client: Client, run: str, operation: str) -> None:
     task_id = client.add(run)
+    method, path = operation.replace("RUN", run).replace("TASK", task_id).split()
     paths = (f"tasks/{task_id}", f"runs/{run}", "project-types/web")
     before = [totals(client), *map(client.read, paths)]
-    raw = json.dumps(body, ensure_ascii=False).encode()
-    response = client.send(method, f"{API}/{path.replace('RUN', run).replace('TASK', task_id)}", raw)
-    assert_problem(response, 422, "validation_failed", pointer)
+    for body, pointer in REFUSED[operation]:
+        response = client.send(method, f"{API}/{path}", json.dumps(body, ensure_ascii=False).encode())
+        assert_problem(response, 422, "validation_failed", pointer)
     assert [totals(client), *map(client.read, paths)] == before
 
 
@@ -364,30 +352,25 @@ BAD_TASKS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "pointer"), BAD_TASKS, ids=lambda value: ascii(value)[:60])
-def test_a_bad_task_is_refused(client: Client, run: str, change: dict[str, Any], pointer: str) -> None:
-    bad = task(**change)
-    for body, prefix in ((bad, ""), ({"tasks": [task(), bad]}, "/tasks/1")):
-        raw = json.dumps(body, ensure_ascii=False).encode()
-        response = client.send("POST", f"{API}/runs/{run}/tasks", raw)
-        assert_problem(response, 422, "validation_failed", prefix + pointer)
+@pytest.mark.parametrize("field", dict.fromkeys(pointer.split("/")[1] for _, pointer in BAD_TASKS))
+def test_a_bad_task_is_refused(client: Client, run: str, field: str) -> None:
+    for change, pointer in (row for row in BAD_TASKS if row[1].split("/")[1] == field):
+        bad = task(**change)
+        for body, prefix in ((bad, ""), ({"tasks": [task(), bad]}, "/tasks/1")):
+            response = client.send("POST", f"{API}/runs/{run}/tasks", json.dumps(body, ensure_ascii=False).encode())
+            assert_problem(response, 422, "validation_failed", prefix + pointer)
     assert client.read("tasks")["total"] == 0
 
 
-def test_null_means_left_out_in_a_task(client: Client, run: str) -> None:
+def test_null_means_left_out_in_a_task_and_its_parts(client: Client, run: str) -> None:
     names = ("status", "externalId", "description", "evidence", "remediation", "successCriteria", "extensions")
     for left_out in ({}, dict.fromkeys(names)):
         stored = client.read(f"tasks/{client.add(run, **left_out)}")
         assert [stored[name] for name in names] == ["open", None, None, [], [], [], {}]
-
-
-def test_null_means_left_out_in_the_parts_of_a_task(client: Client, run: str) -> None:
-    parts = {
-        "evidence": [{"type": None, "label": "x", "url": None, "content": None}],
-        "remediation": [{"step": None, "instruction": "x"}],
-        "successCriteria": [{"description": "x", "automatable": None}],
-    }
-    stored = client.read(f"tasks/{client.add(run, **parts)}")
+    evidence = [{"type": None, "label": "x", "url": None, "content": None}]
+    steps, criteria = [{"step": None, "instruction": "x"}], [{"description": "x", "automatable": None}]
+    task_id = client.add(run, evidence=evidence, remediation=steps, successCriteria=criteria)
+    stored = client.read(f"tasks/{task_id}")
     assert stored["evidence"][0]["label"] == "x"
     assert stored["remediation"] == [{"step": 1, "instruction": "x"}]
     assert stored["successCriteria"] == [{"description": "x", "automatable": False}]
@@ -433,10 +416,10 @@ OTHERS = cases(
     put_project_type=("PUT", "project-types/web", {}),
     missing_from=("GET", "tasks?missingFrom=RUN", None),
 )
-NEW_IN = pytest.param("GET", "tasks?newIn=RUN", None, id="new_in", marks=pytest.mark.parts)
+OTHERS.append(pytest.param("GET", "tasks?newIn=RUN", None, id="new_in", marks=pytest.mark.parts))
 
 
-@pytest.mark.parametrize(("method", "path", "body"), [*OTHERS, NEW_IN])
+@pytest.mark.parametrize(("method", "path", "body"), OTHERS)
 def test_another_clients_id_is_answered_like_an_unknown_one(
     app: flask.Flask, client: Client, run: str, method: str, path: str, body: Any
 ) -> None:
@@ -486,27 +469,20 @@ def test_the_order_of_checks_for_a_submission(make_app: Callable[..., flask.Flas
         assert_problem(response, status, code)
 
 
-LATER_CHECKS = cases(
-    patch_run=("PATCH", f"{API}/runs/{UNKNOWN_ID}", "read"),
-    patch_task=("PATCH", f"{API}/tasks/{UNKNOWN_ID}", "agent"),
-    put_project_type=("PUT", f"{API}/project-types/unknown", "agent"),
-)
-
-
-@pytest.mark.parametrize(("method", "path", "level"), LATER_CHECKS)
-def test_the_order_of_checks_for_an_update(
-    app: flask.Flask, client: Client, method: str, path: str, level: str
-) -> None:
-    steps = [
-        (client_of(app, level).open(f"{path}?x=1", method=method, data="x"), 403, "forbidden"),
-        (client.open(f"{path}?x=1", method=method, data="x"), 415, "unsupported_media_type"),
-        (client.send(method, f"{path}?x=1", "x"), 400, "malformed_json"),
-        (client.send(method, f"{path}?x=1", '{"sevrity": 1}'), 400, "invalid_parameter"),
-        (client.send(method, path, '{"sevrity": 1}'), 404, "not_found"),
-        (client.send(method, path, '{"comment": "\\u0000", "extensionSchema": {"type": "strnig"}}'), 404, "not_found"),
-    ]
-    for response, status, code in steps:
-        assert_problem(response, status, code)
+def test_the_order_of_checks_for_an_update(app: flask.Flask, client: Client) -> None:
+    agent, reader = client_of(app, "agent"), client_of(app, "read")
+    for method, path, weaker in (
+        ("PATCH", f"{API}/runs/{UNKNOWN_ID}", reader),
+        ("PATCH", f"{API}/tasks/{UNKNOWN_ID}", agent),
+        ("PUT", f"{API}/project-types/unknown", agent),
+    ):
+        bad = '{"comment": "\\u0000", "extensionSchema": {"type": "strnig"}}'
+        assert_problem(weaker.open(f"{path}?x=1", method=method, data="x"), 403, "forbidden")
+        assert_problem(client.open(f"{path}?x=1", method=method, data="x"), 415, "unsupported_media_type")
+        assert_problem(client.send(method, f"{path}?x=1", "x"), 400, "malformed_json")
+        assert_problem(client.send(method, f"{path}?x=1", '{"sevrity": 1}'), 400, "invalid_parameter")
+        for body in ('{"sevrity": 1}', bad):
+            assert_problem(client.send(method, path, body), 404, "not_found")
 
 
 # ---------------------------------------------------------------------------
@@ -515,54 +491,24 @@ def test_the_order_of_checks_for_an_update(
 
 
 NESTED_IN = cases(
-    metadata=("POST", "runs", '{"projectType": "web", "metadata": %s}'),
-    extensions=("POST", "runs/RUN/tasks", '{"title": "x", "severity": "low", "extensions": %s}'),
-    batch=("POST", "runs/RUN/tasks", '{"tasks": [{"title": "x", "severity": "low", "extensions": %s}]}'),
-    bad_batch=("POST", "runs/RUN/tasks", '{"tasks": [{"severity": 1}, {"title": "x", "extensions": %s}]}'),
-    schema=("POST", "project-types", '{"name": "a", "extensionSchema": %s}'),
-    schema_update=("PUT", "project-types/web", '{"extensionSchema": %s}'),
-    unknown_field=("POST", "runs", '{"projectType": "web", "unknown": %s}'),
+    metadata=("runs", '{"projectType": "web", "metadata": %s}', 99, 201),
+    extensions=("runs/RUN/tasks", '{"title": "x", "severity": "low", "extensions": %s}', 99, 201),
+    batch=("runs/RUN/tasks", '{"tasks": [{"title": "x", "severity": "low", "extensions": %s}]}', 97, 201),
+    bad_batch=("runs/RUN/tasks", '{"tasks": [{"severity": 1}, {"title": "x", "extensions": %s}]}', 97, 422),
+    schema=("project-types", '{"name": "a", "extensionSchema": %s}', 99, 201),
+    unknown_field=("runs", '{"projectType": "web", "unknown": %s}', 99, 422),
 )
-BROKEN_VALUES = cases(
-    nan=b'{"a": NaN}',
-    too_large_a_number=b'{"a": 1e999}',
-    lone_surrogate=b'{"a": "\\ud83d"}',
-    bad_utf8=b'{"a": "\xff"}',
-    levels=b'{"a":' * 110 + b"1" + b"}" * 110,
-    leading_zero=b'{"a": -01}',
-    bad_escape=b'{"a": "\\x"}',
-)
+BROKEN_VALUES = (b"NaN", b"1e999", b'"\\ud83d"', b'"\xff"', b"-01", b'"\\x"')
 
 
-@pytest.mark.parametrize("value", BROKEN_VALUES)
-@pytest.mark.parametrize(("method", "path", "body"), NESTED_IN)
-def test_a_free_form_value_must_be_json_too(
-    client: Client, run: str, method: str, path: str, body: str, value: bytes
+@pytest.mark.parametrize(("path", "body", "levels", "status"), NESTED_IN)
+def test_a_free_form_value_must_be_json_too_of_a_hundred_levels_in_all(
+    client: Client, run: str, path: str, body: str, levels: int, status: int
 ) -> None:
-    raw = body.encode().replace(b"%s", value)
-    assert_problem(client.send(method, f"{API}/{path.replace('RUN', run)}", raw), 400, "malformed_json")
-
-
-LEVELS_LEFT = cases(
-    metadata=("runs", lambda deep: {"projectType": "web", "metadata": deep}, 99),
-    extensions=("runs/RUN/tasks", lambda deep: task(extensions=deep), 99),
-    batch=("runs/RUN/tasks", lambda deep: {"tasks": [task(extensions=deep)]}, 97),
-    schema=("project-types", lambda deep: {"name": "deep", "extensionSchema": deep}, 99),
-)
-
-
-@pytest.mark.parametrize(("path", "body", "levels"), LEVELS_LEFT)
-def test_a_body_may_have_a_hundred_levels(
-    client: Client, run: str, path: str, body: Callable[[Any], Any], levels: int
-) -> None:
-    path = f"{API}/{path.replace('RUN', run)}"
-    assert client.post(path, json=body(nested(levels))).status_code == 201
-    assert_problem(client.post(path, json=body(nested(levels + 1))), 400, "malformed_json")
-
-
-def test_brackets_in_strings_are_no_levels(client: Client, run: str) -> None:
-    text = '[{"\\' * 200
-    assert client.read(f"tasks/{client.add(run, title=text[:500], description=text)}")["description"] == text
+    path, deep, deeper = f"{API}/{path.replace('RUN', run)}", *(json.dumps(nested(levels + more)) for more in (0, 1))
+    assert client.send("POST", path, body % deep).status_code == status
+    for value in (deeper.encode(), *(b'{"a": %s}' % broken for broken in BROKEN_VALUES)):
+        assert_problem(client.send("POST", path, body.encode() % value), 400, "malformed_json")
 
 
 def test_a_body_shorter_than_its_content_length_is_malformed(client: Client, run: str) -> None:
@@ -599,13 +545,6 @@ def test_unknown_paths_are_problems_too(app: flask.Flask, client: Client, path: 
         assert_problem(app.test_client().open(path, method=method), 404, "not_found")
 
 
-@pytest.mark.parametrize("task_id", ["x", UNKNOWN_ID, "%00", "%FF", "é", "a" * 5000])
-def test_unknown_ids_are_not_found(client: Client, task_id: str) -> None:
-    assert_problem(client.get(f"{API}/tasks/{task_id}"), 404, "not_found")
-    assert_problem(client.get(f"{API}/runs/{task_id}"), 404, "not_found")
-    assert_problem(client.get(f"{API}/project-types/{task_id}"), 404, "not_found")
-
-
 @pytest.mark.parametrize("path", sorted({each.path for each in OPERATIONS}))
 def test_other_methods_are_refused_with_those_allowed(client: Client, path: str) -> None:
     known = {each.method for each in OPERATIONS if each.path == path}
@@ -631,22 +570,14 @@ def test_a_list_says_which_methods_a_key_has_there(app: flask.Flask, level: str,
     assert allowed == [f"GET, HEAD{each}" for each in more]
 
 
-def test_a_hundred_problems_are_listed_and_all_counted(client: Client, run: str) -> None:
-    bad = [task(severity="hgh")] * 150
-    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [task(), *bad]})
+def test_a_hundred_problems_are_listed_one_of_each_bad_task_at_least_and_all_counted(client: Client) -> None:
+    client.register("strict", {"properties": {f"p{n}": {"type": "integer"} for n in range(10)}})
+    bad = task(severity="hgh", extensions={f"p{n}": "text" for n in range(10)})
+    response = client.post(f"{API}/runs/{client.start('strict')}/tasks", json={"tasks": [task(), *[bad] * 40]})
     problem = assert_problem(response, 422, "validation_failed", "/tasks/1/severity")
     assert (len(problem["errors"]), problem["errors"][0]["value"]) == (100, "hgh")
-    assert re.search(r"\b150\b", problem["detail"])
-
-
-def test_a_task_with_many_problems_does_not_crowd_out_others(client: Client) -> None:
-    client.register("strict", {"properties": {f"p{n}": {"type": "integer"} for n in range(10)}})
-    run = client.start("strict")
-    bad = task(extensions={f"p{n}": "text" for n in range(10)})
-    response = client.post(f"{API}/runs/{run}/tasks", json={"tasks": [bad] * 40})
-    problem = assert_problem(response, 422, "validation_failed")
-    assert len(problem["errors"]) <= 100
-    assert {int(error["pointer"].split("/")[2]) for error in problem["errors"]} == set(range(40))
+    assert {int(error["pointer"].split("/")[2]) for error in problem["errors"]} == {*range(1, 41)}
+    assert re.search(r"\b440 problems\b", problem["detail"])
 
 
 def problems_of(response: Any) -> dict[str, str]:
@@ -718,29 +649,33 @@ def test_a_message_tells_what_is_asked_for_however_long_the_value_is(client: Cli
     assert all(len(detail) <= 200 for detail in told.values())
 
 
-def test_every_problem_of_a_run_and_of_a_project_type_is_told_at_once(client: Client, run: str) -> None:
-    body = {"targetUrl": "example.com\0", "metadata": [], "x": "\0"}
-    places = {"/projectType", "/targetUrl", "/metadata", "/x"}
-    assert set(problems_of(client.post(f"{API}/runs", json=body))) == places
-    body = {"name": "-", "label": 1, "description": "x" * 10_001}
-    assert set(problems_of(client.post(f"{API}/project-types", json=body))) == {"/name", "/label", "/description"}
-    schema = {"properties": {"a": {"pattern": "("}, "b": {"type": "no"}, "c": {"$ref": "#/no"}, "d": {"maxLength": -1}}}
-    told = problems_of(client.post(f"{API}/project-types", json={"name": "-", "extensionSchema": schema}))
-    places = ("a/pattern", "b/type", "c/$ref", "d/maxLength")
-    assert set(told) == {"/name", *(f"/extensionSchema/properties/{place}" for place in places)}
-    told = problems_of(client.post(f"{API}/runs", json={"metadata": {"a": "x" * 64 * KIB}}))
-    assert set(told) == {"/projectType", "/metadata"}
+FAULTY_SCHEMA = {
+    "properties": {"a": {"pattern": "("}, "b": {"type": "no"}, "c": {"$ref": "#/no"}, "d": {"maxLength": -1}}
+}
+IN_SCHEMA = " ".join(
+    f"/extensionSchema/properties/{place}" for place in ("a/pattern", "b/type", "c/$ref", "d/maxLength")
+)
+FAULTY_BODIES = cases(
+    run=("runs", {"targetUrl": "a.example\0", "metadata": [], "x": "\0"}, "/projectType /targetUrl /metadata /x"),
+    large_metadata=("runs", {"metadata": {"a": "x" * 64 * KIB}}, "/projectType /metadata"),
+    nul_alone=("runs", {"projectType": "web", "targetUrl": "http://a\0b"}, "/targetUrl"),
+    project_type=("project-types", {"name": "-", "label": 1, "description": "x" * 10_001}, "/name /label /description"),
+    schema=("project-types", {"name": "-", "extensionSchema": FAULTY_SCHEMA}, f"/name {IN_SCHEMA}"),
+    around_tasks=("runs/RUN/tasks", {"tasks": [task(), {}], "task": 1}, "/task /tasks/1/title /tasks/1/severity"),
+    no_tasks=("runs/RUN/tasks", {"tasks": {"a": 1}, "run": 1}, "/tasks /run"),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "places"), FAULTY_BODIES)
+def test_every_problem_of_any_body_is_told_at_once(client: Client, run: str, path: str, body: Any, places: str) -> None:
+    told = problems_of(client.post(f"{API}/{path.replace('RUN', run)}", json=body))
+    assert set(told) == set(places.split())
+
+
+def test_every_problem_of_the_end_of_a_run_is_told_at_once(client: Client, run: str) -> None:
     told = problems_of(client.patch(f"{API}/runs/{run}", json={"status": "failed", "resolveMissing": True, "x": 1}))
     assert told["/resolveMissing"] == "goes with the status completed only"
     assert set(told) == {"/resolveMissing", "/x"}
-
-
-def test_what_is_wrong_around_the_tasks_is_told_with_what_is_wrong_in_them(client: Client, run: str) -> None:
-    path = f"{API}/runs/{run}/tasks"
-    assert set(problems_of(client.post(path, json={"tasks": [task(), {}], "task": 1}))) == {
-        *("/task", "/tasks/1/title", "/tasks/1/severity")
-    }
-    assert set(problems_of(client.post(path, json={"tasks": {"a": 1}, "run": 1}))) == {"/tasks", "/run"}
 
 
 GOOD, BAD = task(), task(evidence=[{"label": 1, "url": "x"}])
@@ -766,15 +701,11 @@ def test_what_takes_too_long_to_be_told_is_refused_all_the_same(
 
 
 def test_no_problem_is_told_twice_or_of_a_value_that_nobody_sent(client: Client, run: str) -> None:
-    path = f"{API}/runs/{run}/tasks"
     body = json.dumps(task(description="x" * 70_000, remediation=[{"instruction": "x", "step": 1}, {"instruction": 1}]))
-    response = client.send("POST", path, body.replace('"step": 1', '"step": ' + "9" * 4301))
-    assert_problem(response, 422, "validation_failed")
-    told = problems_of(response)
+    body = body.replace('"step": 1', '"step": ' + "9" * 4301)
+    told = problems_of(client.send("POST", f"{API}/runs/{run}/tasks", body))
     assert len(told) == 3
     assert told["/remediation/0/step"] == "has a number with too many digits"
-    response = client.post(f"{API}/runs", json={"projectType": "web", "targetUrl": "http://a\0b"})
-    assert problems_of(response) == {"/targetUrl": "must not contain U+0000"}
 
 
 MUCH_AMISS = cases(
@@ -804,16 +735,11 @@ def test_of_much_that_is_amiss_the_first_hundred_are_told_soon(client: Client, r
 MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
 MANY_VALUES = cases(
     metadata=("runs", b'{"projectType":"web","metadata":{"a":%s}}', 422),
-    unknown=("runs", b'{"projectType":"web","x":%s}', 422),
     strings=("runs", b'{"x":[' + b'"",' * 3_000_000 + b'""]}', 422),
     escaped_strings=("runs", b'{"x":[' + rb'"\\",' * 3_000_000 + b'""]}', 422),
-    schema=("project-types", b'{"name":"x","extensionSchema":{"enum":%s}}', 422),
-    extensions=("runs/RUN/tasks", b'{"title":"x","severity":"low","extensions":{"a":%s}}', 422),
-    evidence=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":%s}', 422),
-    objects=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":[' + b"{}," * 3_000_000 + b"{}]}", 422),
+    evidence=("runs/RUN/tasks", b'{"title":"x","severity":"low","evidence":[' + b"{}," * 3_000_000 + b"{}]}", 422),
     nuls=("runs", b'{"projectType": "web", "metadata": {"a": [' + b'"\\u0000",' * 400_000 + b'""]}}', 422),
     labels=("runs/RUN/tasks", b'{"evidence": [' + b'{"label": ""},' * 160_000 + b"{}]}", 422),
-    tasks=("runs/RUN/tasks", b'{"tasks":%s}', 422),
     endless_string=("runs", b"[" * 101 + b'"' + b'\\"' * 100_000, 400),
     unclosed=("runs", b'{"projectType":"web","metadata":{"a":[' + b"0," * 400_000, 400),
     deep=("runs", b'{"projectType":"web","metadata":{"a":' + b"[" * 400_000, 400),
@@ -824,8 +750,8 @@ MANY_VALUES = cases(
 def test_millions_of_values_are_refused_soon_and_in_little_memory(
     client: Client, run: str, path: str, body: bytes, status: int
 ) -> None:
-    body = body.replace(b"%s", MANY)
-    response, peak = peak_of(lambda: client.send("POST", f"{API}/{path.replace('RUN', run)}", body))
+    path, body = f"{API}/{path.replace('RUN', run)}", body.replace(b"%s", MANY)
+    response, peak = peak_of(lambda: client.send("POST", path, body))
     assert_problem(response, status, "validation_failed" if status == 422 else "malformed_json")
     assert peak < 60 * KIB * KIB
 
@@ -847,16 +773,12 @@ LONG_TEXTS = cases(
     project_type=("POST", "runs", {"projectType": LONG[:100]}, 422),
     target_url=("POST", "runs", {"projectType": "web", "targetUrl": LONG}, 422),
     run_id=("GET", f"runs/{LONG}", None, 404),
-    path=("GET", LONG, None, 404),
     parameter=("GET", f"tasks?{LONG}=1", None, 400),
     parameter_value=("GET", f"tasks?status={LONG}", None, 400),
-    cursor=("GET", f"tasks?after={LONG}", None, 400),
     schema_type=("POST", "project-types", {"name": "a", "extensionSchema": {"type": LONG}}, 422),
     schema_ref=("POST", "project-types", {"name": "a", "extensionSchema": {"$ref": f"#/{LONG}"}}, 422),
     schema_draft=("POST", "project-types", {"name": "a", "extensionSchema": {"$schema": LONG}}, 422),
     schema_pattern=("POST", "project-types", {"name": "a", "extensionSchema": {"pattern": f"({LONG[:1000]}"}}, 422),
-    type_name=("POST", "project-types", {"name": LONG}, 422),
-    extension_value=("POST", "runs/STRICT/tasks", task(extensions={"wcag": LONG}), 422),
     extension_name=("POST", "runs/STRICT/tasks", task(extensions={"wcag": "1.1.1", LONG: 1}), 422),
     nul_name=("POST", "runs/RUN/tasks", task(extensions={LONG + "\0": 1}), 422),
 )
@@ -908,11 +830,10 @@ def test_a_write_waits_for_the_lock(make_app: Callable[..., flask.Flask], tmp_pa
 
 
 def some_combinations(options: dict[str, list[Any]], seed: int, count: int) -> list[dict[str, Any]]:
-    """Return queries for some combinations of options, in which two thirds of the parameters are left out."""
-    dice = random.Random(seed)
-    return [
-        {name: dice.choice(values) for name, values in options.items() if dice.random() < 1 / 3} for _ in range(count)
-    ]
+    """Return queries for some combinations of options, of up to five parameters each."""
+    dice, most = random.Random(seed), min(5, len(options))
+    chosen = [dice.sample(sorted(options), dice.randint(0, most)) for _ in range(count)]
+    return [{name: dice.choice(options[name]) for name in names} for names in chosen]
 
 
 def task_options(survey: Survey) -> dict[str, list[Any]]:
@@ -960,52 +881,47 @@ def test_combinations_of_task_filters_find_and_count_the_right_tasks(
 ) -> None:
     monkeypatch.setattr("findings_service.MOST_RANGES", ranges)
     found_something = 0
-    for number, query in enumerate(some_combinations(task_options(survey), ranges, 1500)):
+    for number, query in enumerate(some_combinations(task_options(survey), ranges, 400)):
         page = survey.client.read("tasks", limit=200, **query)
         expected = survey.expected_tasks(query)
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected[:200], len(expected)), query
         found_something += bool(expected)
-        if number % 10 == 0:
-            walked = [item["id"] for page in survey.client.walk("tasks", limit=4, **query) for item in page["tasks"]]
+        if number % 20 == 0:
+            walked = [item["id"] for page in survey.client.walk("tasks", limit=20, **query) for item in page["tasks"]]
             assert walked == expected, query
-            jumped = survey.client.read("tasks", limit=4, page=2, **query)
-            assert [item["id"] for item in jumped["tasks"]] == expected[4:8], query
-            assert bool(jumped["next"]) == (len(expected) > 8)
-    assert found_something > 50
+            jumped = survey.client.read("tasks", limit=20, page=2, **query)
+            assert [item["id"] for item in jumped["tasks"]] == expected[20:40], query
+            assert bool(jumped["next"]) == (len(expected) > 40)
+    assert found_something > 100
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("status", "severity", "runId", "projectType", "targetUrl", "externalId", "missingFrom", "mainLine", "branch"),
-        *("assignee", "assigned", "createdSince", "createdBefore", "rule", "location", "tag", "without"),
-        *(pytest.param(name, marks=pytest.mark.parts) for name in ("newIn", "q")),
-    ],
-)
-def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey, name: str) -> None:
-    times = [*{item["createdAt"] for item in survey.tasks}, "2099-01-01"]
+def test_each_task_filter_alone_finds_and_counts_the_right_tasks(survey: Survey) -> None:
+    times = (*(item["createdAt"] for item in survey.tasks[::20]), "2099-01-01")
+    runs = [run["id"] for run in survey.runs]
+    fields = ("status", "severity", "projectType", "targetUrl", "externalId", "assignee", "rule")
     values = {
-        **{field: sorted({str(item[field]) for item in survey.tasks if item[field]}) for field in HEAD_FIELDS},
-        **{field: [run["id"] for run in survey.runs] for field in ("runId", "missingFrom", "newIn")},
+        **{field: sorted({str(item[field]) for item in survey.tasks if item[field]}) for field in fields},
+        **dict.fromkeys(("runId", "missingFrom"), runs),
+        **dict.fromkeys(("mainLine", "assigned"), ("true", "false")),
+        **dict.fromkeys(("createdSince", "createdBefore"), times),
         "location": [*PLACES, "src/", "src/app.py:", "https://h:80/", "SRC", "L" * 299, "L" * 301, f"{'L' * 300}:"],
         "tag": [*TAGS, ",".join(TAGS[::2]), "unknown"],
         "without": ["rule", "location", "tag"],
-        "mainLine": ["true", "false"],
         "branch": [["a"], ["b,c"], ["a", "b,c"]],
-        "assigned": ["true", "false"],
-        "createdSince": times,
-        "createdBefore": times,
-        "q": ["finding 77", "1", "77", "F-1 f-11", "none", "0. finding 5"],
-    }[name]
-    for value, sort in itertools.product(values, ("-createdAt", "createdAt", "severity")):
-        query = {name: value, "sort": sort}
-        page = survey.client.read("tasks", limit=200, **query)
-        expected = survey.expected_tasks(query)
+    }
+    if findings_service.REGISTRY.baseline:
+        values["newIn"] = runs
+    if findings_service.REGISTRY.search:
+        values["q"] = ["finding 77", "1", "77", "F-1 f-11", "none", "0. finding 5"]
+    asked = [{name: value} for name, some in values.items() for value in some]
+    for query, sort in itertools.product(asked, ("-createdAt", "createdAt", "severity")):
+        page = survey.client.read("tasks", limit=200, sort=sort, **query)
+        expected = survey.expected_tasks(query | {"sort": sort})
         assert ([item["id"] for item in page["tasks"]], page["total"]) == (expected[:200], len(expected)), query
 
 
 def test_combinations_of_run_filters_find_and_count_the_right_runs(survey: Survey) -> None:
-    for query in some_combinations(RUN_OPTIONS, 3, 500):
+    for query in some_combinations(RUN_OPTIONS, 3, 300):
         page = survey.client.read("runs", limit=200, **query)
         expected = survey.expected_runs(query)
         assert ([item["id"] for item in page["runs"]], page["total"]) == (expected, len(expected)), query
@@ -1045,12 +961,12 @@ def test_what_stays_quick_at_a_million_neither_scans_a_table_nor_sorts(survey: S
     options = task_options(survey)
     fields = ("status", "severity", "projectType", "targetUrl", "mainLine", "branch")
     plain = {name: options[name] for name in (*fields, "sort")}
-    queries = some_combinations(plain, 5, 1000)
+    queries = some_combinations(plain, 5, 300)
     counted = {name: options[name] for name in ("status", "severity", "mainLine", "sort")}
     for mark in ({"rule": RULES[0]}, {"tag": TAGS[0]}):
         queries += [mark | query for query in some_combinations(counted, 5, 50)]
     queries.append({"runId": options["runId"][1]})
-    runs = [each for each in some_combinations(RUN_OPTIONS, 5, 500) if not {"projectType", "targetUrl"} <= each.keys()]
+    runs = [each for each in some_combinations(RUN_OPTIONS, 5, 200) if not {"projectType", "targetUrl"} <= each.keys()]
     connection = reader_of(survey.app)
     # What branches reported has no order by severity of its own, nor what is of one of several types at one target.
     plain_queries = [
@@ -1183,33 +1099,13 @@ def test_a_page_ends_early_where_it_would_be_too_large(
     assert len(client.read("tasks", sort=sort)["tasks"]) == 10
 
 
-def prune_old(client: Client) -> None:
-    """Remove old runs."""
-    assert prune(database_of(client.application).settings.db)[0]
-
-
-def fail_what_is_idle(client: Client) -> None:
-    """Fail all running runs, as the clock does."""
-    time.sleep(0.01)
-    assert list(findings_service.idle_slices(database_of(client.application), 0.001))
-
-
 WRITES = cases(
-    start=lambda client, *_: client.start(),
     submit=lambda client, run, _: client.submit(run, task()),
-    report_again=lambda client, run, _: client.submit(run, task(externalId="x")),
-    see_again=lambda client, *_: client.add(client.start(targetUrl="https://example.com/"), externalId="x"),
-    finish=lambda client, run, _: client.finish(run),
     triage=lambda client, _, found: client.triage(found, "dismissed"),
-    assign=lambda client, _, found: client.triage(found, assignee="kim"),
-    triage_several=lambda client, _, found: client.patch(f"{API}/tasks", json={"ids": [found], "status": "resolved"}),
-    delete_task=lambda client, _, found: client.remove(f"tasks/{found}"),
     delete_run=lambda client, run, _: client.remove(f"runs/{run}"),
-    register=lambda client, *_: client.register("new"),
     replace_type=lambda client, *_: client.put(f"{API}/project-types/web", json={"label": "new"}),
-    delete_type=lambda client, *_: client.remove("project-types/unused"),
-    prune=lambda client, run, _: [client.finish(run), finish_ago(client.application, 91, run), prune_old(client)],
-    idle=lambda client, *_: fail_what_is_idle(client),
+    prune=lambda client, *_: prune(database_of(client.application).settings.db),
+    idle=lambda client, *_: list(findings_service.idle_slices(database_of(client.application), -1)),
 )
 
 
@@ -1218,8 +1114,9 @@ WRITES = cases(
 def test_an_etag_of_a_list_holds_until_the_client_writes(
     app: flask.Flask, client: Client, run: str, write: Callable[[Client, str, str], object]
 ) -> None:
-    found, stranger = client.add(run, externalId="x"), client_of(app, client="other")
-    client.register("unused")
+    found, stranger, old = client.add(run, externalId="x"), client_of(app, client="other"), client.start()
+    client.finish(old)
+    finish_ago(app, 91, old)
     paths = [f"{API}/{path}" for path in ("tasks", "tasks?view=full", "runs", "overview")]
     before = [client.get(path) for path in paths]
     tags = [{"If-None-Match": response.headers["ETag"]} for response in before]
@@ -1236,25 +1133,23 @@ def test_an_etag_of_a_list_holds_until_the_client_writes(
         assert again.headers["ETag"] != tag["If-None-Match"]
 
 
-@pytest.mark.parametrize(
-    ("had", "status"),
-    cases(
-        none=('"x"', 200),
-        weak=("W/{}", 304),
-        strong=("{}", 304),
-        one_of_several=('"x", W/{}', 304),
-        any=(" * ", 304),
-        broken=("{", 200),
-        long=(f"a{' ' * 9000}b", 200),
-    ),
+TAGS_HAD = cases(
+    none=('"x"', 200),
+    weak=("W/{}", 304),
+    strong=("{}", 304),
+    one_of_several=('"x", W/{}', 304),
+    any=(" * ", 304),
+    broken=("{", 200),
+    long=(f"a{' ' * 9000}b", 200),
 )
-@pytest.mark.parametrize("head", [False, True])
-def test_a_list_is_left_out_where_the_caller_has_it(
-    client: Client, run: str, had: str, status: int, head: bool
-) -> None:
+
+
+@pytest.mark.parametrize(("had", "status"), TAGS_HAD)
+def test_a_list_is_left_out_where_the_caller_has_it(client: Client, run: str, had: str, status: int) -> None:
     tag = client.get(f"{API}/runs").headers["ETag"].removeprefix("W/")
-    response = (client.head if head else client.get)(f"{API}/runs", headers={"If-None-Match": had.replace("{}", tag)})
-    assert (response.status_code, response.headers["ETag"]) == (status, f"W/{tag}")
+    for ask in (client.get, client.head):
+        response = ask(f"{API}/runs", headers={"If-None-Match": had.replace("{}", tag)})
+        assert (response.status_code, response.headers["ETag"]) == (status, f"W/{tag}")
 
 
 def test_what_follows_a_restored_backup_has_other_etags_than_what_followed_it_before(app: flask.Flask) -> None:
@@ -1286,18 +1181,9 @@ def test_the_next_link_of_a_kept_list_has_the_prefix_that_was_asked_at(client: C
         assert link.startswith(f"{prefix}{API}/tasks?")
 
 
-def test_a_page_of_runs_ends_early_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.register("web")
-    runs = [client.start(metadata={"a": "x" * 3000}) for _ in range(5)]
-    monkeypatch.setattr("findings_service.PAGE_SIZE", 8000)
-    pages = list(client.walk("runs"))
-    assert [len(page["runs"]) for page in pages] == [2, 2, 1]
-    assert [item["id"] for page in pages for item in page["runs"]] == runs[::-1]
-
-
 def test_a_page_of_screenshots_takes_little_memory(client: Client, run: str) -> None:
     evidence = [{"content": "x" * 250_000}] * 16
-    for _ in range(12):
+    for _ in range(8):
         client.submit(run, *[task(evidence=evidence)] * 3)
     answer, peak = peak_of(lambda: client.get(f"{API}/tasks?view=full&limit=200"))
     assert 12 * 2**20 < len(answer.data) <= 16 * 2**20
@@ -1328,22 +1214,30 @@ def test_a_list_has_its_page_limit_total_and_next(
         assert (following["page"], following["limit"], following["total"]) == (None, page["limit"], 201)
 
 
-def test_a_list_of_runs_has_its_page_limit_total_and_next(client: Client, run: str) -> None:
-    runs = [run, *[client.start() for _ in range(2)]]
-    first, second = client.walk("runs", limit=2)
+def test_a_list_of_runs_has_its_page_limit_total_and_next_and_ends_early_where_it_would_be_too_large(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run, *[client.start(metadata={"a": "x" * 3000}) for _ in range(5)]][::-1]
+    first, *_, last = client.walk("runs", limit=3)
     assert set(first) == {"runs", "page", "limit", "total", "next"}
-    assert [item["id"] for item in first["runs"] + second["runs"]] == runs[::-1]
-    assert (first["page"], second["page"], second["total"], second["next"]) == (1, None, 3, None)
+    assert [item["id"] for item in first["runs"] + last["runs"]] == runs
+    assert (first["page"], last["page"], last["total"], last["next"]) == (1, None, 6, None)
     assert all(set(item) == RUN_FIELDS for item in first["runs"])
+    monkeypatch.setattr("findings_service.PAGE_SIZE", 8000)
+    pages = [[item["id"] for item in page["runs"]] for page in client.walk("runs")]
+    assert pages == [runs[:2], runs[2:4], runs[4:]]
 
 
 def test_next_keeps_the_filters_the_limit_the_sort_and_the_view(client: Client, run: str) -> None:
-    client.submit(run, *[task(status="open"), task(status="in_progress"), task(status="resolved")] * 3)
+    bulk = {"description": "d", "evidence": [{"label": "x"}], "extensions": {"a": 1}}
+    client.submit(run, *[task(status=each, **bulk) for each in ("open", "in_progress", "resolved")] * 3)
     query = {"status": "open,in_progress", "sort": "severity", "view": "full", "targetUrl": "https://example.com/"}
     pages = list(client.walk("tasks", limit=4, **query))
     assert [len(page["tasks"]) for page in pages] == [4, 2]
-    assert {item["status"] for page in pages for item in page["tasks"]} == {"open", "in_progress"}
-    assert all(set(item) == HEAD_FIELDS | BULK_FIELDS for page in pages for item in page["tasks"])
+    items = [item for page in pages for item in page["tasks"]]
+    assert {item["status"] for item in items} == {"open", "in_progress"}
+    assert all(item == client.read(f"tasks/{item['id']}") for item in items)
+    assert all(set(item) == HEAD_FIELDS for item in client.read("tasks")["tasks"])
 
 
 @pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
@@ -1360,49 +1254,36 @@ def test_a_walk_sees_every_row_once_while_others_write(client: Client, run: str,
     assert before <= set(seen)
 
 
-# Of each the last parameter is wrong.
-OF_PARTS = re.compile("runs/RUN/gate|overview|brief")
-BAD_PARAMETERS = (
-    *("tasks?page=0", "tasks?page=-1", "tasks?page=1.0", "tasks?page=1e0", "tasks?page=%2B1", "tasks?page=%D9%A3"),
-    *("tasks?page=%201", "tasks?page=1_0", "tasks?page=", f"tasks?page={10**30}", "runs?page=last"),
-    "runs?page=1&page=2",
-    *("tasks?limit=0", "tasks?limit=201", "runs?limit=201", "runs?limit=-1", "runs?limit="),
-    "tasks?limit=1&limit=1",
-    *("tasks?status=", "tasks?status", "tasks?status=open,", "tasks?status=open,,resolved", "tasks?status=opened"),
-    *("tasks?status=Open", "tasks?status=running", "runs?status=open", "tasks?status=open,%20resolved"),
-    *("tasks?status=open&status=", "tasks?" + "&".join(["status=open"] * 1001)),
-    *("tasks?targetUrl=a&targetUrl=a", "runs?targetUrl=a&targetUrl=b", "tasks?targetUrl="),
-    *("tasks?externalId=a&externalId=b", "tasks?externalId="),
-    *("tasks?missingFrom=a&missingFrom=a", "tasks?missingFrom="),
-    *("tasks?sort=severity&sort=severity", "tasks?sort=title", "tasks?sort=", "runs?sort=createdAt"),
-    *("tasks?view=full&view=full", "tasks?view=all", "tasks?severity=hgh", "tasks?severity="),
-    *("tasks?runId=", "runs?projectType="),
-    *("tasks?mainLine=yes", "runs?mainLine=1", "tasks?mainLine=True", "runs?mainLine="),
-    *("tasks?mainLine=true&mainLine=true", "tasks?mainLine=true,false"),
-    *("tasks?assignee=", "tasks?assignee=a&assignee=a", "tasks?assigned=no", "tasks?assigned=true,false"),
-    *("tasks?createdSince=", "tasks?createdSince=2026-11-21&createdSince=2026-11-21"),
-    *("tasks?createdSince=yesterday", "tasks?createdSince=1700000000", "tasks?createdSince=2026-02-30"),
-    *("tasks?createdSince=2026-11-21T24:00Z", "tasks?createdSince=2026-11-21T00:00+01:00"),
-    *("tasks?createdSince=2026-11-21Z", "runs?createdSince=2026-11-21"),
-    *("tasks?createdBefore=2026-11-21T10:00.5Z", "tasks?createdBefore=2026-11-2%D9%A1"),
-    *("tasks?createdBefore=0001-01-01T00:00%2B01:00", "tasks?createdBefore=9999-12-31T23:59:59.9999Z"),
-    *("tasks?q=", "tasks?q=%20%1F%E2%80%83", "tasks?q=%CC%81%20%CC%88", "tasks?q=a&q=b", "tasks?q=a%00"),
-    *("runs?q=a", f"tasks?missingFrom={UNKNOWN_ID}&q=%20"),
-    *("tasks?branch=", "runs?branch=a&branch=", "runs?branch=%00", "tasks?" + "&".join(["branch=a"] * 101)),
-    "tasks?Status=open",
-    *("tasks?after=", "tasks?after=garbage", "runs?after=%00", f"tasks?after={UNKNOWN_ID[:-1]}"),
-    *(f"tasks?after={UNKNOWN_ID}&after={UNKNOWN_ID}", f"tasks?sort=severity&after={UNKNOWN_ID}"),
-    *("runs/RUN/gate?failOn=hgh", "runs/RUN/gate?failOn=", "runs/RUN/gate?failOn=low&failOn=high"),
-    *("runs/RUN/gate?only=old", "runs/RUN/gate?baseline=", "runs/RUN/gate?page=1"),
-    *("overview?days=0", "overview?days=366", "overview?days=x", "overview?branch=", "overview?branch=a&branch=b"),
-    "overview?status=open",
-    *("brief?projectType=", "brief?projectType=web&projectType=app", "brief?projectType=web&targetUrl="),
-    *("brief?projectType=web&branch=", "brief?projectType=web&limit=0", "brief?projectType=web&limit=201"),
-    "brief?projectType=web&status=open",
-    *("tasks/TASK/history?limit=0", "tasks/TASK/history?limit=1001", "tasks/TASK/history?limit=x"),
-    *("tasks/TASK/history?after=", "tasks/TASK/history?after=-1", "tasks/TASK/history?after=x"),
-    "tasks/TASK/history?page=1",
-)
+# Of each query the last parameter is wrong.
+BAD_PARAMETERS = {
+    "tasks": (
+        *("page=0", "page=1.0", "page=%2B1", "page=%D9%A3", "page=", f"page={10**30}", "limit=0", "limit=201"),
+        *("limit=1&limit=1", "status=", "status", "status=open,,resolved", "status=Open", "Status=open"),
+        *("status=open&status=", "&".join(["status=open"] * 1001), "targetUrl=a&targetUrl=a", "targetUrl="),
+        *("externalId=a&externalId=b", "missingFrom=a&missingFrom=a", "missingFrom=", "runId=", "severity=x"),
+        *("sort=severity&sort=severity", "sort=title", "view=all", "mainLine=yes", "mainLine=True"),
+        *("mainLine=true&mainLine=true", "assignee=", "assignee=a&assignee=a", "assigned=no", "assigned=true,false"),
+        *("createdSince=", "createdSince=2026-11-21&createdSince=2026-11-21", "createdSince=yesterday"),
+        *("createdSince=1700000000", "createdSince=2026-02-30", "createdSince=2026-11-21T24:00Z"),
+        *("createdSince=2026-11-21T00:00+01:00", "createdBefore=2026-11-21T10:00.5Z", "createdBefore=2026-11-2%D9%A1"),
+        *("createdBefore=0001-01-01T00:00%2B01:00", "createdBefore=9999-12-31T23:59:59.9999Z"),
+        *("q=", "q=%20%1F%E2%80%83", "q=%CC%81%20%CC%88", "q=a&q=b", "q=a%00", f"missingFrom={UNKNOWN_ID}&q=%20"),
+        *("branch=", "&".join(["branch=a"] * 101), "after=", "after=garbage", f"after={UNKNOWN_ID[:-1]}"),
+        *(f"after={UNKNOWN_ID}&after={UNKNOWN_ID}", f"sort=severity&after={UNKNOWN_ID}"),
+    ),
+    "runs": (
+        *("page=1&page=2", "limit=201", "status=open", "targetUrl=a&targetUrl=b", "projectType=", "sort=createdAt"),
+        *("mainLine=", "createdSince=2026-11-21", "q=a", "branch=a&branch=", "branch=%00", "after=%00"),
+    ),
+    "tasks/TASK/history": ("limit=0", "limit=1001", "page=1", "after=", "after=-1"),
+    "runs/RUN/gate": ("failOn=hgh", "only=old", "baseline=", "page=1"),
+    "overview": ("days=0", "days=366", "branch=", "branch=a&branch=b", "status=open"),
+    "brief": (
+        *("projectType=", "projectType=web&projectType=app", "projectType=web&targetUrl=", "projectType=web&branch="),
+        *("projectType=web&limit=201", "projectType=web&status=open"),
+    ),
+}
+OF_PARTS = ("runs/RUN/gate", "overview", "brief")
 
 
 SEVERAL_VALUES = (
@@ -1455,16 +1336,13 @@ def test_a_branch_of_too_many_targets_is_asked_for_with_one(
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        pytest.param(each, id=each[:50], marks=pytest.mark.parts if OF_PARTS.match(each) else ())
-        for each in BAD_PARAMETERS
-    ],
+    "path", [pytest.param(each, marks=[pytest.mark.parts] * (each in OF_PARTS)) for each in BAD_PARAMETERS]
 )
-def test_bad_parameters_are_refused_by_name(client: Client, run: str, asked: str) -> None:
-    path = asked.replace("RUN", run).replace("TASK", client.add(run))
-    name = re.findall(r"[?&](\w+)", asked)[-1]
-    assert_problem(client.get(f"{API}/{path}"), 400, "invalid_parameter", name)
+def test_bad_parameters_are_refused_by_name(client: Client, run: str, path: str) -> None:
+    there = path.replace("RUN", run).replace("TASK", client.add(run))
+    for query in BAD_PARAMETERS[path]:
+        name = re.findall(r"(?:^|&)(\w+)", query)[-1]
+        assert_problem(client.get(f"{API}/{there}?{query}"), 400, "invalid_parameter", name)
 
 
 @pytest.mark.parametrize("query", cases(thousands="&".join(["status=open"] * 5001), no_utf8="externalId=%FF"))
@@ -1488,20 +1366,14 @@ DATES = cases(
     day=("createdSince=2026-11-20", [1, 2, 3]),
     day_before=("createdBefore=2026-11-20", [0]),
     one_day=("createdSince=2026-11-20&createdBefore=2026-11-21", [1, 2]),
-    minute=("createdSince=2026-11-20T00:00", [1, 2, 3]),
     small_letters=("createdSince=2026-11-20t00:00:00z", [1, 2, 3]),
     zone=("createdSince=2026-11-20T13:30:15.123%2B01:00", [2, 3]),
-    zone_without_a_colon=("createdBefore=2026-11-19T19:00:00-0500", [0]),
     millisecond=("createdSince=2026-11-20T12:30:15.123Z", [2, 3]),
-    before_a_millisecond=("createdBefore=2026-11-20T12:30:15.123Z", [0, 1]),
     finer=("createdSince=2026-11-20T12:30:15.123001Z", [3]),
     before_a_finer_one=("createdBefore=2026-11-20T12:30:15.123001Z", [0, 1, 2]),
-    trailing_noughts=("createdSince=2026-11-20T12:30:15.123000Z", [2, 3]),
-    fewer_digits=("createdSince=2026-11-20T12:30:15,1", [2, 3]),
     finer_than_a_second=("createdBefore=2026-11-19T23:59:59.9999", [0]),
     nothing_between=("createdSince=2026-11-21&createdBefore=2026-11-20", []),
     all_of_it=("createdSince=0001-01-01&createdBefore=9999-12-31", [0, 1, 2, 3]),
-    none_of_it=("createdSince=2026-11-22", []),
 )
 
 
@@ -1560,13 +1432,6 @@ def test_target_and_external_id_are_matched_exactly(client: Client, run: str) ->
     assert client.read("tasks", targetUrl="https://example.com")["total"] == 0
 
 
-def test_list_items_leave_the_bulk_out_unless_asked_for(client: Client, run: str) -> None:
-    bulk = {"description": "d", "evidence": [{"label": "x"}], "extensions": {"a": 1}}
-    task_id = client.add(run, **bulk)
-    assert set(client.read("tasks")["tasks"][0]) == HEAD_FIELDS
-    assert client.read("tasks", view="full")["tasks"][0] == client.read(f"tasks/{task_id}")
-
-
 # ---------------------------------------------------------------------------
 # Keys and clients
 # ---------------------------------------------------------------------------
@@ -1623,51 +1488,42 @@ def test_the_last_use_of_a_key_is_remembered(app: flask.Flask, client: Client) -
 # ---------------------------------------------------------------------------
 
 
-def test_the_history_has_the_user_beside_the_key(app: flask.Flask, client: Client, run: str) -> None:
-    task_id = client.add(run)
+def test_the_history_has_the_user_beside_the_key(app: flask.Flask, client: Client) -> None:
+    client.register("web")
     anna, other = users_of(app, "anna@shop.example", "Jürgen Müller")
+    run = anna.start()
+    task_id = anna.add(run)
     anna.triage(task_id, "in_progress", comment="mine")
     other.triage(task_id, "dismissed")
-    assert [(entry["event"], entry["by"], entry["user"]) for entry in client.history(task_id)] == [
-        ("created", "tests", None),
-        ("status", "proxy", "anna@shop.example"),
-        ("status", "proxy", "Jürgen Müller"),
+    other.finish(run)
+    users = [*["anna@shop.example"] * 3, *["Jürgen Müller"] * 2]
+    rows = rows_of(app, "SELECT event, key_name, user_name FROM history ORDER BY seq")
+    assert rows == [*zip(("started", "created", "status", "status", "finished"), ["proxy"] * 5, users, strict=True)]
+    assert [(entry["by"], entry["user"]) for entry in client.history(task_id)] == [
+        ("proxy", user) for user in users[1:4]
     ]
 
 
-def test_a_run_that_a_user_starts_and_finishes_has_them_in_the_history(app: flask.Flask, client: Client) -> None:
-    client.register("web")
-    (anna,) = users_of(app, "anna", level="agent")
-    run = anna.start()
-    anna.add(run)
-    anna.finish(run)
-    rows = rows_of(app, "SELECT event, key_name, user_name FROM history ORDER BY seq")
-    assert rows == [(event, "proxy", "anna") for event in ("started", "created", "finished")]
-
-
+AS_WSGI_HAS_IT = "ü".encode().decode("latin-1")
 USERS = [
-    (None, 401, "unauthorized"),
-    *((user, 200, None) for user in ("a", "ü" * 200)),
-    *((user, 400, "invalid_parameter") for user in ("a" * 201, "", "  ", "a\tb", "a\u202eb", "anna,otto")),
+    *((user, 200) for user in ("a", AS_WSGI_HAS_IT * 200)),
+    *((user, 400) for user in ("a" * 201, "", "  ", "a\tb", "a\xe2\x80\xaeb", "anna,otto", "J\xfcrgen")),
 ]
 
 
-@pytest.mark.parametrize(("user", "status", "code"), USERS, ids=lambda value: ascii(value)[:20])
+@pytest.mark.parametrize(("user", "status"), [(None, 401), *USERS], ids=lambda value: ascii(value)[:20])
 def test_a_key_for_users_needs_one_user_of_printable_characters(
-    app: flask.Flask, user: str | None, status: int, code: str | None
+    app: flask.Flask, user: str | None, status: int
 ) -> None:
-    (client,) = users_of(app, user or "", level="read")
-    if user is None:
-        del client.environ_base["HTTP_FINDINGS_USER"]
+    (client,) = users_of(app, "", level="read")
+    del client.environ_base["HTTP_FINDINGS_USER"]
+    client.environ_base.update({} if user is None else {"HTTP_FINDINGS_USER": user})
     assert client.get(f"{API}/runs").status_code == status
-    if code:
-        assert_problem(client.get(f"{API}/tasks/{UNKNOWN_ID}?unknown=1"), status, code)
-
-
-def test_a_user_that_is_no_utf8_is_refused(app: flask.Flask) -> None:
-    (client,) = users_of(app, "")
-    response = client.get(f"{API}/runs", environ_overrides={"HTTP_FINDINGS_USER": "J\xfcrgen"})
-    assert "ASCII" in assert_problem(response, 400, "invalid_parameter", "Findings-User")["detail"]
+    if status == 401:
+        assert_problem(client.get(f"{API}/tasks/{UNKNOWN_ID}?unknown=1"), 401, "unauthorized")
+    if status == 400:
+        problem = assert_problem(client.get(f"{API}/tasks?unknown=1"), 400, "invalid_parameter", "Findings-User")
+        assert "ASCII" in problem["detail"]
 
 
 def test_a_missing_user_comes_before_the_level_and_that_before_the_site(app: flask.Flask) -> None:
@@ -1678,16 +1534,13 @@ def test_a_missing_user_comes_before_the_level_and_that_before_the_site(app: fla
     assert_problem(client.post(f"{API}/runs", headers=site), 401, "unauthorized")
 
 
-@pytest.mark.parametrize("of_the_environment", [False, True])
-def test_no_other_key_may_say_who_a_request_is_from(
-    make_app: Callable[..., flask.Flask], of_the_environment: bool
-) -> None:
+def test_no_other_key_may_say_who_a_request_is_from(make_app: Callable[..., flask.Flask]) -> None:
     app = make_app(api_key=SECRET)
-    client = client_with(app, SECRET if of_the_environment else make_key(app))
-    for user in ("anna", ""):
+    for key, user in itertools.product((SECRET, make_key(app)), ("anna", "")):
+        client = client_with(app, key)
         response = client.get(f"{API}/tasks", headers={"Findings-User": user})
         assert "--for-users" in assert_problem(response, 400, "invalid_parameter", "Findings-User")["detail"]
-    assert client.get(f"{API}/tasks").status_code == 200
+        assert client.get(f"{API}/tasks").status_code == 200
 
 
 def test_a_repeated_request_of_another_user_is_a_new_one(app: flask.Flask, client: Client) -> None:
@@ -1794,6 +1647,7 @@ METADATA = (
     '{"escaped": "\\u00e9\\/\\ud83d\\ude00", "plain": "é/😀"}',
     '{"": {}, "a~/b": null}',
     '{"n": %s, "f": 0.12345678901234567890123456789}' % ("9" * 400),
+    '{"a": 1%s}' % (" " * 70_000),  # which do not count in its size
 )
 
 
@@ -1818,17 +1672,12 @@ RUN_BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("change", RUN_BOUNDS, ids=lambda change: ascii(change)[:60])
-def test_a_run_at_the_bounds_is_taken(client: Client, run: str, change: dict[str, Any]) -> None:
-    body = json.dumps({"projectType": "web"} | change, ensure_ascii=False).encode()
-    response = client.send("POST", f"{API}/runs", body)
-    assert response.status_code == 201
-    assert {name: response.json[name] for name in change} == change
-
-
-def test_white_space_does_not_count_in_the_size_of_metadata(client: Client, run: str) -> None:
-    body = b'{"projectType": "web", "metadata": {"a": 1%s}}' % (b" " * 70_000)
-    assert client.send("POST", f"{API}/runs", body).status_code == 201
+def test_a_run_at_the_bounds_is_taken(client: Client, run: str) -> None:
+    for change in RUN_BOUNDS:
+        body = json.dumps({"projectType": "web"} | change, ensure_ascii=False).encode()
+        response = client.send("POST", f"{API}/runs", body)
+        assert response.status_code == 201
+        assert {name: response.json[name] for name in change} == change
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
@@ -1860,47 +1709,6 @@ def test_a_finished_run_stays_finished(client: Client, run: str, first: str, sec
     assert client.read("tasks")["total"] == 0
 
 
-def test_a_run_counts_what_was_submitted_to_it(client: Client, run: str) -> None:
-    client.submit(run, task(externalId="a"), task(externalId="b"), task(), task(externalId="b", title="wins"))
-    client.submit(run, task(externalId="a"), task(externalId="b", title="changed"))
-    second = client.start(targetUrl="https://example.com/")
-    client.triage(client.add(second, externalId="a"), "resolved")
-    client.submit(second, task(externalId="a"), task(externalId="c"))
-    assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | {"created": 3, "unchanged": 1, "updated": 1}
-    expected = NOTHING_SUBMITTED | {"created": 1, "unchanged": 1, "reopened": 1}
-    assert client.read(f"runs/{second}")["submitted"] == expected
-
-
-CHANGES = cases(
-    triage=lambda client, _: client.triage(client.read("tasks", externalId="a")["tasks"][0]["id"], "dismissed"),
-    another_report=lambda client, run: client.submit(run, task(externalId="a", severity="low"), task()),
-    report_by_another_run=lambda client, _: start_on(client, None, "a"),
-    resolve_missing=lambda client, _: client.finish(start_on(client, None), resolveMissing=True),
-    reopening=lambda client, _: [
-        client.finish(start_on(client, None), resolveMissing=True),
-        start_on(client, None, "b"),
-    ],
-)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_summary_is_a_recount_after_each_change(client: Client, run: str, change: Callable[..., object]) -> None:
-    client.submit(run, *(task(externalId=name, severity=each) for each, name in zip(SEVERITIES, "abcde", strict=True)))
-    before = client.read(f"runs/{run}")["summary"]
-    change(client, run)
-    assert client.read(f"runs/{run}")["summary"] != before
-    tasks = client.read("tasks", limit=200, runId=run)["tasks"]
-    severities, statuses = (Counter(item[name] for item in tasks) for name in ("severity", "status"))
-    whole = client.read(f"runs/{run}")
-    assert whole["summary"] == {
-        "total": len(tasks),
-        "bySeverity": {name: severities[name] for name in SEVERITIES},
-        "byStatus": {name: statuses[name] for name in STATUSES},
-    }
-    assert whole["submitted"]["created"] == sum(item["runId"] == run for item in tasks)
-    assert faults_of(database_of(client.application).settings.db) == []
-
-
 def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, run: str) -> None:
     before = {"reported": "open", "missing": "open", "begun": "in_progress", "no": "dismissed", "done": "resolved"}
     ids = {name: client.add(run, externalId=name) for name in before} | {"no-external-id": client.add(run)}
@@ -1915,22 +1723,6 @@ def test_resolve_missing_resolves_what_the_run_did_not_report(client: Client, ru
     entry = client.history(ids["begun"])[-1]
     assert (entry["event"], entry["from"], entry["to"], entry["runId"]) == ("status", "in_progress", "resolved", second)
     assert len(client.history(ids["done"])) == 2
-
-
-def test_resolve_missing_leaves_other_types_targets_and_clients_alone(app: flask.Flask, client: Client) -> None:
-    stranger = client_of(app, client="other")
-    for owner in (client, stranger):
-        owner.register("web")
-        owner.register("cli")
-    others = [
-        (client, client.add(client.start("cli"), externalId="x")),
-        (client, client.add(client.start("web", targetUrl="https://example.com/"), externalId="x")),
-        (stranger, stranger.add(stranger.start("web"), externalId="x")),
-    ]
-    ours = client.add(client.start("web"), externalId="x")
-    client.finish(client.start("web"), resolveMissing=True)
-    assert client.read(f"tasks/{ours}")["status"] == "resolved"
-    assert {owner.read(f"tasks/{task_id}")["status"] for owner, task_id in others} == {"open"}
 
 
 def test_a_branch_resolves_only_what_it_reported_first(client: Client, run: str) -> None:
@@ -1965,25 +1757,18 @@ def test_who_starts_a_run_fails_idle_ones_of_its_own_client(make_app: Callable[.
     assert other.read("runs", status="failed")["total"] == 1
 
 
-USES = cases(
-    submitting=lambda client, run: client.add(run),
-    submitting_the_same=lambda client, run: client.submit(run, task(externalId="x")),
-    submitting_nothing=lambda client, run: client.submit(run),
-    reading=lambda client, run: client.read(f"runs/{run}"),
-)
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_request_keeps_a_run_alive(
-    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch, use: Callable[..., Any]
-) -> None:
+def test_a_request_keeps_a_run_alive(make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
-    client, run = with_a_run(make_app(run_timeout="0.4"))
-    for _ in range(3):
-        time.sleep(0.2)
-        use(client, run)
+    client, _ = with_a_run(make_app(run_timeout="0.8"))
+    again = task(externalId="x")
+    uses = (client.add, client.submit, lambda run: client.submit(run, again), lambda run: client.read(f"runs/{run}"))
+    runs = [client.start() for _ in uses]
+    for _ in range(4):
+        time.sleep(0.3)
+        for use, run in zip(uses, runs, strict=True):
+            use(run)
     client.start()
-    assert client.read(f"runs/{run}")["status"] == "running"
+    assert [client.read(f"runs/{run}")["status"] for run in runs] == ["running"] * 4
 
 
 # ---------------------------------------------------------------------------
@@ -2023,6 +1808,8 @@ def test_a_submission_tells_what_became_of_each_task_in_the_order_sent(client: C
     assert [done["tasks"][place]["id"] for place in (0, 2, 3)] == [fixed, changed, same]
     assert [done[name] for name in ("created", "updated", "reopened", "unchanged")] == [2, 1, 1, 1]
     assert {item["status"] for item in done["tasks"]} == {"open"}
+    counts = {"created": 5, "updated": 1, "reopened": 1, "unchanged": 1}
+    assert client.read(f"runs/{run}")["submitted"] == NOTHING_SUBMITTED | counts
 
 
 def other_run_in_its_place(client: Client, run: str) -> str:
@@ -2084,13 +1871,14 @@ TASK_BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("change", TASK_BOUNDS, ids=lambda change: ascii(change)[:60])
-def test_a_task_at_the_bounds_is_taken(client: Client, run: str, change: dict[str, Any]) -> None:
-    response = client.send("POST", f"{API}/runs/{run}/tasks", json.dumps(task(**change), ensure_ascii=False).encode())
-    assert response.status_code == 201, response.json
-    stored = client.read(f"tasks/{response.json['tasks'][0]['id']}")
-    stored["evidence"] = [{k: v for k, v in item.items() if v is not None} for item in stored["evidence"]]
-    assert {name: stored[name] for name in change} == change
+def test_a_task_at_the_bounds_is_taken(client: Client, run: str) -> None:
+    for change in TASK_BOUNDS:
+        body = json.dumps(task(**change), ensure_ascii=False).encode()
+        response = client.send("POST", f"{API}/runs/{run}/tasks", body)
+        assert response.status_code == 201, response.json
+        stored = client.read(f"tasks/{response.json['tasks'][0]['id']}")
+        stored["evidence"] = [{k: v for k, v in item.items() if v is not None} for item in stored["evidence"]]
+        assert {name: stored[name] for name in change} == change
 
 
 @pytest.mark.parametrize("schema", [None, WCAG_SCHEMA])
@@ -2120,19 +1908,21 @@ def test_steps_are_kept_in_their_order_and_numbered_by_place(client: Client, run
     assert [step["instruction"] for step in client.read(f"tasks/{numbered}")["remediation"]] == texts[::-1]
 
 
-def test_an_external_id_is_one_finding_for_a_type_and_target(app: flask.Flask, client: Client) -> None:
+def test_an_external_id_is_one_finding_for_a_type_and_target_also_where_missing_ones_are_resolved(
+    app: flask.Flask, client: Client
+) -> None:
     stranger = client_of(app, client="other")
-    for owner in (client, stranger):
-        owner.register("web")
-        owner.register("cli")
+    for owner, name in itertools.product((client, stranger), ("web", "cli")):
+        owner.register(name)
     surfaces = [("web", None), ("web", "https://example.com/"), ("web", "https://example.com"), ("cli", None)]
-    runs = [(client, client.start(name, targetUrl=target)) for name, target in surfaces] + [
-        (stranger, stranger.start("web"))
-    ]
-    ids = [owner.add(run, externalId="x") for owner, run in runs]
-    assert len(set(ids)) == 5
-    again = [(client, client.start(name, targetUrl=target)) for name, target in surfaces]
-    assert [owner.add(run, externalId="x") for owner, run in again] == ids[:4]
+    found = []
+    for owner, name, target in [*((client, *each) for each in surfaces), (stranger, "web", None)]:
+        ids = {owner.add(owner.start(name, targetUrl=target), externalId="x") for _ in range(2)}
+        assert len(ids) == 1
+        found += [(owner, *ids)]
+    assert len({task_id for _, task_id in found}) == 5
+    client.finish(client.start("web"), resolveMissing=True)
+    assert [owner.read(f"tasks/{task_id}")["status"] for owner, task_id in found] == ["resolved", *["open"] * 4]
 
 
 def test_identity_is_the_external_id_alone(client: Client, run: str) -> None:
@@ -2150,42 +1940,28 @@ def test_a_newer_report_replaces_the_agents_fields(client: Client, run: str) -> 
     assert [stored[name] for name in sorted(BULK_FIELDS)] == [None, [], {}, [], []]
 
 
-REPORTED_AGAIN = [
-    *[
-        (stored, said, stored, "unchanged")
-        for stored in ("open", "in_progress", "dismissed")
-        for said in (..., *STATUSES)
-    ],
-    *[("resolved", said, "open", "reopened") for said in (..., "open", "in_progress")],
-    *[("resolved", said, "resolved", "unchanged") for said in ("resolved", "dismissed")],
-]
+def test_a_report_keeps_peoples_triage_and_reopens_what_was_fixed(client: Client, run: str) -> None:
+    for stored, said in itertools.product(STATUSES, (..., *STATUSES)):
+        name, reopens = f"{stored} {said}", stored == "resolved" and said not in ("resolved", "dismissed")
+        status, result = ("open", "reopened") if reopens else (stored, "unchanged")
+        task_id = client.add(run, externalId=name)
+        client.triage(task_id, stored)
+        done = client.submit(run, task(externalId=name, status=said))
+        assert done["tasks"] == [{"id": task_id, "status": status, "externalId": name, "result": result}]
+        assert client.read(f"tasks/{task_id}")["status"] == status, name
 
 
-@pytest.mark.parametrize(("stored", "said", "status", "result"), REPORTED_AGAIN)
-def test_a_report_keeps_peoples_triage_and_reopens_what_was_fixed(
-    client: Client, run: str, stored: str, said: Any, status: str, result: str
-) -> None:
-    task_id = client.add(run, externalId="x")
-    client.triage(task_id, stored)
-    done = client.submit(run, task(externalId="x", status=said))
-    assert done["tasks"] == [{"id": task_id, "status": status, "externalId": "x", "result": result}]
-    assert client.read(f"tasks/{task_id}")["status"] == status
-
-
-CHANGED_FIELDS = cases(
-    title={"title": "Other"},
-    severity={"severity": "low"},
-    description={"description": "other"},
-    description_left_out={"description": None},
-    evidence={"evidence": [{"label": "x"}]},
-    remediation={"remediation": [{"instruction": "x"}]},
-    successCriteria={"successCriteria": []},
-    extensions={"extensions": {"a": 1.0, "b": [1, 2]}},
-    extensions_order_of_items={"extensions": {"a": 1, "b": [2, 1]}},
-    rule={"rule": "S102"},
-    location_left_out={"location": None},
-    tags_order={"tags": ["b", "a"]},
-    all_that_lists_go_by={"severity": "low", "rule": None, "tags": []},
+CHANGED_FIELDS = (
+    *(
+        {"title": "Other"},
+        {"severity": "low"},
+        {"description": "other"},
+        {"description": None},
+        {"successCriteria": []},
+    ),
+    *({"evidence": [{"label": "x"}]}, {"remediation": [{"instruction": "x"}]}, {"rule": "S102"}, {"location": None}),
+    *({"extensions": {"a": 1.0, "b": [1, 2]}}, {"extensions": {"a": 1, "b": [2, 1]}}, {"tags": ["b", "a"]}),
+    {"severity": "low", "rule": None, "tags": []},  # all that lists go by
 )
 FULL_REPORT = {
     "externalId": "x",
@@ -2200,7 +1976,7 @@ FULL_REPORT = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGED_FIELDS)
+@pytest.mark.parametrize("change", CHANGED_FIELDS, ids=str)
 def test_a_report_names_what_it_changed(client: Client, run: str, change: dict[str, Any]) -> None:
     task_id = client.add(run, **FULL_REPORT)
     time.sleep(0.002)
@@ -2283,39 +2059,27 @@ def test_a_branch_leaves_what_the_main_line_knows_as_it_is(client: Client, run: 
     assert [each["id"] for each in client.read("tasks", runId=branch)["tasks"]] == [task_id]
 
 
-@pytest.mark.parametrize(
-    ("status", "report", "result", "after"),
-    cases(
-        the_same=("open", {}, "updated", "open"),
-        reworded=("in_progress", {"title": "Reworded"}, "updated", "in_progress"),
-        resolved=("resolved", {}, "reopened", "open"),
-        resolved_still=("resolved", {"status": "resolved"}, "updated", "resolved"),
-        dismissed=("dismissed", {"severity": "low"}, "updated", "dismissed"),
-    ),
-)
-def test_the_main_line_takes_over_what_a_branch_found(
-    client: Client, run: str, status: str, report: dict[str, Any], result: str, after: str
-) -> None:
+def test_the_main_line_takes_over_what_a_branch_found(client: Client, run: str) -> None:
     start_on(client, "a", "x")
     task_id = client.read("tasks")["tasks"][0]["id"]
-    before = client.triage(task_id, status)
+    before = client.triage(task_id, "resolved")
     time.sleep(0.002)
-    assert client.submit(run, task(externalId="x", **report))["tasks"][0]["result"] == result
+    report = task(externalId="x", title="Reworded", status="resolved")
+    assert client.submit(run, report)["tasks"][0]["result"] == "updated"
     found, entry = client.read(f"tasks/{task_id}"), client.history(task_id)[-1]
-    assert (found["branch"], found["status"], found["lastRunId"], found["timesSeen"]) == (None, after, run, 2)
+    assert (found["branch"], found["status"], found["lastRunId"], found["timesSeen"]) == (None, "resolved", run, 2)
     assert (found["runId"], found["updatedAt"] > before["updatedAt"]) == (before["runId"], True)
-    assert (entry["event"], entry["runId"]) == ("reported", run)
-    assert entry["changed"] == [*({*report} - {"status"}), "branch"]
-    assert client.submit(run, task(externalId="x", **report))["unchanged"] == 1
+    assert (entry["event"], entry["runId"], entry["changed"]) == ("reported", run, ["title", "branch"])
+    assert client.submit(run, report)["unchanged"] == 1
 
 
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(STATUSES, STATUSES)))
-def test_every_move_between_statuses_is_allowed(client: Client, run: str, before: str, after: str) -> None:
-    task_id = client.add(run, status=before)
-    updated = client.triage(task_id, after)
-    assert updated["status"] == after
-    assert updated == client.read(f"tasks/{task_id}")
-    assert len(client.history(task_id)) == (1 if before == after else 2)
+def test_every_move_between_statuses_is_allowed(client: Client, run: str) -> None:
+    for before, after in itertools.product(STATUSES, STATUSES):
+        task_id = client.add(run, status=before)
+        updated = client.triage(task_id, after)
+        assert updated["status"] == after
+        assert updated == client.read(f"tasks/{task_id}")
+        assert len(client.history(task_id)) == (1 if before == after else 2)
 
 
 def entries_of(client: Client, task_id: str) -> list[dict[str, Any]]:
@@ -2340,55 +2104,36 @@ def test_triage_is_kept_with_who_did_it_and_why(app: flask.Flask, client: Client
     assert updated["createdAt"] == updated["lastSeenAt"] < updated["updatedAt"]
 
 
-def move_to(to: str, **more: str) -> dict[str, Any]:
-    """Return what the history says of a dismissed task that was moved."""
-    return {"event": "status", "from": "dismissed", "to": to, **more}
-
-
 NO_MOVE = ("dismissed", "duplicate")
-COMMENTED, ASSIGNED = {"event": "comment", "comment": "c"}, {"event": "assigned", "assignee": "Ada"}
 DECISIONS = cases(
-    move=({"status": "open"}, ("open", None), [move_to("open")]),
-    move_to_a_reason=(
-        {"status": "resolved", "reason": "fixed", "comment": "c"},
-        ("resolved", "fixed"),
-        [move_to("resolved", reason="fixed", comment="c")],
-    ),
-    move_without_a_reason=({"status": "resolved"}, ("resolved", None), [move_to("resolved")]),
-    reason_alone=(
-        {"reason": "wont_fix", "comment": "c"},
-        ("dismissed", "wont_fix"),
-        [move_to("dismissed", reason="wont_fix", comment="c")],
-    ),
-    same_status_with_another_reason=(
-        {"status": "dismissed", "reason": "wont_fix"},
-        ("dismissed", "wont_fix"),
-        [move_to("dismissed", reason="wont_fix")],
-    ),
+    move=({"status": "open"}, ("open", None), ["status"]),
+    move_to_a_reason=({"status": "resolved", "reason": "fixed", "comment": "c"}, ("resolved", "fixed"), ["status"]),
+    move_without_a_reason=({"status": "resolved"}, ("resolved", None), ["status"]),
+    reason_alone=({"reason": "wont_fix", "comment": "c"}, ("dismissed", "wont_fix"), ["status"]),
+    another_reason=({"status": "dismissed", "reason": "wont_fix"}, ("dismissed", "wont_fix"), ["status"]),
     same_status=({"status": "dismissed"}, NO_MOVE, []),
     same_reason=({"reason": "duplicate"}, NO_MOVE, []),
-    same_with_a_comment=({"status": "dismissed", "reason": "duplicate", "comment": "c"}, NO_MOVE, [COMMENTED]),
-    comment_alone=({"comment": "c"}, NO_MOVE, [COMMENTED]),
-    all_of_it=(
-        {"status": "resolved", "reason": "fixed", "assignee": "Ada", "comment": "c"},
-        ("resolved", "fixed"),
-        [move_to("resolved", reason="fixed", comment="c"), ASSIGNED],
-    ),
-    assigned_with_a_comment=({"assignee": "Ada", "comment": "c"}, NO_MOVE, [ASSIGNED, COMMENTED]),
+    same_with_a_comment=({"status": "dismissed", "reason": "duplicate", "comment": "c"}, NO_MOVE, ["comment"]),
+    comment_alone=({"comment": "c"}, NO_MOVE, ["comment"]),
+    move_and_assigned=({"status": "open", "assignee": "Ada", "comment": "c"}, ("open", None), ["status", "assigned"]),
+    assigned_with_a_comment=({"assignee": "Ada", "comment": "c"}, NO_MOVE, ["assigned", "comment"]),
 )
 
 
-@pytest.mark.parametrize(("decision", "state", "entries"), DECISIONS)
+@pytest.mark.parametrize(("decision", "state", "events"), DECISIONS)
 def test_a_decision_has_an_entry_for_each_thing_that_it_changed(
-    client: Client, run: str, decision: Any, state: Any, entries: Any
+    client: Client, run: str, decision: Any, state: Any, events: list[str]
 ) -> None:
     task_id = client.add(run)
     before = client.triage(task_id, "dismissed", reason="duplicate")
     time.sleep(0.002)
     after = client.triage(task_id, **decision)
     assert ((after["status"], after["reason"]), after["assignee"]) == (state, decision.get("assignee"))
-    assert entries_of(client, task_id)[1:] == entries
-    assert (after["updatedAt"] > before["updatedAt"]) == any(each["event"] != "comment" for each in entries)
+    said = {"from": "dismissed", "to": state[0], **decision}
+    fields = {"status": ("from", "to", "reason", "comment"), "assigned": ("assignee",), "comment": ("comment",)}
+    told = [{"event": event} | {name: said[name] for name in fields[event] if name in said} for event in events]
+    assert entries_of(client, task_id)[1:] == told
+    assert (after["updatedAt"] > before["updatedAt"]) == bool({*events} - {"comment"})
 
 
 def test_a_task_is_assigned_to_one_or_nobody(client: Client, run: str) -> None:
@@ -2514,7 +2259,7 @@ class Finding:
 
     name: str | None
     branch: str | None
-    title: str
+    severity: str
     status: str = "open"
     runs: set[str] = field(default_factory=set)
     branches: set[str] = field(default_factory=set)
@@ -2534,17 +2279,17 @@ class Ledger:
         """Return the finding with an external id."""
         return next((each for each in self.findings.values() if name and each.name == name), None)
 
-    def report(self, run: str, name: str | None, title: str) -> tuple[Finding, str]:
+    def report(self, run: str, name: str | None, severity: str) -> tuple[Finding, str]:
         """Have a run report a finding, and return it and what that did."""
         finding, branch = self.named(name), self.branches[run]
-        before = finding and (finding.title, finding.branch)
+        before = finding and (finding.severity, finding.branch)
         result = "created" if finding is None else "unchanged"
-        finding = finding or Finding(name, branch, title, first=run)
+        finding = finding or Finding(name, branch, severity, first=run)
         if branch is None or finding.branch is not None:
             if run not in finding.runs:
                 finding.seen, finding.last = finding.seen + 1, run
-            finding.branch, finding.title = finding.branch and branch and finding.branch, title
-            if before and before != (finding.title, finding.branch):
+            finding.branch, finding.severity = finding.branch and branch and finding.branch, severity
+            if before and before != (finding.severity, finding.branch):
                 result = "updated"
             if finding.status == "resolved":
                 finding.status, result = "open", "reopened"
@@ -2566,9 +2311,9 @@ class Ledger:
 def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Random) -> None:
     """Check tasks, the totals of lists and the audit against what should be."""
     stored = client.read("tasks", limit=200)["tasks"]
-    fields = ("externalId", "branch", "title", "status", "timesSeen", "runId", "lastRunId")
+    fields = ("externalId", "branch", "severity", "status", "timesSeen", "runId", "lastRunId")
     assert {each["id"]: tuple(each[name] for name in fields) for each in stored} == {
-        task_id: (each.name, each.branch, each.title, each.status, each.seen, each.first, each.last)
+        task_id: (each.name, each.branch, each.severity, each.status, each.seen, each.first, each.last)
         for task_id, each in ledger.findings.items()
     }
     status, branch = dice.choice(STATUSES), dice.choice(("a", "b"))
@@ -2583,10 +2328,17 @@ def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Rando
             page = client.read("tasks", limit=200, **query, **more)
             wanted = {key for key in right if not more or ledger.findings[key].status == status}
             assert ({each["id"] for each in page["tasks"]}, page["total"]) == (wanted, len(wanted)), query
+    reported = [each for each in ledger.findings.values() if run in each.runs]
+    severities, statuses = (Counter(getattr(each, name) for each in reported) for name in ("severity", "status"))
+    assert client.read(f"runs/{run}")["summary"] == {
+        "total": len(reported),
+        "bySeverity": {name: severities[name] for name in SEVERITIES},
+        "byStatus": {name: statuses[name] for name in STATUSES},
+    }
     assert faults_of(database_of(client.application).settings.db) == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_branches_keep_their_rules_whatever_comes(client: Client, seed: int) -> None:
     dice, ledger, running = random.Random(seed), Ledger(), list[str]()
     client.register("web")
@@ -2599,8 +2351,8 @@ def test_branches_keep_their_rules_whatever_comes(client: Client, seed: int) -> 
         elif action == "submit":
             run = dice.choice(running)
             names = [dice.choice((None, *"uvwxyz")) for _ in range(dice.randrange(4))]
-            reports = [(name, dice.choice(("One", "Two"))) for name in dict.fromkeys(names)]
-            done = client.submit(run, *(task(externalId=name, title=title) for name, title in reports))
+            reports = [(name, dice.choice(SEVERITIES)) for name in dict.fromkeys(names)]
+            done = client.submit(run, *(task(externalId=name, severity=severity) for name, severity in reports))
             for item, report in zip(done["tasks"], reports, strict=True):
                 finding, result = ledger.report(run, *report)
                 ledger.findings[item["id"]] = finding
@@ -2631,23 +2383,6 @@ def judge(client: Client, schema: Any, extensions: Any = ...) -> Any:
     return client.post(f"{API}/runs/{client.start(name)}/tasks", json=task(extensions=extensions))
 
 
-EXTENSION_FAULTS = cases(
-    pattern=({"wcag": "1.1"}, "wcag"),
-    type=({"wcag": 1}, "wcag"),
-    required=({}, "wcag"),
-    left_out=(..., "wcag"),
-    null=(None, "wcag"),
-    unwanted=({"wcag": "1.1.1", "a/b~": 1}, "a~1b~0"),
-    item=({"wcag": "1.1.1", "pages": [1, "2"]}, "pages/1"),
-)
-
-
-@pytest.mark.parametrize(("extensions", "pointer"), EXTENSION_FAULTS)
-def test_extensions_that_break_the_schema_are_refused(client: Client, extensions: Any, pointer: str) -> None:
-    assert_problem(judge(client, WCAG_SCHEMA, extensions), 422, "validation_failed", f"/extensions/{pointer}")
-    assert client.read("tasks")["total"] == 0
-
-
 @pytest.mark.parametrize(
     ("schema", "extensions"),
     cases(
@@ -2664,50 +2399,56 @@ def test_extensions_that_keep_the_schema_are_taken(client: Client, schema: Any, 
     assert client.read(f"tasks/{response.json['tasks'][0]['id']}")["extensions"] == extensions
 
 
-NULLABLE = cases(
-    inside=({"anyOf": [{"properties": {"a": {"type": "null"}}}, {"type": "null"}]}, {"a": 5}, {"a": None}),
-    twice=({"anyOf": [{"type": "null"}, {"type": "null"}]}, 5, None),
-    either=({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x", 5),
-    null=({"anyOf": [{"type": "null"}, {"minLength": 2}]}, "x", None),
-    three=({"anyOf": [{"type": "integer"}, {"type": "boolean"}, {"type": "null"}]}, "x", None),
-    false=(False, "x" * 300, ...),
-)
-
-
-@pytest.mark.parametrize(("rule", "bad", "good"), NULLABLE)
-def test_a_choice_with_null_is_judged_as_the_standard_has_it(client: Client, rule: Any, bad: Any, good: Any) -> None:
-    told = problems_of(judge(client, in_a(rule), {"a": bad}))
-    assert all(pointer.startswith("/extensions") and "cannot be judged" not in told[pointer] for pointer in told)
-    assert judge(client, in_a(rule), {} if good is ... else {"a": good}).status_code == 201
-
-
 NEWEST, DRAFT_2019 = (f"https://json-schema.org/draft/{each}/schema" for each in ("2020-12", "2019-09"))
 DRAFT_7, DRAFT_6, DRAFT_4, DRAFT_3 = (f"http://json-schema.org/draft-0{each}/schema#" for each in (7, 6, 4, 3))
-DRAFTS = cases(
-    by_default=(None, {"prefixItems": [{"type": "string"}]}, ["x"], [1]),
-    draft_2020_12=(NEWEST, {"prefixItems": [{"type": "string"}]}, ["x"], [1]),
-    draft_2019_09=(DRAFT_2019, {"items": [{"type": "string"}]}, ["x"], [1]),
-    draft_7=(DRAFT_7, {"if": {"type": "string"}, "then": {"minLength": 2}}, "xy", "x"),
-    draft_7_without_fragment=(DRAFT_7.rstrip("#"), {"items": [{"type": "string"}]}, ["x"], [1]),
-    draft_6=(DRAFT_6, {"const": 1}, 1, 2),
-    draft_4=(DRAFT_4, {"minimum": 1, "exclusiveMinimum": True}, 2, 1),
-    draft_3=(DRAFT_3, {"divisibleBy": 3}, 9, 10),
+TEXTS = {"items": [{"type": "string"}]}
+JUDGED = cases(
+    by_default=(in_a({"prefixItems": [{"type": "string"}]}), ["x"], [1]),
+    draft_2020_12=({"$schema": NEWEST} | in_a({"prefixItems": [{"type": "string"}]}), ["x"], [1]),
+    draft_2019_09=({"$schema": DRAFT_2019} | in_a(TEXTS), ["x"], [1]),
+    draft_7=({"$schema": DRAFT_7} | in_a({"if": {"type": "string"}, "then": {"minLength": 2}}), "xy", "x"),
+    draft_7_without_fragment=({"$schema": DRAFT_7.rstrip("#")} | in_a(TEXTS), ["x"], [1]),
+    draft_6=({"$schema": DRAFT_6} | in_a({"const": 1}), 1, 2),
+    draft_4=({"$schema": DRAFT_4} | in_a({"minimum": 1, "exclusiveMinimum": True}), 2, 1),
+    draft_3=({"$schema": DRAFT_3} | in_a({"divisibleBy": 3}), 9, 10),
+    reference=({"$defs": {"n": {"type": "integer"}}} | in_a({"$ref": "#/$defs/n"}), 1, "x"),
+    anchor=({"$defs": {"n": {"$anchor": "n", "type": "integer"}}} | in_a({"$ref": "#n"}), 1, "x"),
+    id=({"$defs": {"n": {"$id": "urn:x:n", "type": "integer"}}} | in_a({"$ref": "urn:x:n"}), 1, "x"),
+    relative_id=({"$id": "http://a/b", "$defs": {"n": {"$id": "n", "type": "integer"}}} | in_a({"$ref": "n"}), 1, "x"),
+    dynamic=({"$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}} | in_a({"$dynamicRef": "#n"}), 1, "x"),
+    escaped=({"$defs": {"a/b~c d": {"type": "integer"}}} | in_a({"$ref": "#/$defs/a~1b~0c%20d"}), 1, "x"),
+    recursive=({"type": ["object", "integer"]} | in_a({"$ref": "#"}), {"a": 1}, {"a": "x"}),
+    null_inside=(in_a({"anyOf": [in_a({"type": "null"}), {"type": "null"}]}), {"a": None}, {"a": 5}),
+    null_twice=(in_a({"anyOf": [{"type": "null"}, {"type": "null"}]}), None, 5),
+    null_or_a_number=(in_a({"anyOf": [{"type": "integer"}, {"type": "null"}]}), 5, "x"),
+    null_or_a_text=(in_a({"anyOf": [{"type": "null"}, {"minLength": 2}]}), None, "x"),
+    null_of_three=(in_a({"anyOf": [{"type": "integer"}, {"type": "boolean"}, {"type": "null"}]}), None, "x"),
+    unicode_property=(in_a({"pattern": r"^\p{Lu}\p{Ll}+$"}), "Élan", "élan"),
+    script=(in_a({"pattern": r"^\p{Script=Greek}+$"}), "αβγ", "abc"),
+    unanchored=(in_a({"pattern": "b"}), "abc", "ac"),
+    look_around=(in_a({"pattern": r"^(?!.*--)[a-z-]+$"}), "a-b", "a--b"),
+    look_behind=(in_a({"pattern": "(?<=a)(b)(?!c)"}), "ab", "abc"),
+    named_groups=(in_a({"pattern": "^(?P<n>a)(?<m>b)$"}), "ab", "aa"),
+    brackets_in_a_set=(in_a({"pattern": r"^[(](a)[]()]$"}), "(a]", "aa]"),
+    escaped_brackets=(in_a({"pattern": r"^\((a)\)$"}), "(a)", "a"),
+    group=(in_a({"pattern": r"^([ab])\1$"}), "aa", "ab"),
+    group_by_name=(in_a({"pattern": "^(?P<n>[ab])(?P=n)$"}), "bb", "ab"),
+    condition=(in_a({"pattern": "^(a)?(?(1)b|c)$"}), "ab", "ac"),
 )
 
 
-@pytest.mark.parametrize(("draft", "rule", "good", "bad"), DRAFTS)
-def test_a_schema_is_judged_by_its_draft(client: Client, draft: str | None, rule: Any, good: Any, bad: Any) -> None:
-    schema = {"properties": {"a": rule}} | ({"$schema": draft} if draft else {})
+@pytest.mark.parametrize(("schema", "good", "bad"), JUDGED)
+def test_drafts_references_choices_and_patterns_are_judged_as_they_are_meant(
+    client: Client, schema: Any, good: Any, bad: Any
+) -> None:
     assert judge(client, schema, {"a": good}).status_code == 201
-    problem = assert_problem(judge(client, schema, {"a": bad}), 422, "validation_failed")
-    assert problem["errors"][0]["pointer"].startswith("/extensions/a")
+    told = problems_of(judge(client, schema, {"a": bad}))
+    assert all(pointer.startswith("/extensions/a") and "cannot be judged" not in told[pointer] for pointer in told)
 
 
 SCHEMA_FAULTS = cases(
     list=([], ""),
     boolean=(True, ""),
-    text=("x", ""),
-    number=(1, ""),
     large=({"description": "x" * KIB * KIB}, ""),
     type=({"type": "strnig"}, "/type"),
     nested=(in_a({"minLength": -1}), "/properties/a/minLength"),
@@ -2719,6 +2460,7 @@ SCHEMA_FAULTS = cases(
     pattern_behind_a_reference=({"custom": {"x": {"pattern": "*"}}, "$ref": "#/custom/x"}, "/$ref/pattern"),
     draft=({"$schema": "https://example.com/schema"}, "/$schema"),
     draft_number=({"$schema": 7}, "/$schema"),
+    draft_below=(in_a({"$schema": DRAFT_7}), "/properties/a/$schema"),
     id=({"$id": 1}, "/$id"),
     id_of_old=({"$schema": DRAFT_4, "id": 1}, "/id"),
     id_below=(in_a({"$id": 1}), "/properties/a/$id"),
@@ -2726,9 +2468,6 @@ SCHEMA_FAULTS = cases(
     id_that_is_no_url=({"$id": "http://a.example/"} | in_a({"$id": "http://["}), "/properties/a"),
     reference_lost=(in_a({"$ref": "#/$defs/nope"}), "/properties/a/$ref"),
     reference_anchor=(in_a({"$ref": "#nope"}), "/properties/a/$ref"),
-    reference_http=(in_a({"$ref": "http://127.0.0.1:9/x.json"}), "/properties/a/$ref"),
-    reference_file=(in_a({"$ref": "file:///etc/passwd"}), "/properties/a/$ref"),
-    reference_relative=(in_a({"$ref": "other.json#/a"}), "/properties/a/$ref"),
     reference_under_an_id=({"$id": "http://127.0.0.1:9/", "not": {"$ref": "x.json"}}, "/not/$ref"),
     reference_in_then=({"if": {}, "then": {"items": {"$ref": "x.json"}}}, "/then/items/$ref"),
     reference_dynamic=(in_a({"$dynamicRef": "http://127.0.0.1:9/#x"}), "/properties/a/$dynamicRef"),
@@ -2743,55 +2482,6 @@ def test_a_faulty_schema_is_refused_where_it_is_wrong(client: Client, schema: An
         response = client.open(f"{API}/{path}", method=method, json=body | {"extensionSchema": schema})
         assert_problem(response, 422, "validation_failed", f"/extensionSchema{pointer}")
     assert client.get(f"{API}/project-types/a").status_code == 404
-
-
-LOCAL_REFERENCES = cases(
-    definitions={"$defs": {"n": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/n"}}},
-    anchor={"$defs": {"n": {"$anchor": "n", "type": "integer"}}, "properties": {"a": {"$ref": "#n"}}},
-    id={"$defs": {"n": {"$id": "urn:x:n", "type": "integer"}}, "properties": {"a": {"$ref": "urn:x:n"}}},
-    relative_id={
-        "$id": "https://example.com/root.json",
-        "$defs": {"n": {"$id": "n.json", "type": "integer"}},
-        "properties": {"a": {"$ref": "n.json"}},
-    },
-    dynamic={"$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}, "properties": {"a": {"$dynamicRef": "#n"}}},
-    escaped={"$defs": {"a/b~c d": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/a~1b~0c%20d"}}},
-    recursive={"properties": {"a": {"type": "integer"}, "next": {"$ref": "#"}}},
-)
-
-
-@pytest.mark.parametrize("schema", LOCAL_REFERENCES)
-def test_references_inside_a_schema_are_followed(client: Client, schema: Any) -> None:
-    assert judge(client, schema, {"a": 1, "next": {"next": {}}}).status_code == 201
-    assert_problem(judge(client, schema, {"a": "x"}), 422, "validation_failed", "/extensions/a")
-
-
-PATTERNS = cases(
-    property=(r"^\p{Lu}\p{Ll}+$", "Élan", "élan"),
-    script=(r"^\p{Script=Greek}+$", "αβγ", "abc"),
-    long_name=(r"^\p{Letter}+$", "äß", "1"),
-    unanchored=("b", "abc", "ac"),
-    look_around=(r"^(?!.*--)[a-z-]+$", "a-b", "a--b"),
-    look_behind=("(?<=a)(b)(?!c)", "ab", "abc"),
-    named_groups=("^(?P<n>a)(?<m>b)$", "ab", "aa"),
-    brackets_in_a_set=(r"^[(](a)[]()]$", "(a]", "aa]"),
-    escaped_brackets=(r"^\((a)\)$", "(a)", "a"),
-    group=(r"^([ab])\1$", "aa", "ab"),
-    group_by_name=("^(?P<n>[ab])(?P=n)$", "bb", "ab"),
-    condition=("^(a)?(?(1)b|c)$", "ab", "ac"),
-)
-
-
-@pytest.mark.parametrize(("pattern", "good", "bad"), PATTERNS)
-def test_patterns_are_pythons_and_know_unicode(client: Client, pattern: str, good: str, bad: str) -> None:
-    for schema, wrap in ((in_a({"pattern": pattern}), str), (in_a({"items": {"pattern": pattern}}), lambda s: [s])):
-        assert judge(client, schema, {"a": wrap(good)}).status_code == 201
-        assert judge(client, schema, {"a": wrap(bad)}).status_code == 422
-
-
-def test_groups_are_noted_only_where_a_pattern_refers_to_them() -> None:
-    for pattern, noted in (("(?P<n>a)(b)", 0), (r"([ab])\1", 1), ("(a)?(?(1)b|c)", 1)):
-        assert findings_service.compile_pattern(pattern).groups == noted
 
 
 @pytest.mark.parametrize("choice", ["anyOf", "oneOf"])
@@ -2816,18 +2506,20 @@ TIMED_OUT = cases(
     pattern_of_names=({"patternProperties": {"^(a|aa)+$": {}}}, {"a" * 60 + "!": 1}),
     doubling=(doubling(30), {}),
     doubling_with_nested_draft=(doubling(30, **{"$schema": NEWEST}), {}),
-    draft_3=({"$schema": DRAFT_3, **in_a({"pattern": "^(a|aa)+$"})}, ENDLESS),
     negation=({"not": {"$ref": "#/$defs/d0"}, "$defs": doubling(30)["$defs"]}, {}),
     unevaluated=(doubling(30) | {"unevaluatedProperties": False}, {"a": 1}),
 )
 
 
 @pytest.mark.parametrize(("schema", "extensions"), TIMED_OUT)
-def test_a_check_that_takes_too_long_is_given_up(client: Client, schema: Any, extensions: Any) -> None:
+def test_a_check_that_takes_too_long_is_given_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch, schema: Any, extensions: Any
+) -> None:
+    monkeypatch.setattr("findings_service.TASK_SHARE", 0.05)
     began = time.thread_time()
     response = judge(client, schema, extensions)
     assert_problem(response, 422, "extension_check_timeout", "/extensions")
-    assert time.thread_time() - began < 1
+    assert time.thread_time() - began < 0.5
     assert client.read("tasks")["total"] == 0
 
 
@@ -2895,6 +2587,10 @@ def test_whatever_is_raised_in_judging_is_the_requests_own(
 
 
 NAMED = cases(
+    false=(in_a(False), {"a": "x" * 300}, [""]),
+    left_out=(WCAG_SCHEMA, ..., ["/wcag"]),
+    null=(WCAG_SCHEMA, None, ["/wcag"]),
+    escaped=(WCAG_SCHEMA, {"wcag": "1.1.1", "a/b~": 1}, ["/a~1b~0"]),
     required=({"required": ["a'b"]}, {}, ["/a'b"]),
     empty_name=({"required": [""]}, {}, ["/"]),
     dependent=({"dependentRequired": {"a": ["b", "c"]}}, {"a": 1}, ["/b", "/c"]),
@@ -2925,23 +2621,32 @@ def test_a_fault_is_told_at_the_members_that_it_is_about(
     assert [error["pointer"] for error in problem["errors"]] == [f"/extensions{pointer}" for pointer in pointers]
 
 
+TOO_MUCH = (
+    *("(?R)?a", "(a)(?1)", "(?P<a>b)(?&a)", "((a{1000}){1000}){1000}", "(?x)( a{1000} # (\n ){1000}"),
+    *("(?:a{500}){500}", "(a{400}(b{300}){300}){2}", "a" * 2001),
+)
 HOSTILE_SCHEMAS = cases(
-    repetition=in_a({"pattern": "((a{200}){100}){100}"}),
-    repetitions={"patternProperties": {f"(a{{1000}}){{{500 + n}}}": {} for n in range(8)}},
-    doubling=doubling(40),
-    references={"$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{m}"} for m in range(100)]} for n in range(100)}},
-    wide={"properties": {f"p{n}": {"pattern": f"^{n}$"} for n in range(20_000)}},
-    required={"required": [f"p{n}" for n in range(20_000)]},
-    deep_pattern=in_a({"pattern": "(" * 900 + ")" * 900}),
+    **{ascii(each)[:30]: (in_a({"pattern": each}), "/properties/a/pattern") for each in TOO_MUCH},
+    repetitions=({"patternProperties": {f"(a{{1000}}){{{500 + n}}}": {} for n in range(8)}}, None),
+    doubling=(doubling(40), None),
+    references=(
+        {"$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{m}"} for m in range(100)]} for n in range(100)}},
+        None,
+    ),
+    wide=({"properties": {f"p{n}": {"pattern": f"^{n}$"} for n in range(20_000)}}, None),
+    required=({"required": [f"p{n}" for n in range(20_000)]}, None),
+    deep_pattern=(in_a({"pattern": "(" * 900 + ")" * 900}), None),
 )
 
 
-@pytest.mark.parametrize("schema", HOSTILE_SCHEMAS)
-def test_registering_a_hostile_schema_takes_bounded_time(client: Client, schema: Any) -> None:
+@pytest.mark.parametrize(("schema", "pointer"), HOSTILE_SCHEMAS)
+def test_registering_a_hostile_schema_takes_bounded_time(client: Client, schema: Any, pointer: str | None) -> None:
     began = time.monotonic()
     response = client.post(f"{API}/project-types", json={"name": "a", "extensionSchema": schema})
+    assert time.monotonic() - began < (1 if pointer else 2.5)
     assert response.status_code in (201, 422)
-    assert time.monotonic() - began < 2.5
+    if pointer:
+        assert_problem(response, 422, "validation_failed", f"/extensionSchema{pointer}")
 
 
 def test_the_time_of_a_request_is_shared_by_its_tasks(make_app: Callable[..., flask.Flask]) -> None:
@@ -2979,7 +2684,7 @@ def test_what_is_kept_of_patterns_keeps_little_of_what_they_searched() -> None:
 import resource, findings_service as heart
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before = peak()
-for number in range(20):
+for number in range(10):
     for pattern in ("^((((((((((a))))))))))*$", "^(?:a{1,3}){2,}?$", "^(a)(((((a)))))*\\\\1$"):
         try:
             with heart.TimeLimit(0.25):
@@ -2988,48 +2693,9 @@ for number in range(20):
             pass
 print(peak() - before)
 """
-    assert int(python(code).stdout) < 400  # a third of what they would keep
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        *("(?R)?a", "(a)(?1)", "(?P<a>b)(?&a)", "((a{1000}){1000}){1000}", "(?x)( a{1000} # (\n ){1000}"),
-        *("(?:a{500}){500}", "(a{400}(b{300}){300}){2}", "a" * 2001),
-    ],
-)
-def test_a_pattern_that_takes_long_to_compile_is_refused(client: Client, pattern: str) -> None:
-    body = {"name": "x", "extensionSchema": {"properties": {"a": {"pattern": pattern}}}}
-    started = time.monotonic()
-    response = client.post(f"{API}/project-types", json=body)
-    assert time.monotonic() - started < 1
-    assert_problem(response, 422, "validation_failed", "/extensionSchema/properties/a/pattern")
-
-
-WANTED_JSONSCHEMA = next(line for line in PROJECT["dependencies"] if line.startswith("jsonschema>"))
-OLDEST_JSONSCHEMA = WANTED_JSONSCHEMA.partition(",")[0].replace(">=", "==")
-EXTENSION_TESTS = (
-    *("test_extensions_that", "judged_by_its_draft", "schema_is_refused_where", "references_inside", "unicode"),
-    *("too_long_is_given_up", "without_an_end", "members_that_it_is_about"),
-)
-
-
-@pytest.mark.parts
-@pytest.mark.parametrize("wanted", [OLDEST_JSONSCHEMA, WANTED_JSONSCHEMA])
-def test_either_end_of_what_jsonschema_may_be_serves(tmp_path: Path, wanted: str) -> None:
-    """The newest is mostly the one that all tests here run with."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    fetching = [*pip, "--target", str(tmp_path), wanted]
-    fetched = subprocess.run(fetching, capture_output=True, text=True, timeout=60, check=False)
-    if fetched.returncode != 0:
-        pytest.skip(f"pip does not get {wanted}: {fetched.stderr}")
-    if (tmp_path / f"jsonschema-{importlib.metadata.version('jsonschema')}.dist-info").exists():
-        return
-    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "test_findings_service.py"]
-    line += ["-k", " or ".join(EXTENSION_TESTS)]
-    env = environment(PYTHONPATH=str(tmp_path))
-    done = subprocess.run(line, cwd=HOUSE, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout
+    noted = [findings_service.compile_pattern(each).groups for each in ("(?P<n>a)(b)", r"([ab])\1", "(a)?(?(1)b|c)")]
+    assert noted == [0, 1, 1]  # groups that a pattern refers to: of others no place is kept
+    assert int(python(code).stdout) < 300  # half of what they would keep
 
 
 # ---------------------------------------------------------------------------
@@ -3052,21 +2718,12 @@ def test_registering_a_project_type_answers_the_whole_type_and_again_changes_not
     assert client.post(f"{API}/project-types", json=bare).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "change", cases(label={"label": "x"}, description={"description": ""}, schema={"extensionSchema": {}})
-)
-def test_another_definition_under_a_name_is_a_conflict(client: Client, change: dict[str, Any]) -> None:
+def test_another_definition_under_a_name_is_a_conflict_for_its_client(app: flask.Flask, client: Client) -> None:
     first = client.post(f"{API}/project-types", json=DEFINITION).json
-    assert_problem(client.post(f"{API}/project-types", json=DEFINITION | change), 409, "project_type_exists")
+    for change in ({"label": "x"}, {"description": ""}, {"extensionSchema": {}}):
+        assert_problem(client.post(f"{API}/project-types", json=DEFINITION | change), 409, "project_type_exists")
+    assert client_of(app, client="other").register("web-a11y")["id"] != first["id"]
     assert client.read("project-types/web-a11y") == first
-
-
-def test_names_are_unique_for_each_client_only(app: flask.Flask, client: Client) -> None:
-    stranger = client_of(app, client="other")
-    ours, theirs = client.register("web"), stranger.register("web", WCAG_SCHEMA)
-    assert ours["id"] != theirs["id"]
-    assert client.read("project-types/web")["extensionSchema"] is None
-    assert client.submit(client.start(), task())["created"] == 1
 
 
 def test_project_types_are_listed_by_name_without_schemas(client: Client) -> None:
@@ -3146,29 +2803,25 @@ def test_the_default_limits_are_the_documented_ones() -> None:
     settings = Settings.read()
     assert (settings.max_body, settings.max_batch) == (16 * 1024 * KIB, 1000)
     assert (settings.busy_timeout, settings.run_timeout, settings.schema_timeout) == (10, 24 * 3600, 2)
+    assert settings.schema_timeout * findings_service.TASK_SHARE == 0.25  # for one task
 
 
-SETTINGS = cases(
-    max_body=("FINDINGS_MAX_BODY", "1000", "max_body", 1000),
-    max_batch=("FINDINGS_MAX_BATCH", "3", "max_batch", 3),
-    busy_timeout=("FINDINGS_BUSY_TIMEOUT", "2.5", "busy_timeout", 2.5),
-    seconds=("FINDINGS_SCHEMA_TIMEOUT", "4s", "schema_timeout", 4),
-    minutes=("FINDINGS_RUN_TIMEOUT", "5m", "run_timeout", 300),
-    hours=("FINDINGS_RUN_TIMEOUT", "2h", "run_timeout", 7200),
-    days=("FINDINGS_RUN_TIMEOUT", "7d", "run_timeout", 7 * 86400),
-    bytes=("FINDINGS_CACHE", "1048576", "cache", 1024 * KIB),
-    kibibytes=("FINDINGS_CACHE", "2048k", "cache", 2048 * KIB),
-    mebibytes=("FINDINGS_CACHE", "256M", "cache", 256 * 1024 * KIB),
-    gibibytes=("FINDINGS_CACHE", "1g", "cache", 1024 * 1024 * KIB),
-    file=("FINDINGS_DB", "/x/y.db", "db", "/x/y.db"),
+SETTINGS = (
+    *(("max_body", "1000", 1000), ("max_batch", "3", 3), ("busy_timeout", "2.5", 2.5), ("db", "/x/y.db", "/x/y.db")),
+    *(
+        ("schema_timeout", "4s", 4),
+        ("run_timeout", "5m", 300),
+        ("run_timeout", "2h", 7200),
+        ("run_timeout", "7d", 7 * 86400),
+    ),
+    *(("cache", "1048576", KIB * KIB), ("cache", "2048k", 2048 * KIB), ("cache", "256M", 256 * KIB * KIB)),
+    ("cache", "1g", KIB * KIB * KIB),
 )
 
 
-@pytest.mark.parametrize(("variable", "text", "name", "value"), SETTINGS)
-def test_settings_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: Any
-) -> None:
-    monkeypatch.setenv(variable, text)
+@pytest.mark.parametrize(("name", "text", "value"), SETTINGS)
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any) -> None:
+    monkeypatch.setenv(f"FINDINGS_{name.upper()}", text)
     assert getattr(Settings.read(), name) == value
 
 
@@ -3269,26 +2922,13 @@ def test_health_stores_nothing(server: Server) -> None:
 # ---------------------------------------------------------------------------
 
 
-def test_an_embedding_application_keeps_its_own_pages(host: flask.Flask, guest: FlaskClient) -> None:
+def test_an_embedding_application_keeps_its_pages_and_its_configuration(host: flask.Flask, guest: FlaskClient) -> None:
+    theirs = {"MAX_CONTENT_LENGTH": 123_456_789, "HOST_SETTING": "host"}
+    assert dict(host.config) == {**flask.Flask("host").config, **theirs}
     host.config["PROPAGATE_EXCEPTIONS"] = False
     answers = [guest.get("/nothing"), guest.post("/page"), guest.get("/broken")]
-    assert [(each.status_code, each.text) for each in answers] == [
-        (404, "host's 404"),
-        (405, "host's 405"),
-        (500, "host's 500"),
-    ]
+    assert [(each.status_code, each.text) for each in answers] == [(n, f"host's {n}") for n in (404, 405, 500)]
     assert guest.get("/page").content_type == "application/vnd.host+json"
-
-
-def test_an_embedding_application_keeps_its_configuration(tmp_path: Path) -> None:
-    app = flask.Flask("host")
-    provider = app.json = HostJSON(app)
-    before, handlers = dict(app.config), str(app.error_handler_spec[None])
-    blueprint = create_blueprint(Settings(db=db_at(tmp_path / "embedded.db")))
-    app.register_blueprint(blueprint, url_prefix="/findings")
-    blueprint.service.database.close()
-    assert (dict(app.config), str(app.error_handler_spec[None])) == (before, handlers)
-    assert app.json is provider
 
 
 def test_the_errors_of_an_embedded_service_are_its_own(guest: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -3565,14 +3205,12 @@ def test_keys_create_prints_the_key_alone_on_stdout(tmp_path: Path) -> None:
 UNHEARD = cases(
     a_list_on_a_full_disk=("keys list >/dev/full", 1),
     a_list_that_nobody_reads=("keys list >&3", 0),
-    errors_on_a_full_disk=("check 2>/dev/full", 0),
     errors_that_nobody_reads=("keys revoke nobody 2>&3", 1),
     usage=("keys none 2>/dev/full", 2),
     help=("--help >/dev/full", 1),
     a_new_key=("keys create lost >/dev/full", 1),
     a_new_key_on_a_closed_output=("keys create lost >&-", 1),
     a_backup_without_errors=("backup $FINDINGS_DB.copy 2>&-", 1 if ON_POSTGRES else 0),
-    a_dry_run_that_nobody_reads=("prune --finished-before 1d --dry-run >&3", 0),
 )
 
 
@@ -3616,10 +3254,12 @@ def test_a_key_is_revoked_by_its_name_or_id(app: flask.Flask, tmp_path: Path) ->
     assert [line.split()[1] for line in listed if line.endswith("-")] == ["default"]
     key_id = next(line.split()[0] for line in listed if line.endswith("-"))
     assert invoke("keys", "revoke", key_id, "--client", "other", *db).exit_code == 0
-    for name in ("ci", key_id, "nope"):
+    for _ in range(2):
+        make_key(app, "twin")  # as databases of old may have them
+    for name, told in (("ci", "no live key"), (key_id, "no live key"), ("twin", "2 live keys")):
         done = invoke("keys", "revoke", name, *db)
         assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-        assert f"no live key {name!r}" in done.stderr
+        assert f"{told} {name!r}" in done.stderr
 
 
 def test_keys_for_users_are_made_and_listed_as_such(app: flask.Flask, tmp_path: Path) -> None:
@@ -3631,13 +3271,6 @@ def test_keys_for_users_are_made_and_listed_as_such(app: flask.Flask, tmp_path: 
     titles, *listed = (re.split("  +", line) for line in invoke("keys", "list", *db).stdout.splitlines())
     told = [dict(zip(titles, line, strict=True)) for line in listed]
     assert [(each["NAME"], each["FOR USERS"]) for each in told] == [("proxy", "yes"), ("ci", "-")]
-
-
-def test_a_name_that_two_keys_have_is_not_revoked(app: flask.Flask, tmp_path: Path) -> None:
-    for _ in range(2):
-        make_key(app, "twin")
-    done = invoke("keys", "revoke", "twin", "--db", str(tmp_path / "findings.db"))
-    assert (done.exit_code, "2 live keys 'twin'" in done.stderr) == (1, True)
 
 
 def test_keys_work_and_are_revoked_beside_a_running_server(server: Server) -> None:
@@ -3710,35 +3343,6 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
             assert_one_line(command("serve", "--port", port, "--db", str(tmp_path / "x.db")), port)
 
 
-def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    line = [sys.executable, str(MODULE), "serve"]
-    env = {"FINDINGS_HOST": "127.0.0.1", "FINDINGS_PORT": str(port), "FINDINGS_DB": db_at(tmp_path / "e.db")}
-    server = start_process(line, tmp_path / "e.db", "curl", cwd=tmp_path, **env)
-    try:
-        assert server.port == port
-        assert server.request("GET", f"{API}/runs").status_code == 200
-    finally:
-        server.stop()
-
-
-def test_many_writers_are_all_answered_right(server: Server) -> None:
-    run = server.start_run(WCAG_SCHEMA)
-
-    def write(number: int) -> None:
-        body = task(externalId=f"{number}", extensions={"wcag": "1.1.1" if number % 4 else "bad"})
-        answer = server.request("POST", f"{API}/runs/{run}/tasks", body)
-        names = [item["externalId"] for item in answer.json.get("tasks", ())]
-        assert (answer.status_code, names) == ((201, [f"{number}"]) if number % 4 else (422, []))
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(write, range(192)))
-    summary = server.request("GET", f"{API}/runs/{run}").json
-    assert summary["summary"]["total"] == summary["submitted"]["created"] == 144
-    assert server.request("GET", f"{API}/tasks?limit=1").json["total"] == 144
-
-
 NOT_UNIX = """
 import os, signal, sys
 sys.modules.update(dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios", "uvloop")))
@@ -3801,7 +3405,7 @@ def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve:
     server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
     server.request("POST", f"{API}/project-types", {"name": "web"}, key=SECRET)
     run = server.request("POST", f"{API}/runs", {"projectType": "web"}, key=SECRET).json["id"]
-    for kill in range(12):
+    for kill in range(8):
         load = [((f"{kill}-{one}-{n}", 1 + n * 7 % 20) for n in range(10_000)) for one in range(4)]
         with ThreadPoolExecutor(4) as pool:
             for batches in load:
@@ -3813,7 +3417,7 @@ def test_what_was_acknowledged_survives_every_kill_and_batches_stay_whole(serve:
             assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         server = serve(until=LISTENING, FINDINGS_API_KEY=SECRET)
         assert_batches_are_whole(server.db, kept)
-    assert sum(kept.values()) > 100
+    assert sum(kept.values()) > 60
 
 
 # ---------------------------------------------------------------------------
@@ -4318,35 +3922,24 @@ MERSENNE = 2**61 - 1  # whole multiples of it have the same hash
 HOSTILE = cases(
     regex_with_lookbehind=(in_a({"pattern": "(?<=(a|aa)+)(a|aa)+$"}), ENDLESS),
     regex_of_unevaluated_names=(NAMES | {"unevaluatedProperties": False}, LONG_NAME),
-    regex_of_additional_names=(NAMES | {"additionalProperties": False}, LONG_NAME),
     regex_under_the_same_draft=(in_a({"$schema": NEWEST} | REGEX), ENDLESS),
-    regex_under_another_draft=(in_a({"$schema": DRAFT_7} | REGEX), ENDLESS),
     regex_behind_a_reference=({"$ref": "#/x/y", "x": {"y": {"$schema": NEWEST} | in_a(REGEX)}}, ENDLESS),
-    unique_numbers=(in_a({"uniqueItems": True}), {"a": [*range(20_000), 0]}),
     unique_lists=(in_a({"uniqueItems": True}), {"a": [[n, {}] for n in [*range(20_000), 0]]}),
     unique_hashes=(in_a({"uniqueItems": True}), {"a": [n * MERSENNE for n in range(10_000)]}),
     all_of_bomb_with_items=(doubling(30) | in_a({"$ref": "#/$defs/d0", "unevaluatedItems": False}), {"a": [1]}),
-    recursion=({"$ref": "#"}, {}),
     chain_of_references=(
         {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(9_999)}, "$ref": "#/$defs/d0"},
         {},
     ),
     enumeration=({"properties": {"a": {"items": {"enum": list(range(100_000))}}}}, {"a": [-1] * 10_000}),
-    enumeration_of_lists=(in_a({"items": {"enum": [[[n]] for n in range(20_000)]}}), {"a": [[[-1]]] * 5_000}),
-    unevaluated_items=(
-        in_a({"prefixItems": [{}], "unevaluatedItems": {"type": "integer"}}),
-        {"a": [*range(30_000), "x"]},
-    ),
     unevaluated_contains=(
         in_a({"contains": {"multipleOf": 2}, "unevaluatedItems": {"multipleOf": 3}}),
         {"a": list(range(30_000))},
     ),
-    unwanted_properties=({"additionalProperties": False}, {f"property-{n}": 0 for n in range(12_000)}),
     required_properties=({"required": [f"property-{n}" for n in range(100_000)]}, {}),
     huge_multiple=(in_a({"multipleOf": 0.1}), {"a": 10**400}),
     huge_divisor=(in_a({"multipleOf": 10**400}), {"a": 1.5}),
     any_of=({"anyOf": [{"required": [f"p{n}"]} for n in range(50_000)]}, {}),
-    any_of_long_values=({"anyOf": [{"type": "string"}] * 50_000}, {"a": "x" * 200_000}),
     one_of=({"oneOf": [{"minProperties": 1}] * 50_000}, {"a": 1}),
     joined_patterns=(
         {"additionalProperties": False, "patternProperties": {f"^p{n}(a{{90}}){{90}}$": {} for n in range(100)}},
@@ -4401,7 +3994,7 @@ def test_hundreds_of_heavy_patterns_do_not_stay_in_memory(serve: Callable[..., S
     for number in range(20):
         register(number)
     before = memory_of(server)
-    for number in range(20, 270):
+    for number in range(20, 140):
         register(number)
     assert memory_of(server) - before < 30
 
@@ -4458,45 +4051,23 @@ MALFORMED = [
     *(b"[" * 101 + b"]" * 101, b"[" * 100_000 + b"]" * 100_000, b'{"x":' * 100_000 + b"1" + b"}" * 100_000),
     *(b'{"x":[' * 100_000, b"]" * 100_000),
 ]
-NO_OBJECT = cases(
-    list=b"[]",
-    null=b"null",
-    true=b"true",
-    number=b"1",
-    text=b'"x"',
-    nul=b'"\\u0000"',
-    long=b"[" + b"0," * 99_999 + b"0]",
-)
-BODIED = [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS if each.body is not None]
+NO_OBJECTS = (b"[]", b"null", b"true", b"1", b'"x"', b'"\\u0000"', b"[" + b"0," * 99_999 + b"0]")
 
 
-def send_to(server: Server, each: Any, body: bytes) -> Answer:
-    """Send a body to an operation, about things that are there."""
-    run = server.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
-    task_id = server.request("POST", f"{API}/runs/{run}/tasks", task()).json["tasks"][0]["id"]
-    hook = webhook_of(server) if "webhook" in each.path else ""
-    return server.request(each.method, each.path.format(run_id=run, task_id=task_id, name="web", webhook_id=hook), body)
+@pytest.mark.parametrize("each", [each for each in EACH_OPERATION if each.values[0].body is not None])
+def test_what_is_no_json_is_refused_everywhere(client: Client, run: str, each: Any) -> None:
+    path = path_to(each, client, run)
+    for body in MALFORMED:
+        began = time.monotonic()
+        assert_problem(client.send(each.method, path, body), 400, "malformed_json")
+        assert time.monotonic() - began < 2
+    for body in NO_OBJECTS:
+        assert_problem(client.send(each.method, path, body), 422, "validation_failed", "")
 
 
-def webhook_of(server: Server) -> str:
-    """Return the one webhook of a server, which is made where there is none."""
-    there = server.request("GET", f"{API}/webhooks").json["webhooks"]
-    made = there or [server.request("POST", f"{API}/webhooks", {"url": "https://hooks.invalid/"}).json]
-    return made[0]["id"]
-
-
-@pytest.mark.parametrize("each", BODIED)
-@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: ascii(body)[2:40])
-def test_what_is_no_json_is_refused_everywhere(besieged: Server, each: Any, body: bytes) -> None:
-    began = time.monotonic()
-    assert_problem(send_to(besieged, each, body), 400, "malformed_json")
-    assert time.monotonic() - began < 2
-
-
-@pytest.mark.parametrize("each", BODIED)
-@pytest.mark.parametrize("body", NO_OBJECT)
-def test_what_is_no_object_is_refused_everywhere(besieged: Server, each: Any, body: bytes) -> None:
-    assert_problem(send_to(besieged, each, body), 422, "validation_failed", "")
+def test_what_is_no_json_harms_no_server(besieged: Server) -> None:
+    for body in MALFORMED:
+        assert_problem(besieged.request("POST", f"{API}/runs", body), 400, "malformed_json")
 
 
 NUMBERED = cases(
@@ -4517,14 +4088,15 @@ NUMBERED = cases(
 
 
 @pytest.mark.parametrize(("method", "path", "body"), NUMBERED)
-def test_a_number_of_five_thousand_digits_breaks_nothing(besieged: Server, method: str, path: str, body: str) -> None:
-    run = besieged.request("POST", f"{API}/runs", {"projectType": "web"}).json["id"]
+def test_a_number_of_five_thousand_digits_breaks_nothing(
+    client: Client, run: str, method: str, path: str, body: str
+) -> None:
     path, body = path.replace("RUN", run), body.replace("TASK", '"title": "x", "severity": "low"')
     for number in (DIGITS, f"-{DIGITS}", f"{DIGITS}.5", f"0.{DIGITS}", f"1e-{DIGITS}", f"1e{DIGITS}"):
-        answer = besieged.request(method, f"{API}/{path}", body.replace("NUMBER", number))
+        answer = client.send(method, f"{API}/{path}", body.replace("NUMBER", number))
         assert answer.status_code in (200, 201, 400, 409, 422), answer.data
-        assert besieged.request("GET", f"{API}/tasks?view=full&runId={run}").status_code == 200
-        assert besieged.request("GET", f"{API}/runs/{run}").status_code == 200
+        assert client.get(f"{API}/tasks?view=full&runId={run}").status_code == 200
+        assert client.get(f"{API}/runs/{run}").status_code == 200
 
 
 NASTY = (
@@ -4535,25 +4107,23 @@ NASTY = (
 )
 
 
-@pytest.mark.parametrize(
-    "each", [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS if "{" in each.path]
-)
-def test_an_id_may_be_anything(besieged: Server, each: Any) -> None:
-    for nasty in NASTY:
-        path = re.sub(r"\{\w+\}", lambda _, nasty=nasty: nasty, each.path).encode("latin-1")
-        heard = speak(besieged, raw_request(besieged, each.method, path, b"" if each.body is None else b"{}"))
-        assert_refused(heard)
-        assert status_of(heard) in (400, 404), (path[:200], heard[:300])
+def test_an_id_may_be_anything(besieged: Server) -> None:
+    for name in ("run_id", "task_id", "name", "webhook_id"):
+        operations = [each for each in OPERATIONS if f"{{{name}}}" in each.path]
+        for nasty, each in zip(NASTY, itertools.cycle(operations), strict=False):
+            path = each.path.replace(f"{{{name}}}", nasty).encode("latin-1")
+            heard = speak(besieged, raw_request(besieged, each.method, path, b"" if each.body is None else b"{}"))
+            assert_refused(heard)
+            assert status_of(heard) in (400, 404), (path[:200], heard[:300])
 
 
-@pytest.mark.parametrize("path", ["runs", "tasks", "project-types", f"tasks/{UNKNOWN_ID}", "openapi.json"])
-def test_a_parameter_may_be_anything(besieged: Server, path: str) -> None:
-    names = ("page", "after", "status", "runId", "targetUrl", "mainLine", "branch", "createdSince", "x")
-    names = (*names, "missingFrom", "assignee", "assigned")
+def test_a_parameter_may_be_anything(besieged: Server) -> None:
+    kinds = ("page", "after", "status", "runId", "targetUrl", "mainLine", "branch", "createdSince", "missingFrom", "x")
+    others = itertools.cycle(("runs", "project-types", f"tasks/{UNKNOWN_ID}", "openapi.json"))
     for nasty in NASTY:
-        for query in [f"{name}={nasty}" for name in names] + [nasty]:
-            text = f"{API}/{path}?{query}".encode("latin-1")
-            assert status_of(speak(besieged, raw_request(besieged, "GET", text))) in (200, 400, 404), text[:200]
+        for asked in (*(f"tasks?{kind}={nasty}" for kind in kinds), f"{next(others)}?{nasty}"):
+            path = f"{API}/{asked}".encode("latin-1")
+            assert status_of(speak(besieged, raw_request(besieged, "GET", path))) in (200, 400, 404), path[:200]
 
 
 # ---------------------------------------------------------------------------
@@ -4572,7 +4142,6 @@ BODIES = {
     ("PATCH", "/api/v1/webhooks/{webhook_id}"): {"state": "on"},
 }
 REFUSED_HOLDERS = ("nobody", "malformed", "unknown", "expired", "revoked")
-HOLDERS = (*REFUSED_HOLDERS, *findings_service.LEVELS, "stranger")
 
 
 def key_of(app: flask.Flask, holder: str) -> str:
@@ -4587,33 +4156,29 @@ def key_of(app: flask.Flask, holder: str) -> str:
     return {"nobody": "", "malformed": key[:-1], "unknown": f"fts_{'x' * 43}"}.get(holder, key)
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("each", [pytest.param(each, id=f"{each.method} {each.path}") for each in OPERATIONS])
-def test_every_route_is_open_to_whom_it_says(
-    app: flask.Flask, client: Client, run: str, each: Any, holder: str
-) -> None:
+@pytest.mark.parametrize("each", EACH_OPERATION)
+def test_every_route_is_open_to_whom_it_says(app: flask.Flask, client: Client, run: str, each: Any) -> None:
     client.register("unused")
-    task_id, name = client.add(run, title="A secret"), "unused" if each.method == "DELETE" else "web"
-    hook = client.post(f"{API}/webhooks", json={"url": "https://hooks.invalid/"}) if "webhook" in each.path else None
-    path = each.path.format(run_id=run, task_id=task_id, name=name, webhook_id=hook and hook.json["id"])
+    path = path_to(each, client, run, title="A secret")
+    path = path.replace("types/web", "types/unused") if each.method == "DELETE" else path
     body = BODIES[each.method, each.path] if each.body is not None else None
-    body = {"ids": [task_id], **body} if body and (each.method, each.path) == ("PATCH", f"{API}/tasks") else body
-    asking = client_of(app)
-    asking.key = key_of(app, holder)
+    body = {"ids": [client.read("tasks")["tasks"][0]["id"]], **body} if body and path == f"{API}/tasks" else body
     query = {brief.BriefQuery: {"projectType": "web"}, groups.GroupQuery: {"by": "rule"}}.get(each.query)
-    response = asking.open(path, method=each.method, json=body, query_string=query)
-    if each.level is None:
-        assert response.status_code == 200
-    elif holder in REFUSED_HOLDERS:
-        assert_problem(response, 401, "unauthorized")
-    elif holder == "stranger":
-        assert response.status_code in (404, 422) or "{" not in each.path
-        assert "A secret" not in response.text
-        assert run in path or run not in response.text
-    elif findings_service.LEVELS.index(holder) < findings_service.LEVELS.index(each.level):
-        assert_problem(response, 403, "forbidden")
-    else:
-        assert response.status_code in (200, 201, 204)
+    for holder in (*REFUSED_HOLDERS, "stranger", *findings_service.LEVELS):
+        asking = client_with(app, key_of(app, holder))
+        response = asking.open(path, method=each.method, json=body, query_string=query)
+        if each.level is None:
+            assert response.status_code == 200, holder
+        elif holder in REFUSED_HOLDERS:
+            assert_problem(response, 401, "unauthorized")
+        elif holder == "stranger":
+            assert response.status_code in (404, 422) or "{" not in each.path
+            assert "A secret" not in response.text
+            assert run in path or run not in response.text
+        elif findings_service.LEVELS.index(holder) < findings_service.LEVELS.index(each.level):
+            assert_problem(response, 403, "forbidden")
+        else:
+            assert response.status_code in (200, 201, 204), holder
 
 
 def test_a_key_is_in_no_log_no_error_and_no_link(server: Server) -> None:
@@ -4649,23 +4214,6 @@ def test_listening_beyond_this_machine_is_warned_of(serve: Callable[..., Server]
 # ---------------------------------------------------------------------------
 # Growing old
 # ---------------------------------------------------------------------------
-
-
-@pytest.mark.sqlite
-def test_every_unique_index_and_reference_has_the_client(app: flask.Flask) -> None:
-    with database_of(app).reading() as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        unique, references = dict[Any, set[str]](), dict[Any, set[str]]()
-        for table in tables:
-            for name, column in connection.execute(
-                f"""SELECT list.name, info.name FROM pragma_index_list('{table}') AS list
-                    JOIN pragma_index_info(list.name) AS info WHERE list."unique" """
-            ):
-                unique.setdefault((table, name), set()).add(column)
-            for number, column in connection.execute(f"""SELECT id, "from" FROM pragma_foreign_key_list('{table}')"""):
-                references.setdefault((table, number), set()).add(column)
-    assert [table for (table, _), columns in unique.items() if "client_id" not in columns] == ["clients"]
-    assert [table for (table, _), columns in references.items() if "client_id" not in columns] == []
 
 
 @pytest.mark.parts
