@@ -15,19 +15,19 @@ from findings_features import audit
 from tests.engines import ON_POSTGRES, look_into
 from tests.support import API, Server, cases, damage_index, database_of, invoke, reader_of, task
 
-
-def sqlite_cases(**named: Any) -> list[Any]:
-    """Return the rows of a parametrized table that are about SQLite itself."""
-    return [pytest.param(*row.values, id=row.id, marks=pytest.mark.sqlite) for row in cases(**named)]
-
-
 UNCHECKED = "SET session_replication_role = replica" if ON_POSTGRES else "PRAGMA ignore_check_constraints = ON"
 LAST = "(SELECT MAX(seq) FROM tasks)"
-PLANTED_IN_A_FILE = sqlite_cases(
-    integrity=(partial(damage_index, name="tasks_by_status"), "integrity: "),
-    constraint=("UPDATE tasks SET severity = 9 WHERE seq = 1", "integrity: CHECK constraint failed"),
-    parent=("UPDATE history SET task_seq = 99 WHERE seq = 1", "foreign key: row 1 of history has no parent in tasks"),
-)
+PLANTED_IN_A_FILE = [
+    pytest.param(*row.values, id=row.id, marks=pytest.mark.sqlite)
+    for row in cases(
+        integrity=(partial(damage_index, name="tasks_by_status"), "integrity: "),
+        constraint=("UPDATE tasks SET severity = 9 WHERE seq = 1", "integrity: CHECK constraint failed"),
+        parent=(
+            "UPDATE history SET task_seq = 99 WHERE seq = 1",
+            "foreign key: row 1 of history has no parent in tasks",
+        ),
+    )
+]
 PLANTED = cases(
     index=("DROP INDEX tasks_by_status", "schema: tasks_by_status is missing"),
     counter=("UPDATE counters SET n = n + 1 WHERE scope = 'tasks' AND status = 'resolved'", "says 2, but there are 1"),
@@ -115,13 +115,11 @@ def test_check_of_a_file_damaged_beyond_reading_is_one_line(aged: Path) -> None:
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "line", ["check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list"]
-)
-def test_a_command_makes_no_database_of_its_own(tmp_path: Path, line: str) -> None:
-    done = invoke(*line.split(), "--db", str(tmp_path / "none.db"))
-    assert (done.exit_code, done.stderr.count("\n"), list(tmp_path.iterdir())) == (1, 1, [])
-    assert ON_POSTGRES or done.stderr.startswith(f"Error: there is no file {tmp_path / 'none.db'}")
+def test_a_command_makes_no_database_of_its_own(tmp_path: Path) -> None:
+    for line in ("check", "backup copy.db", "prune --finished-before 1d", "compact", "keys create x", "keys list"):
+        done = invoke(*line.split(), "--db", str(tmp_path / "none.db"))
+        assert (done.exit_code, done.stderr.count("\n"), list(tmp_path.iterdir())) == (1, 1, []), line
+        assert ON_POSTGRES or done.stderr.startswith(f"Error: there is no file {tmp_path / 'none.db'}")
 
 
 def test_check_reads_a_database_that_is_being_written(server: Server) -> None:

@@ -58,7 +58,9 @@ def test_a_brief_begins_with_the_worst_and_then_with_what_was_seen_last(client: 
         assert brief_of(client, limit=limit)["omitted"] == max(0, 9 - limit)
 
 
-def test_a_brief_is_of_what_the_main_line_and_the_branch_know(client: Client, run: str) -> None:
+def test_a_brief_is_of_what_the_main_line_and_the_branch_know_of_ones_own(
+    app: flask.Flask, client: Client, run: str
+) -> None:
     client.add(run, externalId="main")
     start_on(client, "a", "a's", "both's", "main")
     client.submit(start_on(client, "b", "both's", "b's"), task())
@@ -68,6 +70,11 @@ def test_a_brief_is_of_what_the_main_line_and_the_branch_know(client: Client, ru
     assert briefed(client) == ["main"]
     told = brief_of(client, branch="b", limit=1)
     assert (told["branch"], told["summary"]["total"], told["omitted"]) == ("b", 4, 2)
+    stranger = client_of(app, client="other")
+    stranger.register("web")
+    for branch in ({}, {"branch": "b"}):
+        told = brief_of(stranger, **branch)
+        assert (told["tasks"], told["summary"]["total"], told["omitted"]) == ([], 0, 0)
 
 
 def test_a_brief_is_of_one_type_and_one_target(client: Client) -> None:
@@ -80,40 +87,33 @@ def test_a_brief_is_of_one_type_and_one_target(client: Client) -> None:
     assert briefed(client, targetUrl=f"{TARGETS[2]}x") == []
 
 
-@pytest.mark.parametrize(
-    ("decisions", "last"),
-    cases(
-        none=([], None),
-        one=([{"comment": "First"}], "First"),
-        moved_without=([{"status": "dismissed", "comment": "No"}, {"status": "open"}, {"assignee": "kim"}], "No"),
-        moved_with=([{"comment": "First"}, {"status": "in_progress", "comment": "Mine"}], "Mine"),
-    ),
-)
-def test_the_last_comment_of_a_brief_is_the_last_that_anybody_wrote(
-    client: Client, run: str, decisions: list[dict[str, str]], last: str | None
-) -> None:
-    found = client.add(run, externalId="a")
-    for decision in decisions:
-        client.triage(found, **decision)
-    assert brief_of(client)["tasks"][0]["lastComment"] == last
+def test_the_last_comment_of_a_brief_is_the_last_that_anybody_wrote(client: Client, run: str) -> None:
+    decided = {
+        None: [],
+        "First": [{"comment": "First"}],
+        "No": [{"status": "dismissed", "comment": "No"}, {"status": "open"}, {"assignee": "kim"}],
+        "Mine": [{"comment": "Other"}, {"status": "in_progress", "comment": "Mine"}],
+    }
+    for last, decisions in decided.items():
+        found = client.add(run, externalId=str(last))
+        for decision in decisions:
+            client.triage(found, **decision)
+    assert {each["lastComment"] for each in brief_of(client)["tasks"]} == {*decided}
+    assert all(str(each["lastComment"]) == each["externalId"] for each in brief_of(client)["tasks"])
 
 
-@pytest.mark.parametrize(
-    ("evidence", "excerpt"),
-    cases(
-        none=([], None),
-        second=([{"url": "https://example.com/a"}, {"content": "x"}], None),
-        blank=([{"content": " \n\t\r\n"}], None),
-        short=([{"content": "x" * 120}], "x" * 120),
-        long=([{"content": "x" * 121}], "x" * 119 + "…"),
-        escaped=([{"label": '"content":"y', "content": "\"\\\x1b'é😀\x85z"}], "\"\\\x1b'é😀"),
-    ),
-)
-def test_an_excerpt_is_the_first_line_of_the_first_evidence(
-    client: Client, run: str, evidence: list[Any], excerpt: str | None
-) -> None:
-    client.add(run, externalId="a", evidence=evidence)
-    assert brief_of(client)["tasks"][0]["excerpt"] == excerpt
+def test_an_excerpt_is_the_first_line_of_the_first_evidence(client: Client, run: str) -> None:
+    excerpts = {
+        "none": ([], None),
+        "second": ([{"url": "https://example.com/a"}, {"content": "x"}], None),
+        "blank": ([{"content": " \n\t\r\n"}], None),
+        "short": ([{"content": "x" * 120}], "x" * 120),
+        "long": ([{"content": "x" * 121}], "x" * 119 + "…"),
+        "escaped": ([{"label": '"content":"y', "content": "\"\\\x1b'é😀\x85z"}], "\"\\\x1b'é😀"),
+    }
+    client.submit(run, *(task(externalId=name, evidence=evidence) for name, (evidence, _) in excerpts.items()))
+    told = {each["externalId"]: each["excerpt"] for each in brief_of(client)["tasks"]}
+    assert told == {name: excerpt for name, (_, excerpt) in excerpts.items()}
 
 
 def test_of_large_evidence_no_more_is_read_than_an_excerpt_needs(
@@ -137,16 +137,6 @@ def test_a_brief_of_an_unregistered_type_says_which_there_are(app: flask.Flask, 
         refused = asking.get(f"{API}/brief?projectType={unknown}")
         problem = assert_problem(refused, 422, "unknown_project_type", "projectType")
         assert f"Registered: {registered}" in problem["detail"]
-
-
-def test_no_client_is_briefed_of_what_another_one_knows(app: flask.Flask, client: Client, run: str) -> None:
-    client.submit(run, task(externalId="a"), task())
-    start_on(client, "b", "b")
-    stranger = client_of(app, client="other")
-    stranger.register("web")
-    for branch in ({}, {"branch": "b"}):
-        told = brief_of(stranger, **branch)
-        assert (told["tasks"], told["summary"]["total"], told["omitted"]) == ([], 0, 0)
 
 
 @pytest.mark.parametrize(
