@@ -54,13 +54,12 @@ def test_the_wheel_works_far_from_the_checkout(installed: Path, tmp_path: Path) 
 
 EMBEDDING = """
 from flask import Flask
-from werkzeug.test import TestResponse
 
 from findings_service import *
 
 
 def make_host(db: str) -> Flask:
-    app = Flask(__name__)
+    app: Flask = create_app(Settings(db=db), max_body="1")
     settings: Settings = Settings.read(db=db)
     try:
         blueprint: FindingsBlueprint = create_blueprint(settings, name="findings")
@@ -69,10 +68,6 @@ def make_host(db: str) -> Flask:
     app.register_blueprint(blueprint, url_prefix="/findings")
     reveal_type(blueprint.service.settings.max_body)
     return app
-
-
-def health(db: str) -> TestResponse:
-    return create_app(Settings(db=db), max_body="1").test_client().get("/healthz")
 
 
 create_blueprint("findings.db")  # type: ignore[arg-type]

@@ -70,10 +70,18 @@ def result(**members: Any) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if value is not ...}
 
 
-def at(uri: str, line: Any = 1, snippet: str | None = None, **members: Any) -> dict[str, Any]:
+def at(
+    uri: str | None, line: Any = 1, snippet: str | None = None, end: int | None = None, **members: Any
+) -> dict[str, Any]:
     """Return a location."""
     region = {"startLine": line} | ({"snippet": {"text": snippet}} if snippet is not None else {})
+    region |= {"endLine": end} if end else {}
     return {"physicalLocation": {"artifactLocation": {"uri": uri, **members}, "region": region}}
+
+
+def ours(**fields: Any) -> dict[str, Any]:
+    """Return a result that this service wrote."""
+    return result(properties={OURS: {"title": "x", "severity": "low"} | fields})
 
 
 def run_of(*results: Any, rules: Any = (), name: str = "Scanner", **members: Any) -> dict[str, Any]:
@@ -141,16 +149,8 @@ def results_of(document: bytes) -> list[dict[str, Any]]:
     return sorted(results, key=lambda each: (each.get("fingerprints", {}).get(OURS, ""), each["message"]["text"]))
 
 
-def stored_task(number: int) -> heart.Task:
-    """Return a task as the store gives it, its arrays and extensions unread."""
-    bulk: Any = {name: msgspec.Raw(b"[]") for name in ("tags", "evidence", "remediation", "success_criteria")}
-    bulk |= {"description": None, "extensions": msgspec.Raw(b"{}")}
-    head: Any = {name: "x" for name in heart.TaskHead.__struct_fields__ if name not in bulk}
-    return heart.Task(**head | {"severity": "low", "status": "open", "external_id": f"{number}"}, **bulk)
-
-
-def parse(document: Any, **settings: Any) -> heart.Parsed:
-    return sarif.parse(bytes_of(document), heart.Settings(**settings))
+def parse(document: Any) -> heart.Parsed:
+    return sarif.parse(bytes_of(document), heart.Settings())
 
 
 def ids_of(document: Any) -> list[str | None]:
@@ -162,15 +162,10 @@ def ids_of(document: Any) -> list[str | None]:
 
 def resolves(document: Any, pointer: str) -> bool:
     """Tell whether an RFC 6901 pointer leads to a place in a document, or to a member that is missing there."""
-    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
-    for place, step in enumerate(steps):
-        if isinstance(document, list) and step.isdigit() and int(step) < len(document):
-            document = document[int(step)]
-        elif isinstance(document, dict) and step in document:
-            document = document[step]
-        else:
-            return isinstance(document, dict) and place == len(steps) - 1
-    return True
+    *way, last = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")]
+    for step in way[1:]:
+        document = document[int(step) if isinstance(document, list) else step]
+    return isinstance(document, dict) or (isinstance(document, list) and int(last) < len(document))
 
 
 # ---------------------------------------------------------------------------
@@ -185,7 +180,7 @@ RULE = {
     "help": {"text": "Use literal_eval."},
     "helpUri": "https://example.com/R1",
     "defaultConfiguration": {"level": "note"},
-    "messageStrings": {"default": {"text": "{0} calls [eval](1) {{twice}} in {1}, {2}"}},
+    "messageStrings": {"m": {"text": "{0} calls [eval](1) {{twice}} in {1}, {2}"}},
     "properties": {"tags": ["security"], "security-severity": "9.1"},
 }
 CWE = {"name": "CWE", "guid": "c", "taxa": [{"id": "79"}]}
@@ -203,6 +198,11 @@ def in_context(**region: Any) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": {"uri": "a.py"}, "region": region, "contextRegion": context}}
 
 
+def named(name: str) -> dict[str, Any]:
+    """Return the members of a result in a function of that name."""
+    return {"locations": [{"logicalLocations": [{"name": "short", "fullyQualifiedName": name}]}]}
+
+
 def in_bases(**bases: tuple[str, str | None]) -> dict[str, Any]:
     """Return the bases of addresses in a run, each with the one that it is below."""
     return {"originalUriBaseIds": {name: {"uri": uri, "uriBaseId": base} for name, (uri, base) in bases.items()}}
@@ -210,6 +210,7 @@ def in_bases(**bases: tuple[str, str | None]) -> dict[str, Any]:
 
 LONG_PATH = "d/" * 400 + "a.py"
 OVERRIDE = {"descriptor": {"id": "R1", "index": 0}, "configuration": {"level": "note"}}
+OVERRIDES = {"ruleConfigurationOverrides": [OVERRIDE]}
 
 
 def seen(expected: dict[str, Any], of_run: Any = None, **members: Any) -> tuple[Any, ...]:
@@ -256,19 +257,14 @@ WILD = cases(
         {"labels": ["a.py:2", "a.py:1"], "content": "eval(x)\n", "line": 2, "location": "a.py:2"},
         locations=[in_context(startLine=2, snippet={"text": "eval(x)\n"})],
     ),
-    logical_locations_only=seen(
-        {"label": "pkg.mod.f", "file": None, "location": "pkg.mod.f"},
-        locations=[{"logicalLocations": [{"name": "f", "fullyQualifiedName": "pkg.mod.f"}]}],
-    ),
+    logical_locations_only=seen({"label": "m.f", "file": None, "location": "m.f"}, **named("m.f")),
     a_line_of_a_logical_location=seen(
         {"label": "f:7", "location": "f"},
         locations=[{"logicalLocations": [{"name": "f"}], "physicalLocation": {"region": {"startLine": 7}}}],
     ),
     no_rule=seen({"title": "Bad call", "rule": None, "location": "src/a.py:3"}, ruleId=...),
     a_file_by_index=seen(
-        {"label": "lib/z.c"},
-        {"artifacts": [{"location": {"uri": "lib/z.c"}}]},
-        locations=[{"physicalLocation": {"artifactLocation": {"index": 0}}}],
+        {"label": "lib/z.c:1"}, {"artifacts": [{"location": {"uri": "lib/z.c"}}]}, locations=[at(None, index=0)]
     ),
     a_rule_by_index_alone=seen({"ruleId": "R1", "severity": "critical"}, {"rules": [RULE]}, ruleId=..., ruleIndex=0),
     an_index_out_of_range=seen({"severity": "critical"}, {"rules": [RULE]}, ruleIndex=99),
@@ -278,22 +274,17 @@ WILD = cases(
     an_unknown_rule=seen({"ruleId": "R9", "severity": "medium", "remediation": []}, {"rules": [RULE]}, ruleId="R9"),
     a_rule_below_another=seen({"ruleId": "R1/sub", "severity": "critical"}, {"rules": [RULE]}, ruleId="R1/sub"),
     a_rule_by_reference=seen(
-        {"ruleId": "R1", "tool": "CodeQL", "severity": "critical"},
+        {"ruleId": "R1", "tool": "CodeQL"},
         extension(RULE),
         ruleId=...,
         rule={"index": 0, "toolComponent": {"index": 1}},
     ),
     a_rule_by_guid=seen(
-        {"ruleId": "R1", "severity": "critical"},
-        {"rules": [{"id": "x"}, RULE | {"guid": "g"}]},
-        ruleId=...,
-        rule={"guid": "g"},
+        {"ruleId": "R1"}, {"rules": [{"id": "x"}, RULE | {"guid": "g"}]}, ruleId=..., rule={"guid": "g"}
     ),
     a_rule_of_a_plug_in_by_id=seen({"severity": "critical"}, extension(RULE)),
     a_message_by_id=seen(
-        {"title": "f calls eval {twice} in g, {2}"},
-        {"rules": [RULE]},
-        message={"id": "default", "arguments": ["f", "g"]},
+        {"title": "f calls eval {twice} in g, {2}"}, {"rules": [RULE]}, message={"id": "m", "arguments": ["f", "g"]}
     ),
     a_message_of_the_tool=seen(
         {"title": "Mind this"},
@@ -306,16 +297,16 @@ WILD = cases(
     ),
     a_long_path=seen({"label": "…" + f"{LONG_PATH}:7"[-499:]}, locations=[at(LONG_PATH, 7)]),
     help_by_address=seen(
-        {"remediation": [{"step": 1, "instruction": "https://example.com/R1"}]},
-        {"rules": [{"id": "R1", "helpUri": "https://example.com/R1"}]},
+        {"remediation": [{"step": 1, "instruction": "https://h/1"}]},
+        {"rules": [{"id": "R1", "helpUri": "https://h/1"}]},
     ),
     percent_encoded=seen({"label": "a b/é.py:1"}, locations=[at("a%20b/%C3%A9.py")]),
     a_windows_drive=seen({"label": "C:/src/a.cs:1"}, locations=[at(r"C:\src\a.cs")]),
     an_absolute_path=seen({"label": "/home/me/a.py:1"}, locations=[at("file:///home/me/a.py")]),
     an_address=seen({"label": "https://example.com/a%20b:1"}, locations=[at("https://example.com/a%20b")]),
     a_relative_base=seen(
-        {"label": "src/a.py:1"},
-        in_bases(SRC=("src/", "ROOT"), ROOT=("file:///home/me/", None)),
+        {"label": "s/a.py:1"},
+        in_bases(SRC=("s/", "TOP"), TOP=("file:///r/", None)),
         locations=[at("a.py", uriBaseId="SRC")],
     ),
     a_loop_of_bases=seen(
@@ -323,13 +314,13 @@ WILD = cases(
     ),
     a_file_below_two_bases=seen(
         {"label": "a.py:1"},
-        in_bases(TOP=("file:///home/me/", None), SRC=("file:///home/me/src/", None)),
-        locations=[at("file:///home/me/src/a.py")],
+        in_bases(A=("file:///r/", None), B=("file:///r/s/", None)),
+        locations=[at("file:///r/s/a.py")],
     ),
     a_file_below_the_working_directory=seen(
         {"label": "a.py:1"},
-        {"invocations": [{"executionSuccessful": True, "workingDirectory": {"uri": "file:///home/me"}}]},
-        locations=[at("file:///home/me/a.py")],
+        {"invocations": [{"workingDirectory": {"uri": "file:///r"}}]},
+        locations=[at("file:///r/a.py")],
     ),
     a_line_zero=seen({"label": "a.py", "line": None, "location": "a.py"}, locations=[at("a.py", 0)]),
     a_line_written_with_a_point=seen({"label": "a.py:3", "line": 3}, locations=[at("a.py", 3.0)]),
@@ -339,9 +330,7 @@ WILD = cases(
         taxa=[{"id": "79", "toolComponent": {"name": "CWE"}}, {"id": "CWE-80", "toolComponent": {"index": 0}}],
     ),
     a_suppressed_result=seen({"status": "dismissed"}, suppressions=[{"kind": "inSource"}]),
-    a_rule_that_is_set_anew_for_a_run=seen(
-        {"severity": "low"}, {"rules": [{"id": "R1"}], "invocations": [{"ruleConfigurationOverrides": [OVERRIDE]}]}
-    ),
+    a_rule_that_is_set_anew_for_a_run=seen({"severity": "low"}, {"rules": [{"id": "R1"}], "invocations": [OVERRIDES]}),
 )
 
 
@@ -386,26 +375,20 @@ def test_a_severity_comes_from_a_score_or_else_the_level(of_result: Any, of_rule
     assert [report.severity for report in parsed.reports] == [heart.RANKS[severity]]
 
 
-NO_FINDING = ({"kind": "pass"}, {"kind": "notApplicable"}, {"baselineState": "absent"})
-CLEAN = cases(
-    no_result=bytes_of(log_with()),
-    byte_order_mark=b"\xef\xbb\xbf" + bytes_of(log_with()),
-    no_findings=bytes_of(log_with(*(result(**members) for members in NO_FINDING))),
-)
-
-
-@pytest.mark.parametrize("document", CLEAN)
-def test_what_holds_no_finding_is_a_clean_scan(client: Client, run: str, document: bytes) -> None:
-    response = send(client, run, document)
-    assert response.status_code == 200
-    assert response.json == {"created": 0, "updated": 0, "reopened": 0, "unchanged": 0, "tasks": []}
+def test_what_holds_no_finding_is_a_clean_scan(client: Client, run: str) -> None:
+    none = (result(kind="pass"), result(kind="notApplicable"), result(baselineState="absent"))
+    for document in (log_with(), b"\xef\xbb\xbf" + bytes_of(log_with()), log_with(*none)):
+        response = send(client, run, document)
+        assert response.status_code == 200
+        assert response.json == {"created": 0, "updated": 0, "reopened": 0, "unchanged": 0, "tasks": []}
 
 
 def test_texts_that_are_too_long_are_cut(client: Client) -> None:
     rule = {"id": "R" * 900, "help": {"text": "é" * 70_000}, "fullDescription": {"text": "f" * 70_000}}
-    places = [at("a.py", 1, "é" * 300_000), *(at("b.py", line) for line in range(1, 120))]
+    places = [at("d/" * 600 + "a.py", 1, "é" * 300_000), *(at("b.py", line) for line in range(1, 120))]
     long = result(ruleId=rule["id"], locations=places, properties={"tags": [f"{n}" * 300 for n in range(90)]})
     found = only_task(client, log_with(long, rules=[rule], name="T" * 900))
+    assert (found["rule"], found["location"]) == ("R" * 255 + "…", "…" + ("d/" * 600 + "a.py:1")[-1023:])
     assert len(found["evidence"]) == 100
     assert found["evidence"][0]["content"].endswith("é…")
     assert found["description"].endswith("f…")
@@ -415,26 +398,19 @@ def test_texts_that_are_too_long_are_cut(client: Client) -> None:
 
 
 def test_a_result_fills_rule_location_and_tags_beside_its_extensions(client: Client) -> None:
-    taxa = [{"id": "79", "toolComponent": {"name": "CWE"}}]
-    tagged = result(properties={"tags": ["own", "security"]}, taxa=taxa)
-    found = only_task(client, log_with(tagged, rules=[RULE], taxonomies=[CWE]))
-    tags = ["security", "own", "CWE-79"]
-    assert (found["rule"], found["location"], found["tags"]) == ("R1", "src/a.py:3", tags)
+    found = only_task(client, log_with(result(properties={"tags": ["own", "security"]}), rules=[RULE]))
+    marks, tags = ("R1", "src/a.py:3"), ["security", "own"]
+    assert (found["rule"], found["location"], found["tags"]) == (*marks, tags)
     assert found["extensions"] == {"ruleId": "R1", "tool": "Scanner", "file": "src/a.py", "line": 3, "tags": tags}
-    assert [item["id"] for item in tasks_of(client, rule="R1", location="src", tag="CWE-79")] == [found["id"]]
     # Tasks of before schema 9 were given theirs by these extensions, so that the next scan leaves them as they are.
     told = (found["extensions"][name] for name in ("ruleId", "file", "line", "tags"))
-    assert foreign_marks(*told) == ("R1", "src/a.py:3", heart.to_json_text(tags))
+    assert foreign_marks(*told) == (*marks, heart.to_json_text(tags))
 
 
 UNFIT = cases(
-    too_long=(
-        {
-            "ruleId": "R" * 900,
-            "locations": [at("d/" * 600 + "a.py", 7)],
-            "properties": {"tags": [*(f"{n}" * 65 for n in range(35)), *(f"t{n}" for n in range(30))]},
-        },
-        ("R" * 255 + "…", "…" + ("d/" * 600 + "a.py:7")[-1023:], [f"t{n}" for n in range(20)]),
+    too_long_or_too_many=(
+        {"properties": {"tags": [*(f"{n}" * 65 for n in range(35)), *(f"t{n}" for n in range(30))]}},
+        ("R1", "src/a.py:3", [f"t{n}" for n in range(20)]),
     ),
     control_characters=(
         {"ruleId": "R\x1b1", "locations": [at("a%0Ab.py", 7)], "properties": {"tags": ["a\tb", "\0", "a b"]}},
@@ -460,27 +436,18 @@ MARKS = {"fingerprints": {"a": "1"}, "correlationGuid": "11111111-1111-1111-1111
 PARTIAL = {"partialFingerprints": {"p": "1"}}
 
 
-def named(name: str) -> dict[str, Any]:
-    """Return the members of a result in a function of that name."""
-    return {"locations": [{"logicalLocations": [{"fullyQualifiedName": name}]}]}
-
-
 IDENTITIES = cases(  # members of two results, and whether they are one finding
     moved_line=({}, {"locations": [at("src/a.py", 99, "eval(x)")]}, True),
     indented=({}, {"locations": [at("src/a.py", 3, "\teval(x)\n")]}, True),
     reworded=({}, {"message": {"text": "Another word"}}, True),
     new_guid=({"guid": "1"}, {"guid": "2"}, True),
     fingerprints_before_the_path=(MARKS, MARKS | PARTIAL | {"locations": [at("b.py")]}, True),
-    correlation_before_the_path=(
-        {"correlationGuid": "a"},
-        {"correlationGuid": "A", "locations": [at("b.py")]} | PARTIAL,
-        True,
-    ),
+    correlation=({"correlationGuid": "a"}, {"correlationGuid": "A", "locations": [at("b.py")]} | PARTIAL, True),
     partial_fingerprints_before_the_snippet=(PARTIAL, PARTIAL | {"locations": [at("src/a.py", 1, "other")]}, True),
     a_word_in_place_of_a_fingerprint=({}, {"fingerprints": {"matchBasedId/v1": "requires login"}}, True),
     rule=({}, {"ruleId": "R2"}, False),
     fingerprint=({"fingerprints": {"a": "1"}}, {"fingerprints": {"a": "2"}}, False),
-    correlation=({"correlationGuid": "1"}, {"correlationGuid": "2"}, False),
+    another_correlation=({"correlationGuid": "1"}, {"correlationGuid": "2"}, False),
     path_of_a_partial_fingerprint=(PARTIAL, PARTIAL | {"locations": [at("b.py", 3, "eval(x)")]}, False),
     code=({}, {"locations": [at("src/a.py", 3, "eval(y)")]}, False),
     logical_place=(named("f"), named("g"), False),
@@ -498,17 +465,12 @@ def test_results_that_come_to_the_same_are_numbered_through_the_document() -> No
     assert ids_of(log_with(result(), result(ruleId="R2")))[0] == first
 
 
-def test_a_moved_line_leaves_a_finding_as_it_is_but_for_its_line(client: Client) -> None:
+def test_a_moved_line_that_is_suppressed_leaves_a_finding_as_it_is_but_for_its_line(client: Client) -> None:
     bring(client, log_with(result()))
-    document = log_with(result(locations=[at("src/a.py", 42, "eval(x)")]))
-    moved, again = bring(client, document), bring(client, document)
+    suppressed = result(locations=[at("src/a.py", 42, "eval(x)")], suppressions=[{"kind": "external"}])
+    moved, again = (bring(client, log_with(suppressed)) for _ in range(2))
     assert (done(moved), done(again)) == ((0, 1, 0, 0), (0, 0, 0, 1))
     assert client.history(moved["tasks"][0]["id"])[-1]["changed"] == ["evidence", "extensions", "location"]
-
-
-def test_a_suppressed_result_leaves_the_triage_of_a_known_finding(client: Client) -> None:
-    bring(client, log_with(result()))
-    assert done(bring(client, log_with(result(suppressions=[{"kind": "external"}])))) == (0, 0, 0, 1)
     assert tasks_of(client)[0]["status"] == "open"
 
 
@@ -516,6 +478,7 @@ def test_a_suppressed_result_leaves_the_triage_of_a_known_finding(client: Client
 # What is refused
 # ---------------------------------------------------------------------------
 
+AT_OURS = "/runs/0/results/0/properties/findingsTaskService~1v1"
 REFUSED = cases(
     no_version=({"runs": [run_of()]}, "/version"),
     another_version=(log_of(run_of()) | {"version": "2.0.0"}, "/version"),
@@ -526,10 +489,7 @@ REFUSED = cases(
     no_results=(log_of({"tool": {"driver": {"name": "x"}}}), "/runs/0/results"),
     results_that_are_no_array=(log_of(run_of() | {"results": {}}), "/runs/0/results"),
     a_result_that_is_none=(log_with(result(), 5), "/runs/0/results/1"),
-    a_failed_scanner=(
-        log_with(invocations=[{}, {"executionSuccessful": False}]),
-        "/runs/0/invocations/1/executionSuccessful",
-    ),
+    failed=(log_with(invocations=[{}, {"executionSuccessful": False}]), "/runs/0/invocations/1/executionSuccessful"),
     a_wrong_type=(log_with(result(message="x")), "/runs/0/results/0/message"),
     a_wrong_type_deep_down=(
         log_with(result(), result(locations=[at("a.py", True)])),
@@ -542,14 +502,8 @@ REFUSED = cases(
     a_driver_without_a_name=(log_of({"tool": {"driver": {"rules": []}}, "results": []}), "/runs/0/tool/driver/name"),
     an_empty_result=(log_with(result(), {}), "/runs/0/results/1/message"),
     a_message_by_an_unknown_id=(log_with(result(ruleId=..., message={"id": "x"})), "/runs/0/results/0/message"),
-    ours_with_a_wrong_severity=(
-        log_with(result(properties={OURS: {"title": "x", "severity": "hgh"}})),
-        "/runs/0/results/0/properties/findingsTaskService~1v1/severity",
-    ),
-    ours_with_more=(
-        log_with(result(properties={OURS: {"title": "x", "severity": "low", "id": "x"}})),
-        "/runs/0/results/0/properties/findingsTaskService~1v1/id",
-    ),
+    ours_with_a_wrong_severity=(log_with(ours(severity="hgh")), f"{AT_OURS}/severity"),
+    ours_with_more=(log_with(ours(id="x")), f"{AT_OURS}/id"),
 )
 
 
@@ -567,21 +521,36 @@ NO_JSON = (
 )
 
 
-@pytest.mark.parametrize("body", NO_JSON)
-def test_what_is_no_json_is_malformed(client: Client, run: str, body: bytes) -> None:
-    assert_problem(send(client, run, body), 400, "malformed_json")
+def test_what_is_no_json_is_malformed(client: Client, run: str) -> None:
+    for body in NO_JSON:
+        assert_problem(send(client, run, body), 400, "malformed_json")
 
 
-def test_every_bad_result_is_told(client: Client, run: str) -> None:
+def test_every_bad_result_is_told_before_more_of_one(client: Client, run: str) -> None:
     bad = result(level="fatal", message=5)
     problem = assert_problem(send(client, run, log_with(bad, result(), bad)), 422, "validation_failed")
     pointers = {error["pointer"] for error in problem["errors"]}
     assert pointers == {f"/runs/0/results/{place}/{name}" for place in (0, 2) for name in ("level", "message")}
+    many = log_of(run_of(result(locations=[at("a.py", "x")] * 120)), run_of(result(), result(level=5)))
+    assert_problem(send(client, run, many), 422, "validation_failed", "/runs/1/results/1/level")
 
 
-def test_of_many_problems_each_bad_result_is_told_first(client: Client, run: str) -> None:
-    document = log_of(run_of(result(locations=[at("a.py", "x")] * 120)), run_of(result(), result(level=5)))
-    assert_problem(send(client, run, document), 422, "validation_failed", "/runs/1/results/1/level")
+def test_documents_have_their_own_limit_and_only_where_they_are_read(make_app: Callable[..., flask.Flask]) -> None:
+    client = client_of(make_app(max_body="1000", max_sarif="5000"))
+    client.register("web")
+    submit, document = f"{API}/runs/{client.start()}/tasks", bytes_of(log_with(result()))
+
+    def sent(path: str, size: int, media_type: str = SARIF.upper()) -> Any:
+        return client.post(path, data=document.ljust(size), content_type=f"{media_type}; charset=utf-8")
+
+    assert sent(submit, 5000).status_code == 201
+    assert_problem(sent(submit, 5001), 413, "body_too_large")
+    assert_problem(client.send("POST", submit, " " * 1001), 413, "body_too_large")
+    assert_problem(sent(f"{API}/runs", 900), 415, "unsupported_media_type")
+    assert_problem(sent(f"{API}/runs", 1001), 413, "body_too_large")
+    refused = assert_problem(sent(submit, 900, "text/plain"), 415, "unsupported_media_type")
+    assert "application/json" in refused["detail"]
+    assert SARIF in refused["detail"]
 
 
 # ---------------------------------------------------------------------------
@@ -605,18 +574,13 @@ def test_extensions_are_kept_as_far_as_the_type_admits_them(client: Client, sche
     assert tasks_of(client)[0]["extensions"].keys() == kept
 
 
-def test_what_a_type_asks_for_and_no_result_has_is_told_at_the_result(client: Client) -> None:
-    client.register("strict", {"required": ["wcag"]})
-    response = send(client, client.start("strict"), log_with(result()))
-    problem = assert_problem(response, 422, "validation_failed", "/runs/0/results/0")
+def test_what_a_type_does_not_admit_is_told_at_its_place(client: Client) -> None:
+    client.register("strict", {"properties": {"wcag": {"type": "string"}}, "required": ["wcag"]})
+    run = client.start("strict")
+    problem = assert_problem(send(client, run, log_with(result())), 422, "validation_failed", "/runs/0/results/0")
     assert "'wcag' is a required property" in problem["errors"][0]["detail"]
-
-
-def test_what_this_service_wrote_is_held_against_the_type_as_it_is(client: Client) -> None:
-    client.register("strict", {"properties": {"wcag": {"type": "string"}}})
-    ours = result(properties={OURS: {"title": "x", "severity": "low", "extensions": {"wcag": 5}}})
-    pointer = "/runs/0/results/0/properties/findingsTaskService~1v1/extensions/wcag"
-    assert_problem(send(client, client.start("strict"), log_with(ours)), 422, "validation_failed", pointer)
+    response = send(client, run, log_with(ours(extensions={"wcag": 5})))
+    assert_problem(response, 422, "validation_failed", f"{AT_OURS}/extensions/wcag")
 
 
 # ---------------------------------------------------------------------------
@@ -629,25 +593,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=6,
 )
-PLACES = st.sampled_from(
-    ["src/a.py", "/abs/a b.py", r"C:/x.cs", "//host/x", "https://example.com/x", "é:?#%41", " ", 7, None]
-)
-OWN_EXTENSIONS = {
-    "file": PLACES,
-    "line": JSON,
-    "endLine": JSON,
-    "tool": JSON | WORDS,
-    "ruleId": JSON | WORDS,
-    "tags": JSON,
-}
+PLACES = st.sampled_from(["src/a.py", "/abs/a b.py", "C:/x.cs", "//host/x", "http://h/x", "é:?#%41", " ", 7, None])
+OWN_EXTENSIONS = {"file": PLACES} | dict.fromkeys(("line", "endLine", "tool", "ruleId", "tags"), JSON)
 EXTENSIONS = st.dictionaries(WORDS, JSON, max_size=3) | st.fixed_dictionaries({}, optional=OWN_EXTENSIONS)
 EVIDENCE = st.fixed_dictionaries(
     {"label": st.sampled_from(["src/a.py:7", "a label", "x:y:9", ":3"]) | WORDS},
-    optional={
-        "type": st.sampled_from(["code", "screenshot"]),
-        "content": WORDS,
-        "url": st.just("https://example.com/s.png"),
-    },
+    optional={"type": st.sampled_from(["code", "screenshot"]), "content": WORDS, "url": st.just("https://h/s.png")},
 )
 CRITERION = st.fixed_dictionaries({"description": WORDS, "automatable": st.booleans()})
 NO_CONTROLS = st.characters(exclude_categories=["Cc"], codec="utf-8")
@@ -667,19 +618,10 @@ TASKS = st.fixed_dictionaries(
     },
 )
 COUNTER = itertools.count()
-OWN_FIELDS = (
-    *("externalId", "title", "severity", "status", "description", "evidence", "remediation", "successCriteria"),
-    *("extensions", "rule", "location", "tags"),
-)
+QUIET = [hypothesis.HealthCheck.function_scoped_fixture]
 
 
-@hypothesis.settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)
+@hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=QUIET)
 @hypothesis.given(st.lists(TASKS, min_size=1, max_size=5))
 def test_any_task_comes_back_as_it_was(app: flask.Flask, submitted: list[dict[str, Any]]) -> None:
     named = [{**each, "externalId": f"id {number}"} for number, each in enumerate(submitted)]
@@ -689,23 +631,18 @@ def test_any_task_comes_back_as_it_was(app: flask.Flask, submitted: list[dict[st
     document = export(client)
     assert done(bring(client, document)) == (0, 0, 0, len(named))
     assert done(bring(other, document)) == (len(named), 0, 0, 0)
-    mine, theirs = (sorted([item[name] for name in OWN_FIELDS] for item in tasks_of(each)) for each in (client, other))
+    own = ("externalId", "description", *OURS_WHOLE)
+    mine, theirs = (sorted([item[name] for name in own] for item in tasks_of(each)) for each in (client, other))
     assert mine == theirs
 
 
-def test_what_was_exported_comes_back_under_its_external_id_without_what_is_ours(client: Client) -> None:
+def test_what_was_exported_comes_back_by_its_external_id_alone(client: Client) -> None:
     client.register("web")
-    client.submit(client.start("web", targetUrl=TARGET), task(externalId="my own"))
-    document = json.loads(export(client))
-    del document["runs"][0]["results"][0]["properties"]
-    bring(client, document)
-    assert [item["externalId"] for item in tasks_of(client)] == ["my own"]
-
-
-def test_a_task_without_an_external_id_comes_back_as_another(client: Client, run: str) -> None:
-    client.submit(run, task())
-    assert done(bring(client, export(client))) == (1, 0, 0, 0)
-    assert [item["externalId"] for item in tasks_of(client)] == [None, None]
+    client.submit(client.start("web", targetUrl=TARGET), task(externalId="my own"), task())
+    document = json.loads(export(client, sort="createdAt"))
+    del document["runs"][0]["results"][0]["properties"]  # which is all else of it that is ours
+    assert done(bring(client, document)) == (1, 1, 0, 0)
+    assert [item["externalId"] for item in tasks_of(client)] == ["my own", None, None]
 
 
 def test_results_tell_code_scanning_what_it_asks_for(client: Client) -> None:
@@ -765,41 +702,31 @@ NO_PATHS = (
     *("in src/a.py:7", "pkg.mod::f", "https://example.com/a.py:7", "http://localhost:80", "/find?q=x", "…rc/a.py:7"),
     "/html/body/div[2]/a",
 )
+LABELLED = {"evidence": [{"label": "no place"}, {"label": "lib/a.py:12", "type": "code", "content": "x\n"}]}
+TARGETED = at("example.com/")
 LOCATED = cases(
-    file=({"extensions": {"file": "a b.py", "line": 7, "endLine": 9}}, "a%20b.py", {"startLine": 7, "endLine": 9}),
-    lines_that_are_none=({"extensions": {"file": "a.py", "line": "7", "endLine": True}}, "a.py", {"startLine": 1}),
-    absolute=({"extensions": {"file": "/src/é.py"}}, "file:///src/%C3%A9.py", {"startLine": 1}),
-    a_name_like_a_scheme=({"extensions": {"file": "pkg/a:b.py"}}, "pkg/a%3Ab.py", {"startLine": 1}),
-    label=(
-        {"evidence": [{"label": "no place"}, {"label": "lib/a.py:12", "type": "code", "content": "x\n"}]},
-        "lib/a.py",
-        {"startLine": 12, "snippet": {"text": "x\n"}},
-    ),
-    an_address_with_a_port=({"evidence": [{"label": "http://localhost:8080"}]}, "example.com/", {"startLine": 1}),
-    target=({}, "example.com/", {"startLine": 1}),
-    location=(
-        {"location": "src/[id]/C#.cs:42", "evidence": [{"label": "lib/a.py:12"}]},
-        "src/%5Bid%5D/C%23.cs",
-        {"startLine": 42},
-    ),
-    location_with_a_column=({"location": r"C:\src\a.cs:42:7"}, "file:///C:/src/a.cs", {"startLine": 42}),
-    location_without_a_line=({"location": "./src/app"}, "src/app", {"startLine": 1}),
-    location_of_a_name=({"location": "pyproject.toml"}, "pyproject.toml", {"startLine": 1}),
-    location_beside_a_file=({"location": "b.py:7", "extensions": {"file": "a.py"}}, "a.py", {"startLine": 1}),
-    location_beside_a_label=(
-        {"location": "main > a", "evidence": [{"label": "lib/a.py:12"}]},
-        "lib/a.py",
-        {"startLine": 12},
-    ),
-    **{f"no_path_in_{n}": ({"location": each}, "example.com/", {"startLine": 1}) for n, each in enumerate(NO_PATHS)},
+    file=({"extensions": {"file": "a b.py", "line": 7, "endLine": 9}}, at("a%20b.py", 7, end=9)),
+    lines_that_are_none=({"extensions": {"file": "a.py", "line": "7", "endLine": True}}, at("a.py")),
+    absolute=({"extensions": {"file": "/src/é.py"}}, at("file:///src/%C3%A9.py")),
+    a_name_like_a_scheme=({"extensions": {"file": "pkg/a:b.py"}}, at("pkg/a%3Ab.py")),
+    label=(LABELLED, at("lib/a.py", 12, "x\n")),
+    an_address_with_a_port=({"evidence": [{"label": "http://localhost:8080"}]}, TARGETED),
+    target=({}, TARGETED),
+    location=(LABELLED | {"location": "src/[id]/C#.cs:42"}, at("src/%5Bid%5D/C%23.cs", 42, "x\n")),
+    location_with_a_column=({"location": r"C:\src\a.cs:42:7"}, at("file:///C:/src/a.cs", 42)),
+    location_without_a_line=({"location": "./src/app"}, at("src/app")),
+    location_of_a_name=({"location": "pyproject.toml"}, at("pyproject.toml")),
+    location_beside_a_file=({"location": "b.py:7", "extensions": {"file": "a.py"}}, at("a.py")),
+    location_beside_a_label=(LABELLED | {"location": "main > a"}, at("lib/a.py", 12, "x\n")),
+    **{f"no_path_in_{n}": ({"location": each}, TARGETED) for n, each in enumerate(NO_PATHS)},
 )
 
 
-@pytest.mark.parametrize(("fields", "uri", "region"), LOCATED)
-def test_every_result_has_a_location(client: Client, run: str, fields: Any, uri: str, region: Any) -> None:
+@pytest.mark.parametrize(("fields", "location"), LOCATED)
+def test_every_result_has_a_location(client: Client, run: str, fields: Any, location: Any) -> None:
     client.submit(run, task(**fields))
     (exported,) = results_of(export(client))
-    assert exported["locations"] == [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}]
+    assert exported["locations"] == [location]
 
 
 SAID = cases(  # decisions about a finding, and what is told of them in the end
@@ -847,6 +774,8 @@ COLUMNS = (
 
 
 def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
+    assert export(client, "text/csv").decode() == f"{COLUMNS}\r\n"
+    assert json.loads(export(client))["runs"][0]["results"] == []
     title = 'says "no", twice\r\nand é'
     stored = client.add(run, title=title)
     client.triage(stored, "resolved", reason="fixed", assignee="=Ada")
@@ -869,11 +798,6 @@ def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str)
     client.submit(run, *(task(title=text, externalId=text) for text in DANGEROUS))
     rows = csv.DictReader(io.StringIO(export(client, "text/csv", sort="createdAt").decode(), newline=""))
     assert [(row["title"], row["externalId"]) for row in rows] == [(f"'{text}", f"'{text}") for text in DANGEROUS]
-
-
-def test_an_empty_list_is_a_header_alone(client: Client) -> None:
-    assert export(client, "text/csv").decode() == f"{COLUMNS}\r\n"
-    assert json.loads(export(client))["runs"][0]["results"] == []
 
 
 # ---------------------------------------------------------------------------
@@ -929,12 +853,10 @@ def test_nothing_outside_of_a_checkout_is_read(tmp_path: Path) -> None:
 STAYING = log_with({"locations": 7}, 5, properties={"x": [1.0, 10**30, "é\0"]}) | {"more": None}
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b'{"runs": 5}', bytes_of(log_of({"results": 5})), bytes_of(STAYING)]
-)
-def test_all_else_of_a_document_stays_as_it_is(tmp_path: Path, text: bytes) -> None:
-    got = sarif.with_source(text, tmp_path)
-    assert got == text or json.loads(got) == json.loads(text)
+def test_all_else_of_a_document_stays_as_it_is(tmp_path: Path) -> None:
+    for text in (b"", b"{", b"[]", b'{"runs": 5}', bytes_of(log_of({"results": 5})), bytes_of(STAYING)):
+        got = sarif.with_source(text, tmp_path)
+        assert got == text or json.loads(got) == json.loads(text)
 
 
 def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_path: Path) -> None:
@@ -965,20 +887,14 @@ OURS_WHOLE = {
 RICH = log_of(
     run_of(
         result(ruleIndex=0, level="error", kind="fail", guid="g", properties={"tags": ["a"], "security-severity": "5"}),
-        result(message={"id": "default", "arguments": ["a", "b"]}, rule={"index": 0, "guid": "x"}, **MARKS),
+        result(message={"id": "m", "arguments": ["a", "b"]}, rule={"index": 0, "guid": "x"}, **MARKS),
         result(locations=[at("a.py", uriBaseId="SRC", index=0), {"logicalLocations": [{"index": 0, "name": "f"}]}]),
         result(suppressions=[{"kind": "inSource", "status": "accepted"}], baselineState="new", **PARTIAL),
         result(taxa=[{"id": "79", "toolComponent": {"name": "CWE", "index": 0}}]),
         result(fingerprints={OURS: "mine"}, properties={OURS: OURS_WHOLE}),
         rules=[RULE | {"relationships": [RELATED]}],
         artifacts=[{"location": {"uri": "a.py", "uriBaseId": "SRC"}}],
-        invocations=[
-            {
-                "executionSuccessful": True,
-                "workingDirectory": {"uri": "file:///r"},
-                "ruleConfigurationOverrides": [OVERRIDE],
-            }
-        ],
+        invocations=[{"executionSuccessful": True, "workingDirectory": {"uri": "file:///r"}} | OVERRIDES],
         taxonomies=[CWE],
         logicalLocations=[{"name": "f", "fullyQualifiedName": "m.f"}],
         **in_bases(SRC=("src/", "ROOT"), ROOT=("file:///r/", None)),
@@ -1014,10 +930,9 @@ def mutated(chance: random.Random) -> Any:
     return document
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Client, seed: int) -> None:
+def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Client) -> None:
     client.register("strict", {"properties": {"line": {"type": "integer", "maximum": 2}, "tags": False}})
-    run, chance = client.start("strict"), random.Random(seed)
+    run, chance = client.start("strict"), random.Random(0)
     for _ in range(120):
         document = mutated(chance)
         response = send(client, run, document)
@@ -1028,44 +943,39 @@ def test_a_mutated_document_is_taken_or_refused_with_pointers_into_it(client: Cl
 
 
 MIB = 1024 * 1024
-MOST = 8 * MIB  # of a hostile document; the limits that are in proportion to it are lower then too
+MOST = 4 * MIB  # of a hostile document; the limits that are in proportion to it are lower then too
 OVERRIDDEN = {"descriptor": {"id": "a/b/c"}, "configuration": {"level": "note"}}
-CHAIN = {f"{number}": ("x/", f"{number + 1}") for number in range(20_000)}
-DEEP = {"title": "x", "severity": "low", "extensions": nested(300)}
+CHAIN = {f"{number}": ("x/", f"{number + 1}") for number in range(10_000)}
 HOSTILE: dict[str, Callable[[], Any]] = {
-    "many_results": lambda: log_with(*[{"ruleId": "R"}] * 60_000),
+    "many_results": lambda: log_with(*[{"ruleId": "R"}] * 30_000),
     "nested_unread": lambda: log_with(x=nested(300)),
-    "nested_ours": lambda: log_with({"properties": {OURS: DEEP}}),
-    "many_rules": lambda: log_with({"ruleId": "r"}, rules=[{"id": "x"}] * 500_000),
+    "nested_ours": lambda: log_with(ours(extensions=nested(300))),
+    "many_rules": lambda: log_with({"ruleId": "r"}, rules=[{"id": "x"}] * 250_000),
     "many_tags": lambda: log_with(
-        *[{"ruleIndex": 0}] * 30_000,
-        rules=[{"id": "R", "properties": {"tags": [f"{number}" for number in range(400_000)]}}],
+        *[{"ruleIndex": 0}] * 15_000, rules=[{"id": "R", "properties": {"tags": [f"{n}" for n in range(200_000)]}}]
     ),
     "long_tags": lambda: log_with(  # too much by what stands in rule and tags, beside the extensions
-        *[{"ruleIndex": 0}] * 15_000, rules=[{"id": "R", "properties": {"tags": [f"{n:064}" for n in range(20)]}}]
+        *[{"ruleIndex": 0}] * 7500, rules=[{"id": "R", "properties": {"tags": [f"{n:064}" for n in range(20)]}}]
     ),
-    "many_arguments": lambda: log_with({"message": {"text": "{0}", "arguments": ["a"] * (2 * MIB)}}),
-    "many_placeholders": lambda: log_with({"message": {"text": "{0}" * 10_000, "arguments": ["a" * MIB]}}),
-    "long_message": lambda: log_with({"message": {"text": "[a](1) {{" * (MIB // 2)}}),
-    "long_snippet": lambda: log_with(
-        {"ruleId": "R", "locations": [{"physicalLocation": {"region": {"snippet": {"text": "a " * (3 * MIB)}}}}]}
-    ),
-    "long_rule_id": lambda: log_with({"ruleId": "a/" * (3 * MIB)}),
-    "a_rule_said_often": lambda: log_with(*[{"ruleIndex": 0}] * 60_000, rules=[{"help": {"text": "h" * MIB}}]),
-    "many_overrides": lambda: log_with(invocations=[{"ruleConfigurationOverrides": [OVERRIDDEN] * 60_000}]),
+    "many_arguments": lambda: log_with({"message": {"text": "{0}", "arguments": ["a"] * MIB}}),
+    "many_placeholders": lambda: log_with({"message": {"text": "{0}" * 10_000, "arguments": ["a" * (MIB // 2)]}}),
+    "long_message": lambda: log_with({"message": {"text": "[a](1) {{" * (MIB // 4)}}),
+    "long_snippet": lambda: log_with(result(locations=[at("a.py", 1, "a " * (3 * MIB // 2))])),
+    "long_rule_id": lambda: log_with({"ruleId": "a/" * (3 * MIB // 2)}),
+    "a_rule_said_often": lambda: log_with(*[{"ruleIndex": 0}] * 30_000, rules=[{"help": {"text": "h" * (MIB // 2)}}]),
+    "many_overrides": lambda: log_with(invocations=[{"ruleConfigurationOverrides": [OVERRIDDEN] * 30_000}]),
     "a_chain_of_bases": lambda: log_with(
-        *(result(locations=[at(f"{number}", uriBaseId="0")]) for number in range(5000)), **in_bases(**CHAIN)
+        *(result(locations=[at(f"{number}", uriBaseId="0")]) for number in range(2500)), **in_bases(**CHAIN)
     ),
-    "many_bad_results": lambda: log_with(*[{"level": 5}] * 60_000),
+    "many_bad_results": lambda: log_with(*[{"level": 5}] * 30_000),
 }
 MEASURED = """
 import json, os, resource, sys, time
 import findings_service as heart
-from findings_adapters.marks import foreign_marks
 heart.load_parts()
 from findings_adapters import sarif
-settings = heart.Settings(max_sarif=8 * 1024 * 1024)
-for path in sys.argv[1:]:
+settings = heart.Settings(max_sarif=int(sys.argv[1]))
+for path in sys.argv[2:]:
     if os.fork():  # each in a process of its own, for the sake of its memory
         os.wait()
         continue
@@ -1090,51 +1000,42 @@ TAKEN = {
 def test_a_hostile_document_costs_a_bounded_time_and_memory(tmp_path: Path) -> None:
     for name, make in HOSTILE.items():
         (tmp_path / name).write_text(json.dumps(make(), separators=(",", ":")), "utf-8")
-    line = [sys.executable, "-c", MEASURED, *(str(tmp_path / name) for name in HOSTILE)]
+    line = [sys.executable, "-c", MEASURED, f"{MOST}", *(str(tmp_path / name) for name in HOSTILE)]
     lines = subprocess.run(line, cwd=HERE, capture_output=True, text=True, timeout=240, check=True).stdout.splitlines()
     measured = {name: rest for name, *rest in map(json.loads, lines)}
     assert measured.keys() == HOSTILE.keys()
-    assert {name: rest for name, rest in measured.items() if rest[1] > 5 or rest[2] > 12 * MOST} == {}
+    assert {name: rest for name, rest in measured.items() if rest[1] > 3 or rest[2] > 12 * MOST} == {}
     assert {name for name, rest in measured.items() if rest[0] == "taken"} == TAKEN
 
 
-# ---------------------------------------------------------------------------
-# Large documents
-# ---------------------------------------------------------------------------
-
-
-def test_a_document_of_100_000_results_is_stored_by_a_server_in_bounded_memory(server: Server) -> None:
-    rules = [RULE | {"id": f"{number:03}", "help": {"text": "Check it first. " * 60}} for number in range(200)]
-    place = at("src/package/module.py", 7, f"    value = request(NUMBER)  # {'x' * 90}\n", uriBaseId="%SRCROOT%")
-    message = {"text": f"Unchecked value number NUMBER goes from the user's input into the database{'.' * 60}"}
-    one = bytes_of(result(ruleId="RULE", level="warning", message=message, locations=[place])).decode()
-    results = (one.replace("RULE", f"{n % 200:03}").replace("NUMBER", f"{n}") for n in range(100_000))
+def test_a_document_of_40_000_results_is_stored_by_a_server_in_bounded_memory(server: Server) -> None:
+    rules = [RULE | {"id": f"{number:03}"} for number in range(200)]
+    place = at("src/package/module.py", 7, f"    value = request(NUMBER)  # {'x' * 99}\n", uriBaseId="%SRCROOT%")
+    message = {"text": f"Unchecked value number NUMBER{'.' * 99}"}
+    one = bytes_of(result(ruleId="RULE", message=message, locations=[place])).decode()
+    results = (one.replace("RULE", f"{n % 200:03}").replace("NUMBER", f"{n}") for n in range(40_000))
     body = bytes_of(log_with(rules=rules)).replace(b'"results": []', f'"results": [{",".join(results)}]'.encode())
-    assert len(body) > 40_000_000
+    assert len(body) > 16_000_000
     run = server.start_run()
     before = memory_of(server)
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)) as connection:
         headers = {"Authorization": f"Bearer {server.key}", "Content-Type": SARIF}
         connection.request("POST", f"{API}/runs/{run}/tasks", body, headers)
         said = connection.getresponse().read()
-    assert json.loads(said).get("created") == 100_000, said[:1000]
+    assert json.loads(said).get("created") == 40_000, said[:1000]
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) / 1024
-    assert peak - before < 6 * len(body) / MIB
+    assert peak - before < 6 * len(body) / MIB + 48  # of what any document takes
 
 
-def test_a_long_list_is_written_as_it_is_read() -> None:
-    shown = []
-
-    def listed() -> Iterator[exports.ListedTask]:
-        for number in range(1000):
-            shown.append(number)
-            yield exports.ListedTask(stored_task(number))
-
+def test_a_long_list_is_written_as_it_is_read(client: Client, run: str) -> None:
+    stored = heart.decoder(heart.Task).decode(client.get(f"{API}/tasks/{client.add(run)}").data)
+    unread: Any = dict.fromkeys(("tags", "evidence", "remediation", "success_criteria"), msgspec.Raw(b"[]"))
+    listed = exports.ListedTask(msgspec.structs.replace(stored, **unread))
     for write in (sarif.write_sarif, exports.write_csv):
-        shown.clear()
-        parts = write(listed())
+        numbers = itertools.count()
+        parts = write(listed for _ in zip(range(1000), numbers, strict=False))
         assert len(b"".join(itertools.islice(parts, 100))) < 100_000
-        assert len(shown) <= 100
+        assert next(numbers) <= 100
 
 
 # ---------------------------------------------------------------------------
@@ -1142,74 +1043,42 @@ def test_a_long_list_is_written_as_it_is_read() -> None:
 # ---------------------------------------------------------------------------
 
 
-def scanned(line: list[str], folder: Path, output: Path | None = None) -> bytes:
-    """Run a scanner, and return what it wrote."""
-    done = subprocess.run(line, cwd=folder, capture_output=True, timeout=300, check=False)
-    text = output.read_bytes() if output and output.exists() else done.stdout
-    assert text, done.stderr.decode()
-    return text
-
-
-def python_source(folder: Path) -> Path:
-    """Return a folder with the source of two packages."""
-    for package in ("flask", "click"):
-        shutil.copytree(Path(sys.modules[package].__file__ or "").parent, folder / package)
-    return folder
-
-
-def ruff(folder: Path) -> bytes:
-    line = [program("ruff"), "check", "--isolated", "--no-cache", "--select", "ALL", "--output-format", "sarif", "."]
-    return scanned(line, python_source(folder))
-
-
-def bandit(folder: Path) -> bytes:
-    output = folder / "out.sarif"
-    line = [program("bandit"), "-q", "-r", ".", "-f", "sarif", "-o", str(output)]
-    text = scanned(line, python_source(folder), output)
-    return text if text.startswith(b"{") else pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
-
-
 SEMGREP_RULES = """
 rules:
   - {id: assert-used, languages: [python], severity: WARNING, message: "Gone under -O: $X", pattern: "assert $X"}
-  - id: dynamic-getattr
-    languages: [python]
-    severity: ERROR
-    message: A name that may be anything
-    metadata: {cwe: ["CWE-470: Use of Externally-Controlled Input"]}
-    pattern: getattr($A, $B)
+  - {id: any-name, languages: [python], severity: ERROR, message: "Any", metadata: {cwe: ["CWE-470: Input"]},
+     pattern: "getattr($A, $B)"}
 """
+ESLINT_RULES = 'export default [{rules: {"no-magic-numbers": "warn", "no-undef": "error", "prefer-const": "error"}}];'
+OPTIONS = {
+    "ruff": "check --isolated --no-cache --select ALL --output-format sarif .",
+    "bandit": "-q -r . -f sarif",
+    "semgrep": "scan --metrics off --disable-version-check --sarif --quiet --no-git-ignore --config ../rules.yml .",
+}
 
 
-def semgrep(folder: Path) -> bytes:
-    rules = python_source(folder).parent / "rules.yml"
-    rules.write_text(SEMGREP_RULES)
-    options = ("--metrics", "off", "--disable-version-check", "--sarif", "--quiet", "--no-git-ignore", "--config")
-    return scanned([program("semgrep"), "scan", *options, str(rules), "."], folder)
+def scanned(scanner: str, folder: Path) -> bytes:
+    """Have a scanner look at the source of a package, in a new folder, and return what it wrote."""
+    if scanner == "eslint":
+        shutil.copytree(from_npm("eslint/lib/linter"), folder)
+        (folder / "eslint.config.mjs").write_text(ESLINT_RULES)
+        line = [from_npm(".bin/eslint"), "-f", from_npm("@microsoft/eslint-formatter-sarif/sarif.js"), "."]
+    else:
+        shutil.copytree(Path(flask.__file__).parent, folder)
+        (folder.parent / "rules.yml").write_text(SEMGREP_RULES)
+        line = [program(scanner), *OPTIONS[scanner].split()]
+    done = subprocess.run(line, cwd=folder, capture_output=True, timeout=300, check=False)
+    if scanner == "bandit" and not done.stdout.startswith(b"{"):
+        pytest.skip("bandit writes no SARIF: bandit[sarif] is not installed")
+    assert done.stdout, done.stderr.decode()
+    return done.stdout
 
 
-ESLINT_RULES = """
-export default [{rules: {"no-magic-numbers": "warn", "no-undef": "error", "eqeqeq": "error", "prefer-const": "error"}}];
-"""
-
-
-def eslint(folder: Path) -> bytes:
-    formatter = from_npm("@microsoft/eslint-formatter-sarif/sarif.js")
-    shutil.copytree(from_npm("eslint/lib/linter"), folder / "lib")
-    (folder / "eslint.config.mjs").write_text(ESLINT_RULES)
-    return scanned([str(from_npm(".bin/eslint")), "-f", str(formatter), "lib"], folder)
-
-
-SCANNERS = [pytest.param(each, id=each.__name__) for each in (ruff, bandit, semgrep, eslint)]
-
-
-@pytest.mark.parametrize("scanner", SCANNERS)
+@pytest.mark.parametrize("scanner", [*OPTIONS, "eslint"])
 def test_what_a_real_scanner_found_goes_in_and_out_and_in_again_unchanged(
-    app: flask.Flask, client: Client, tmp_path: Path, scanner: Callable[[Path], bytes]
+    app: flask.Flask, client: Client, tmp_path: Path, scanner: str
 ) -> None:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    document = sarif.with_source(scanner(folder), folder)
+    document = sarif.with_source(scanned(scanner, tmp_path / "source"), tmp_path / "source")
     count = len(json.loads(document)["runs"][0]["results"])
     assert done(bring(client, document)) == (count, 0, 0, 0)
     assert done(bring(client, document)) == (0, 0, 0, count)
