@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -77,37 +77,21 @@ class Way:
 class Router:
     """What passes the network on, in one loop: the clock of `select` is finer than that of event loops."""
 
-    def __init__(self, target: Address, delay: float, orders: Connection) -> None:
-        self.target, self.delay, self.orders = target, delay, orders
+    def __init__(self, target: Address, seconds: float, orders: Connection) -> None:
+        self.target, self.seconds, self.orders = target, seconds, orders
         self.port = 0
         self.stalls = False
         self.listener: socket.socket | None = None
         self.ways: dict[socket.socket, Way] = {}  # by where they begin
-        self.listen()
-
-    def listen(self) -> int:
-        """Take connections again, at the same port, which is returned."""
-        if self.listener is None:
-            self.listener = socket.create_server((HOST, self.port), backlog=512)
-            self.listener.setblocking(False)
-            self.port = self.listener.getsockname()[1]
-        return self.port
-
-    def run(self) -> None:
-        """Pass on what comes, until the one who gives orders is gone."""
-        with suppress(EOFError):
-            while True:
-                self.turn()
 
     def turn(self) -> None:
-        reading: list[Any] = [self.orders]
-        if not self.stalls:
-            reading += [way.begin for way in self.ways.values() if not way.ended]
-            reading += [self.listener] if self.listener else []
         now = time.monotonic()
-        dues = [way.under_way[0][0] for way in self.ways.values() if way.under_way] if not self.stalls else []
-        blocked = [way.end for way in self.ways.values() if way.under_way and way.under_way[0][0] <= now and dues]
-        later = min((due for due in dues if due > now), default=None)
+        ways = [] if self.stalls else [*self.ways.values()]
+        listeners = [self.listener] if self.listener and not self.stalls else []
+        reading: list[Any] = [self.orders, *listeners, *(way.begin for way in ways if not way.ended)]
+        dues = {way.end: way.under_way[0][0] for way in ways if way.under_way}
+        blocked = [end for end, due in dues.items() if due <= now]
+        later = min((due for due in dues.values() if due > now), default=None)
         ready, _, _ = select.select(reading, blocked, [], None if later is None else later - now)
         for each in ready:
             if each is self.orders:
@@ -116,7 +100,7 @@ class Router:
             elif each is self.listener:
                 self.accept()
             elif each in self.ways:
-                self.ways[each].take(self.delay)
+                self.ways[each].take(self.seconds)
         if not self.stalls:
             self.deliver()
 
@@ -153,15 +137,29 @@ class Router:
 
     # Orders
 
-    def set_delay(self, seconds: float) -> None:
-        self.delay = seconds
+    def come_back(self) -> int:
+        """Take connections, again at the same port, which is returned."""
+        if self.listener is None:
+            self.listener = socket.create_server((HOST, self.port), backlog=512)
+            self.listener.setblocking(False)
+            self.port = self.listener.getsockname()[1]
+        return self.port
+
+    def delay(self, seconds: float) -> None:
+        """Let everything take some seconds each way from now on."""
+        self.seconds = seconds
 
     def trips(self) -> int:
-        """Return how many round trips there were on the connections that are there."""
+        """Return how many round trips there were on the connections that are there, however long each took."""
         return sum(way.trip for way in self.ways.values() if not way.asks)
 
-    def stall(self, stalls: bool) -> None:
-        self.stalls = stalls
+    def stall(self) -> None:
+        """Let nothing arrive any more, without a word."""
+        self.stalls = True
+
+    def go_on(self) -> None:
+        """Let everything arrive again."""
+        self.stalls = False
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -177,11 +175,17 @@ class Router:
 
 
 def run_router(target: Address, delay: float, orders: Connection) -> None:
-    Router(target, delay, orders).run()
+    """Pass on what comes, until the one who gives orders is gone."""
+    router = Router(target, delay, orders)
+    with suppress(EOFError):
+        while True:
+            router.turn()
 
 
 class SlowNetwork:
     """A network to a server, in a process of its own: whoever connects to `port` reaches the server.
+
+    Its other methods are the orders that a `Router` takes.
 
     :param target: host and port of the server, or the path of its socket.
     :param delay: seconds that everything takes each way.
@@ -193,39 +197,14 @@ class SlowNetwork:
         self._process = context.Process(target=run_router, args=(target, delay, theirs), daemon=True)
         self._process.start()
         theirs.close()
-        self.port: int = self._order("listen")
+        self.port: int = self.come_back()
 
-    def _order(self, name: str, *values: Any) -> Any:
-        self._orders.send((name, values))
-        return self._orders.recv()
+    def __getattr__(self, order: str) -> Callable[..., Any]:
+        def give(*values: Any) -> Any:
+            self._orders.send((order, values))
+            return self._orders.recv()
 
-    def delay(self, seconds: float) -> None:
-        """Let everything take some seconds each way from now on."""
-        self._order("set_delay", seconds)
-
-    def trips(self) -> int:
-        """Return how many round trips there were on the connections that are there, however long each took."""
-        return int(self._order("trips"))
-
-    def stall(self) -> None:
-        """Let nothing arrive any more, without a word."""
-        self._order("stall", True)
-
-    def go_on(self) -> None:
-        """Let everything arrive again."""
-        self._order("stall", False)
-
-    def cut(self) -> None:
-        """Cut all connections."""
-        self._order("cut")
-
-    def go_away(self) -> None:
-        """Cut all connections, and refuse others."""
-        self._order("go_away")
-
-    def come_back(self) -> None:
-        """Take connections again, at the same port."""
-        self._order("listen")
+        return give
 
     def close(self) -> None:
         """End the process."""

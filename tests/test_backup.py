@@ -42,9 +42,9 @@ from tests.support import (
     database_of_version,
     environment,
     files_in,
-    heed_signals,
     invoke,
     others_database,
+    start_process,
     task,
 )
 
@@ -70,7 +70,7 @@ def refused(line: str, db: Path | str, *words: str) -> str:
     ("make", "told", "line"),
     [
         (*each.values, line)
-        for each in UNUSABLE
+        for each in (*UNUSABLE, *cases(empty=(Path.touch, "is empty")))
         for line in COMMAND_LINES
         if not (each.id in ("newer", "older") and line.startswith("backup"))  # which copies it
     ],
@@ -182,54 +182,42 @@ def test_a_backup_is_on_the_disk_before_it_is_told_of(
     assert synced[1:] == [str(tmp_path)]
 
 
-def die_with_a_wal(db: Path) -> None:
-    """Write to a database as a process that dies before anything of it is in the file, but all in the WAL."""
-    program = (
-        "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None);"
-        "db.execute('PRAGMA journal_mode = WAL'); db.execute('PRAGMA wal_autocheckpoint = 0');"
-        "db.execute('CREATE TABLE waste (a)'); db.execute('INSERT INTO waste VALUES (zeroblob(500000))'); os._exit(0)"
-    )
-    subprocess.run([sys.executable, "-c", program, str(db)], check=True)
-    assert db.with_name(f"{db.name}-wal").stat().st_size > 500_000
-
-
 def test_a_backup_takes_no_place_beside_what_a_crash_left(aged: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    die_with_a_wal(copy)
+    back_up(aged, copy)
+    (tmp_path / "copy.db-wal").write_bytes(b"acknowledged")
     before = {path: path.read_bytes() for path in tmp_path.glob("copy.db*")}
     assert "findings-service check" in refused("backup --replace", aged, str(copy))
     assert {path: path.read_bytes() for path in tmp_path.glob("copy.db*")} == before
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_backup_that_is_told_to_stop_leaves_nothing(aged: Path, tmp_path: Path, how: signal.Signals) -> None:
     # Not one long sleep: a signal that arrives just before it would be looked at when it ends.
-    slow = "lambda _: [time.sleep(0.05) for _ in range(1200)] and ()"
-    program = f"heart.SQLiteConnection.integrity_errors = {slow}; heart.main()"
-    line = [sys.executable, "-c", f"import time, findings_service as heart; {program}"]
-    line += ["backup", str(tmp_path / "copy.db"), "--db", str(aged)]
-    with subprocess.Popen(line, cwd=HERE, env=environment(), preexec_fn=heed_signals) as process:
-        await_(lambda: list(tmp_path.glob("copy.db*.partial")), 20)
-        process.send_signal(signal.Signals[name])
-        assert process.wait(15) == 1
+    slow = "lambda _: [print('begun', flush=True), *(time.sleep(0.05) for _ in range(1200))] and ()"
+    program = f"{IMPORTING} as heart, time; heart.SQLiteConnection.integrity_errors = {slow}; heart.main()"
+    line = [sys.executable, "-c", program, "backup", str(tmp_path / "copy.db"), "--db", str(aged)]
+    backing_up = start_process(line, tmp_path / "slow", "begun")
+    assert len(list(tmp_path.glob("copy.db*.partial"))) == 1
+    assert backing_up.stop(how) == 1
     assert list(tmp_path.glob("copy.db*")) == []
 
 
+TWICE = f"""{IMPORTING}, os, signal, time
+from findings_features import backup
+with backup.interruptible():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(9)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        print("undone")
+"""
+
+
 def test_a_second_signal_does_not_end_what_undoes_what_was_begun() -> None:
-    program = f"""if True:
-        {IMPORTING}, os, signal, time
-        from findings_features import backup
-        with backup.interruptible():
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(9)
-            finally:
-                for number in (signal.SIGTERM, signal.SIGHUP):
-                    os.kill(os.getpid(), number)
-                print("undone")
-    """
-    line, options = [sys.executable, "-c", program], {"cwd": HERE, "env": environment(), "preexec_fn": heed_signals}
-    done = subprocess.run(line, **options, capture_output=True, text=True, check=False, timeout=30)
+    done = command(program=(sys.executable, "-c", TWICE))
     assert (done.stdout, done.stderr.splitlines()[-1]) == ("undone\n", "KeyboardInterrupt")
 
 
@@ -282,13 +270,6 @@ def test_a_backup_of_another_version_is_a_copy_of_it(tmp_path: Path, version: in
 def test_what_the_system_does_not_allow_is_one_line_also_without_a_file() -> None:
     with pytest.raises(click.ClickException, match="Permission denied"), findings_service.readable_errors("x.db"):
         raise PermissionError(errno.EACCES, "Permission denied")
-
-
-@pytest.mark.parametrize("line", COMMAND_LINES)
-def test_what_makes_no_database_makes_none_of_an_empty_file(tmp_path: Path, line: str) -> None:
-    (tmp_path / "empty.db").touch()
-    assert "is empty" in refused(line, tmp_path / "empty.db")
-    assert files_in(tmp_path) == {"empty.db": b""}
 
 
 def fill_and_prune(server: Server) -> int:

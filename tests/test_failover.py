@@ -34,12 +34,9 @@ def told(server: Server, service: Service) -> failover.Told:
     return told
 
 
-def test_a_load_that_nobody_disturbs_leaves_no_fault(service: Service, told: failover.Told) -> None:
+def test_the_audit_finds_no_fault_but_what_is_lost_doubled_or_changed(service: Service, told: failover.Told) -> None:
     assert told.runs
     assert list(failover.faults_of(service, told)) == []
-
-
-def test_the_audit_sees_what_is_lost_doubled_or_changed(service: Service, told: failover.Told) -> None:
     commented = next(iter(told.comments))
     text = next(iter(told.comments[commented]))
     lost, doubled, moved = [title for title in told.tasks if title not in {*told.deleted, *told.comments}][:3]

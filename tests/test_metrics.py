@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import http.client
 import os
 import re
 import shutil
@@ -12,10 +10,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +27,11 @@ import findings_service
 from findings_adapters import metrics
 from findings_service import ConfigurationError, Settings, create_app, create_blueprint, installing
 from tests.engines import ON_POSTGRES, db_at, locked, look_into
+from tests.postgres_server import children_of
 from tests.support import (
     API,
     HERE,
+    IMPORTING,
     LISTENING,
     PROGRAM,
     Client,
@@ -42,9 +40,11 @@ from tests.support import (
     blocks_of,
     cases,
     client_of,
-    environment,
+    client_with,
+    command,
     invoke,
     make_key,
+    program,
     reader_of,
     start_process,
     table_rows,
@@ -101,9 +101,7 @@ def on(make_app: Callable[..., flask.Flask]) -> flask.Flask:
     return make_app(metrics="1")
 
 
-# ---------------------------------------------------------------------------
 # Figures
-# ---------------------------------------------------------------------------
 
 
 def test_requests_are_counted_by_route_method_and_status(counting: Server) -> None:
@@ -217,9 +215,7 @@ def test_a_scrape_costs_the_same_whatever_is_stored(on: flask.Flask) -> None:
     assert [*costly, *(each for each in steps if each.endswith(("tasks", "runs")))] == []
 
 
-# ---------------------------------------------------------------------------
 # Backups
-# ---------------------------------------------------------------------------
 
 LAST_BACKUP = ("findings_last_backup_timestamp_seconds",)
 
@@ -256,9 +252,7 @@ def test_a_backup_of_a_locked_database_is_good_but_not_noted(
     assert scraped(counting)[LAST_BACKUP] == before
 
 
-# ---------------------------------------------------------------------------
 # Who may ask, and how
-# ---------------------------------------------------------------------------
 
 
 def test_a_key_of_level_read_is_enough_and_none_is_not(on: flask.Flask) -> None:
@@ -293,9 +287,7 @@ def test_the_format_is_the_one_that_is_asked_for(on: flask.Flask, accept: str, k
     assert {family.name for family in parse(answer.text)} >= {"findings_tasks", "findings_commit_group_size"}
 
 
-# ---------------------------------------------------------------------------
 # On and off
-# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "FROB"])
@@ -306,22 +298,11 @@ def test_without_the_setting_there_is_nothing_as_anywhere_else(app: flask.Flask,
     assert app.extensions["findings"].listeners == findings_service.Listeners()
 
 
-def test_applications_with_and_without_it_live_in_one_process(on: flask.Flask, app: flask.Flask) -> None:
-    for each, status in ((on, 200), (app, 404), (on, 200)):
-        assert client_of(each, name=f"key-{time.monotonic_ns()}").get("/metrics").status_code == status
+def test_where_it_is_on_it_is_described(on: flask.Flask, app: flask.Flask) -> None:
     described = on.test_client().get(f"{API}/openapi.json").json["paths"]["/metrics"]["get"]
     assert [*described["responses"]["200"]["content"]] == ["text/plain"]
     assert "level `read`" in described["description"]
     assert "/metrics" not in app.test_client().get(f"{API}/openapi.json").json["paths"]
-
-
-def test_an_application_that_is_gone_is_not_kept_for_its_description(tmp_path: Path) -> None:
-    app = create_app(Settings(db=db_at(tmp_path / "x.db", ready=True), metrics=True))
-    assert app.test_client().get(f"{API}/openapi.json").status_code == 200
-    database = weakref.ref(app.extensions["findings"].database)
-    del app
-    gc.collect()
-    assert database() is None
 
 
 @pytest.mark.parametrize("given", ["2", "yes", "-1"])
@@ -330,31 +311,15 @@ def test_a_setting_that_is_neither_on_nor_off_is_refused(given: str) -> None:
         Settings.read(metrics=given)
 
 
-NO_PACKAGE = "import sys; sys.modules['prometheus_client'] = None"
-NO_PART = """
-import pathlib
-there = pathlib.Path.exists
-pathlib.Path.exists = lambda path: path.name != "metrics.py" and there(path)
-"""
-LACKING = cases(
-    package=(NO_PACKAGE, f"the package prometheus_client{installing('metrics')}", "2"),
-    part=(NO_PART, "findings_adapters/metrics.py, which is not there", "1"),
-)
-
-
-@pytest.mark.parametrize(("program", "lacking", "workers"), LACKING)
-def test_a_start_without_what_it_needs_is_one_line(tmp_path: Path, program: str, lacking: str, workers: str) -> None:
-    line = [sys.executable, "-c", f"{program}\nimport findings_service; findings_service.main()"]
-    options = ["serve", "--port", "0", "--db", db_at(tmp_path / "x.db"), "--workers", workers]
-    env = environment(FINDINGS_METRICS="1", PYTHONPATH=str(HERE))
-    done = subprocess.run([*line, *options], capture_output=True, text=True, env=env, timeout=30, check=False)
-    said = f"Error: FINDINGS_METRICS needs {lacking}\n"
+def test_a_start_without_the_package_is_one_line(tmp_path: Path) -> None:
+    without = f"{IMPORTING}, sys; sys.modules['prometheus_client'] = None; findings_service.main()"
+    options = ("serve", "--port", "0", "--db", str(tmp_path / "x.db"), "--workers", "2")
+    done = command(*options, program=(sys.executable, "-c", without), FINDINGS_METRICS="1")
+    said = f"Error: FINDINGS_METRICS needs the package prometheus_client{installing('metrics')}\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 
-# ---------------------------------------------------------------------------
 # Whoever serves
-# ---------------------------------------------------------------------------
 
 
 def assert_every_answer_is_counted(server: Server, key: str = "") -> None:
@@ -404,29 +369,19 @@ def test_a_file_that_a_worker_has_just_made_is_waited_for(two_workers: Callable[
 
 def test_a_worker_that_is_killed_leaves_no_folder_behind(two_workers: Callable[..., Server], shared: Path) -> None:
     server = two_workers()
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    if not children.exists():
-        pytest.skip("this system does not tell a process's children")
-    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    os.kill(children_of(server.process.pid)[0], signal.SIGKILL)
     assert server.process.wait(30) == 1
     assert [*shared.iterdir()] == []
 
 
-def gunicorn(folder: Path) -> Server:
-    """Start two workers of gunicorn on a free port, as the handbook says."""
-    if not shutil.which("gunicorn", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"):
-        pytest.skip("gunicorn is not installed here")
-    (folder / "figures").mkdir()
-    port, db = findings_service.free_port("127.0.0.1", 0), folder / "findings.db"
-    line = [sys.executable, "-m", "gunicorn", "--workers", "2", "--threads", "2", "--bind", f"127.0.0.1:{port}"]
-    env = {"FINDINGS_DB": str(db), "FINDINGS_METRICS": "1", "PROMETHEUS_MULTIPROC_DIR": str(folder / "figures")}
-    started = r"(?s)http://127\.0\.0\.1:\d+.*Booting worker.*Booting worker"
-    return start_process([*line, "findings_service:create_app()"], db, started, **env)
-
-
 def test_two_workers_of_gunicorn_tell_their_sums_at_once(tmp_path: Path) -> None:
-    line = ("keys", "create", "tests", "--level", "full", "--new", "--db", str(tmp_path / "findings.db"))
-    key, server = invoke(*line).stdout.strip(), gunicorn(tmp_path)
+    port, db, figures = findings_service.free_port("127.0.0.1", 0), tmp_path / "findings.db", tmp_path / "figures"
+    figures.mkdir()
+    key = invoke("keys", "create", "tests", "--level", "full", "--new", "--db", str(db)).stdout.strip()
+    line = [program("gunicorn"), "--workers", "2", "--threads", "2", "--bind", f"127.0.0.1:{port}"]
+    env = {"FINDINGS_DB": str(db), "FINDINGS_METRICS": "1", "PROMETHEUS_MULTIPROC_DIR": str(figures)}
+    started = r"(?s)http://127\.0\.0\.1:\d+.*Booting worker.*Booting worker"
+    server = start_process([*line, "findings_service:create_app()"], db, started, **env)
     try:
         assert_every_answer_is_counted(server, key)
     finally:
@@ -434,25 +389,15 @@ def test_two_workers_of_gunicorn_tell_their_sums_at_once(tmp_path: Path) -> None
 
 
 def test_threads_of_another_server_lose_no_request(on: flask.Flask) -> None:
-    waitress = pytest.importorskip("waitress.server")
-    headers = {"Authorization": f"Bearer {make_key(on)}"}
-    serving = waitress.create_server(on, host="127.0.0.1", port=0, threads=4)
+    key = make_key(on)
 
-    def ask() -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", serving.effective_port, timeout=20)) as connection:
-            for _ in range(25):
-                connection.request("GET", TASKS, headers=headers)
-                connection.getresponse().read()
+    def ask(_: int) -> None:
+        client = client_with(on, key)
+        for _ in range(25):
+            client.get(TASKS)
 
-    with ThreadPoolExecutor(5) as pool:
-        pool.submit(serving.run)
-        try:
-            for caller in [pool.submit(ask) for _ in range(4)]:
-                caller.result()
-        finally:
-            with suppress(OSError):  # of who has heard of it already
-                serving.trigger.pull_trigger(serving.close)
-    serving.task_dispatcher.shutdown()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
     figures = figures_of(client_of(on, name="scraper").get("/metrics").text)
     assert requests_between({}, figures) == {("GET", TASKS, "200"): 100}
 
@@ -497,9 +442,7 @@ def test_a_folder_that_is_not_there_is_told_at_the_start(tmp_path: Path, monkeyp
         create_app(db=db_at(tmp_path / "x.db"), metrics="1")
 
 
-# ---------------------------------------------------------------------------
 # The handbook
-# ---------------------------------------------------------------------------
 
 
 OF_FILES = {"findings_wal_bytes", "findings_disk_free_bytes", "findings_last_backup_timestamp_seconds"}
@@ -563,33 +506,23 @@ tests:
 """
 
 
-def promtool(folder: Path, *arguments: str) -> None:
-    """Have Prometheus's tool judge files of the handbook, which lie in a folder."""
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is not installed here")
-    for name, text in handbook_files().items():
-        (folder / name).write_text(text.replace("/etc/prometheus/", ""), "utf-8")
-    line = ["promtool", *arguments]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_prometheus_takes_the_handbooks_configuration(tmp_path: Path) -> None:
-    (tmp_path / "findings.key").write_text("fts_x", "utf-8")
-    promtool(tmp_path, "check", "config", "prometheus.yml")
-
-
-def test_the_handbooks_alerts_fire_when_they_should_and_not_else(tmp_path: Path) -> None:
-    expected = yaml.safe_load(ALERTED)
-    for each in expected["tests"][0]["alert_rule_test"]:
-        rule = handbook_rules()[each["alertname"]]
-        each["exp_alerts"] = [alert(rule, instance) for instance in each["exp_alerts"]]
-    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(expected), "utf-8")
-    promtool(tmp_path, "test", "rules", "alerts.yml")
-
-
 def alert(rule: dict[str, Any], instance: str) -> dict[str, Any]:
     """Return an alert as Prometheus tells it."""
     labels = {"instance": instance} | ({"job": "findings"} if instance == "away" else {})
     summary = rule["annotations"]["summary"].replace("{{ $labels.instance }}", instance)
     return {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+
+
+def test_prometheus_takes_the_handbooks_files_and_alerts_fire_when_they_should_and_not_else(tmp_path: Path) -> None:
+    expected = yaml.safe_load(ALERTED)
+    for each in expected["tests"][0]["alert_rule_test"]:
+        rule = handbook_rules()[each["alertname"]]
+        each["exp_alerts"] = [alert(rule, instance) for instance in each["exp_alerts"]]
+    files = {name: text.replace("/etc/prometheus/", "") for name, text in handbook_files().items()}
+    files |= {"findings.key": "fts_x", "alerts.yml": yaml.safe_dump(expected)}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    for line in ("check config prometheus.yml", "test rules alerts.yml"):
+        judge = [program("promtool"), *line.split()]
+        done = subprocess.run(judge, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -154,9 +153,10 @@ def test_texts_are_ordered_by_code_point(database: store.PostgresDatabase) -> No
     assert list(counts(database)) == sorted(texts)
 
 
-def test_a_new_schema_is_sound_and_what_is_amiss_is_told(database: store.PostgresDatabase) -> None:
+def test_a_new_schema_is_sound_and_what_is_amiss_is_told(url: str, open_at: OpenAt) -> None:
+    database = open_at(f"{url}?pool_size=1")
     with database.snapshot() as connection:
-        assert list(connection.integrity_errors()) == []
+        assert list(audit.integrity_errors(connection)) == []
     with database.transaction() as connection:
         connection.execute("DROP INDEX tasks_by_status")
         connection.execute("ALTER TABLE runs DROP COLUMN reported")
@@ -169,20 +169,11 @@ def test_a_new_schema_is_sound_and_what_is_amiss_is_told(database: store.Postgre
         assert word in told
 
 
-def test_an_audit_needs_no_more_than_one_connection_of_the_pool(url: str, open_at: OpenAt) -> None:
-    with open_at(f"{url}?pool_size=1").snapshot() as connection:
-        assert list(audit.integrity_errors(connection)) == []
-
-
-def test_many_processes_make_one_schema(url: str, open_at: OpenAt) -> None:
-    databases = [open_at(url, fill=False) for _ in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(counts, databases)) == [{}] * 6
-
-
-def test_a_database_is_brought_up_to_date_by_one_process(
+def test_a_schema_is_made_and_brought_up_to_date_by_one_process(
     url: str, open_at: OpenAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(counts, [open_at(url, fill=False) for _ in range(6)])) == [{}] * 6
     add(open_at(url), "a")
     newer = heart.SCHEMA_VERSION + 1
     steps = (
@@ -258,15 +249,6 @@ def test_a_database_that_was_there_and_cannot_be_opened_again_is_busy(
         counts(database)
 
 
-def test_absence_is_told_without_making_anything(url: str, open_at: OpenAt) -> None:
-    database = open_at(url, fill=False)
-    assert "no database of this service" in database.absence()
-    assert database.absence()
-    with database.reading():
-        pass
-    assert database.absence() == ""
-
-
 # URLs
 
 
@@ -333,21 +315,15 @@ def test_on_windows_it_is_said_where_this_runs(monkeypatch: pytest.MonkeyPatch) 
 # Connections, transactions and the pipeline
 
 
-def test_values_come_back_as_they_were(database: store.PostgresDatabase) -> None:
-    values = ["", "a'b\"c\\d{e}", "\x01\t\n", "\U0010ffff é", -(2**63), 2**63 - 1, 0, None]
-    with database.reading() as connection:
-        for value in values:
-            kind = "BIGINT" if isinstance(value, int) else "TEXT"
-            assert connection.execute(f"SELECT CAST(? AS {kind})", (value,)).fetchone() == (value,)
-
-
 def test_many_rows_are_stored_as_each_by_itself_would_be(database: store.PostgresDatabase) -> None:
-    texts = ["", "a'b\"c\\d{e},NULL", "\x01\t\n", "é\U0010ffff", "NULL"]
-    rows = [("one", text, None if number % 2 else text, number) for number, text in enumerate(texts)]
+    texts = ["", "a'b\"c\\d{e},NULL", "\x01\t\n", "é\U0010ffff", "NULL", "least", "most"]
+    numbers = [*range(5), -(2**63), 2**63 - 1]
+    rows = [("one", text, None if n % 2 else text, n) for text, n in zip(texts, numbers, strict=True)]
     with database.transaction("one") as connection:
         connection.execute("CREATE TABLE things (client_id TEXT, a TEXT, b TEXT, n BIGINT)")
-        assert connection.executemany("INSERT INTO things (client_id, a, b, n) VALUES (?, ?, ?, ?)", rows).rowcount == 5
-        assert connection.execute("SELECT * FROM things ORDER BY n").fetchall() == rows
+        assert connection.executemany("INSERT INTO things (client_id, a, b, n) VALUES (?, ?, ?, ?)", rows).rowcount == 7
+        for row in rows:
+            assert connection.execute("SELECT * FROM things WHERE a = ? AND n = ?", row[1::2]).fetchall() == [row]
         changes = [("x", 1, "one"), ("y", 1, "one"), ("z", 2, "one"), ("n", 99, "one")]
         changed = connection.executemany("UPDATE things SET b = ? WHERE n = ? AND client_id = ?", changes)
         assert changed.rowcount == 3
@@ -374,15 +350,6 @@ def test_what_the_engine_numbers_is_in_the_order_of_the_rows(database: store.Pos
     assert [name for (name,) in rows] == names
 
 
-def test_a_transaction_is_stored_or_not(database: store.PostgresDatabase) -> None:
-    add(database, "kept")
-    with suppress(KeyError), database.transaction("one") as connection:
-        connection.execute(COUNT, ("one", "gone", "", 0, 1))
-        raise KeyError
-    assert counts(database) == {"kept": 1}
-    assert database.version == 2
-
-
 def test_an_error_that_comes_late_undoes_the_transaction(database: store.PostgresDatabase) -> None:
     def write() -> None:
         with database.transaction("one") as connection:
@@ -395,17 +362,6 @@ def test_an_error_that_comes_late_undoes_the_transaction(database: store.Postgre
     assert counts(database) == {}
     add(database, "again")
     assert counts(database) == {"again": 1}
-
-
-def test_a_snapshot_sees_one_moment(database: store.PostgresDatabase) -> None:
-    add(database, "a")
-    with database.snapshot() as connection:
-        assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (1,)
-        add(database, "b")
-        assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (1,)
-    with pytest.raises(heart.Busy), database.snapshot() as connection:
-        connection.execute(COUNT, ("one", "c", "", 0, 1))
-    assert counts(database) == {"a": 1, "b": 1}
 
 
 def test_writers_of_a_client_queue_and_clients_do_not(database: store.PostgresDatabase) -> None:
@@ -494,16 +450,11 @@ def test_connections_are_given_back_and_used_again(postgres: Databases, url: str
     assert counts(database) == {"a": 10}
 
 
-def test_who_gets_no_connection_in_time_is_told_so(url: str, open_at: OpenAt) -> None:
+def test_who_waits_for_a_connection_gets_the_next_one_or_is_told_in_time(url: str, open_at: OpenAt) -> None:
     database = open_at(f"{url}?pool_size=1")
     with database.reading(), pytest.raises(heart.Busy, match="all connections to it are in use"):
         counts(database)
-    assert counts(database) == {}
-
-
-def test_who_waits_for_a_connection_gets_the_next_one(url: str, open_at: OpenAt) -> None:
-    database = open_at(f"{url}?pool_size=2")
-    with ThreadPoolExecutor(20) as pool:
+    with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda _: add(database, "a"), range(20)))
     assert counts(database) == {"a": 20}
 
@@ -659,13 +610,6 @@ def test_a_fork_leaves_the_connections_of_its_parent_alone(database: store.Postg
     assert counts(database) == {"a": 3}
 
 
-def test_a_fork_does_not_wait_for_a_database_that_could_not_be_made(database: store.PostgresDatabase) -> None:
-    with pytest.raises(heart.ConfigurationError) as kept:
-        heart.database_for(heart.Settings.read(db="postgresql://h/d?pool_size=0"))
-    test_a_fork_leaves_the_connections_of_its_parent_alone(database)
-    assert kept.traceback  # which has kept what there was of the database until here
-
-
 # When something goes wrong
 
 
@@ -730,6 +674,25 @@ def test_a_server_that_says_nothing_is_given_up(database: store.PostgresDatabase
     assert counts(database) == {}
 
 
+def test_a_full_disk_is_told(database: store.PostgresDatabase) -> None:
+    with pytest.raises(heart.StorageFull, match="disk is full"), database.transaction("one") as connection:
+        connection.execute("DO $$ BEGIN RAISE disk_full; END $$").fetchall()
+    assert counts(database) == {}
+
+
+def test_while_a_server_takes_no_more_connections_it_is_busy(own_server: MakeServer, open_at: OpenAt) -> None:
+    server = own_server(max_connections="8", superuser_reserved_connections="0")
+    database = open_at(server.url)
+    database.disconnect()
+    with ExitStack() as others:
+        with suppress(psycopg.OperationalError):
+            while True:
+                others.enter_context(psycopg.connect(server.url))
+        with pytest.raises(heart.Busy, match="cannot be reached"):
+            counts(database)
+    assert counts(database) == {}
+
+
 def test_what_is_too_long_for_an_index_is_refused(database: store.PostgresDatabase) -> None:
     scope = "".join(map(chr, range(0x4E00, 0x5600)))  # of which little can be compressed
     with pytest.raises(heart.ValidationFailed) as refused:
@@ -780,20 +743,3 @@ def tried(work: Callable[[], object]) -> bool:
         work()
         return True
     return False
-
-
-def test_an_interrupted_wait_leaves_no_connection_behind(url: str, open_at: OpenAt) -> None:
-    database = open_at(f"{url}?pool_size=1")
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        with pytest.raises(KeyboardInterrupt), database.reading() as connection:
-            connection.execute("SELECT pg_sleep(20)").fetchall()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert counts(database) == {}
-
-
-def test_the_figures_have_the_size_of_the_database(database: store.PostgresDatabase) -> None:
-    figures = database.figures()
-    assert figures["findings_database_bytes"]() > 1_000_000

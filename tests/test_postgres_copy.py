@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,26 +21,23 @@ from tests.engines import in_service, look_into
 from tests.postgres_server import Databases, fresh_url, run_in
 from tests.support import (
     API,
-    HERE,
     IMPORTING,
+    WHOLE_TASK,
     Client,
-    Server,
     await_,
     cases,
     client_of,
     client_with,
     command,
     database_of,
-    environment,
-    heed_signals,
     invoke,
     post,
+    start_process,
     task,
 )
 
 pytestmark = pytest.mark.sqlite  # both engines are in each of these tests, and a file at one end
 TABLES = copying.read_tables()
-SITE = "https://example.com/shop"
 
 
 url = pytest.fixture(fresh_url)
@@ -64,8 +60,8 @@ def check(db: object) -> str:
 
 @contextmanager
 def opened(db: object) -> Iterator[Any]:
-    """Give an application with a database, which is closed in the end."""
-    app = heart.create_app(db=str(db))
+    """Give an application with a database, which is closed in the end, and does not wait for the disk."""
+    app = heart.create_app(heart.Settings(db=str(db), synchronous="OFF"))
     try:
         yield app
     finally:
@@ -99,7 +95,7 @@ def alter(file: Path, statement: str) -> list[Any]:
 
 def answers(client: Client) -> dict[str, tuple[bytes, str | None]]:
     """Return what a client is told about everything that it has, with the tags."""
-    queries = ("limit=200", "limit=200&sort=severity", "q=unsafe", "q=é", "mainLine=true&q=exec", "branch=feature")
+    queries = ("limit=200", "limit=200&sort=severity", "q=unsafe", "q=é", "mainLine=true&q=anna", "branch=feature")
     queries += ("status=dismissed,resolved", "assignee=anna", "view=full&limit=50")
     paths = [*(f"tasks?{query}" for query in queries), "runs", "runs?branch=feature", "project-types", "overview"]
     for run in client.read("runs?limit=200")["runs"]:
@@ -114,105 +110,75 @@ def answers(client: Client) -> dict[str, tuple[bytes, str | None]]:
     return {path: (each.data, each.headers.get("ETag")) for path, each in told.items()}
 
 
-# What bandit found, and what became of it
+# What goes there and back
 
-UNSAFE = """import pickle
-import subprocess
-
-
-def {name}(given):
-    exec(given)
-    subprocess.call(given, shell=True)
-    return pickle.loads(given)
-"""
+SITE = "https://example.com/shop"
+START = {"projectType": "web", "targetUrl": SITE, "branch": "feature", "metadata": {"commit": "a\\b"}}
+ODD = "Né'w \\ line one\nline\ttwo \\N \\. 🐛"
 
 
-def scan_with_bandit(folder: Path, server: Server) -> None:
-    """Have the example agent report what bandit finds in a folder."""
-    pytest.importorskip("bandit")
-    line = [sys.executable, str(HERE / "examples" / "bandit_agent.py"), str(folder), "--target", SITE]
-    given = {"FINDINGS_KEY": server.key, "FINDINGS_URL": f"http://127.0.0.1:{server.port}", "PYTHONPATH": str(HERE)}
-    subprocess.run(line, env=environment(**given), timeout=60, check=True)
-
-
-START = {"projectType": "bandit", "targetUrl": SITE, "metadata": {"commit": "a\\b"}}
-REPORTED = ("title", "severity", "externalId", "extensions", "rule", "location", "tags")
+def use(client: Client, name: str, count: int, target: str | None = None) -> None:
+    """Report some tasks twice, on the main line and on a branch, and decide about some."""
+    client.register("web")
+    for branch in (None, "b", None):
+        run = client.start(branch=branch, targetUrl=target)
+        reports = [task(externalId=f"{name} {n}", title=f"Unsafe {name}{n}") for n in range(count)]
+        ids = [each["id"] for each in client.submit(run, *reports)["tasks"]]
+        client.submit(run, task(externalId=f"{branch}", title="Unsafe branch"))
+        client.finish(run, resolveMissing=branch is None)
+        client.triage(ids[-1], assignee=name, comment=f"{name} looks")
 
 
 @pytest.fixture
-def bandits(server: Server, tmp_path: Path) -> tuple[Path, str]:
-    """What bandit found in four runs, one on a branch, and decisions, beside another client: a database, and a key."""
-    folder = tmp_path / "shop"
-    folder.mkdir()
-    for name in ("basket", "payment"):
-        (folder / f"{name}.py").write_text(UNSAFE.format(name=name), "utf-8")
-    scan_with_bandit(folder, server)
-    (folder / "payment.py").write_text(f"# moved\n{UNSAFE.format(name='payment')}", "utf-8")
-    scan_with_bandit(folder, server)
-
-    def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
-        answer = server.request(method, f"{API}/{path}", body, **headers)
-        assert answer.status_code < 300, answer.json
-        return answer.json
-
-    ask("POST", "webhooks", {"url": "https://hooks.invalid/"})
-    found = ask("GET", "tasks?limit=200")["tasks"]
-    assert len(found) >= 6
-    dismissed = {"status": "dismissed", "reason": "false_positive", "comment": "Only öur files"}
-    ask("PATCH", f"tasks/{found[0]['id']}", dismissed)
-    ask("PATCH", f"tasks/{found[1]['id']}", {"status": "in_progress", "assignee": "anna"})
-    ask("PATCH", f"tasks/{found[2]['id']}", {"comment": "Line one\nline\ttwo \\N \\. 🐛"})
-    for branch, kept in (("feature", found[:3]), (None, found[1:4])):
-        run = ask("POST", "runs", START | {"branch": branch}, **{"Idempotency-Key": f"of {branch}"})["id"]
-        whole = [ask("GET", f"tasks/{each['id']}") for each in kept]
-        new = whole[0] | {"externalId": "new", "title": "Né'w \\ finding"}
-        reports = [{name: each[name] for name in REPORTED} for each in (*whole, new)]
-        ask("POST", f"runs/{run}/tasks", {"tasks": reports})
-        ask("PATCH", f"runs/{run}", {"status": "completed", "resolveMissing": True})
-    server.stop()
-    with opened(server.db) as app:
+def lived(tmp_path: Path) -> tuple[Path, str]:
+    """A database with whatever may be in one, beside another client: its path, and a key."""
+    with opened(tmp_path / "lived.db") as app:
+        client = client_of(app)
+        use(client, "anna", 6, SITE)
+        assert post(client, "webhooks", {"url": "https://hooks.invalid/"}).status_code == 201
+        whole = {name: value for name, value in WHOLE_TASK.items() if name != "status"}
+        found = client.add(
+            post(client, "runs", START, "of feature").json["id"], **whole | {"title": ODD, "tags": ["é"]}
+        )
+        client.triage(found, "dismissed", reason="false_positive", comment=ODD)
         with database_of(app).transaction() as connection:
             heart.insert_client(connection, "other")  # with seqs behind those of the first
         use(client_of(app, client="other"), "other", 3)
-    return server.db, server.key
+    return tmp_path / "lived.db", client.key
 
 
-def test_what_bandit_found_goes_to_postgresql_and_back_unchanged(
-    bandits: tuple[Path, str], url: str, tmp_path: Path
+def test_all_that_there_is_goes_to_postgresql_and_back_unchanged(
+    lived: tuple[Path, str], url: str, tmp_path: Path
 ) -> None:
-    before, key = bandits
+    before, key = lived
     with opened(before) as app:
         told = answers(client_with(app, key))
     assert len(told) > 30
     rows = rows_of(before)
+    assert all(rows.values())
     back = tmp_path / "back.db"
     copy(before, url)
     copy(url, back)
-    assert rows_of(url) == rows
-    assert rows_of(back) == rows
-    assert "PostgreSQL" in check(url)
-    assert "SQLite" in check(back)
-    for there in (url, back):
+    for there, engine in ((url, "PostgreSQL"), (back, "SQLite")):
+        assert rows_of(there) == rows
+        assert engine in check(there)
         with opened(there) as app:
             assert answers(client_with(app, key)) == told
-    assert all(rows.values())
     assert oct(back.stat().st_mode & 0o777) == "0o600"
     assert not list(tmp_path.glob("back.db.partial*"))
 
 
-def test_what_is_copied_goes_on(bandits: tuple[Path, str], url: str, tmp_path: Path) -> None:
-    before, key = bandits
+def test_what_is_copied_goes_on(lived: tuple[Path, str], url: str, tmp_path: Path) -> None:
+    before, key = lived
     copy(before, url)
     for there in (url, tmp_path / "back.db"):
         with opened(there) as app:
             client = client_with(app, key)
-            known, runs = client.read("tasks?limit=200")["tasks"], client.read("runs")["runs"]
-            again = post(client, "runs", START | {"branch": "feature"}, "of feature")
-            assert again.json["id"] in {run["id"] for run in runs}
-            run = client.start("bandit", targetUrl=SITE)
-            fields = {name: client.read(f"tasks/{known[-1]['id']}")[name] for name in ("externalId", "extensions")}
-            done = client.submit(run, task(**fields), task(**(fields | {"externalId": f"in {there}"})))
-            assert (done["created"], known[-1]["id"] in str(done)) == (1, True)
+            runs = {run["id"] for run in client.read("runs")["runs"]}
+            assert post(client, "runs", START, "of feature").json["id"] in runs
+            run = client.start(targetUrl=SITE)
+            done = client.submit(run, task(externalId="anna 0", title=f"{there}"), task(externalId=f"in {there}"))
+            assert [each["result"] for each in done["tasks"]] == ["updated", "created"]
             client.finish(run)
         check(there)
         if there == url:
@@ -246,18 +212,6 @@ def test_what_refers_to_a_seq_is_known() -> None:
     for column, owner in found.items():
         table, _, name = column.partition(".")
         assert owner == owners.get(name, table)
-
-
-def use(client: Client, name: str, count: int) -> None:
-    """Report some tasks twice, on the main line and on a branch, and decide about some."""
-    client.register("web")
-    for branch in (None, "b", None):
-        run = client.start(branch=branch)
-        reports = [task(externalId=f"{name} {n}", title=f"Unsafe {name}{n}") for n in range(count)]
-        ids = [each["id"] for each in client.submit(run, *reports)["tasks"]]
-        client.submit(run, task(externalId=f"{branch}", title="Unsafe branch"))
-        client.finish(run, resolveMissing=branch is None)
-        client.triage(ids[-1], assignee=name, comment=f"{name} looks")
 
 
 def test_clients_with_the_same_seqs_find_room_in_a_file(url: str, tmp_path: Path) -> None:
@@ -437,10 +391,8 @@ def test_a_copy_of_other_rows_is_dropped(
     assert not list(tmp_path.glob("new.db*"))
 
 
-SLOW = """
-import sys, time
+SLOW = f"""{IMPORTING}, time
 from findings_adapters.postgres import copying
-import findings_service
 
 filled = copying.moved
 
@@ -456,26 +408,13 @@ findings_service.main()
 """
 
 
-@contextmanager
-def under_way(source: object, target: object) -> Iterator[subprocess.Popen[str]]:
-    """Copy in a process that comes to a halt in the middle."""
-    line = [sys.executable, "-c", SLOW, "copy", "--from", str(source), "--to", str(target)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "preexec_fn": heed_signals}
-    with subprocess.Popen(line, cwd=HERE, env=environment(), **options) as process:
-        try:
-            assert process.stdout.readline() == "under way\n"
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_copy_that_is_ended_leaves_nothing(small: Path, url: str, tmp_path: Path, how: signal.Signals) -> None:
-    for target in (url, tmp_path / "new.db"):
-        with under_way(small, target) as process:
-            process.send_signal(how)
-            assert process.wait(10) != 0
-            assert "Traceback" not in process.stdout.read()
+    for target in (url, str(tmp_path / "new.db")):
+        line = [sys.executable, "-c", SLOW, "copy", "--from", str(small), "--to", target]
+        copying_one = start_process(line, tmp_path / "slow", "under way")
+        assert copying_one.stop(how) != 0
+        assert "Traceback" not in copying_one.heard()
     await_(lambda: is_empty(url))
     assert not (tmp_path / "new.db").exists()
     assert how == signal.SIGKILL or not list(tmp_path.glob("new.db*"))
@@ -559,17 +498,6 @@ def test_what_is_a_files_own_is_not_copied(small: Path, url: str, tmp_path: Path
         with in_service(str(target)) as database, database.reading() as connection:
             noted += connection.execute("SELECT COUNT(*) FROM backups").fetchone()
     assert noted == [1, 0, 0]
-
-
-def test_check_and_prune_work_on_a_server(small: Path, url: str) -> None:
-    copy(small, url)
-    run_in(url, "UPDATE counters SET n = n + 1 WHERE scope = 'tasks'")
-    done = command("check", "--db", url)
-    assert (done.returncode, "counter: default, tasks, open" in done.stdout) == (1, True)
-    run_in(url, "UPDATE counters SET n = n - 1 WHERE scope = 'tasks'")
-    done = command("prune", "--finished-before", "0s", "--db", url)
-    assert (done.returncode, done.stdout) == (0, "Removed 3 runs and 4 tasks.\n"), done.stderr
-    check(url)
 
 
 def test_an_audit_may_take_longer_than_a_request(

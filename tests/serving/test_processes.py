@@ -40,10 +40,6 @@ from tests.support import (
     took_away,
 )
 
-# ---------------------------------------------------------------------------
-# Repeated requests
-# ---------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_request_many_times_at_once_creates_once(serve: Callable[..., Server], workers: int) -> None:
@@ -54,11 +50,6 @@ def test_the_same_request_many_times_at_once_creates_once(serve: Callable[..., S
         answers = list(pool.map(lambda _: asked(), range(24)))
     assert len({(answer.status_code, answer.data) for answer in answers}) == 1
     assert server.request("GET", f"{API}/tasks").json["total"] == 20
-
-
-# ---------------------------------------------------------------------------
-# Storage that fails
-# ---------------------------------------------------------------------------
 
 
 @pytest.mark.sqlite
@@ -87,11 +78,10 @@ def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("workers", [1, 2])
 def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_kill(
-    serve: Callable[..., Server], workers: int
+    serve: Callable[..., Server],
 ) -> None:
-    first = serve("--workers", str(workers), program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
+    first = serve("--workers", "2", program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
     first.start_run()
     took_away(first.db)
     second = serve()
@@ -105,11 +95,6 @@ def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_ki
         assert connection.execute("SELECT COUNT(*) FROM tasks").fetchone() == (6,)
     assert faults_of(second.db) == []
     assert faults_of(second.db.with_name("moved.db")) == []
-
-
-# ---------------------------------------------------------------------------
-# Several processes on one file
-# ---------------------------------------------------------------------------
 
 
 def insist(server: Server, path: str, body: Any) -> int:

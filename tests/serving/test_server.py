@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import http.client
-import inspect
 import itertools
 import json
 import os
@@ -16,9 +15,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,13 +35,11 @@ from tests.support import (
     LISTENING,
     PROGRAM,
     SECRET,
-    Panic,
     Server,
     assert_problem,
     cases,
     command,
     environment,
-    fail,
     half_open,
     in_a,
     memory_of,
@@ -53,21 +50,17 @@ from tests.support import (
     task,
 )
 
-# ---------------------------------------------------------------------------
-# Runs
-# ---------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def user_key(besieged: Server) -> str:
     return command("keys", "create", "proxy", "--for-users", "--db", str(besieged.db)).stdout.strip()
 
 
-FAILING = f"""from typing import *
-{IMPORTING}
+FAILING = f"""{IMPORTING}
 from findings_adapters.serving import commits, processes
-{inspect.getsource(Panic)}
-{inspect.getsource(fail)}
+
+def fail(*_, **__):
+    raise BaseException("assertion failed")  # as a library written in Rust does
 """
 
 
@@ -112,11 +105,6 @@ def test_a_server_goes_on_behind_what_no_exception_is(serve: Callable[..., Serve
     assert server.stop() == 0
 
 
-# ---------------------------------------------------------------------------
-# Health and OpenAPI
-# ---------------------------------------------------------------------------
-
-
 @pytest.mark.sqlite
 def test_health_is_told_within_its_time_while_the_writing_thread_hangs(serve: Callable[..., Server]) -> None:
     server = serve()
@@ -128,11 +116,6 @@ def test_health_is_told_within_its_time_while_the_writing_thread_hangs(serve: Ca
         assert time.monotonic() - began < 3
     assert {answer.status_code for answer in answers} == {503}
     assert server.request("GET", f"{API}/tasks").status_code == 200
-
-
-# ---------------------------------------------------------------------------
-# Command line and server
-# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -170,23 +153,6 @@ def test_a_stop_is_told_again_and_again(server: Server, how: signal.Signals) -> 
     assert server.process.returncode == 0
 
 
-async def converse(port: int, requests: Iterator[bytes], answers: list[bytes], halves: list[bytes]) -> None:
-    """Send requests over one connection until the server closes it, and note the bodies of its answers."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    with suppress(ConnectionError):
-        try:
-            for request in requests:
-                writer.write(request)
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 20")
-                head += await reader.readexactly(length := int(head.lower().split(b"content-length: ")[1].split()[0]))
-                answers.append(head[-length:])
-        except asyncio.IncompleteReadError as error:
-            halves += [error.partial] if error.partial else []
-        finally:
-            writer.close()
-
-
 @pytest.mark.parametrize(
     ("query", "accept"), cases(page=("limit=200&view=full", "application/json"), stream=("", "application/sarif+json"))
 )
@@ -222,48 +188,36 @@ def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(
     files = 1200 if hard == resource.RLIM_INFINITY else min(1200, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
 
-    def created() -> list[bytes]:
-        return [each for each in answers if each.startswith(b'{"created":')]
-
-    async def stop() -> None:
-        async with asyncio.timeout(20):  # until it is busy, on a slow machine too
-            while len(created()) <= 10:
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.3)
-        server.process.send_signal(how)
-        await asyncio.to_thread(server.process.wait, 30)
+    async def ask_until_the_end(requests: Iterable[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with suppress(ConnectionError), closing(writer):
+            try:
+                for request in requests:
+                    writer.write(request)
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 20")
+                    length = int(head.lower().split(b"content-length: ")[1].split()[0])
+                    answer = await reader.readexactly(length)
+                    answers.extend([answer] if answer.startswith(b'{"created":') else [])
+            except asyncio.IncompleteReadError as error:
+                halves.extend(filter(None, [error.partial]))
 
     async def stop_while_busy() -> None:
-        turns = (itertools.cycle(requests[number % 10 :]) for number in range(files - 200))
-        talks = [converse(server.port, each, answers, halves) for each in turns]
-        await asyncio.gather(*talks, stop())
+        async with asyncio.TaskGroup() as group:
+            for number in range(files - 200):
+                group.create_task(ask_until_the_end(itertools.cycle(requests[number % 10 :])))
+            async with asyncio.timeout(20):  # until it is busy, on a slow machine too
+                while len(answers) <= 10:
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(0.3)
+            server.process.send_signal(how)
+            await asyncio.to_thread(server.process.wait, 30)
 
     asyncio.run(stop_while_busy())
     assert (server.process.returncode, halves) == (0, [])
-    stored = {item["id"] for each in created() for item in json.loads(each)["tasks"]}
+    stored = {item["id"] for each in answers for item in json.loads(each)["tasks"]}
     with look_into(server.db) as connection:
         assert stored <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
-
-
-def test_a_hostile_check_holds_nobody_else_up(serve: Callable[..., Server]) -> None:
-    server = serve(FINDINGS_SCHEMA_TIMEOUT="12s")  # a second and a half for one task
-    run = server.start_run(in_a({"pattern": "^(a|aa)+$"}))
-    with ThreadPoolExecutor(1) as pool:
-        hostile = pool.submit(server.request, "POST", f"{API}/runs/{run}/tasks", task(extensions=ENDLESS))
-        waits = []
-        while not hostile.done():
-            began = time.monotonic()
-            assert server.request("GET", "/healthz").status_code == 200
-            waits.append(time.monotonic() - began)
-    assert_problem(hostile.result(), 422, "extension_check_timeout", "/extensions")
-    assert max(waits) < 0.7
-
-
-def test_a_server_refuses_a_body_that_ends_early(server: Server) -> None:
-    head = server.head_of(f"{API}/project-types", 100)
-    heard = speak(server, head + b'{"name": "web"}', ends=True)
-    assert (status_of(heard), b"malformed_json" in heard) == (400, True)
-    assert server.request("GET", f"{API}/project-types").json == {"projectTypes": []}
 
 
 def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Server]) -> None:
@@ -354,12 +308,12 @@ def test_what_needs_no_check_waits_for_none_of_its_client(server: Server) -> Non
         assert (refused.status_code, small.status_code) == (422, 201)
 
 
-def test_a_header_that_is_no_ascii_is_not_left_out(server: Server) -> None:
+def test_a_header_that_is_no_ascii_is_not_left_out_and_one_with_an_underscore_is_another(server: Server) -> None:
     server.start_run()
-    body = b'{"projectType": "web"}'
-    for line, status in (("Idempotency-Key: é", 400), ("Content-Encoding: é", 415)):
-        assert status_of(speak(server, raw_request(server, "POST", f"{API}/runs", body, line))) == status
-    assert server.request("GET", f"{API}/runs").json["total"] == 1
+    for line, status in (("Idempotency-Key: é", 400), ("Content-Encoding: é", 415), *[("Idempotency_Key: k", 201)] * 2):
+        request = raw_request(server, "POST", f"{API}/runs", b'{"projectType": "web"}', line)
+        assert status_of(speak(server, request)) == status
+    assert server.request("GET", f"{API}/runs").json["total"] == 3
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -375,21 +329,6 @@ def test_a_service_that_is_to_outlive_its_terminal_does(serve: Callable[..., Ser
     time.sleep(0.3)
     assert server.request("GET", f"{API}/tasks").status_code == 200
     assert server.stop() == 0
-
-
-@pytest.mark.parametrize("length", [10**18, 2**63 - 1, 2**63])
-def test_a_body_that_is_said_to_be_huge_is_refused_at_once(server: Server, length: int) -> None:
-    head, began = server.head_of(f"{API}/runs", length), time.monotonic()
-    assert status_of(speak(server, head + b"{}")) == 413
-    assert time.monotonic() - began < 5
-
-
-def test_a_header_with_an_underscore_is_not_the_one_with_a_hyphen(server: Server) -> None:
-    for _ in range(2):
-        server.request("POST", f"{API}/project-types", {"name": "web"})
-        sent = server.request("POST", f"{API}/runs", {"projectType": "web"}, Idempotency_Key="k")
-        assert sent.status_code == 201
-    assert server.request("GET", f"{API}/runs").json["total"] == 2
 
 
 @pytest.mark.parametrize(
@@ -409,10 +348,8 @@ def test_a_user_is_named_once_and_in_ascii(besieged: Server, user_key: str, line
     heard = speak(besieged, request.replace(besieged.key.encode(), user_key.encode()))
     assert status_of(heard) == status
     assert (b'"user":"anna"' in heard, b"`serve` reads ASCII only" in heard) == (status == 200, status == 400)
-
-
-def test_a_user_named_with_an_underscore_is_refused_with_any_key(besieged: Server) -> None:
-    assert_problem(besieged.request("GET", f"{API}/me", Findings_User="anna"), 400, "invalid_parameter")
+    with_any_key = besieged.request("GET", f"{API}/me", Findings_User="anna")
+    assert_problem(with_any_key, 400, "invalid_parameter")
 
 
 def cpu_seconds(server: Server) -> float:
@@ -477,30 +414,33 @@ def test_a_stop_waits_only_once_for_a_program_that_has_the_file_locked(serve: Ca
         assert time.monotonic() - began < 5.5
 
 
-# ---------------------------------------------------------------------------
-# Access
-# ---------------------------------------------------------------------------
+@contextmanager
+def on_a_pipe(program: Sequence[str], db: Path, **env: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start a server whose words go into a pipe, of which nothing is read any more once its port is known."""
+    line = placed([*program, "serve", "--port", "0", "--db", db_at(db, ready=True)], HERE)
+    asked = environment(FINDINGS_API_KEY=SECRET, **env)
+    with subprocess.Popen(line, stderr=subprocess.PIPE, env=asked, cwd=HERE) as process:
+        try:
+            assert process.stderr is not None
+            yield (
+                process,
+                next(int(found[1]) for each in process.stderr if (found := re.search(rb":(\d+), data", each))),
+            )
+        finally:
+            process.kill()
 
 
 def test_nobody_waits_for_who_does_not_read_the_access_log(tmp_path: Path) -> None:
-    db, program = tmp_path / "x.db", program_with(WAITING_LINES=100)
-    line = placed([*program, "serve", "--port", "0", "--db", db_at(db, ready=True)], HERE)
-    asked, logged = environment(FINDINGS_LOG="text", FINDINGS_API_KEY=SECRET), 0
-    with (
-        subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=asked, cwd=HERE) as process,
-        ExitStack() as stack,
-    ):
-        stack.callback(process.kill)
-        assert process.stderr is not None
-        port = next(int(found[1]) for each in process.stderr if (found := re.search(r":(\d+), data", each)))
+    with on_a_pipe(program_with(WAITING_LINES=100), tmp_path / "x.db", FINDINGS_LOG="text") as (process, port):
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
             for _ in range(2500):
                 connection.request("GET", "/nowhere")
                 assert connection.getresponse().read()
         process.terminate()
+        logged = 0
         for each in process.stderr:
-            dropped = re.match(r"(\d+) lines of the access log were dropped", each)
-            logged += int(dropped[1]) if dropped else "GET - 404" in each
+            dropped = re.match(rb"(\d+) lines of the access log were dropped", each)
+            logged += int(dropped[1]) if dropped else b"GET - 404" in each
         assert process.wait(10) == 0
     assert logged == 2500
 
@@ -515,22 +455,13 @@ def test_a_service_names_a_file_whose_name_is_no_utf8(serve: Callable[..., Serve
 @pytest.mark.parametrize("fails", [False, True], ids=["moved", "failed"])
 def test_a_service_whose_words_nobody_reads_says_them_to_nobody(tmp_path: Path, fails: bool) -> None:
     program = program_that_fails("commits.CommitScheduler._commit_group") if fails else PROGRAM
-    line = [*program, "serve", "--port", "0", "--db", str(tmp_path / "x.db")]
-    reader, writer = os.pipe()
-    with (
-        subprocess.Popen(line, stderr=writer, env=environment(FINDINGS_API_KEY=SECRET), cwd=HERE) as process,
-        ExitStack() as stack,
-    ):
-        stack.callback(process.kill)
-        for end in (reader, writer):
-            stack.callback(os.close, end)
-        said = b""
-        while not (found := re.search(rb":(\d+), data", said)):
-            said += os.read(reader, 4096)
-        os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))  # all that the pipe takes
+    with on_a_pipe(program, tmp_path / "x.db") as (process, port):
+        pipe = os.open(f"/proc/{process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, b"x" * fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ))  # all that the pipe takes
+        os.close(pipe)
         if not fails:
             (tmp_path / "x.db").rename(tmp_path / "moved.db")
-        with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=5)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
             headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
             with suppress(http.client.RemoteDisconnected, ConnectionResetError):
                 connection.request("POST", f"{API}/project-types", '{"name": "web"}', headers)
