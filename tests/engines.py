@@ -23,7 +23,7 @@ import pytest
 
 import findings_service
 from findings_features import audit
-from tests.postgres_server import GIVEN, Databases, PostgresServer, find_programs
+from tests.postgres_server import GIVEN, Databases, find_programs, started
 
 CHOICE = "FINDINGS_TEST_ENGINE"
 ENGINE = os.environ.get(CHOICE, "sqlite")
@@ -49,11 +49,9 @@ NUMBERS = "SELECT relname FROM pg_class WHERE relkind = 'S' AND relnamespace = '
 
 def start_server() -> Callable[[], object]:
     """Start a server for all test processes, and return what stops it. Should this process be killed, it stops, too."""
-    programs = find_programs()
-    if programs is None:
+    if find_programs() is None:
         pytest.exit(f"{CHOICE} is {ENGINE}: there is no PostgreSQL here, and {GIVEN} names none", 1)
-    server = PostgresServer.make(programs, max_connections="200")
-    server.start()
+    server = started(max_connections="200")
     TOLD["server"] = os.environ[GIVEN] = server.url
     server.end_with_this_process()
     return server.remove

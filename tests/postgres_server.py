@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: one of its own, that all test processes share, or the one that the environment names.
+"""A PostgreSQL server for tests: one of each test process, or the one that the environment names.
 
 `FINDINGS_TEST_POSTGRES` is the URL of a server that is there, whose user may make databases. Without it the programs
 of an installed PostgreSQL are looked for, and a server is started on a socket in a folder of its own.
@@ -7,7 +7,6 @@ of an installed PostgreSQL are looked for, and a server is started on a socket i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import pwd
@@ -146,33 +145,12 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@contextlib.contextmanager
-def shared_server(folder: Path) -> Iterator[str]:
-    """Give the URL of a server that all processes with a folder share. The first starts it, and removes it at last."""
-    programs = find_programs()
-    if programs is None:
-        pytest.skip(f"there is no PostgreSQL here, and {GIVEN} names none")
-    note = folder / "postgres-server"
-    with (folder / "postgres-users").open("w") as users, (folder / "postgres-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        starts = not note.exists()
-        if starts:
-            server = PostgresServer.make(programs)
-            server.start()
-            server.end_with_this_process()
-            note.write_text(str(server.folder))
-        else:
-            server = PostgresServer(Path(note.read_text()), programs)
-        fcntl.flock(users, fcntl.LOCK_SH)
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        try:
-            yield server.url
-        finally:
-            if starts:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                fcntl.flock(users, fcntl.LOCK_EX)  # nobody else has it any more
-                note.unlink()
-                server.remove()
+def started(**settings: str) -> PostgresServer:
+    """Start a server, and skip the test where there is none."""
+    programs = find_programs() or pytest.skip(f"there is no PostgreSQL here, and {GIVEN} names none")
+    server = PostgresServer.make(programs, **settings)
+    server.start()
+    return server
 
 
 class Databases:
@@ -229,16 +207,18 @@ def name_in(url: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
-    """A PostgreSQL server, on which databases can be made."""
+def postgres() -> Iterator[Databases]:
+    """A PostgreSQL server, on which databases can be made: one of this test process, unless one is given."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    base = tmp_path_factory.getbasetemp()
-    folder = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    given = os.environ.get(GIVEN)
-    with contextlib.nullcontext(given) if given else shared_server(folder) as url:
+    with contextlib.ExitStack() as behind:
+        if not (url := os.environ.get(GIVEN)):
+            server = started()
+            server.end_with_this_process()
+            behind.callback(server.remove)
+            url = server.url
         databases = Databases(url)
+        behind.callback(databases.close)
         yield databases
-        databases.close()
 
 
 def fresh_url(postgres: Databases) -> Iterator[str]:
@@ -254,14 +234,10 @@ MakeServer = Callable[..., PostgresServer]
 @pytest.fixture
 def own_server() -> Iterator[MakeServer]:
     """Make servers for tests that stop them, or have settings of their own."""
-    programs = find_programs()
-    if programs is None:
-        pytest.skip("there is no PostgreSQL here")
     made: list[PostgresServer] = []
 
     def make(**settings: str) -> PostgresServer:
-        made.append(PostgresServer.make(programs, **settings))
-        made[-1].start()
+        made.append(started(**settings))
         return made[-1]
 
     yield make

@@ -1,8 +1,8 @@
 """Whether each statement that requests run on PostgreSQL names the client of every table that it reads or writes.
 
 In the PostgreSQL pass, the first of each statement is noted with its parameters while a request is answered in this
-process, and explained by the server in the end. In its plan, each scan of a table must be bound to a client: by its own
-conditions, where the planner has put what follows from equal columns, too
+process, and explained by the server in the end. In its plan, each scan of a table must be bound to a client by its own
+conditions, where the planner puts what follows from equal columns, too
 (https://www.postgresql.org/docs/15/using-explain.html).
 """
 
@@ -26,9 +26,7 @@ EXEMPT = {
 COLUMN = {"clients": "id"}  # what the client is called, elsewhere than `client_id`
 CONDITIONS = ("Index Cond", "Recheck Cond", "Filter", "Join Filter", "Hash Cond", "Merge Cond", "TID Cond")
 OF_SCANS = CONDITIONS[:3]
-EQUAL = re.compile(r"([\w\"]+)\.(\w+) = (?:ANY )?(.+)$")
 BRACKETS = regex.compile(r"\((?:[^()]|(?R))*\)")  # with all that is between them
-OTHER = re.compile(r"(\w+)\.(\w+)$")
 ROWS = "given"  # the rows of a statement for many, each with its client
 INSERTED = re.compile(r"\s*INSERT INTO (\w+) \(([^)]*)\)")
 
@@ -98,33 +96,22 @@ def explain(connection: Any, statement: Statement) -> dict[str, Any]:
 
 def unbound(plan: dict[str, Any], text: str) -> list[str]:
     """Return the tables that a statement reads or writes without their client."""
-    scans = {each["Alias"]: each for each in nodes(plan) if "Alias" in each and each["Node Type"] != "ModifyTable"}
-    scans = {alias: each for alias, each in scans.items() if each.get("Schema") == "public"}
-    bound = {ROWS}
-    joined = [pair for each in nodes(plan) for pair in equals(each, CONDITIONS) if ROWS in (pair[0], pair[2])]
-    while True:
-        more = {alias for alias in scans.keys() - bound if is_bound(alias, scans[alias], bound, joined)}
-        if not more:
-            break
-        bound |= more
-    tables = {scans[alias]["Relation Name"] for alias in scans.keys() - bound}
+    scans = [each for each in nodes(plan) if each.get("Schema") == "public" and each["Node Type"] != "ModifyTable"]
+    joined = [one for each in nodes(plan) for one in conditions(each, CONDITIONS) if f"{ROWS}." in one]
+    tables = {each["Relation Name"] for each in scans if not is_bound(each, joined)}
     inserted = INSERTED.match(text)
     if inserted and inserted[1] not in EXEMPT | COLUMN and "client_id" not in inserted[2]:
         tables.add(inserted[1])
     return sorted(tables)
 
 
-def is_bound(alias: str, scan: dict[str, Any], bound: set[str], joined: list[tuple[str, str, str, str]]) -> bool:
-    """Tell whether a scan is bound to a client."""
-    table = scan["Relation Name"]
-    wanted = {COLUMN.get(table, "client_id")}
-    if table in EXEMPT:
-        if not EXEMPT[table][0]:
-            return True
-        wanted.add(EXEMPT[table][0])
-    pairs = [*joined, *(pair for each in (scan, *bitmaps(scan)) for pair in equals(each, OF_SCANS))]
-    sides = [*pairs, *((there, theirs, here, ours) for here, ours, there, theirs in pairs)]
-    return any(here == alias and ours in wanted and (not there or there in bound) for here, ours, there, _ in sides)
+def is_bound(scan: dict[str, Any], joined: list[str]) -> bool:
+    """Tell whether all rows of a scan have the client that is given, or that of rows which have it."""
+    table, alias = scan["Relation Name"], scan["Alias"]
+    exempt, _ = EXEMPT.get(table, (COLUMN.get(table, "client_id"), ""))
+    column = rf"{alias}\.(?:{COLUMN.get(table, 'client_id')}|{exempt})"
+    own = (one for each in (scan, *bitmaps(scan)) for one in conditions(each, OF_SCANS))
+    return not exempt or any(re.fullmatch(f"{column} = .+|.+ = {column}", one) for one in (*joined, *own))
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -143,15 +130,11 @@ def bitmaps(scan: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from bitmaps(each)
 
 
-def equals(node: dict[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Give which columns are equal for all rows of a node, each as table and column; nothing stands for a value."""
+def conditions(node: dict[str, Any], kinds: Sequence[str]) -> Iterator[str]:
+    """Give what is true for all rows of a node, each by itself."""
     for kind in kinds:
         told = re.sub(r"'(?:[^']|'')*'", "''", node.get(kind, ""))
-        for condition in conjuncts(re.sub(r"\((\w+\.\w+)\)::\w+", r"\1", told)):  # a column as what it is already
-            if equal := EQUAL.match(condition):
-                alias, column, value = equal.groups()
-                other = OTHER.match(value)
-                yield (alias, column, *other.groups()) if other else (alias, column, "", "")
+        yield from conjuncts(re.sub(r"\((\w+\.\w+)\)::\w+", r"\1", told))  # a column as what it is already
 
 
 def conjuncts(condition: str) -> Iterator[str]:

@@ -29,10 +29,10 @@ UNBOUND = {
         "SELECT title FROM runs JOIN tasks ON run_id = runs.id WHERE runs.client_id = $1",
         "SELECT id FROM runs WHERE client_id = $1 AND EXISTS (SELECT 1 FROM tasks WHERE run_id = runs.id)",
         "UPDATE tasks SET title = '' WHERE title = $1",
+        "SELECT title FROM tasks JOIN runs ON runs.client_id = tasks.client_id WHERE title = $1",
         "DELETE FROM tasks USING unnest(ARRAY[$1], ARRAY[1]) AS given (v1, v2) WHERE title = v1 AND seq = v2",
     ),
     "runs": ("SELECT title FROM tasks JOIN runs ON run_id = runs.id WHERE tasks.client_id = $1",),
-    "runs, tasks": ("SELECT title FROM tasks JOIN runs ON runs.client_id = tasks.client_id WHERE title = $1",),
     "clients": ("SELECT id FROM clients WHERE created_at = $1",),
     "api_keys": ("SELECT id FROM api_keys WHERE name = $1",),
 }
