@@ -198,6 +198,7 @@ def test_a_generated_client_takes_a_night_through(server: Server, night_client: 
     assert [(each.from_, each.to) for each in history][-1] == (models.TaskStatus.OPEN, models.TaskStatus.DISMISSED)
     end = models.RunUpdate(status=models.RunUpdateStatus.COMPLETED, resolve_missing=True)
     assert call("runs.patch_run", run.id, body=end).status == models.RunStatus.COMPLETED
+    assert call("runs.get_run", run.id).summary.by_status.dismissed == 1
     listed = call("runs.get_runs", status=[models.RunStatus.COMPLETED, models.RunStatus.FAILED], project_type=["web"])
     assert [each.id for each in listed.runs] == [run.id]
     refused = call("runs.post_tasks", run.id, body=models.TaskBatch(tasks=[]))

@@ -407,8 +407,8 @@ def kept(page: Any, key: str) -> tuple[int, int]:
 def test_a_key_is_kept_where_that_is_asked_and_is_another_tabs_too(make_person: MakePerson, remember: bool) -> None:
     person, addresses = make_person(locale="en"), list[str]()
     person.page.on("request", lambda request: addresses.append(request.url))
-    person.page.goto(person.address)
     for wrong in ("fts_wrong", "fts_…"):
+        person.page.goto(person.address)
         person.page.get_by_label("API key").fill(wrong)
         person.press("Enter")
         person.sees("unknown, expired or revoked", "[role=alert]")

@@ -350,6 +350,17 @@ def test_what_the_engine_numbers_is_in_the_order_of_the_rows(database: store.Pos
     assert [name for (name,) in rows] == names
 
 
+def test_a_snapshot_sees_one_moment_and_writes_nothing(database: store.PostgresDatabase) -> None:
+    add(database, "a")
+    with database.snapshot() as connection:
+        for name in ("b", "c"):
+            assert connection.execute("SELECT COUNT(*) FROM counters").fetchone() == (1,)
+            add(database, name)
+    with pytest.raises(heart.Busy), database.snapshot() as connection:
+        connection.execute(COUNT, ("one", "d", "", 0, 1))
+    assert counts(database) == {"a": 1, "b": 1, "c": 1}
+
+
 def test_an_error_that_comes_late_undoes_the_transaction(database: store.PostgresDatabase) -> None:
     def write() -> None:
         with database.transaction("one") as connection:

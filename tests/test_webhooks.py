@@ -726,16 +726,17 @@ def test_a_hook_whose_only_event_is_deleted_has_nothing_that_failed(
 
 
 def test_neither_another_hook_nor_a_request_waits_for_a_delivery_that_hangs(
-    client: Client, receiver: Receiver, hook: Hook, deliverer: delivery.Deliverer, monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: Receiver, deliverer: delivery.Deliverer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "ATTEMPT_TIME", 4.0)
     monkeypatch.setattr(delivery, "LAST_ATTEMPTS", 0)
     receiver.answer = lambda handler, got: hang(handler, got) if got.path == "/slow" else handler.accept(got)
-    register(client, receiver.url.replace("/hook", "/slow"))
+    for path in ("/slow", "/hook"):  # in this order, in which one thread alone would have them
+        register(client, receiver.url.replace("/hook", path))
     for _ in range(3):
         client.start("web")
     under_way = deliverer.look()
-    await_(lambda: receiver.accepted == fed(client))
+    await_(lambda: receiver.accepted == fed(client), 3)
     assert [each.event for each in receiver.received if each.path == "/slow"] == fed(client)[:1]
     client.add(client.start("web"))
     assert len(client.read("tasks")["tasks"]) == 1
@@ -857,7 +858,7 @@ def work(server: Server, key: str, runs: int) -> None:
 
 
 def test_a_stop_leaves_what_hangs_for_the_next_start(serve: Callable[..., Server], receiver: Receiver) -> None:
-    start = partial(serve, program=program_with(LOOK_PAUSE=0.05, LAST_ATTEMPTS=0.2), FINDINGS_WEBHOOK_PRIVATE="1")
+    start = partial(serve, program=program_with(LOOK_PAUSE=0.05), FINDINGS_WEBHOOK_PRIVATE="1")
     server, receiver.answer = start(), hang
     assert server.request("POST", HOOKS, {"url": receiver.url, "types": ALL}).status_code == 201
     server.start_run()

@@ -78,10 +78,11 @@ def test_a_file_that_was_moved_is_refused_until_a_restart_and_nothing_is_touched
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize("workers", [1, 2])
 def test_what_another_service_writes_where_a_file_was_moved_away_outlives_its_kill(
-    serve: Callable[..., Server],
+    serve: Callable[..., Server], workers: int
 ) -> None:
-    first = serve("--workers", "2", program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
+    first = serve("--workers", str(workers), program=program_with(MAINTENANCE_PAUSE=0.1, HEALTH_KEPT=0))
     first.start_run()
     took_away(first.db)
     second = serve()
