@@ -78,9 +78,7 @@ WCAG_SCHEMA = {
 DEFINITION = {"name": "web-a11y", "label": "Web", "description": "Sites.", "extensionSchema": WCAG_SCHEMA}
 
 
-# ---------------------------------------------------------------------------
 # Clients in this process
-# ---------------------------------------------------------------------------
 
 
 def cases(**named: Any) -> list[Any]:
@@ -315,9 +313,7 @@ def run(client: Client) -> str:
     return client.start("web", targetUrl="https://example.com/")
 
 
-# ---------------------------------------------------------------------------
 # Real servers and commands
-# ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -637,9 +633,7 @@ def server(serve: Callable[..., Server]) -> Server:
     return serve()
 
 
-# ---------------------------------------------------------------------------
 # Lists
-# ---------------------------------------------------------------------------
 
 TYPES = ("web", "cli", "docs")
 TARGETS = (None, "https://example.com/", "https://example.com/shop?q=a,b")
@@ -800,9 +794,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
 
 
-# ---------------------------------------------------------------------------
 # Runs, findings and decisions
-# ---------------------------------------------------------------------------
 
 
 def plain(text: str) -> str:
@@ -911,9 +903,7 @@ def secret() -> str:
     return f"SECRET{secrets.token_hex(12)}"
 
 
-# ---------------------------------------------------------------------------
 # Documents
-# ---------------------------------------------------------------------------
 
 
 def add_form(form: exports.ListFormat, patch: pytest.MonkeyPatch) -> None:
@@ -1004,9 +994,7 @@ def settings_variables() -> list[str]:
     return sorted(named | {f"FINDINGS_{name.upper()}" for name in Settings.__struct_fields__})
 
 
-# ---------------------------------------------------------------------------
 # Embedding
-# ---------------------------------------------------------------------------
 
 
 class HostJSON(flask.json.provider.DefaultJSONProvider):
@@ -1040,9 +1028,7 @@ def guest(host: flask.Flask) -> FlaskClient:
     return client
 
 
-# ---------------------------------------------------------------------------
 # Databases
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -1153,9 +1139,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-# ---------------------------------------------------------------------------
 # Hostile clients
-# ---------------------------------------------------------------------------
 
 USUAL = 0.03  # seconds that what `slowness` counts takes there
 

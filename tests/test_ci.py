@@ -134,9 +134,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *said: st
     assert all(text in done.stderr for text in said), done.stderr
 
 
-# ---------------------------------------------------------------------------
 # Where a scan takes place
-# ---------------------------------------------------------------------------
 
 GITHUB = {
     "GITHUB_ACTIONS": "true",
@@ -295,9 +293,7 @@ def test_what_the_platform_leaves_open_is_noted(job: Job) -> None:
         assert len(done.stderr.splitlines()) == 2
 
 
-# ---------------------------------------------------------------------------
 # scan
-# ---------------------------------------------------------------------------
 
 
 def test_a_scan_needs_nothing_and_remembers(job: Job) -> None:
@@ -492,9 +488,7 @@ def test_a_bug_is_no_verdict(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stderr.splitlines()[-1].startswith("Error: TypeError")
 
 
-# ---------------------------------------------------------------------------
 # scan, with a service at a URL
-# ---------------------------------------------------------------------------
 
 
 def test_a_service_at_a_url_gets_the_same(job: Job, server: Server) -> None:
@@ -537,9 +531,7 @@ def test_a_scan_that_is_stopped_leaves_its_run_failed(job: Job, fake: Callable[.
         assert (run["status"], run["statusReason"]) == ("failed", f"stopped by {how.name}")
 
 
-# ---------------------------------------------------------------------------
 # What people read
-# ---------------------------------------------------------------------------
 
 HOSTILE = "Say \x1b[2J\u202eevil\u2066 \r\n::set-env name=X::y ##[error]z | `a` <b> [c](d) @bob #1"
 
@@ -736,9 +728,7 @@ def test_where_nobody_listens_the_exit_code_is_the_same(job: Job, words: str, co
     assert not re.search("Errno|Attribute|Traceback|Broken", done.stderr)
 
 
-# ---------------------------------------------------------------------------
 # gate and export
-# ---------------------------------------------------------------------------
 
 
 def test_a_run_is_judged_again_by_another_bar(job: Job) -> None:

@@ -142,9 +142,7 @@ def service_at(url: str, key: str = "x" * 20) -> Service:
     return Service(Remote(url, key))
 
 
-# ---------------------------------------------------------------------------
 # Over HTTP
-# ---------------------------------------------------------------------------
 
 
 def test_a_request_has_its_key_and_its_body(server: Server) -> None:
@@ -278,9 +276,7 @@ def test_a_place_that_cannot_be_one_is_told() -> None:
         assert "secret" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------------
 # In this process
-# ---------------------------------------------------------------------------
 
 
 def test_the_same_requests_go_to_a_database_file_without_a_key_or_a_servers_settings(
@@ -316,9 +312,7 @@ def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch:
         Local(db_at(db), new=True)
 
 
-# ---------------------------------------------------------------------------
 # Agents: runs and what they report
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -502,9 +496,7 @@ def test_what_a_run_has_only_inside_its_one_block_or_behind_it_is_told(agent: Ag
     assert [status for status, _ in agent.runs()] == ["failed", "completed"]
 
 
-# ---------------------------------------------------------------------------
 # Agents: runs that fail
-# ---------------------------------------------------------------------------
 
 
 class Odd(Exception):
@@ -645,9 +637,7 @@ def test_a_run_in_another_thread_ends_too(agent: Agent) -> None:
     assert agent.runs() == [("failed", "ValueError: its own")]
 
 
-# ---------------------------------------------------------------------------
 # Agents: findings that are refused
-# ---------------------------------------------------------------------------
 
 
 def test_findings_that_are_refused_are_told_and_the_others_stored(agent: Agent) -> None:
@@ -762,9 +752,7 @@ def test_a_run_of_a_type_that_is_not_there_is_refused(agent: Agent) -> None:
     assert (caught.value.code, agent.runs()) == ("unknown_project_type", [])
 
 
-# ---------------------------------------------------------------------------
 # Agents: what they read and decide
-# ---------------------------------------------------------------------------
 
 
 def test_a_list_is_walked_to_its_end(agent: Agent, tune: Tune) -> None:
@@ -843,9 +831,7 @@ def test_the_environment_says_where_the_service_is(there: Server, monkeypatch: p
     assert Findings().where == "http://127.0.0.1:8000"
 
 
-# ---------------------------------------------------------------------------
 # Agents: what a finding is known by
-# ---------------------------------------------------------------------------
 
 
 def test_a_fingerprint_is_the_same_for_ever() -> None:

@@ -117,9 +117,7 @@ def samples(job: Job) -> Job:
     return job
 
 
-# ---------------------------------------------------------------------------
 # What is read
-# ---------------------------------------------------------------------------
 
 
 def test_each_sample_is_tried() -> None:
@@ -230,9 +228,7 @@ def test_a_secret_that_its_tool_takes_for_none_is_dismissed() -> None:
     assert [task.get("status") for task in read(text_of("detect-secrets.json"))] == [None, "dismissed"]
 
 
-# ---------------------------------------------------------------------------
 # Clean scans, and scans that failed
-# ---------------------------------------------------------------------------
 
 CLEAN = cases(
     pylint=("pylint.json", "[]"),
@@ -316,9 +312,7 @@ def test_another_format_is_told_how_to_be_read(job: Job, document: Any, said: st
     assert_one_line(job.scan("other.json"), 2, "other.json: ", said)
 
 
-# ---------------------------------------------------------------------------
 # Hostile reports
-# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in FOUND if name not in ("junit.xml", "mypy.json")])

@@ -57,9 +57,7 @@ TARGET = "https://example.com/shop"
 TARGET_OF_SCANS = "https://example.com/flask"
 
 
-# ---------------------------------------------------------------------------
 # The files
-# ---------------------------------------------------------------------------
 
 
 def test_every_file_is_served_without_a_key_under_a_strict_policy_unless_the_browser_has_it(app: flask.Flask) -> None:
@@ -128,9 +126,7 @@ def test_nothing_that_is_stored_can_become_markup_or_code() -> None:
     assert {file.name: found for file in OWN if (found := re.findall(ways, file.read_text("utf-8")))} == {}
 
 
-# ---------------------------------------------------------------------------
 # In a browser: helpers and fixtures
-# ---------------------------------------------------------------------------
 
 BROWSERS = {
     "chromium": shutil.which("chromium") or shutil.which("chromium-browser"),
@@ -391,9 +387,7 @@ def make_key(server: Server, name: str, level: str, client: str = "default", *op
     return KEY.findall(done.stdout)[0]
 
 
-# ---------------------------------------------------------------------------
 # Signing in
-# ---------------------------------------------------------------------------
 
 
 def kept(page: Any, key: str) -> tuple[int, int]:
@@ -540,9 +534,7 @@ def test_behind_a_proxy_nobody_signs_in_and_the_end_of_a_session_loses_nothing(
     person.sees("1 Mine", ".figures li:last-child")
 
 
-# ---------------------------------------------------------------------------
 # The views
-# ---------------------------------------------------------------------------
 
 
 def heed_links(person: Person, findings: Findings, links: str) -> int:
@@ -1085,9 +1077,7 @@ def test_what_is_not_there_and_what_fails_is_said(person: Person) -> None:
     person.sees("Runs", "caption")
 
 
-# ---------------------------------------------------------------------------
 # Triage
-# ---------------------------------------------------------------------------
 
 
 @in_every_browser
@@ -1324,9 +1314,7 @@ def test_keys_are_told_and_can_be_switched_off_and_the_mouse_does_the_same(perso
     person.sees("In progress", ".badges")
 
 
-# ---------------------------------------------------------------------------
 # Conflicts, and what cannot be sent
-# ---------------------------------------------------------------------------
 
 
 @in_every_browser
@@ -1444,9 +1432,7 @@ def test_what_was_not_answered_is_kept_over_a_reload_and_made_once(person: Perso
     ]
 
 
-# ---------------------------------------------------------------------------
 # Hostile text
-# ---------------------------------------------------------------------------
 
 HOSTILE = cases(
     script="<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>",
@@ -1526,9 +1512,7 @@ def test_the_policy_stops_what_the_page_would_run(person: Person) -> None:
     person.wrong.clear()
 
 
-# ---------------------------------------------------------------------------
 # For everybody
-# ---------------------------------------------------------------------------
 
 
 @pytest.fixture

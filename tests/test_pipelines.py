@@ -54,9 +54,7 @@ def greet(name):
     return subprocess.run("echo hello " + name, shell=True)
 """
 
-# ---------------------------------------------------------------------------
 # An interpreter of GitHub's expressions and steps, as far as ours need them
-# ---------------------------------------------------------------------------
 
 TOKEN = re.compile(
     r"'(?P<text>(?:[^']|'')*)'|(?P<sign>&&|\|\||!(?!=))|(?P<name>[A-Za-z_][\w-]*(?:\.[\w-]+)*)(?P<call>\()?"
@@ -348,9 +346,7 @@ HEAD = {"ref": "greet", "sha": "f" * 40, "repo": {"full_name": "us/shop"}}
 PULL_REQUEST = {"pull_request": {"number": 5, "head": HEAD}}
 
 
-# ---------------------------------------------------------------------------
 # What lints them
-# ---------------------------------------------------------------------------
 
 
 def as_workflow(action: Any) -> str:
@@ -401,9 +397,7 @@ def test_nothing_is_installed_by_a_name_that_no_index_has() -> None:
     assert re.fullmatch(wheel, included["inputs"]["package"])
 
 
-# ---------------------------------------------------------------------------
 # GitHub
-# ---------------------------------------------------------------------------
 
 
 @pytest.mark.sqlite
@@ -617,9 +611,7 @@ def test_who_may_not_comment_has_the_verdict_all_the_same(
     assert list(comments.bodies) == [1, 2]
 
 
-# ---------------------------------------------------------------------------
 # GitLab and pre-commit
-# ---------------------------------------------------------------------------
 
 GREETING_REQUEST = {
     "CI_MERGE_REQUEST_IID": "5",

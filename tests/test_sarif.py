@@ -59,9 +59,7 @@ OURS = "findingsTaskService/v1"
 TARGET = "https://example.com/repo"
 
 
-# ---------------------------------------------------------------------------
 # Helpers and fixtures
-# ---------------------------------------------------------------------------
 
 
 def result(**members: Any) -> dict[str, Any]:
@@ -168,9 +166,7 @@ def resolves(document: Any, pointer: str) -> bool:
     return isinstance(document, dict) or (isinstance(document, list) and int(last) < len(document))
 
 
-# ---------------------------------------------------------------------------
 # What a person reads
-# ---------------------------------------------------------------------------
 
 RULE = {
     "id": "R1",
@@ -428,9 +424,7 @@ def test_no_run_is_lost_for_a_rule_location_or_tags_that_do_not_fit(
     assert (found["rule"], found["location"], found["tags"]) == expected
 
 
-# ---------------------------------------------------------------------------
 # Identity
-# ---------------------------------------------------------------------------
 
 MARKS = {"fingerprints": {"a": "1"}, "correlationGuid": "11111111-1111-1111-1111-111111111111"}
 PARTIAL = {"partialFingerprints": {"p": "1"}}
@@ -474,9 +468,7 @@ def test_a_moved_line_that_is_suppressed_leaves_a_finding_as_it_is_but_for_its_l
     assert tasks_of(client)[0]["status"] == "open"
 
 
-# ---------------------------------------------------------------------------
 # What is refused
-# ---------------------------------------------------------------------------
 
 AT_OURS = "/runs/0/results/0/properties/findingsTaskService~1v1"
 REFUSED = cases(
@@ -553,9 +545,7 @@ def test_documents_have_their_own_limit_and_only_where_they_are_read(make_app: C
     assert SARIF in refused["detail"]
 
 
-# ---------------------------------------------------------------------------
 # What a project type admits
-# ---------------------------------------------------------------------------
 
 ADMITTED = cases(
     everything=({}, {"ruleId", "tool", "file", "line", "tags"}),
@@ -583,9 +573,7 @@ def test_what_a_type_does_not_admit_is_told_at_its_place(client: Client) -> None
     assert_problem(response, 422, "validation_failed", f"{AT_OURS}/extensions/wcag")
 
 
-# ---------------------------------------------------------------------------
 # Out, and in again
-# ---------------------------------------------------------------------------
 
 WORDS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
 JSON = st.recursive(
@@ -763,9 +751,7 @@ def test_what_the_baseline_did_not_have_is_new_in_a_list_of_one_run(client: Clie
     assert not any("baselineState" in each for each in results_of(export(client)))
 
 
-# ---------------------------------------------------------------------------
 # CSV
-# ---------------------------------------------------------------------------
 
 COLUMNS = (
     "id,externalId,title,severity,status,reason,assignee,rule,location,tags,projectType,targetUrl,branch,runId,lastRunId,"
@@ -800,9 +786,7 @@ def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str)
     assert [(row["title"], row["externalId"]) for row in rows] == [(f"'{text}", f"'{text}") for text in DANGEROUS]
 
 
-# ---------------------------------------------------------------------------
 # Lines from a checkout
-# ---------------------------------------------------------------------------
 
 
 def checkout(folder: Path, **files: str) -> Path:
@@ -868,9 +852,7 @@ def test_with_its_line_a_finding_outlives_moved_lines_and_another_checkout(tmp_p
     assert ids[0] == ids[1]
 
 
-# ---------------------------------------------------------------------------
 # Whatever comes
-# ---------------------------------------------------------------------------
 
 OURS_WHOLE = {
     "title": "x",
@@ -1038,9 +1020,7 @@ def test_a_long_list_is_written_as_it_is_read(client: Client, run: str) -> None:
         assert next(numbers) <= 100
 
 
-# ---------------------------------------------------------------------------
 # Real scanners, the official schema, and an outside validator
-# ---------------------------------------------------------------------------
 
 
 SEMGREP_RULES = """

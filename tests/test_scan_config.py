@@ -33,9 +33,7 @@ def severities(job: Job) -> dict[str, str]:
     return {title.split()[0]: task["severity"] for title, task in job.tasks().items()}
 
 
-# ---------------------------------------------------------------------------
 # The file
-# ---------------------------------------------------------------------------
 
 BAD_CONFIGS = cases(  # a file, or else options
     key=('excludes = ["tests/**"]', ("unknown key 'excludes'", "exclude, fail-on, severity, source-url, target, type")),
@@ -101,9 +99,7 @@ def test_options_go_before_the_file(job: Job) -> None:
     assert (told["pass"], run["projectType"], run["targetUrl"]) == (False, "there", None)
 
 
-# ---------------------------------------------------------------------------
 # Severities
-# ---------------------------------------------------------------------------
 
 
 def test_the_longest_beginning_decides_options_first_then_the_file(job: Job) -> None:
@@ -174,9 +170,7 @@ def test_ready_maps_agree_with_bandit_where_it_found_the_worst_only() -> None:
         assert {name: told[0] for name, told in decided.items() if told} == levels
 
 
-# ---------------------------------------------------------------------------
 # Paths
-# ---------------------------------------------------------------------------
 
 
 def test_what_is_left_out_counts_as_not_reported_and_is_told_apart_where_it_is_resolved(job: Job) -> None:

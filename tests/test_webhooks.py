@@ -207,9 +207,7 @@ def fed(client: Client, **query: Any) -> list[str]:
     return [each["id"] for each in client.read("events", limit=1000, **query)["events"]]
 
 
-# ---------------------------------------------------------------------------
 # Hooks
-# ---------------------------------------------------------------------------
 
 
 def test_a_new_hook_shows_its_secret_this_once_and_is_gone_with_that_answer(client: Client) -> None:
@@ -269,9 +267,7 @@ def test_a_hook_can_be_switched_on_alone(client: Client) -> None:
     assert client.patch(path, json={"state": "on"}).json["state"] == "on"
 
 
-# ---------------------------------------------------------------------------
 # Where a hook may be
-# ---------------------------------------------------------------------------
 
 PRIVATE = (
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1"),
@@ -341,9 +337,7 @@ def test_what_is_judged_is_what_is_connected_to_the_next_where_one_is_dead(
     assert (got.path, got.headers["host"]) == ("/a?b=c", f"once.example:{receiver.port}")
 
 
-# ---------------------------------------------------------------------------
 # One POST
-# ---------------------------------------------------------------------------
 
 
 def hang(handler: Handler, _: Received) -> None:
@@ -449,9 +443,7 @@ def test_a_test_moves_nothing_and_is_made_once_for_one_key(
     assert shown(client, hook) == {k: v for k, v in hook.items() if k != "secret"}
 
 
-# ---------------------------------------------------------------------------
 # What is sent
-# ---------------------------------------------------------------------------
 
 
 def test_a_delivery_is_what_the_standards_own_library_and_the_handbooks_receiver_take(
@@ -558,9 +550,7 @@ def test_slack_gets_a_text_for_each_type_of_event_without_mentions_or_links_of_t
     assert all("<!" not in text and "<@" not in text and text.count("<") <= 2 for text in texts)
 
 
-# ---------------------------------------------------------------------------
 # When
-# ---------------------------------------------------------------------------
 
 
 def column(client: Client, name: str) -> Any:
@@ -828,9 +818,7 @@ def test_a_failing_hook_is_told_of_by_check_metrics_and_a_log_without_its_url(
     assert not [word for word in ("private", "127.0.0.1", hook["secret"]) if word in caplog.text]
 
 
-# ---------------------------------------------------------------------------
 # A night
-# ---------------------------------------------------------------------------
 
 HASTY = program_with(
     LOOK_PAUSE=0.05, LEASE=1.0, RETRY_PAUSES=(0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 2.0), ATTEMPT_TIME=0.5, LAST_ATTEMPTS=0.5
