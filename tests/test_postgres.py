@@ -72,8 +72,8 @@ def add(database: store.PostgresDatabase, scope: str, n: int = 1) -> None:
 
 
 def backends(postgres: Databases, url: str) -> list[int]:
-    rows = postgres.run(f"SELECT pid FROM pg_stat_activity WHERE datname = '{name_in(url)}' ORDER BY pid")
-    return [pid for (pid,) in rows]
+    there = f"datname = '{name_in(url)}' AND backend_type = 'client backend'"  # and not one that vacuums by itself
+    return [pid for (pid,) in postgres.run(f"SELECT pid FROM pg_stat_activity WHERE {there} ORDER BY pid")]
 
 
 def end_connections(postgres: Databases, url: str) -> None:
