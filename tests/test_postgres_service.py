@@ -251,7 +251,7 @@ def test_while_there_is_no_server_all_is_refused_soon(own_server: MakeServer, se
     refused = [service.request("GET", "/healthz")]
     for who in agents:  # one that was here before, and one that was not
         refused += [ask(service, who, "GET", f"{API}/tasks"), ask(service, who, *a_finding(who))]
-        refused.append(ask(service, who, *a_finding(who), **once))
+    refused.append(ask(service, agents[1], *a_finding(agents[1]), **once))
     assert all(map(is_unavailable, refused))
     assert {each.json["detail"].partition(",")[0] for each in refused} == {"The database cannot be reached"}
     assert not any("/" in each.json["detail"] for each in refused)  # no place of the server
