@@ -2343,7 +2343,7 @@ def assert_is_as_in(ledger: Ledger, client: Client, run: str, dice: random.Rando
     assert faults_of(database_of(client.application).settings.db) == []
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_branches_keep_their_rules_whatever_comes(client: Client, seed: int) -> None:
     dice, ledger, running = random.Random(seed), Ledger(), list[str]()
     client.register("web")

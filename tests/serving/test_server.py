@@ -220,6 +220,13 @@ def test_a_stop_at_a_thousand_busy_connections_ends_and_loses_nothing(
         assert stored <= {task_id for (task_id,) in connection.execute("SELECT id FROM tasks")}
 
 
+def test_a_server_refuses_a_body_that_ends_early(server: Server) -> None:
+    head = server.head_of(f"{API}/project-types", 100)
+    heard = speak(server, head + b'{"name": "web"}', ends=True)
+    assert (status_of(heard), b"malformed_json" in heard) == (400, True)
+    assert server.request("GET", f"{API}/project-types").json == {"projectTypes": []}
+
+
 def test_a_server_takes_chunked_bodies_up_to_the_limit(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_MAX_BODY="1000")
     run, chunked = server.start_run(), {"Transfer-Encoding": "chunked"}
