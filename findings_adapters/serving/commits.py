@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import threading
 import time
@@ -47,11 +46,10 @@ def refused(error: BaseException) -> heart.Answer:
 
 
 class Write(Struct, eq=False):
-    """A write that waits for its transaction, until a time of the monotonic clock."""
+    """A write that waits for its transaction."""
 
     pending: heart.PendingWrite
     future: asyncio.Future[heart.Answer]
-    until: float
     answer: Any = None
 
 
@@ -124,6 +122,7 @@ def apply_in_group(pending: heart.PendingWrite, connection: heart.Connection) ->
 
 GATHERING = 0.1  # of the time that a COMMIT takes
 GROUP_TIME = 0.05  # seconds after which a group of writes is committed, whoever else waits
+SHORTEST_WAIT = 0.25  # seconds in the queue before a write is refused, where the settings allow no waiting at all
 
 
 class CommitScheduler:
@@ -155,12 +154,23 @@ class CommitScheduler:
         self._thread.join()
 
     async def commit(self, pending: heart.PendingWrite) -> heart.Answer:
-        """Return the answer to a write once it is durable, or refused."""
-        loop, until = asyncio.get_running_loop(), time.monotonic() + self.database.settings.busy_timeout
-        write = Write(pending, loop.create_future(), until)
+        """Return the answer to a write once it is durable or refused, which it is after `busy_timeout` in the queue."""
+        loop = asyncio.get_running_loop()
+        write = Write(pending, loop.create_future())
         self._waiting.append(write)
         loop.call_soon(self._bell.set)  # behind the requests that came together with this one
-        return await write.future
+        expiry = loop.call_later(max(SHORTEST_WAIT, self.database.settings.busy_timeout), self._expire, write)
+        try:
+            return await write.future
+        finally:
+            expiry.cancel()
+
+    def _expire(self, write: Write) -> None:
+        """Refuse a write that is still in the queue; the writer thread may take it at the same time."""
+        with suppress(ValueError):
+            self._waiting.remove(write)
+            write.answer = refused(heart.Busy("Other requests, or another process, write for too long"))
+            self._settle([write])
 
     def _work(self) -> None:
         while self._waiting or not self._stopping:
@@ -177,20 +187,21 @@ class CommitScheduler:
         """Run writes until they are all done or their time is over, commit, and have them answered."""
         group: list[Write] = []
         try:
-            with self.database.transaction(patience=max(0.0, self._waiting[0].until - time.monotonic())) as connection:
+            with self.database.transaction() as connection:
                 end = time.monotonic() + GROUP_TIME
-                while self._waiting and connection.in_transaction and time.monotonic() < end:
-                    group.append(write := self._waiting.popleft())
-                    write.answer = write.pending.call.attempt(apply_in_group, write.pending, connection)
+                with suppress(IndexError):  # those in the queue may expire
+                    while connection.in_transaction and time.monotonic() < end:
+                        group.append(write := self._waiting.popleft())
+                        write.answer = write.pending.call.attempt(apply_in_group, write.pending, connection)
                 if not connection.in_transaction:
                     raise heart.StorageFull(TRANSACTION_ENDED)
                 committing = time.monotonic()
             self._gathering = (time.monotonic() - committing) * GATHERING if len(group) > 1 else 0
         except BaseException as error:
-            if not group:  # those whose time is over, or all where waiting longer is of no use
-                now = time.monotonic() if heart.is_busy(error) else math.inf
-                while self._waiting and self._waiting[0].until <= now:
-                    group.append(self._waiting.popleft())
+            if not group and (self._stopping or not heart.is_busy(error)):  # else each of them expires by itself
+                with suppress(IndexError):
+                    while True:
+                        group.append(self._waiting.popleft())
             for write in group:
                 write.answer = refused(error)
         else:

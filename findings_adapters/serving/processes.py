@@ -10,6 +10,7 @@ import os
 import queue
 import resource
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Any, NoReturn
 
 import findings_service as heart
@@ -102,6 +104,24 @@ def pipe_of_signals() -> int:
     return listened
 
 
+SENDING = 60_000  # milliseconds after which a connection is closed whose client takes nothing of a response
+
+
+async def limit_sending(port: int) -> None:
+    """Set TCP_USER_TIMEOUT (tcp(7), RFC 5482) on the listening socket of this process, as soon as it is there.
+
+    Connections inherit it. granian gives access to neither, and has no time limit of its own for sending.
+    """
+    found = not hasattr(socket, "TCP_USER_TIMEOUT")
+    while not found:
+        await asyncio.sleep(0.01)
+        for file in Path("/dev/fd").iterdir():
+            with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as each:
+                if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and each.getsockname()[1] == port:
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SENDING)
+                    found = True
+
+
 LEAVING = 60.0  # seconds that clients have to take their answers once the service is to stop
 HEADER_TIMEOUT = 5  # seconds
 
@@ -142,6 +162,7 @@ async def serve_until_stopped(
 
     loop = asyncio.get_running_loop()
     serving = loop.create_task(server.serve())
+    limiting = loop.create_task(limit_sending(port))
     pipes = (pipe_of_signals(), *parent)
     for pipe in pipes:
         loop.add_reader(pipe, stop)
@@ -151,6 +172,7 @@ async def serve_until_stopped(
         threading.Thread(target=announce, args=saying, name="findings-greeting", daemon=True).start()
     with suppress(asyncio.CancelledError):
         await serving
+    limiting.cancel()
     for name in heart.STOPPING:  # no further one is to end what is ending
         signal.signal(name, signal.SIG_IGN)
     app.close()

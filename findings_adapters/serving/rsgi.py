@@ -92,7 +92,9 @@ def without_body(answer: heart.Answer) -> heart.Answer:
     return heart.Answer(answer.status, {**length, **answer.headers})
 
 
-SMALL_BODY = 16 * heart.KIB  # bytes of a body that is read before anything about its request is known
+SMALL_BODY = 16 * heart.KIB  # bytes of a body that is parsed on the event loop, and counts in no budget
+DRAINED = 256 * 1024 * heart.KIB  # bytes of a refused body that are read and dropped
+DRAINING, DRAINING_UNKNOWN = 5.0, 0.2  # seconds for that, with a good key and without
 
 
 class IncomingBody:
@@ -103,27 +105,38 @@ class IncomingBody:
 
     def __init__(self, scope: Any, protocol: Any, patience: float) -> None:
         self._length = int(scope.headers.get("content-length", -1))  # -1 where it is not said
-        self._protocol, self._patience = protocol, patience
-        self.rest_comes = self._length >= 0 or "transfer-encoding" in scope.headers
-        self.is_small = not self.rest_comes or 0 <= self._length <= SMALL_BODY
+        self._patience = patience
+        self.rest_comes = self._length > 0 or "transfer-encoding" in scope.headers
+        self._waits = "expect" in scope.headers  # for a word to send it, which a refused request does not get
+        self.is_small = 0 <= self._length <= SMALL_BODY
+        self._chunks = aiter(protocol) if self.rest_comes else protocol
 
-    async def receive(self, limit: int = SMALL_BODY, hold: Callable[[int], object] = bool) -> heart.Body:
+    async def drain(self, seconds: float) -> None:
+        """Read and drop what is left of the body, for a bounded time, after the response has been sent.
+
+        A proxy that cannot send all of a body responds with 502 instead (nginx and Caddy sometimes do).
+        """
+        left = 0 if self._waits else DRAINED
+        with suppress(Exception):
+            async with asyncio.timeout(seconds):
+                while left > 0 and (chunk := await anext(self._chunks)):
+                    left -= len(chunk)
+
+    async def receive(self, limit: int, hold: Callable[[int], object]) -> heart.Body:
         """Read the body, and stop where it has more bytes than it may.
 
         :param hold: is told of more bytes. :raises Busy: when it does so.
         """
-        if not self.rest_comes:
-            return heart.Body()
         body, whole = bytearray(), True
         try:
             async with asyncio.timeout(self._patience):
-                async for chunk in self._protocol:
+                # To ask for an end that is known costs a turn of the event loop.
+                while len(body) != self._length and (chunk := await anext(self._chunks)):
                     body += chunk
                     if len(body) > limit:
                         return heart.Body(too_large=True)
-                    hold(len(chunk))
-                    if len(body) == self._length:  # asking for the end costs a turn
-                        break
+                    if not self.is_small:
+                        hold(len(chunk))
         except heart.Busy:
             raise
         except Exception:  # the time was over, the client broke off, or the chunks made no sense
@@ -175,7 +188,7 @@ MOST_HELD = 100  # requests that wait for something to happen; a further one is 
 LOOK_AGAIN = 0.5  # seconds until it is looked again whether it did
 SHARE_OF_CLIENT = 0.75  # of the threads for requests, where a database has many connections, that one client may have
 # For what takes long elsewhere; a client has one of each at most.
-POOLS = {"read": 1, "export": 1, "check": 2, "probe": 1, "send": 2}
+POOLS = {"body": 1, "read": 1, "export": 1, "check": 2, "probe": 1, "send": 2}
 PATIENCE = {"send": 5.0}  # seconds that others may wait for those who wait for strangers
 
 
@@ -238,6 +251,8 @@ class RSGIApp:
             if body.rest_comes:
                 headers.append(("Connection", "close"))
             protocol.response_bytes(answer.status, headers, answer.body)
+        if body.rest_comes:
+            await body.drain(DRAINING_UNKNOWN if call.principal is heart.NOBODY else DRAINING)
 
     async def _send_document(self, answer: heart.Answer, protocol: Any) -> int:
         """Send a document as its client takes it, and return how many bytes went out. Others come between.
@@ -275,10 +290,9 @@ class RSGIApp:
 
     async def _answer(self, call: heart.Call, body: IncomingBody) -> heart.Answer:
         """Take a request through its steps. What is not soon done goes to a thread, and what writes to who commits."""
-        arrived = await body.receive() if body.is_small else None
         if call.own_path == "/healthz":
             return await self._probe(call)
-        given = await self._take(call, partial(call.begin, arrived))
+        given = await self._take(call, partial(call.begin, None if body.rest_comes else heart.Body()))
         if given is not None:
             return await self._finish(call, given)
         with self._budget.holding(call.client_id) as hold:  # until it is stored, because its tasks are as large

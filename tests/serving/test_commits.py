@@ -9,11 +9,13 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import flask
@@ -62,8 +64,7 @@ class Group:
         given = [call.begin(findings_service.Body(call.environ["body"])) for call in calls]
         pairs = zip(calls, given, strict=True)
         given = [call.finish(each) if isinstance(each, findings_service.Deferred) else each for call, each in pairs]
-        until = time.monotonic() + 60
-        writes = [commits.Write(each, None, until) for each in given if isinstance(each, findings_service.PendingWrite)]
+        writes = [commits.Write(each, None) for each in given if isinstance(each, findings_service.PendingWrite)]
         self.writes._waiting.extend(writes)
         self.writes._settle = lambda _: None
         while self.writes._waiting:
@@ -94,6 +95,34 @@ def test_a_run_may_end_in_one_group_with_the_triage_of_what_it_did_not_report(
     )
     assert (status, ended["submitted"]["resolved"]) == (200, 1)
     assert client.read("tasks", missingFrom=second)["total"] == 0
+
+
+@pytest.mark.sqlite
+def test_a_write_that_waits_too_long_behind_another_is_busy_while_that_goes_on(
+    make_app: Callable[..., flask.Flask],
+) -> None:
+    app, begun, ended = make_app(busy_timeout="0.3"), threading.Event(), threading.Event()
+    client = client_of(app)
+    call = SimpleNamespace(attempt=lambda step, *arguments: step(*arguments))
+
+    async def commit_both(scheduler: commits.CommitScheduler) -> tuple[int, bool, int]:
+        slow = SimpleNamespace(
+            call=call, apply=lambda _: (begun.set(), ended.wait(60)) and findings_service.Answer(204, {})
+        )
+        first = asyncio.create_task(scheduler.commit(slow))
+        await asyncio.to_thread(begun.wait)
+        second = await scheduler.commit(SimpleNamespace(call=call, apply=fail))
+        health = client.get("/healthz").status_code
+        still = not first.done()
+        ended.set()
+        return second.status, still, health
+
+    scheduler = commits.CommitScheduler(database_of(app), findings_service.Listeners())
+    scheduler.start()
+    try:
+        assert asyncio.run(commit_both(scheduler)) == (503, True, 200)
+    finally:
+        scheduler.stop()
 
 
 def test_an_idle_run_fails_by_the_clock_also_while_others_write_without_pause(serve: Callable[..., Server]) -> None:

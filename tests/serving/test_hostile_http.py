@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 
@@ -19,9 +21,11 @@ from tests.support import (
     assert_refused,
     cases,
     half_open,
+    program_with,
     raw_request,
     speak,
     status_of,
+    task,
 )
 
 UNENDED = b"GET /api/v1/tasks HTTP/1.1\r\nHost: loc"  # headers that never end
@@ -177,6 +181,34 @@ def test_a_read_that_announces_a_body_holds_nobody_up_beside_a_lock(server: Serv
         began = time.monotonic()
         assert server.request("GET", f"{API}/runs").status_code == 200
         assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("length", [1, 16_000])
+def test_a_small_body_is_not_awaited_before_the_key_is_judged(server: Server, length: int) -> None:
+    request = server.head_of(f"{API}/runs", length).replace(server.key.encode(), b"fts_unknown")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:  # the body may take 30 s
+        connection.sendall(request)
+        assert status_of(connection.recv(65536)) == 401
+
+
+def test_a_client_that_sends_all_of_a_refused_body_first_reads_why(server: Server) -> None:
+    for key in (server.key, "fts_unknown"):
+        head = server.head_of(f"{API}/runs", 32 * KIB * KIB).replace(server.key.encode(), key.encode())
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head + b"x" * (32 * KIB * KIB))
+            assert status_of(connection.recv(65536)) == (413 if key == server.key else 401)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux limits the time for sending")
+def test_a_client_that_takes_nothing_of_a_response_is_cut_off(serve: Callable[..., Server]) -> None:
+    server = serve(program=program_with(SENDING=500))
+    tasks = [task(description="x" * 60_000)] * 150
+    assert server.request("POST", f"{API}/runs/{server.start_run()}/tasks", {"tasks": tasks}).status_code == 201
+    with socket.create_connection(("127.0.0.1", server.port)) as stalled:
+        stalled.sendall(raw_request(server, "GET", f"{API}/tasks?limit=200&view=full"))
+        time.sleep(3)  # the system looks at the limit when it probes for room, after 0.2, 0.4, 0.8 s …
+        with pytest.raises(ConnectionResetError):
+            deque(iter(partial(stalled.recv, 1 << 20), b""), maxlen=0)
 
 
 BEFORE_THE_BODY = cases(
