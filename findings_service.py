@@ -912,6 +912,10 @@ class HistoryQuery(Request):
     after: Annotated[str, Meta(pattern=ENTRY_CURSOR, description=AFTER)] | None = None
 
 
+FEW_SKIPPED = 10_000  # rows of a list before a page that is read on the event loop
+FEW_RANGES = 10  # project types and branches of one that is; each has up to 40 index ranges
+
+
 class RunQuery(PageQuery):
     """Which runs."""
 
@@ -923,6 +927,12 @@ class RunQuery(PageQuery):
         None
     )
     branch: Annotated[RepeatedParam[NonEmpty], described(f"Runs of these branches. {EXACTLY}")] | None = None
+
+    @property
+    def may_take_long(self) -> bool:
+        """Whether a list reads many index ranges, or skips many rows."""
+        ranges = len(self.project_type or "1") * len(self.branch or "1")
+        return ranges > FEW_RANGES or (self.page or 1) * self.limit > FEW_SKIPPED
 
 
 DAY_OR_TIME = "A day or a time (ISO 8601), in UTC where it names no zone."
@@ -991,6 +1001,7 @@ class TaskFilters(Request):
             str,
             Meta(
                 min_length=1,
+                max_length=500,
                 description="Words, each of which must stand somewhere in the title, the externalId, the rule, the"
                 " location, a tag or a label of the evidence, whatever its case and accents. No sign has a meaning of"
                 " its own.",
@@ -1037,8 +1048,9 @@ class TaskQuery(TaskOrder):
         )
         reporters, marks = len(self.run_id or ()) + len(self.branch or ()), len(self.rule or ()) + len(self.tag or ())
         others = (*looked_at, *(placed if reporters or marks else ()), *(counted if reporters else ()))
-        is_far_down = (self.page or 1) * self.limit > 10_000
-        return reporters + marks > 1 or is_far_down or any(each is not None for each in others)
+        is_far_down = (self.page or 1) * self.limit > FEW_SKIPPED
+        many = reporters + marks > 1 or len(self.project_type or ()) > FEW_RANGES
+        return many or is_far_down or any(each is not None for each in others)
 
 
 # The models as JSON Schemas, which OpenAPI publishes, and by which everything is told that is wrong with a request.
@@ -1822,6 +1834,7 @@ class SQLiteDatabase(Database):
         self._apart, self._long = threading.Lock(), threading.Lock()  # of who has a connection of his own
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
+        self._is_writing = False  # whether a transaction, or a checkpoint, of this process is in progress
         self._process = 0  # the one that has opened the connections
         self._file: tuple[int, int] | None = None
         self._away = False  # whether the file at the path was found to be another one
@@ -1906,15 +1919,17 @@ class SQLiteDatabase(Database):
         BEGIN IMMEDIATE, because a deferred transaction that turns from reading to writing fails at once when another
         process has written in between (https://www.sqlite.org/isolation.html).
 
-        :param patience: seconds to wait while another process keeps the database locked; None for the settings'.
-        :raises sqlite3.OperationalError: when it does so for longer.
+        :param patience: seconds to wait for other threads, and for another process's lock; None for the settings'.
+        :raises Busy: if another thread writes for longer. :raises sqlite3.OperationalError: if the lock is held longer.
         :raises DatabaseUnusable: when the file cannot be opened, or is not at its path any more.
         """
-        end = time.monotonic() + (self.settings.busy_timeout if patience is None else patience)
+        patience = self.settings.busy_timeout if patience is None else patience
+        end = time.monotonic() + patience
         uses: dict[UseKey, str] = {}
-        with self.maintaining() as connection:
+        with self.maintaining(patience) as connection:
             try:
                 patiently(partial(connection.execute, "BEGIN IMMEDIATE"), end - time.monotonic())
+                self._is_writing = True
                 with self._uses_lock:
                     uses, self.last_uses = self.last_uses, {}
                 if uses:
@@ -1935,14 +1950,20 @@ class SQLiteDatabase(Database):
                 connection.forget()
 
     def probe(self) -> None:
-        """Take the right to write, and give it back."""
+        """Begin a transaction that writes, and roll it back, unless this process is writing anyway."""
         until = time.monotonic() + HEALTH_TIME
-        with self.maintaining(HEALTH_TIME) as connection:
-            patiently(partial(connection.execute, "BEGIN IMMEDIATE"), until - time.monotonic())
+        while not self._is_writing:
             try:
-                connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
-            finally:
-                connection.execute("ROLLBACK")
+                with self.maintaining(BUSY_SLICE) as connection:
+                    patiently(partial(connection.execute, "BEGIN IMMEDIATE"), until - time.monotonic())
+                    try:
+                        connection.execute("UPDATE clients SET id = id WHERE 0")  # which a read-only file refuses
+                    finally:
+                        connection.execute("ROLLBACK")
+                return
+            except Busy:
+                if time.monotonic() > until:
+                    raise
 
     # Maintenance
 
@@ -1954,7 +1975,7 @@ class SQLiteDatabase(Database):
         """
         self._require_own()
         if not self._writing.acquire(timeout=patience):
-            raise Busy("Other writes take long")
+            raise Busy("Other requests write for too long")
         try:
             self._require_file()
             if self._writer is None:
@@ -1964,6 +1985,7 @@ class SQLiteDatabase(Database):
                 self._require_file()
             yield self._writer
         finally:
+            self._is_writing = False
             self._writing.release()
 
     def owns_maintenance(self) -> bool:
@@ -1982,6 +2004,7 @@ class SQLiteDatabase(Database):
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             (written,) = connection.execute("PRAGMA data_version").fetchone()  # another once somebody else has written
             if written != self._folded or self.wal_size() > LARGE_WAL:
+                self._is_writing = True
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 self._folded = None if busy else written  # somebody still reads what is in it
 
@@ -2193,6 +2216,11 @@ def kept_pattern(pattern: str) -> regex.Pattern[str]:
     return compiled
 
 
+# Characters of a pattern times those of the text that it is searched in. One step of a search, such as a repeated set,
+# cannot be interrupted, and takes up to 30 ns for each.
+PATTERN_WORK = 5_000_000
+
+
 def matches(pattern: str, text: str) -> bool:
     r"""Tell whether a client's pattern, which may have \p{…}, is found in a text. :raises OutOfTime: past the deadline.
 
@@ -2201,7 +2229,7 @@ def matches(pattern: str, text: str) -> bool:
     needs stays with the compiled pattern, so that it has one of its own.
     """
     left = min(CLOCK.deadline - time.monotonic(), 3600.0)
-    if left <= 0:
+    if left <= 0 or len(pattern) * len(text) > PATTERN_WORK:
         raise OutOfTime
     with suppress(TimeoutError):
         return bool(kept_pattern(pattern).search(text, timeout=min(left, 0.001), concurrent=False))
@@ -3053,6 +3081,8 @@ class ListPlan(Struct, frozen=True, kw_only=True):
         """Return the seqs of some rows, in a list by severity with their ranks before them."""
         found = set[tuple[int, ...]]()
         for start in range(0, len(self.ranges), MOST_RANGES):
+            if connection.is_late():  # none of many short statements runs for long enough to be interrupted
+                raise TimeoutError
             lot = self.ranges[start : start + MOST_RANGES]
             found.update(connection.execute(*self._merged(connection, lot, limit + offset, 0)))
         return sorted(found, reverse=self.order != "createdAt")[offset : offset + limit]
@@ -4379,6 +4409,8 @@ def require_few_values(text: bytes) -> None:
 
     :raises ValidationFailed: then.
     """
+    if len(text) > 5 * LONG_NUMBERS:  # no shorter one has more of them
+        require_plain_numbers(text)
     if sum(map(text.count, (b",", b"[", b"{"))) <= MOST_VALUES:
         return
     strings = (text.count(b'"') - text.count(b'\\"')) // 2
@@ -4387,6 +4419,24 @@ def require_few_values(text: bytes) -> None:
         if strings <= 2 * MOST_VALUES and sum(map(bare.count, (b",", b"[", b"{"))) <= MOST_VALUES:
             return
     raise ValidationFailed([Problem(f"has over {MOST_VALUES:,} values; send it in parts", "")])
+
+
+LONG_NUMBERS = 1_000  # in a body; msgspec takes up to 50 µs for each, without releasing Python's lock
+LONG_NUMBER = regex.compile(rb"[0-9](?:\.?[0-9]){40}|[eE][-+]?[0-9]{3}")
+AS_ZEROS = bytes.maketrans(b"123456789.+-E", b"000000000000e")
+
+
+def require_plain_numbers(text: bytes) -> None:
+    """Raise `ValidationFailed` if a body has too many numbers of over 40 digits, or with an exponent of three or more.
+
+    Strings may contain the same characters, but removing them costs ten times as much as the first count.
+    """
+    zeros = text.translate(AS_ZEROS)
+    if zeros.count(b"0e000") + zeros.count(b"0" * 41) <= LONG_NUMBERS:
+        return
+    if sum(1 for _ in LONG_NUMBER.finditer(JSON_STRING.sub(b"", text))) > LONG_NUMBERS:
+        detail = f"has over {LONG_NUMBERS:,} numbers of over 40 digits or with an exponent of three or more digits"
+        raise ValidationFailed([Problem(f"{detail}; send them as strings, or in several requests", "")])
 
 
 def document_of(text: bytes) -> Any:
@@ -4632,59 +4682,73 @@ def read_object(raw: Raw, pointer: str, limit: int, levels: int) -> tuple[str | 
 OUT_OF_TIME = Problem("breaks rules, and there was no time to tell all of them; send less at once", "")
 
 
-def parse_submission(text: bytes, settings: Settings) -> Parsed:
-    """Read a submission of either form, and note every problem of each bad task.
+class SlowBody(Struct, frozen=True, eq=False):
+    """A body that its model refused: `read` returns it, or raises `ValidationFailed` with every problem.
 
-    :raises ValidationFailed: for a body with too many values to be read.
+    That takes up to the settings' `schema_timeout`, so servers run it in a thread.
+    """
+
+    read: Callable[[], Any]
+
+
+def parse_submission(text: bytes, settings: Settings) -> Parsed | SlowBody:
+    """Parse a submission of either form.
+
+    :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many values or tasks.
     """
     require_few_values(text)
     try:
         single = "tasks" not in decoder(dict[str, Raw]).decode(text)
     except NOT_JSON:
         single = True
+    try:
+        tasks = [read_model(TaskReport, text)] if single else read_model(TaskBatch, text).tasks
+    except msgspec.ValidationError as error:
+        document_of(text)
+        return SlowBody(partial(parse_refused, text, single, settings, error.with_traceback(None)))
+    require_size(tasks, settings)
+    parsed = Parsed()
+    for index, task in enumerate(tasks):
+        parsed.add(task, *(("", 1) if single else (f"/tasks/{index}", 3)))
+    parsed.problems += nul_problems(text)
+    return parsed
+
+
+def parse_refused(text: bytes, single: bool, settings: Settings, refusal: msgspec.ValidationError) -> Parsed:
+    """Parse a submission that its model refused, with the problems of each bad task that are found in time.
+
+    :raises ValidationFailed: if it has too many tasks.
+    """
     parsed = Parsed()
     try:
         with TimeLimit(settings.schema_timeout):
             if single:
-                add_task(parsed, text, "", levels=1)
+                parsed.add_refused(text, refusal, "", levels=1)
             else:
-                add_batch(parsed, text, settings)
+                add_batch(parsed, text, settings, refusal)
             parsed.problems += nul_problems(text)
-    except OutOfTime:  # only what breaks rules is looked through for so long
+    except OutOfTime:
         parsed.complete = False
         parsed.problems.append(OUT_OF_TIME)
     return parsed
 
 
-def add_task(parsed: Parsed, text: bytes, pointer: str, levels: int) -> None:
-    """Read one task, or note everything that is wrong with it. :raises OutOfTime: past the deadline."""
-    try:
-        task = read_model(TaskReport, text)
-    except msgspec.ValidationError as error:
-        parsed.add_refused(text, error, pointer, levels)
-    else:
-        parsed.add(task, pointer, levels)
-
-
-def add_batch(parsed: Parsed, text: bytes, settings: Settings) -> None:
-    """Read the tasks of a batch; where its model refuses it, one by one. :raises OutOfTime: past the deadline."""
-    try:
-        tasks = read_model(TaskBatch, text).tasks
-    except msgspec.ValidationError as error:
-        items = batch_items(parsed, text, error)
-        require_size(items, settings)
-        for index, item in enumerate(items):
-            tick()
-            add_task(parsed, bytes(item), f"/tasks/{index}", levels=3)
-    else:
-        require_size(tasks, settings)
-        for index, task in enumerate(tasks):
+def add_batch(parsed: Parsed, text: bytes, settings: Settings, refusal: msgspec.ValidationError) -> None:
+    """Parse the tasks of a batch that its model refused one by one. :raises OutOfTime: past the deadline."""
+    items = batch_items(parsed, text, refusal)
+    require_size(items, settings)
+    for index, item in enumerate(map(bytes, items)):
+        tick()
+        try:
+            task = read_model(TaskReport, item)
+        except msgspec.ValidationError as error:
+            parsed.add_refused(item, error, f"/tasks/{index}", levels=3)
+        else:
             parsed.add(task, f"/tasks/{index}", levels=3)
 
 
 def batch_items(parsed: Parsed, text: bytes, refusal: msgspec.ValidationError) -> list[Raw]:
     """Return the tasks of a batch unread, and note what is wrong around them."""
-    document_of(text)
     members = decoder(dict[str, Raw]).decode(text)
     around: dict[str, Any] = dict.fromkeys(members)
     items: list[Raw] = []
@@ -4758,10 +4822,10 @@ def read_schema(raw: Raw, settings: Settings) -> str | None:
     return text
 
 
-def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settings: Settings) -> Checked:
-    """Read a body that is one model.
+def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settings: Settings) -> Checked | SlowBody:
+    """Parse a body that is one model.
 
-    :raises ValidationFailed: with everything against it.
+    :raises MalformedJSON: if it is not JSON. :raises ValidationFailed: if it has too many values.
     """
     require_few_values(text)
     value, refusal = None, None
@@ -4775,21 +4839,25 @@ def parse_model(model: type[Checked], free: FreeForm | None, text: bytes, settin
                 require_json(bytes(raw), NESTING - 1)
     if value is not None and not NUL_ESCAPE.search(text):
         return value
-    problems: list[Problem] = []
-    complete = True
-    try:
-        with TimeLimit(settings.schema_timeout):
-            if refusal is not None:
-                document = document_of(text)
-                problems += model_problems(model, document, refusal)
-                problems += free.problems(text, document, settings) if free else ()
-            problems += nul_problems(text, free.member if free and free.nul else None)
-    except (OutOfTime, ExtensionCheckTimeout):
-        problems.append(OUT_OF_TIME)
-        complete = False
-    if value is None or problems:
-        raise ValidationFailed(problems, complete=complete)
-    return value
+    document = document_of(text)
+
+    def check() -> Checked:
+        problems: list[Problem] = []
+        complete = True
+        try:
+            with TimeLimit(settings.schema_timeout):
+                if refusal is not None:
+                    problems += model_problems(model, document, refusal)
+                    problems += free.problems(text, document, settings) if free else ()
+                problems += nul_problems(text, free.member if free and free.nul else None)
+        except (OutOfTime, ExtensionCheckTimeout):
+            problems.append(OUT_OF_TIME)
+            complete = False
+        if value is None or problems:
+            raise ValidationFailed(problems, complete=complete)
+        return value
+
+    return SlowBody(check)
 
 
 def decision_problems(update: TaskUpdate) -> list[Problem]:
@@ -5311,7 +5379,7 @@ class Body(Struct, frozen=True):
 class Deferred(Struct, eq=False, frozen=True):
     """What is left to do for an answer, and takes so long that a server of ours has threads for it."""
 
-    pool: Literal["read", "export", "check", "send"]
+    pool: Literal["body", "read", "export", "check", "send"]
     work: Callable[[], Outcome]
 
 
@@ -5450,10 +5518,7 @@ class Call:
                 raise MalformedJSON("The body ended, or its time was over, before all of it had arrived.")
             if not body.text:
                 raise MalformedJSON("The body is empty; send a JSON object.")
-            try:
-                self._body = self.form.parse(body.text, self.service.settings)
-            except ValidationFailed as error:  # kept without its traceback, which would keep this call and the text
-                self._problems, self._complete = error.problems, error.complete
+            self._parse(self.form.parse, body.text, self.service.settings)
         accept = environ.get("HTTP_ACCEPT") if asked.exports else None
         self.export = preferred_export(asked.exports, accept) if accept else None
         query = (self.export and self.export.query) or asked.query
@@ -5481,7 +5546,21 @@ class Call:
             with self.database.reading() as connection:
                 if given := self.answered_before(connection, self.request_key):
                     return given
+        if isinstance(self._body, SlowBody):
+            return Deferred("body", self._check_slow_body)
         return self.export.answer(self) if self.export else self.operation.handler(self, **self._parts)
+
+    def _check_slow_body(self) -> Outcome:
+        self._parse(self._body.read)
+        return self.check()
+
+    def _parse(self, parse: Callable[..., Any], *arguments: Any) -> None:
+        """Store the body that `parse` returns, or its problems without the traceback, which would keep the text."""
+        self._body = None
+        try:
+            self._body = parse(*arguments)
+        except ValidationFailed as error:
+            self._problems, self._complete = error.problems, error.complete
 
     def attempt(self, step: Callable[..., Value], *arguments: Any) -> Value | Answer:
         """Return what a step returns, or the answer to whatever it raises: not only `Exception`s, of libraries in Rust.
@@ -5633,11 +5712,27 @@ def next_link(call: Call, after: str) -> str:
     return f"{call.address}?{'&'.join([*kept, f'limit={call.query.limit}', f'after={after}'])}"
 
 
-@contextmanager
-def listing(call: Call) -> Iterator[Connection]:
-    """Give the connection to a list: one moment, and a bounded time. :raises InvalidParameter: when that is over."""
-    with call.database.snapshot() as connection, in_list_time(connection):
-        yield connection
+SHORT_SHARE = 1 / 25  # of `LIST_TIME` that a list may take on the event loop
+
+
+def answer_list(call: Call, read: Callable[[Connection], Answer]) -> Answer | Deferred:
+    """Respond with a list at once, or read it in the slow-read pool if that takes longer than others should wait.
+
+    :raises InvalidParameter: if it takes more than `LIST_TIME` there.
+    """
+
+    def read_in_time(connection: Connection) -> Answer:
+        with in_list_time(connection):
+            return read(connection)
+
+    if not call.database.threads and not getattr(call.query, "may_take_long", False):
+        with (
+            suppress(TimeoutError),
+            call.database.snapshot() as connection,
+            connection.limited(LIST_TIME * SHORT_SHARE),
+        ):
+            return read(connection)
+    return call.read_slowly(read_in_time)
 
 
 @contextmanager
@@ -5736,10 +5831,13 @@ def page_of_runs(call: Call, connection: Connection) -> bytes:
 
 
 @operation("GET", "/api/v1/runs", "read", {200: RunPage}, query=RunQuery, stamped=True)
-def get_runs(call: Call) -> Answer:
+def get_runs(call: Call) -> Answer | Deferred:
     """List runs, newest first."""
-    with listing(call) as connection:
+
+    def read(connection: Connection) -> Answer:
         return answer_unless_known(call, connection, lambda _: page_of_runs(call, connection))
+
+    return answer_list(call, read)
 
 
 @operation("GET", "/api/v1/runs/{run_id}", "read", {200: RunWithSummary})
@@ -5843,13 +5941,9 @@ def get_tasks(call: Call) -> Answer | Deferred:
 
     def read(connection: Connection) -> Answer:
         make = partial(page_of_tasks, call, connection)
-        with in_list_time(connection):
-            return answer_unless_known(call, connection, lambda tag: connection.recall_page((tag, *asked), make))
+        return answer_unless_known(call, connection, lambda tag: connection.recall_page((tag, *asked), make))
 
-    if call.query.may_take_long:
-        return call.read_slowly(read)
-    with call.database.snapshot() as connection:
-        return read(connection)
+    return answer_list(call, read)
 
 
 @operation("GET", "/api/v1/tasks/{task_id}", "read", {200: Task}, tagged=True)
@@ -5887,14 +5981,17 @@ def patch_task(call: Call, task_id: str) -> PendingWrite:
 
 
 @operation("GET", "/api/v1/tasks/{task_id}/history", "read", {200: History}, query=HistoryQuery)
-def get_task_history(call: Call, task_id: str) -> Answer:
+def get_task_history(call: Call, task_id: str) -> Answer | Deferred:
     """Get what happened to a task, oldest first."""
     before, limit = int(call.query.after or 0), call.query.limit
-    with listing(call) as connection:
+
+    def read(connection: Connection) -> Answer:
         state = select_task_row(connection, call.client_id, task_id)
         taken = take(select_history(connection, call.client_id, state.seq, limit, before), limit)
-    link = next_link(call, str(before + len(taken.items))) if taken.more else None
-    return json_answer(200, History(taken.items, link))
+        link = next_link(call, str(before + len(taken.items))) if taken.more else None
+        return json_answer(200, History(taken.items, link))
+
+    return answer_list(call, read)
 
 
 def define(

@@ -104,6 +104,7 @@ from tests.support import (
     contents_of,
     database_of,
     environment,
+    fail,
     files_in,
     finish_ago,
     in_a,
@@ -735,6 +736,74 @@ def test_of_much_that_is_amiss_the_first_hundred_are_told_soon(client: Client, r
     assert time.thread_time() - began < 1.5 * slowness()
     assert len(problem["errors"]) == 100
     assert re.match("[16]00 problems in", problem["detail"])  # of each task, more are not even looked for
+
+
+@pytest.mark.parametrize("number", ["1e308", "1e-308", "1E+0000001", "1" * 41, "1." + "0" * 40])
+def test_over_a_thousand_long_numbers_in_a_body_are_rejected(client: Client, run: str, number: str) -> None:
+    def sent(path: str, body: str, count: int) -> Any:
+        return client.send(
+            "POST", f"{API}/{path}", body.replace("X", ",".join([number.replace("e308", "e108")] * count))
+        )
+
+    bodies = {
+        "runs": '{"projectType": "web", "metadata": {"a": [X]}}',
+        f"runs/{run}/tasks": '{"tasks": [{"title": "t", "severity": "low", "extensions": {"a": [X]}}]}',
+        "project-types": '{"name": "web", "extensionSchema": {"enum": [X]}, "label": [X]}',
+    }
+    for path, body in bodies.items():
+        response = sent(path, body, 1001)
+        assert "1,000 numbers" in assert_problem(response, 422, "validation_failed")["errors"][0]["detail"]
+        assert "1,000 numbers" not in sent(path, body, 500).text
+    text = f'{{"projectType": "web", "metadata": {{"a": ["{number}, " , "{"X" * 1}"]}}}}'
+    assert client.send("POST", f"{API}/runs", text.replace("X", number * 1500)).status_code == 201
+
+
+def test_a_body_that_breaks_rules_is_looked_through_in_a_thread(app: flask.Flask, client: Client, run: str) -> None:
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "CONTENT_TYPE": "application/json",
+        "HTTP_AUTHORIZATION": f"Bearer {client.key}",
+    }
+    for path, good, bad in (
+        (f"{API}/runs", {"projectType": "web"}, {"projectType": 1}),
+        (f"{API}/runs/{run}/tasks", task(), task(severity="x")),
+        (f"{API}/runs/{run}/tasks", {"tasks": [task()]}, {"tasks": [task(severity="x")]}),
+    ):
+        given = []
+        for body in (good, bad):
+            call = findings_service.Call(app.extensions["findings"], {**environ, "PATH_INFO": path}, path)
+            given.append(call.begin(findings_service.Body(json.dumps(body).encode())))
+        assert isinstance(given[0], findings_service.PendingWrite)
+        assert isinstance(given[1], findings_service.Deferred)
+        assert (given[1].pool, call.finish(given[1]).status) == ("body", 422)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("path", "query", "slow"),
+    cases(
+        plain=("tasks", "status=open&projectType=web,shop", False),
+        types=("tasks", f"projectType={','.join(f't{number}' for number in range(20))}", True),
+        runs=("runs", "status=running&branch=a&branch=b", False),
+        runs_of_types=("runs", f"projectType={','.join(f't{number}' for number in range(20))}", True),
+        runs_of_branches=("runs", "&".join(f"branch=b{number}" for number in range(20)), True),
+        runs_far_down=("runs", "page=1000", True),
+    ),
+)
+def test_a_list_of_many_index_ranges_is_read_beside_the_event_loop(
+    app: flask.Flask, client: Client, monkeypatch: pytest.MonkeyPatch, path: str, query: str, slow: bool
+) -> None:
+    def begin() -> Any:
+        environ = {"REQUEST_METHOD": "GET", "QUERY_STRING": query, "HTTP_AUTHORIZATION": f"Bearer {client.key}"}
+        return findings_service.Call(app.extensions["findings"], environ, f"{API}/{path}").begin(
+            findings_service.Body()
+        )
+
+    client.register("web")
+    assert isinstance(begin(), findings_service.Deferred if slow else findings_service.Answer)
+    monkeypatch.setattr("findings_service.LIST_TIME", -1)
+    monkeypatch.setattr("findings_service.CLOCK_STEPS", 1)
+    assert isinstance(begin(), findings_service.Deferred)
 
 
 MANY = b"[" + b"[]," * 2_000_000 + b"[]]"
@@ -2679,6 +2748,16 @@ def test_without_jsonschema_rs_extensions_are_judged_alike(
     assert client.post(f"{API}/runs/{run}/tasks", json=task(extensions={"wcag": "1.1.1"})).status_code == 201
 
 
+def test_a_long_pattern_is_not_searched_in_a_long_text(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = "".join(map(chr, range(0x4E00, 0x4E00 + 1900)))  # one step over 250,000 characters takes 14 s
+    client.register("slow", in_a({"pattern": f"[{letters}a]+\\p{{Greek}}"}))
+    path = f"{API}/runs/{client.start('slow')}/tasks"
+    assert_problem(client.post(path, json=task(extensions={"a": "aa"})), 422, "validation_failed")
+    monkeypatch.setattr("findings_service.kept_pattern", fail)
+    long = client.post(path, json=task(extensions={"a": "a" * 250_000}))
+    assert_problem(long, 422, "extension_check_timeout", "/extensions")
+
+
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program with an interpreter of its own."""
     return command(*arguments, program=(sys.executable, "-c", code))
@@ -2693,7 +2772,7 @@ for number in range(10):
     for pattern in ("^((((((((((a))))))))))*$", "^(?:a{1,3}){2,}?$", "^(a)(((((a)))))*\\\\1$"):
         try:
             with heart.TimeLimit(0.25):
-                heart.matches(f"{pattern}|x{{{number + 1}}}", "a" * 250_000)
+                heart.matches(f"{pattern}|x{{{number + 1}}}", "a" * 100_000)
         except heart.OutOfTime:
             pass
 print(memory() - before)

@@ -236,7 +236,7 @@ def get_events(call: heart.Call) -> heart.Answer:
     )
 
     def read(after: str | None) -> heart.Answer:
-        with heart.listing(call) as connection:
+        with call.database.snapshot() as connection, heart.in_list_time(connection):
             behind = place_of(connection, call.client_id, after)
             page = select_events(connection, call.client_id, behind, query.limit, wanted)
             taken = heart.take(page.events, query.limit)

@@ -13,19 +13,15 @@ from msgspec import Struct
 
 import findings_service as heart
 
-MOST_WORDS = 250  # of a search, as many as a title may have; SQLite takes a thousand conditions
-
 
 def search_words(text: str) -> tuple[str, ...]:
     """Return the words to look for, the longest and so rarest first.
 
-    :raises InvalidParameter: when there is none, and for too many.
+    :raises InvalidParameter: if there is none.
     """
     words = sorted(set(heart.folded(text).split()), key=lambda word: (-len(word), word))
     if not words:
         raise heart.InvalidParameter("q", "must have something besides white space and accents")
-    if len(words) > MOST_WORDS:
-        raise heart.InvalidParameter("q", f"must have at most {MOST_WORDS} different words")
     return tuple(words)
 
 
