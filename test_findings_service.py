@@ -2758,6 +2758,27 @@ def test_a_long_pattern_is_not_searched_in_a_long_text(client: Client, monkeypat
     assert_problem(long, 422, "extension_check_timeout", "/extensions")
 
 
+def test_patterns_of_the_api_itself_are_searched_in_the_longest_text(client: Client, run: str) -> None:
+    image = f"data:image/png;base64,{'a' * 260_000}"
+    answer = client.post(f"{API}/runs/{run}/tasks", json=task(severity="x", evidence=[{"url": image}]))
+    assert problems_of(answer).keys() == {"/severity"}
+    for query in ("externalId", "location", "rule"):
+        assert client.read("tasks", **{query: "a" * 400_000, "limit": 1})["total"] == 0
+
+
+@pytest.mark.parametrize("query", ["status=" + "open," * 6000 + "x", "&".join(f"rule={n},{n}a" for n in range(3000))])
+def test_over_five_thousand_values_of_filters_are_rejected(client: Client, query: str) -> None:
+    name = query.partition("=")[0]
+    detail = assert_problem(client.get(f"{API}/tasks?{query}"), 400, "invalid_parameter", name)["detail"]
+    assert "1,000 values" in detail
+
+
+def test_of_an_accept_header_two_thousand_characters_are_read(client: Client, run: str) -> None:
+    for padding, content_type in ((10, "text/csv"), (100_000, "application/json")):
+        response = client.get(f"{API}/tasks", headers={"Accept": "a/b," * padding + "text/csv"})
+        assert (response.status_code, response.mimetype) == (200, content_type)
+
+
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program with an interpreter of its own."""
     return command(*arguments, program=(sys.executable, "-c", code))
