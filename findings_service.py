@@ -1182,6 +1182,7 @@ class Registry(Struct):
     list_exports: dict[str, Export] = {}
     engines: dict[str, Callable[[Settings], Database]] = {}
     migrations: dict[int, Migration] = {}
+    refresh: Callable[[Database], None] | None = None
     page_files: dict[str, Callable[[Call], Answer]] = {}
     plans: Callable[[Connection, str, str, Filter, str], Iterable[ListPlan]] | None = None
     search: Callable[[str], Search] | None = None
@@ -1242,7 +1243,7 @@ class Listeners(Struct):
 # `Connection` and `Database`, and speaks SQL that SQLite and PostgreSQL both read. Another engine than SQLite is a
 # part's, and may have many connections at once.
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 LARGE_WAL = 64 * 1024 * 1024  # bytes; a larger one is folded in by the clock
 PAGES_KEPT, PAGE_KEPT = 32, 128 * KIB  # pages of tasks that are kept, and bytes of one at most
 ENGINE_ERRORS = (sqlite3.Error, Busy, StorageFull)  # what engines raise when they cannot do what they should
@@ -3239,7 +3240,7 @@ def replace_project_type(
            WHERE client_id = ? AND name = ?""",
         (label, description, schema, client_id, name),
     )
-    drop_answers_of_project_type(connection, client_id, name)
+    drop_answers(connection, client_id, name)
     connection.deletes = True
 
 
@@ -3443,6 +3444,9 @@ def close_run(connection: Connection, who: Principal, run: RunKey, status: str, 
 
 
 RUNS_AT_ONCE = 100  # that one look for idle or old ones takes
+
+
+CLOCKS_DIFFER = 60.0  # seconds at most, of those of two servers; what is later was stored while a clock was ahead
 
 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
@@ -4323,47 +4327,52 @@ def find_answer(connection: Connection, request: RequestKey, body_hash: str) -> 
     return KeptAnswer(*row)
 
 
-def insert_answer(connection: Connection, request: RequestKey, answer: KeptAnswer) -> None:
-    """Keep an answer, and drop the client's expired ones in passing."""
+def insert_answer(
+    connection: Connection, request: RequestKey, answer: KeptAnswer, references: Mapping[str, bool]
+) -> None:
+    """Keep an answer, and drop the client's expired ones in passing.
+
+    :param references: the ids that the answer holds and those in its path, each with whether it is in the path.
+    """
+    now = timestamp()
+    connection.execute(  # else those that were kept while the clock was ahead would expire years later
+        "UPDATE idempotent_answers SET created_at = ? WHERE client_id = ? AND created_at > ?",
+        (now, request.client_id, timestamp(ago=-CLOCKS_DIFFER)),
+    )
     connection.execute(
         "DELETE FROM idempotent_answers WHERE client_id = ? AND created_at <= ?",
         (request.client_id, timestamp(ago=ANSWER_KEPT)),
     )
-    connection.execute(
+    (seq,) = connection.execute(
         """INSERT INTO idempotent_answers (client_id, key_id, method, path, idempotency_key,
-               body_hash, status, location, body, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        (*msgspec.structs.astuple(request), *msgspec.structs.astuple(answer), timestamp()),
+               body_hash, status, location, body, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq""",
+        (*msgspec.structs.astuple(request), *msgspec.structs.astuple(answer), now),
+    ).fetchone()
+    insert_references(connection, request.client_id, seq, references)
+
+
+def insert_references(connection: Connection, client_id: str, answer_seq: int, references: Mapping[str, bool]) -> None:
+    """Store what a kept answer refers to."""
+    connection.executemany(
+        "INSERT INTO answer_references (client_id, reference, answer_seq, in_path) VALUES (?, ?, ?, ?)",
+        [(client_id, reference, answer_seq, int(in_path)) for reference, in_path in references.items()],
     )
 
 
-def drop_answers(connection: Connection, client_id: str, condition: str, *values: str | int) -> None:
-    """Drop the answers that hold what is deleted; the keys that they were kept for are good for nothing then."""
+def drop_answers(connection: Connection, client_id: str, *deleted: str) -> None:
+    """Drop the kept answers that refer to what is deleted, by its ids or names.
+
+    A key whose path is gone is forgotten, so that its next request is 404. Any other key is kept without its answer.
+    """
+    about = f"""client_id = ? AND seq IN (
+        SELECT answer_seq FROM answer_references WHERE client_id = ? AND reference {LISTED}"""
+    values = (client_id, client_id, json.dumps(deleted))
+    connection.execute(f"DELETE FROM idempotent_answers WHERE {about} AND in_path = 1)", values)
     connection.execute(
-        f"""UPDATE idempotent_answers SET body_hash = ?, location = NULL, body = ''
-            WHERE client_id = ? AND {condition}""",
-        (DELETED, client_id, *values),
+        f"UPDATE idempotent_answers SET body_hash = ?, location = NULL, body = '' WHERE {about})", (DELETED, *values)
     )
-
-
-def drop_answers_of_project_type(connection: Connection, client_id: str, name: str) -> None:
-    """Drop the answers that hold the definition of a project type."""
-    drop_answers_that(connection, client_id, "path LIKE '%/project-types'", ProjectType, lambda told: told.name == name)
-
-
-def drop_answers_that(
-    connection: Connection, client_id: str, condition: str, model: Any, hold: Callable[[Any], bool]
-) -> None:
-    """Drop those of some answers that, read as a model, hold what is deleted."""
-    answers = connection.execute(
-        f"""SELECT key_id, path, idempotency_key, body FROM idempotent_answers
-            WHERE client_id = ? AND body <> '' AND {condition}""",
-        (client_id,),
-    ).fetchall()
-    for *key, body in answers:
-        if hold(decoder(model).decode(body)):
-            drop_answers(
-                connection, client_id, f"key_id = ? AND path = ? AND idempotency_key = ? AND {condition}", *key
-            )
+    forget = f"DELETE FROM answer_references WHERE client_id = ? AND reference {LISTED}"  # a name may be a secret
+    connection.execute(forget, values[1:])
 
 
 # ---------------------------------------------------------------------------
@@ -5290,7 +5299,8 @@ class Document(Protocol):
 class Answer(Struct):
     """What a request gets: a body, or a document. Who sends it knows the length of a body.
 
-    `kept` is what a request with an Idempotency-Key gets that comes again, where that is less.
+    `kept` is what a request with an Idempotency-Key gets that comes again, where that is less. `names` are the ids of
+    what the body holds: the answer is not kept longer than any of these.
     """
 
     status: int
@@ -5298,6 +5308,7 @@ class Answer(Struct):
     body: bytes = b""
     document: Document | None = None
     kept: bytes | None = None
+    names: Sequence[str] = ()
 
     @property
     def size(self) -> int:
@@ -5318,9 +5329,11 @@ def whole_answer(status: int, body: bytes, content_type: str = JSON_TYPE, **head
     return Answer(status, {"Content-Type": content_type, **given}, body)
 
 
-def json_answer(status: int, model: Any, location: str | None = None) -> Answer:
+def json_answer(status: int, model: Any, location: str | None = None, names: Sequence[str] = ()) -> Answer:
     """Return a JSON answer."""
-    return whole_answer(status, msgspec.json.encode(model), Location=location)
+    answer = whole_answer(status, msgspec.json.encode(model), Location=location)
+    answer.names = names
+    return answer
 
 
 def tagged_answer(task: Task) -> Answer:
@@ -5417,7 +5430,8 @@ class PendingWrite(Struct, eq=False, frozen=True):
         if call.request_key is not None:
             body = given.body if given.kept is None else given.kept
             kept = KeptAnswer(call.body_hash, given.status, given.headers.get("Location"), body.decode())
-            insert_answer(connection, call.request_key, kept)
+            in_path = dict.fromkeys(call.parts.values(), True)
+            insert_answer(connection, call.request_key, kept, {**dict.fromkeys(given.names, False), **in_path})
         return given
 
     def commit(self) -> Answer:
@@ -5450,7 +5464,7 @@ class Call:
         self.run_id: str | None = None
         self.principal = principal
         self.operation: Operation
-        self._parts: Mapping[str, str] = {}  # of the path, by their names
+        self.parts: Mapping[str, str] = {}  # of the path, by their names
         self.form: Any = None  # of the body
         self._length = 0  # of the body, where it is said
         self.limit = sys.maxsize  # bytes of the body; an application that the service is in may have its own
@@ -5479,10 +5493,10 @@ class Call:
             is_listed = ("GET", "/api/v1/openapi.json") in REGISTRY.operations
             hint = "; GET /api/v1/openapi.json lists what there is" if is_listed else ""
             raise Missing(absent_answer(method, steps) or f"There is nothing at this path{hint}.")
-        self.route, methods, self._parts = found
+        self.route, methods, self.parts = found
         if method not in methods:
             raise WrongMethod(listed_methods(methods.values()), absent_answer(method, steps))
-        self.run_id = self._parts.get("run_id")
+        self.run_id = self.parts.get("run_id")
         self.operation = methods[method]
         if (level := self.operation.level) is not None:
             if self.principal is NOBODY:
@@ -5560,7 +5574,7 @@ class Call:
                     return given
         if isinstance(self._body, SlowBody):
             return Deferred("body", self._check_slow_body)
-        return self.export.answer(self) if self.export else self.operation.handler(self, **self._parts)
+        return self.export.answer(self) if self.export else self.operation.handler(self, **self.parts)
 
     def _check_slow_body(self) -> Outcome:
         self._parse(self._body.read)
@@ -5830,7 +5844,7 @@ def post_runs(call: Call) -> PendingWrite:
         target, branch = body.target_url or NO_TARGET, body.branch or MAIN_LINE
         run = insert_run(connection, call.principal, body.project_type, target, metadata, branch)
         call.run_id = run.id
-        return json_answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}")
+        return json_answer(201, select_run(connection, call.client_id, run), f"{call.address}/{run.id}", [run.id])
 
     return PendingWrite(call, start)
 
@@ -5912,7 +5926,8 @@ def post_tasks(call: Call, run_id: str) -> Outcome:
 
     def store(connection: Connection) -> Answer:
         submission = submit_reports(connection, call.principal, run, parsed.reports)
-        return json_answer(201 if submission.created else 200, submission)
+        names = [result.id for result in submission.tasks]
+        return json_answer(201 if submission.created else 200, submission, names=names)
 
     def checked() -> PendingWrite:
         if parsed.problems:
@@ -5987,7 +6002,9 @@ def patch_task(call: Call, task_id: str) -> PendingWrite:
         if problem := reason_problem(update, state, "/reason"):
             raise ValidationFailed([problem])
         triage_tasks(connection, call.principal, [state], update)
-        return tagged_answer(select_task(connection, call.client_id, task_id))
+        answer = tagged_answer(task := select_task(connection, call.client_id, task_id))
+        answer.names = task.run_id, task.last_run_id
+        return answer
 
     return PendingWrite(call, triage)
 
@@ -6049,7 +6066,7 @@ def post_project_types(call: Call) -> Deferred:
     def register(connection: Connection, *definition: Any) -> Answer:
         created = insert_project_type(connection, call.client_id, name, *definition)
         registered = select_project_type(connection, call.client_id, name)
-        return json_answer(201 if created else 200, registered, f"{call.address}/{name}" if created else None)
+        return json_answer(201 if created else 200, registered, f"{call.address}/{name}" if created else None, [name])
 
     return define(call, name, body, register)
 

@@ -14,7 +14,7 @@
 -- what is of a target's main line.
 
 PRAGMA application_id = 0x46545356; -- "FTSV"
-PRAGMA user_version = 10;
+PRAGMA user_version = 11;
 
 -- Who owns runs, tasks and project types. Clients never see each other.
 CREATE TABLE IF NOT EXISTS clients (
@@ -83,6 +83,7 @@ CREATE INDEX IF NOT EXISTS branch_runs_by_status ON runs (client_id, status) WHE
 CREATE INDEX IF NOT EXISTS branch_runs_by_type ON runs (client_id, project_type, status) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS branch_runs_by_target ON runs (client_id, target_url, status) WHERE branch <> '';
 CREATE INDEX IF NOT EXISTS branch_runs_by_branch ON runs (client_id, branch, status) WHERE branch <> '';
+CREATE INDEX IF NOT EXISTS runs_by_end ON runs (client_id, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS runs_by_use ON runs (client_id, last_used_at) WHERE status = 'running';
 
 -- Tasks: the part that lists show and triage changes. The bulk is in task_details, so that a status change
@@ -258,6 +259,7 @@ CREATE TABLE IF NOT EXISTS counters (
 -- Answers to requests with an Idempotency-Key, kept for a day so that a repeated request gets its answer again. Behind
 -- the id of a key for users stands the user.
 CREATE TABLE IF NOT EXISTS idempotent_answers (
+    seq              INTEGER PRIMARY KEY,
     client_id        TEXT NOT NULL,
     key_id           TEXT NOT NULL,
     method           TEXT NOT NULL,
@@ -267,10 +269,24 @@ CREATE TABLE IF NOT EXISTS idempotent_answers (
     status           INTEGER NOT NULL,
     location         TEXT,
     body             TEXT NOT NULL,
-    created_at       TEXT NOT NULL,
-    PRIMARY KEY (client_id, key_id, method, path, idempotency_key)
+    created_at       TEXT NOT NULL
 ) STRICT;
+CREATE UNIQUE INDEX IF NOT EXISTS idempotent_answers_by_key
+    ON idempotent_answers (client_id, key_id, method, path, idempotency_key);
+CREATE UNIQUE INDEX IF NOT EXISTS idempotent_answers_by_seq ON idempotent_answers (client_id, seq);
 CREATE INDEX IF NOT EXISTS idempotent_answers_by_age ON idempotent_answers (client_id, created_at);
+
+-- What a kept answer holds, or has in its path: the ids of tasks, runs and webhooks, the names of project types. A
+-- deletion finds by it the answers that it drops.
+CREATE TABLE IF NOT EXISTS answer_references (
+    client_id   TEXT NOT NULL,
+    reference   TEXT NOT NULL,
+    answer_seq  INTEGER NOT NULL,
+    in_path     INTEGER NOT NULL CHECK (in_path IN (0, 1)),
+    PRIMARY KEY (client_id, reference, answer_seq),
+    FOREIGN KEY (client_id, answer_seq) REFERENCES idempotent_answers (client_id, seq) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS answer_references_by_answer ON answer_references (client_id, answer_seq);
 
 -- Where events go, each hook with its place in the history: the seq of the last entry that it is done with. Of the next
 -- one, `attempts` have failed so far, and another is due at `next_attempt_at`. A `secret` signs, and so is kept as it is.
@@ -306,6 +322,12 @@ CREATE TABLE IF NOT EXISTS delivery_lease (
 CREATE TABLE IF NOT EXISTS epochs (
     id     INTEGER PRIMARY KEY CHECK (id = 1),
     epoch  TEXT NOT NULL
+) STRICT;
+
+-- One row that says by which version of Unicode's tables the words of all tasks are folded. Without it, that is unknown.
+CREATE TABLE IF NOT EXISTS folding (
+    id               INTEGER PRIMARY KEY CHECK (id = 1),
+    unicode_version  TEXT NOT NULL
 ) STRICT;
 
 -- One row that says when the last good backup was begun; a backup has that of the one before it.

@@ -4420,6 +4420,60 @@ def test_a_history_of_old_becomes_the_feed_with_its_branches(
     assert faults_of(tmp_path / "findings.db") == []
 
 
+TO_VERSION_10 = (
+    "DROP TABLE folding",
+    "DROP TABLE answer_references",
+    "DROP INDEX runs_by_end",
+    "UPDATE schema_version SET version = 10" if ON_POSTGRES else "PRAGMA user_version = 10",
+    *(
+        (
+            "DROP INDEX idempotent_answers_by_key",
+            "ALTER TABLE idempotent_answers DROP COLUMN seq",
+            "ALTER TABLE idempotent_answers ADD PRIMARY KEY (client_id, key_id, method, path, idempotency_key)",
+        )
+        if ON_POSTGRES
+        else (
+            """CREATE TABLE old_answers (client_id TEXT NOT NULL, key_id TEXT NOT NULL, method TEXT NOT NULL,
+                path TEXT NOT NULL, idempotency_key TEXT NOT NULL, body_hash TEXT NOT NULL, status INTEGER NOT NULL,
+                location TEXT, body TEXT NOT NULL, created_at TEXT NOT NULL,
+                PRIMARY KEY (client_id, key_id, method, path, idempotency_key)) STRICT""",
+            """INSERT INTO old_answers SELECT client_id, key_id, method, path, idempotency_key, body_hash, status,
+                location, body, created_at FROM idempotent_answers""",
+            "DROP TABLE idempotent_answers",
+            "ALTER TABLE old_answers RENAME TO idempotent_answers",
+        )
+    ),
+)
+
+
+@pytest.mark.parts
+def test_kept_answers_and_what_they_refer_to_survive_a_migration(
+    app: flask.Flask, client: Client, run: str, tmp_path: Path
+) -> None:
+    pull = post(client, "runs", {"projectType": "web"}).json["id"]
+    sent = {"runs": {"projectType": "web"}, f"runs/{run}/tasks": task(), "project-types": {"name": "new"}}
+    answers = {path: post(client, path, body) for path, body in sent.items()}
+    gone = answers[f"runs/{run}/tasks"].json["tasks"][0]["id"]
+    about = {f"tasks/{gone}": {"comment": "x"}, "tasks": {"comment": "x", "ids": [gone, client.add(run)]}}
+    decide = partial(client.patch, headers={"Idempotency-Key": "k"})
+    for path, body in about.items():
+        assert decide(f"{API}/{path}", json=body).status_code == 200
+    tag = client.get(f"{API}/tasks").headers["ETag"]
+    make_old(app, *TO_VERSION_10)
+    client = client_with(create_app(db=db_at(tmp_path / "findings.db")), client.key)
+    assert client.get(f"{API}/tasks", headers={"If-None-Match": tag}).status_code == 200
+    assert {path: post(client, path, body).data for path, body in sent.items()} == {
+        path: answer.data for path, answer in answers.items()
+    }
+    for path in (f"tasks/{gone}", f"runs/{pull}", "project-types/new"):
+        client.remove(path)
+    assert [post(client, path, body).status_code for path, body in sent.items()] == [409, 409, 409]
+    decide = partial(client.patch, headers={"Idempotency-Key": "k"})
+    assert [decide(f"{API}/{path}", json=body).status_code for path, body in about.items()] == [404, 409]
+    database_of(client.application).close()
+    assert faults_of(tmp_path / "findings.db") == []
+
+
 @pytest.mark.parts
 def test_what_came_as_sarif_has_a_rule_a_location_and_tags_once_the_schema_has_them(
     app: flask.Flask, client: Client, run: str, tmp_path: Path

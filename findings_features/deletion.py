@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 import msgspec
 
-import findings_features.triage as triage
 import findings_service as heart
 
 
@@ -23,38 +22,13 @@ class ProjectTypeInUse(heart.ServiceError, status=409, code="project_type_in_use
     """There are runs of the project type."""
 
 
-def drop_answers_of_run(connection: heart.Connection, client_id: str, run_id: str) -> None:
-    """Drop the answer that told of a run's start, and with its path those of what was submitted to it."""
-    heart.drop_answers(connection, client_id, "location LIKE ?", f"%/runs/{run_id}")
-    connection.execute(
-        "DELETE FROM idempotent_answers WHERE client_id = ? AND path LIKE ?", (client_id, f"%/runs/{run_id}/tasks")
-    )
-
-
-def drop_answers_of_task(connection: heart.Connection, client_id: str, task: heart.TaskRow) -> None:
-    """Drop the answers to submissions that name a task, of the runs that report it."""
-    reporters = """SELECT runs.id FROM sightings
-        JOIN runs ON runs.client_id = sightings.client_id AND runs.seq = sightings.run_seq
-        WHERE sightings.client_id = ? AND sightings.task_seq = ?"""
-    run_of_path = f"substr(path, length(path) - {len('/tasks') + 35}, 36)"  # a path ends with runs/:id/tasks
-    condition = f"path LIKE '%/tasks' AND {run_of_path} IN ({reporters}) AND body LIKE ?"
-    heart.drop_answers(connection, client_id, condition, client_id, task.seq, f"%{task.id}%")
-
-
-ABOUT_TASKS = f"method = 'PATCH' AND substr(path, length(path) - 35) {heart.LISTED}"  # one of them each
-
-
-def drop_answers_about_tasks(connection: heart.Connection, client_id: str, task_ids: Sequence[str]) -> None:
-    """Drop the answers to decisions about tasks: with their paths those about one, and those about several."""
-    connection.execute(
-        f"DELETE FROM idempotent_answers WHERE client_id = ? AND {ABOUT_TASKS}", (client_id, json.dumps(task_ids))
-    )
-    gone, several = set(task_ids), "method = 'PATCH' AND path LIKE '%/tasks'"
-    heart.drop_answers_that(
-        connection, client_id, several, triage.Triage, lambda told: any(each.id in gone for each in told.tasks)
-    )
-
-
+# A run that finished before a time. The newest completed run of the main line of each project type and target is never
+# old: it is the baseline of the next gate.
+OLD = """{run}.finished_at < ? AND ({run}.status <> 'completed' OR {run}.branch <> '' OR EXISTS (
+    SELECT 1 FROM runs AS newer WHERE newer.client_id = {run}.client_id AND newer.project_type = {run}.project_type
+        AND newer.target_url = {run}.target_url AND newer.branch = '' AND newer.status = 'completed'
+        AND newer.seq > {run}.seq))"""
+OLD_RUN = OLD.format(run="runs")
 # The client is a value here: where an engine makes a list of all that EXISTS looks in, it is of one client.
 ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
     JOIN runs ON runs.client_id = other.client_id AND runs.seq = other.run_seq
@@ -80,7 +54,7 @@ def count_orphans(connection: heart.Connection, before: str) -> int:
 def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[heart.TaskRow]) -> None:
     """Delete tasks with all that is theirs, and count them away wherever they are counted."""
     connection.deletes = True
-    drop_answers_about_tasks(connection, client_id, [task.id for task in tasks])
+    heart.drop_answers(connection, client_id, *(task.id for task in tasks))
     heart.index_tasks(connection, client_id, tasks, -1)
     seqs = [task.seq for task in tasks]
     uncount_reported(connection, client_id, heart.RunKey, seqs)
@@ -109,7 +83,7 @@ def remove_empty_run(connection: heart.Connection, client_id: str, run: heart.Ru
     heart.add_to_counters(
         connection, client_id, heart.counter_names("runs", *run.type_and_target, run.branch), run.status, 0, -1
     )
-    drop_answers_of_run(connection, client_id, run.id)
+    heart.drop_answers(connection, client_id, run.id)
     connection.execute("DELETE FROM runs WHERE client_id = ? AND seq = ?", (client_id, run.seq))
     delete_empty_branches(connection, client_id, [branch.seq] if branch else [])
 
@@ -159,7 +133,6 @@ def prune_slice(
     )
     if deleted:
         recompute_after_unlink(connection, client_id, run, left)
-        heart.drop_answers(connection, client_id, ABOUT_TASKS, json.dumps([state.id for state, _ in left]))
     whole = len(rows) < size
     if whole:
         remove_empty_run(connection, client_id, run)
@@ -299,7 +272,6 @@ def delete_task(call: heart.Call, task_id: str) -> heart.PendingWrite:
 
     def remove(connection: heart.Connection) -> None:
         task = heart.select_task_row(connection, call.client_id, task_id)
-        drop_answers_of_task(connection, call.client_id, task)
         remove_tasks(connection, call.client_id, [task])
 
     return heart.PendingWrite(call, remove)
@@ -315,7 +287,7 @@ def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
         if runs := sum(heart.select_cells(connection, client_id, "runs", runs_of_type).values()):
             there, them = ("is 1 run", "it") if runs == 1 else (f"are {runs:,} runs", "them")
             raise ProjectTypeInUse(f"There {there} of project type {name!r}; delete {them} first.")
-        heart.drop_answers_of_project_type(connection, client_id, name)
+        heart.drop_answers(connection, client_id, name)
         connection.execute("DELETE FROM project_types WHERE client_id = ? AND name = ?", (client_id, name))
         connection.deletes = True
 

@@ -2,11 +2,16 @@
 
 Each is a script, behind which schema.sql is run, and what fills the rows that are there then. The module takes all that
 lead to its own version in one transaction; PostgreSQL has the same steps, some in words of its own.
+
+Words for the search are folded again here when Python comes with another version of Unicode.
 """
 
 from __future__ import annotations
 
+import unicodedata
+
 import msgspec
+from msgspec import Struct
 
 import findings_service as heart
 from findings_adapters.marks import foreign_marks
@@ -36,6 +41,20 @@ SELECT seq, client_id, task_seq, at, event, key_name, run_id, COALESCE((
 FROM history;
 DROP TABLE history;
 ALTER TABLE new_history RENAME TO history;
+"""
+# A table may have this version's form already, where a database was made older by hand.
+TO_VERSION_11 = """DROP TABLE IF EXISTS answer_references;
+CREATE TABLE new_idempotent_answers (
+    seq INTEGER PRIMARY KEY, client_id TEXT NOT NULL, key_id TEXT NOT NULL, method TEXT NOT NULL, path TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL, body_hash TEXT NOT NULL, status INTEGER NOT NULL, location TEXT, body TEXT NOT NULL,
+    created_at TEXT NOT NULL
+) STRICT;
+INSERT INTO new_idempotent_answers (client_id, key_id, method, path, idempotency_key, body_hash, status, location, body,
+    created_at)
+SELECT client_id, key_id, method, path, idempotency_key, body_hash, status, location, body, created_at
+FROM idempotent_answers;
+DROP TABLE idempotent_answers;
+ALTER TABLE new_idempotent_answers RENAME TO idempotent_answers;
 """
 FILLED_AT_ONCE = 200  # tasks, each with extensions of up to 256 KiB
 
@@ -69,7 +88,96 @@ def fill_marks(connection: heart.Connection) -> None:
             heart.move_in_counters(connection, client_id, [(old, new) for old, new, *_ in filled])
 
 
+def fill_references(connection: heart.Connection) -> None:
+    """Store what the kept answers refer to, one answer at a time: a body may have a megabyte."""
+    next_of = """SELECT seq, path, body FROM idempotent_answers
+        WHERE client_id = ? AND seq > ? AND body <> '' ORDER BY seq LIMIT 1"""
+    for client_id in heart.select_clients(connection):
+        last = 0
+        while row := connection.execute(next_of, (client_id, last)).fetchone():
+            last, path, body = row
+            held = msgspec.json.decode(body)
+            names = [held.get(name) for name in ("id", "runId", "lastRunId", "name")]
+            names += [task["id"] for task in held.get("tasks", ())]
+            in_path = path.rpartition("/api/v1/")[2].split("/")[1:2]
+            references = {**dict.fromkeys(filter(None, names), False), **dict.fromkeys(in_path, True)}
+            heart.insert_references(connection, client_id, last, references)
+
+
+# Words
+
+
+class Labelled(Struct, gc=False):
+    """What a search needs to know of stored evidence."""
+
+    label: str | None = None
+
+
+WORDS_AT_ONCE = 100  # tasks, because evidence is large
+NOT_ASCII = "words GLOB '*[^ -~]*'"
+
+
+def select_words(
+    connection: heart.Connection, client_id: str, after: int, condition: str = "TRUE"
+) -> list[tuple[int, str, str | None, str]]:
+    """Return the seqs and ids of the next tasks, their stored words, and the words that they should have."""
+    rows = connection.execute(
+        f"""SELECT tasks.seq, id, title, external_id, rule, location, tags, COALESCE(evidence, '[]'), words
+            FROM tasks LEFT JOIN task_details
+                ON task_details.client_id = tasks.client_id AND task_details.task_seq = tasks.seq
+            LEFT JOIN task_words ON task_words.client_id = tasks.client_id AND task_words.task_seq = tasks.seq
+            WHERE tasks.client_id = ? AND tasks.seq > ? AND {condition} ORDER BY tasks.seq LIMIT ?""",
+        (client_id, after, WORDS_AT_ONCE),
+    )
+    found = []
+    for seq, task_id, title, external_id, rule, location, tags, evidence, words in rows:
+        labels = heart.labels_of(heart.decoder(list[Labelled]).decode(evidence))
+        expected = heart.words_of(title, external_id, labels, rule, location, heart.tags_in(tags))
+        found.append((seq, task_id, words, expected))
+    return found
+
+
+def is_folded_here(connection: heart.Connection) -> bool:
+    """Tell whether all words are folded by the version of Unicode that this Python has."""
+    version: object = connection.execute("SELECT unicode_version FROM folding").fetchone()
+    return version == (unicodedata.unidata_version,)
+
+
+def note_folding(connection: heart.Connection, version: str) -> None:
+    """Store by which version of Unicode all words are folded."""
+    connection.execute(
+        """INSERT INTO folding (id, unicode_version) VALUES (1, ?)
+           ON CONFLICT (id) DO UPDATE SET unicode_version = excluded.unicode_version""",
+        (version,),
+    )
+
+
+def refold(database: heart.Database) -> None:
+    """Fold words again, unless this version of Unicode made them. ASCII is the same in all versions.
+
+    Each transaction is short, so that a large database does not become one large transaction.
+    """
+    with database.reading() as connection:
+        if is_folded_here(connection):
+            return
+        clients = heart.select_clients(connection)
+    for client_id in clients:
+        last = 0
+        while last >= 0:
+            with database.transaction(client_id) as connection:
+                found = select_words(connection, client_id, last, NOT_ASCII)
+                changed = [(new, client_id, seq) for seq, _, old, new in found if new != old]
+                connection.executemany("UPDATE task_words SET words = ? WHERE client_id = ? AND task_seq = ?", changed)
+                if changed:
+                    heart.raise_stamp(connection, client_id)
+            last = found[-1][0] if found else -1
+    with database.transaction() as connection:
+        note_folding(connection, unicodedata.unidata_version)
+
+
 def register() -> None:
     """Have databases of older versions opened."""
     heart.REGISTRY.migrations[9] = heart.Migration(TO_VERSION_9, fill_marks)
     heart.REGISTRY.migrations[10] = heart.Migration(TO_VERSION_10)
+    heart.REGISTRY.refresh = refold
+    heart.REGISTRY.migrations[11] = heart.Migration(TO_VERSION_11, fill_references)

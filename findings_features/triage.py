@@ -98,7 +98,7 @@ def patch_tasks(call: heart.Call) -> heart.PendingWrite:
         updated = heart.triage_tasks(connection, call.principal, ordered, update)
         etags = select_etags(connection, call.client_id, update.ids)
         tasks = [TriagedTask(state.id, update.status or state.status, etags[state.id]) for state in ordered]
-        return heart.json_answer(200, Triage(updated, len(tasks) - updated, tasks))
+        return heart.json_answer(200, Triage(updated, len(tasks) - updated, tasks), names=update.ids)
 
     return heart.PendingWrite(call, triage)
 

@@ -37,7 +37,7 @@ PARTS = sorted(file for folder in FOLDERS for file in (HERE / folder).rglob("*.p
 # What a part may import of others, besides what stands in its own folder.
 ARROWS = {
     "brief": {"overview"},  # which tasks a line knows
-    "deletion": {"triage"},  # what answers told of it
+    "audit": {"migrations"},  # how words are folded
     "exports": {"gate"},  # the baseline
     "sarif": {"marks", "exports"},
     "markdown": {"brief"},
@@ -50,20 +50,19 @@ ARROWS = {
     "backup": {"audit"},
     "migrations": {"marks"},
     "restore": {"backup"},
-    "postgres": {"audit", "backup"},
+    "postgres": {"audit", "backup", "migrations"},
     "serving": {"deletion"},  # by the clock
 }
 
 # Which parts write to which tables, beside the module; "{" is any of them.
 WRITERS = {
     "deletion": {
-        *("branches", "branch_sightings", "history", "idempotent_answers", "project_types", "runs", "sightings"),
-        *("tasks", "{"),
+        *("branches", "branch_sightings", "history", "project_types", "runs", "sightings", "tasks", "{"),
     },
     "backup": {"backups"},
-    "migrations": {"new_history", "tasks", "task_words"},
+    "migrations": {"folding", "new_history", "new_idempotent_answers", "tasks", "task_words"},
     "webhooks": {"delivery_lease", "webhooks"},
-    "postgres": {"epochs", "{", "history"},  # an advice, and a step to a newer schema
+    "postgres": {"epochs", "{", "history", "sqlite_sequence"},  # an advice, and a step to a newer schema
 }
 
 

@@ -208,7 +208,13 @@ def test_what_refers_to_a_seq_is_known() -> None:
     found = {f"{table.name}.{table.columns[at]}": owner for table in TABLES for at, owner in table.numbers.items()}
     columns = {f"{table.name}.{column}" for table in TABLES for column in table.columns}
     assert found.keys() == {column for column in columns if column.endswith("seq")}
-    owners = {"branch_seq": "branches", "task_seq": "tasks", "run_seq": "runs", "history_seq": "history"}
+    owners = {
+        "answer_seq": "idempotent_answers",
+        "branch_seq": "branches",
+        "task_seq": "tasks",
+        "run_seq": "runs",
+        "history_seq": "history",
+    }
     for column, owner in found.items():
         table, _, name = column.partition(".")
         assert owner == owners.get(name, table)

@@ -67,6 +67,7 @@ def read_table(fresh: sqlite3.Connection, name: str) -> Table:
     key = [column for column, place in sorted(found, key=lambda each: each[1]) if place]
     client = "id" if name == "clients" else "client_id"
     owners = {"run_seq": "runs", "branch_seq": "branches", "task_seq": "tasks", "history_seq": "history", "seq": name}
+    owners["answer_seq"] = "idempotent_answers"
     numbers = {place: owners[column] for place, column in enumerate(columns) if column in owners}
     return Table(name, columns, key, columns.index(client), numbers)
 

@@ -193,7 +193,7 @@ def post_webhooks(call: heart.Call) -> heart.Deferred:
         secret = f"{sending.SECRET_PREFIX}{base64.b64encode(secrets.token_bytes(sending.SECRET_BYTES)).decode()}"
         shown = insert_webhook(connection, call.client_id, body, secret)
         told = CreatedWebhook(**msgspec.structs.asdict(shown), secret=secret)
-        answer = heart.json_answer(201, told, f"{call.address}/{shown.id}")
+        answer = heart.json_answer(201, told, f"{call.address}/{shown.id}", [shown.id])
         answer.kept = msgspec.json.encode(shown)
         return answer
 
@@ -253,8 +253,7 @@ def delete_webhook(call: heart.Call, webhook_id: str) -> heart.PendingWrite:
         hook = select_hook(connection, call.client_id, webhook_id)
         connection.execute("DELETE FROM webhooks WHERE client_id = ? AND id = ?", hook.key)
         connection.deletes = True
-        # With the answer that told of it: a URL may be a secret.
-        heart.drop_answers(connection, call.client_id, "location LIKE ?", f"%/webhooks/{webhook_id}")
+        heart.drop_answers(connection, call.client_id, webhook_id)  # a URL may be a secret
 
     return heart.PendingWrite(call, remove)
 
