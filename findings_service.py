@@ -228,7 +228,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         float, parse_duration, "How long a write waits while another process has the database locked."
     ] = 10.0
     run_timeout: Annotated[
-        float, parse_duration, "A run without any request for so long is failed: its agent has died."
+        float, parse_duration, "A run without any request for so long is failed: its agent has died. 0: never."
     ] = 24 * 3600.0
     schema_timeout: Annotated[
         float,
@@ -1386,6 +1386,14 @@ class DatabaseUnusable(Exception):
     """There is no database of this service, or it cannot be opened; the message says why and what would help."""
 
 
+CLOCK_JUMP, CLOCK_DISTRUST = 86_400.0, 3600.0  # seconds
+
+
+def seconds_ahead() -> float:
+    """Return by how much the system clock is ahead of the monotonic one."""
+    return datetime.fromisoformat(timestamp()).timestamp() - time.monotonic()
+
+
 class Database(ABC):
     """Where an application keeps its data: what gives connections to readers and writers.
 
@@ -1408,6 +1416,8 @@ class Database(ABC):
         self.version = 0
         self.last_uses: dict[UseKey, str] = {}
         self._uses_lock = threading.Lock()  # for `last_uses`
+        self._ahead = seconds_ahead()
+        self._trusted_from = 0.0  # as time.monotonic has it
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close the connections of an application that is gone: another one in this process may checkpoint then.
@@ -1416,6 +1426,21 @@ class Database(ABC):
         """
         if hasattr(self, "settings") and not is_finalizing():
             self.disconnect()
+
+    def trusts_clock(self) -> bool:
+        """Return False for an hour after the system clock jumped ahead by more than a day since the last call.
+
+        A machine that was suspended counts as one whose clock jumped: Linux's monotonic clock stops meanwhile.
+        """
+        ahead = seconds_ahead()
+        if ahead - self._ahead > CLOCK_JUMP:
+            self._trusted_from = time.monotonic() + CLOCK_DISTRUST
+            log.warning(
+                "the system clock jumped ahead by %.1f days; no run is failed or removed for being old for an hour",
+                (ahead - self._ahead) / UNITS["d"],
+            )
+        self._ahead = ahead
+        return time.monotonic() >= self._trusted_from
 
     @property
     def location(self) -> str:
@@ -3450,14 +3475,19 @@ CLOCKS_DIFFER = 60.0  # seconds at most, of those of two servers; what is later 
 
 
 def select_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> list[RunKey]:
-    """Return some of a client's running runs that nobody has used for so long."""
-    idle, since = "status = 'running' AND last_used_at < ? LIMIT ?", timestamp(ago=idle_seconds)
-    return find_runs(connection, client_id, idle, since, RUNS_AT_ONCE)
+    """Return some of a client's running runs that nobody has used for so long, first those used in the future."""
+    used = "status = 'running' AND last_used_at {} ? LIMIT ?"
+    future = find_runs(connection, client_id, used.format(">"), timestamp(ago=-CLOCKS_DIFFER), RUNS_AT_ONCE)
+    return future or find_runs(connection, client_id, used.format("<"), timestamp(ago=idle_seconds), RUNS_AT_ONCE)
 
 
 def fail_idle_runs(connection: Connection, client_id: str, idle_seconds: float) -> None:
-    """Fail runs of a client that nobody has used for so long."""
+    """Fail runs of a client that nobody has used for so long. A last use in the future becomes now."""
     raise_stamp(connection, client_id)
+    connection.execute(
+        "UPDATE runs SET last_used_at = ? WHERE client_id = ? AND status = 'running' AND last_used_at > ?",
+        (timestamp(), client_id, timestamp(ago=-CLOCKS_DIFFER)),
+    )
     clock = Principal("", client_id, "", "")
     for run in select_idle_runs(connection, client_id, idle_seconds):
         close_run(connection, clock, run, "failed", "timeout")
@@ -3468,8 +3498,11 @@ def idle_slices(database: Database, idle_seconds: float, patience: float | None 
 
     Each step is a transaction of one client, so that others come between; where no run is idle there is none.
 
+    :param idle_seconds: 0 for never.
     :param patience: seconds to wait for another process's lock; None for the settings'.
     """
+    if not (idle_seconds and database.trusts_clock()):
+        return
     with database.reading() as connection:
         clients = select_clients(connection)
     for client_id in clients:
@@ -4071,7 +4104,10 @@ def triage_entries(old: TaskRow, new: TaskRow, comment: str | None) -> list[tupl
 
 
 class Submitting(Struct, frozen=True, gc=False):
-    """Who submits, and when, in which run of which branch, and the seq and id of the client's newest task before."""
+    """Who submits, and when, in which run of which branch, and the seq and id of the client's newest task before.
+
+    `created_at` is that of new tasks, which may be later than `now`.
+    """
 
     who: Principal
     run: RunKey
@@ -4079,6 +4115,7 @@ class Submitting(Struct, frozen=True, gc=False):
     newest: int
     newest_id: str | None
     now: str
+    created_at: str
 
 
 def insert_sightings(connection: Connection, by: Submitting, task_seqs: Sequence[int], *, counted: bool = True) -> None:
@@ -4115,7 +4152,7 @@ def insert_tasks(connection: Connection, by: Submitting, reports: Sequence[NewTa
            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
             (state.seq, who.client_id, state.id, *scope, report.external_id, run.id, run.id, report.title)  # noqa: RUF005
-            + (report.severity, state.status, now, now, now, report.rule, report.location, report.tags)
+            + (report.severity, state.status, by.created_at, now, now, report.rule, report.location, report.tags)
             for state, report in added
         ],
     )
@@ -4229,7 +4266,7 @@ def store_reports(
 def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Submitting:
     """Return who submits where.
 
-    New tasks have the time of the newest one where the clock has been set back, or another server's is ahead: so a
+    New tasks are created at the time of the newest one where the clock was set back, or another server's is ahead: so a
     client's tasks are in the order of `created_at` and `id` as they are in that of `seq`. A list by date is a range
     of either, and a walk goes on where the task that it stood at has been deleted.
 
@@ -4244,7 +4281,8 @@ def select_submitting(connection: Connection, who: Principal, run: RunKey) -> Su
     if run.status != "running":
         raise RunFinished(f"The run is {run.status} already; start another one to submit more.")
     newest, newest_id, created_at = newest_task.fetchone() or (0, None, "")
-    return Submitting(who, run, branch, newest, newest_id, max(timestamp(), created_at))
+    now = timestamp()
+    return Submitting(who, run, branch, newest, newest_id, now, max(now, created_at))
 
 
 REPORTS_AT_ONCE = 1000  # of a submission
@@ -5107,9 +5145,10 @@ class Service:
 
     def fail_idle_runs(self, connection: Connection, client_id: str) -> None:
         """Fail the runs of a client that nobody uses any more, unless that was done within the last second."""
-        if time.monotonic() >= self._idle_until.get(client_id, 0.0):
+        timeout = self.settings.run_timeout
+        if timeout and time.monotonic() >= self._idle_until.get(client_id, 0.0) and self.database.trusts_clock():
             self._idle_until[client_id] = time.monotonic() + IDLE_SEARCH
-            fail_idle_runs(connection, client_id, self.settings.run_timeout)
+            fail_idle_runs(connection, client_id, timeout)
 
     def authenticate(self, header: str) -> Principal:
         """Return who sends an Authorization header. :raises Unauthorized: when it is nobody.

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -1189,7 +1190,7 @@ def test_an_etag_of_a_list_holds_until_the_client_writes(
     app: flask.Flask, client: Client, run: str, write: Callable[[Client, str, str], object]
 ) -> None:
     found, stranger, old = client.add(run, externalId="x"), client_of(app, client="other"), client.start()
-    client.finish(old)
+    client.finish(old, status="failed")
     finish_ago(app, 91, old)
     paths = [f"{API}/{path}" for path in ("tasks", "tasks?view=full", "runs", "overview")]
     before = [client.get(path) for path in paths]
@@ -1843,6 +1844,66 @@ def test_a_request_keeps_a_run_alive(make_app: Callable[..., flask.Flask], monke
             use(run)
     client.start()
     assert [client.read(f"runs/{run}")["status"] for run in runs] == ["running"] * 4
+
+
+TIMESTAMP = findings_service.timestamp
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, **ahead: float) -> None:
+    """Set the system clock ahead of the time."""
+    seconds = timedelta(**ahead).total_seconds()
+    monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0: TIMESTAMP(ago - seconds))
+
+
+def test_a_run_that_was_used_while_the_clock_was_ahead_fails_in_time(
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
+    client, run = with_a_run(make_app(run_timeout="1h"))
+    with database_of(client.application).transaction() as connection:
+        connection.execute("UPDATE runs SET last_used_at = '2099-01-01T00:00:00.000Z'")
+    for minutes, status in ((0, "running"), (59, "running"), (61, "failed")):
+        set_clock(monkeypatch, minutes=minutes)
+        client.start()
+        assert client.read("runs")["runs"][-1]["status"] == status
+    assert_timed_out(client.read(f"runs/{run}"))
+
+
+def test_no_run_fails_without_a_timeout(make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch) -> None:
+    client, run = with_a_run(make_app(run_timeout="0"))
+    set_clock(monkeypatch, hours=23)
+    client.start()
+    app = make_app(run_timeout="0")
+    assert client_of(app).read(f"runs/{run}")["status"] == "running"
+    assert [*findings_service.idle_slices(database_of(app), 0)] == []
+
+
+def test_no_run_fails_for_an_hour_after_the_clock_jumped_ahead(
+    make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("findings_service.IDLE_SEARCH", 0)
+    (client, run), monotonic = with_a_run(make_app()), time.monotonic
+    for minutes, status in ((0, "running"), (59, "running"), (61, "failed")):
+        set_clock(monkeypatch, days=2, minutes=minutes)
+        monkeypatch.setattr(findings_service.time, "monotonic", lambda by=60 * minutes: monotonic() + by)
+        client.start()
+        assert client.read("runs")["runs"][-1]["status"] == status
+    assert_timed_out(client.read(f"runs/{run}"))
+    assert len([message for message in caplog.messages if "jumped ahead by 2.0 days" in message]) == 1
+
+
+def test_only_created_at_follows_a_clock_that_was_ahead(client: Client, run: str) -> None:
+    client.add(run)
+    ahead = "2099-01-01T00:00:00.000Z"
+    with database_of(client.application).transaction() as connection:
+        connection.execute("UPDATE tasks SET created_at = ?", (ahead,))
+    found = client.read(f"tasks/{client.add(run, externalId='x')}")
+    told = [found["updatedAt"], found["lastSeenAt"], client.history(found["id"])[0]["at"]]
+    told += [client.read(f"runs/{run}")["updatedAt"]]
+    assert found["createdAt"] == ahead
+    assert max(told) < ahead
+    with look_into(database_of(client.application).settings.db) as connection:
+        assert connection.execute("SELECT MAX(last_used_at) FROM runs").fetchone() < (ahead,)
 
 
 # ---------------------------------------------------------------------------

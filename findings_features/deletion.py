@@ -9,8 +9,9 @@ in lots or copies, this alone writes tasks, runs, sightings, history and counter
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import click
 import msgspec
@@ -35,20 +36,24 @@ ONLY_SIGHTING = """NOT EXISTS (SELECT 1 FROM sightings AS other
     WHERE other.client_id = ? AND other.task_seq = sightings.task_seq AND {})"""
 
 
-def count_old_runs(connection: heart.Connection, before: str) -> int:
-    """Return how many runs finished before a time."""
-    statement = "SELECT COUNT(*) FROM runs WHERE client_id = ? AND finished_at < ?"
-    return sum(connection.execute(statement, (each, before)).fetchone()[0] for each in heart.select_clients(connection))
+def count_runs(connection: heart.Connection, client_id: str, condition: str, *values: str) -> int:
+    """Return how many of a client's runs are as a condition says."""
+    statement = f"SELECT COUNT(*) FROM runs WHERE client_id = ? AND {condition}"
+    return int(connection.execute(statement, (client_id, *values)).fetchone()[0])
 
 
-def count_orphans(connection: heart.Connection, before: str) -> int:
-    """Return how many tasks only runs report that finished before a time."""
-    kept = ONLY_SIGHTING.format("(runs.finished_at IS NULL OR runs.finished_at >= ?)")
+def count_old_runs(connection: heart.Connection, client_id: str, before: str) -> tuple[int, bool]:
+    """Return how many of a client's runs finished before a time, and whether those are more than half of all."""
+    old = count_runs(connection, client_id, OLD_RUN, before)
+    return old, 2 * old > count_runs(connection, client_id, "finished_at IS NOT NULL")
+
+
+def count_orphans(connection: heart.Connection, client_id: str, before: str) -> int:
+    """Return how many of a client's tasks only runs report that finished before a time."""
     statement = f"""SELECT COUNT(DISTINCT sightings.task_seq) FROM runs AS old
         JOIN sightings ON sightings.client_id = old.client_id AND sightings.run_seq = old.seq
-        WHERE old.client_id = ? AND old.finished_at < ? AND {kept}"""
-    rows = (connection.execute(statement, (each, before, each, before)) for each in heart.select_clients(connection))
-    return sum(row.fetchone()[0] for row in rows)
+        WHERE old.client_id = ? AND {OLD.format(run="old")} AND {ONLY_SIGHTING.format(f"({OLD_RUN}) IS NOT TRUE")}"""
+    return int(connection.execute(statement, (client_id, before, client_id, before)).fetchone()[0])
 
 
 def remove_tasks(connection: heart.Connection, client_id: str, tasks: Sequence[heart.TaskRow]) -> None:
@@ -139,32 +144,40 @@ def prune_slice(
     return len(gone), whole
 
 
-def prune_slices(database: heart.Database, before: str, patience: float | None = None) -> Iterator[tuple[int, int]]:
+def prune_slices(
+    database: heart.Database,
+    before: str,
+    patience: float | None = None,
+    refuse: Callable[[str], object] | None = None,
+) -> Iterator[tuple[int, int]]:
     """Remove the runs that finished before a time, and the tasks that only they report, a little with each step.
 
     Each step is a short transaction at most, so that others come between, and gives how many runs and tasks it removed.
 
     :param patience: seconds to wait for another process's lock; None for the settings'.
+    :param refuse: called with a client's id instead of removing more than half of its finished runs.
     """
     with database.reading() as connection:
         clients = heart.select_clients(connection)
     for client_id in clients:
-        last = 0
+        if refuse:
+            with database.transaction(client_id, patience) as connection:  # no plain read waits for that
+                _, too_many = count_old_runs(connection, client_id, before)
+            if too_many:
+                refuse(client_id)
+                continue
         while True:
             with database.reading() as connection:
-                few = heart.find_runs(connection, client_id, "seq > ? ORDER BY seq LIMIT ?", last, heart.RUNS_AT_ONCE)
-                if not few:
-                    break
-                first, last = last, few[-1].seq
-                ended = "seq > ? AND seq <= ? AND finished_at < ? ORDER BY seq"
-                old = heart.find_runs(connection, client_id, ended, first, last, before)
+                few = f"{OLD_RUN} ORDER BY finished_at LIMIT ?"
+                old = heart.find_runs(connection, client_id, few, before, heart.RUNS_AT_ONCE)
+            if not old:
+                break
             for run in old:
                 gone = False
                 while not gone:
                     with database.transaction(client_id, patience) as connection:
                         tasks, gone = prune_slice(connection, client_id, run)
                     yield int(gone), tasks
-            yield 0, 0
 
 
 # Which run reported a task first, or last, by their order of creation: of those whose report counted, if any did. The
@@ -297,14 +310,25 @@ def delete_project_type(call: heart.Call, name: str) -> heart.PendingWrite:
 @click.command()
 @click.option("--finished-before", callback=heart.duration_of, required=True, metavar="DURATION", help="Such as 90d.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--yes", is_flag=True, help="Do not ask, on a terminal, whether more than half of a client's runs may go."
+)
 @heart.database_option
-def prune(finished_before: float, dry_run: bool, db: str) -> None:
-    """Remove runs that finished long ago. The tasks that no other run reports go with them."""
+def prune(finished_before: float, dry_run: bool, yes: bool, db: str) -> None:
+    """Remove runs that finished long ago. The tasks that no other run reports go with them.
+
+    The newest completed run of the main line of each project type and target stays, as the baseline of the next gate.
+    """
     before = heart.timestamp(ago=finished_before)
     with heart.opened(db) as database:
+        expected = orphans = 0
         with database.snapshot() as connection:
-            expected = count_old_runs(connection, before)
-            orphans = count_orphans(connection, before) if dry_run else 0
+            for client_id in heart.select_clients(connection):
+                old, too_many = count_old_runs(connection, client_id, before)
+                orphans += count_orphans(connection, client_id, before) if dry_run else 0
+                expected += old
+                if too_many and sys.stdin.isatty() and not (dry_run or yes):
+                    click.confirm(f"Remove {old} runs of client {client_id!r}, more than half?", abort=True, err=True)
         runs = tasks = 0
         database.run_maintenance()  # so that this process folds the WAL, unless a service does
         with heart.progress_bar("Removing", expected) as bar:

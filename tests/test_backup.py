@@ -278,9 +278,9 @@ def fill_and_prune(server: Server) -> int:
     server.request("POST", f"{API}/runs/{kept}/tasks", task(title="Kept"))
     for _ in range(5):
         server.request("POST", f"{API}/runs/{old}/tasks", {"tasks": [task(description="x" * 60_000)] * 5})
-    server.request("PATCH", f"{API}/runs/{old}", {"status": "completed"})
+    server.request("PATCH", f"{API}/runs/{old}", {"status": "failed"})
     with look_into(server.db) as connection:
-        connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'completed'")
+        connection.execute("UPDATE runs SET finished_at = '2020-01-01T00:00:00.000Z' WHERE status = 'failed'")
     assert "compact" in invoke("prune", "--finished-before", "90d", "--db", str(server.db)).stderr
     with closing(sqlite3.connect(server.db)) as connection:
         connection.execute("PRAGMA wal_checkpoint")

@@ -19,6 +19,7 @@ import flask
 import pytest
 
 import findings_service
+from findings_adapters.serving import commits
 from findings_features import deletion
 from findings_service import DatabaseUnusable
 from tests.engines import ON_POSTGRES, faults_of, held_in, look_into
@@ -97,7 +98,7 @@ def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, clie
     client.triage(client.read("tasks", externalId="x")["tasks"][0]["id"], "dismissed")
     for run in (old, older, young):
         client.finish(run)
-    finish_ago(app, 91, old, older, theirs)
+    finish_ago(app, 91, old, older, theirs, finished(stranger, None))
     finish_ago(app, 89, young)
     before = content_of(db)
     assert prune(db, "--dry-run") == [3, 6]
@@ -105,7 +106,7 @@ def test_prune_removes_old_runs_and_what_only_they_report(app: flask.Flask, clie
     assert prune(db) == [3, 6]
     left = client.read("tasks")
     assert sorted(each["externalId"] or "" for each in left["tasks"]) == ["", "", "a", "c", "d"]
-    assert (left["total"], client.read(f"runs/{young}")["summary"]["total"], totals(stranger)) == (5, 3, [0, 0, 1])
+    assert (left["total"], client.read(f"runs/{young}")["summary"]["total"], totals(stranger)) == (5, 3, [1, 0, 1])
     assert {each["id"] for each in client.read("runs")["runs"]} == {young, running}
     assert prune(db) == [0, 0]
     assert client.submit(running, task(externalId="b"))["created"] == 1
@@ -117,6 +118,7 @@ def test_a_branch_goes_with_its_last_run_and_task(app: flask.Flask, client: Clie
     for old in (first, second, third, run):
         client.finish(old)
         finish_ago(app, 91, old)
+        finished(client, None)
         prune(db)
         left = [] if old == run else [("a", 1), ("b", 1)]
         assert rows_of(app, "SELECT name, reported FROM branches ORDER BY name") == left
@@ -154,8 +156,96 @@ def test_two_prunes_go_beside_a_server_that_is_writing(server: Server) -> None:
         writes = [pool.submit(server.request, "POST", path, task(externalId=str(n))) for n in range(100)]
     assert [each.result().returncode for each in prunes] == [0, 0]
     assert {write.result().status_code for write in writes} == {201}
-    assert [server.request("GET", f"{API}/{name}").json["total"] for name in ("runs", "tasks")] == [1, 100]
+    assert [server.request("GET", f"{API}/{name}").json["total"] for name in ("runs", "tasks")] == [2, 102]
     assert faults_of(server.db) == []
+
+
+def test_the_newest_completed_run_of_each_target_is_never_pruned(app: flask.Flask, client: Client, db: Path) -> None:
+    client.register("app")
+    kept = [finished(client, None, a="high"), client.start("web", targetUrl="https://b.example/"), client.start("app")]
+    runs = [*kept, finished(client, "topic"), client.start(targetUrl="https://example.com/")]
+    for run in kept[1:]:
+        client.finish(run)
+    client.finish(runs[-1], status="failed")
+    finish_ago(app, 91, *runs)
+    assert prune(db, "--dry-run") == prune(db) == [2, 0]
+    assert {each["id"] for each in client.read("runs")["runs"]} == {*kept}
+    assert gate(client, finished(client, None, a="high"))["baseline"] == kept[0]
+    finish_ago(app, 91, client.read("runs", limit=1)["runs"][0]["id"])
+    assert prune(db, "--yes") == [1, 0]
+
+
+def maintained(database: findings_service.Database, steps: int = 20) -> None:
+    """Do some steps of the maintenance, without the pauses between them."""
+    maintenance = commits.maintenance_steps(database)
+    for _ in range(steps):
+        next(maintenance)
+
+
+@pytest.fixture
+def keeping(make_app: Callable[..., flask.Flask], monkeypatch: pytest.MonkeyPatch) -> findings_service.Database:
+    """A database that is to keep runs for 90 days, and whose maintenance is this process's."""
+    database = database_of(make_app(keep="90d"))
+    monkeypatch.setattr(database, "owns_maintenance", lambda: True)
+    return database
+
+
+def test_the_clock_removes_no_more_than_half_of_a_clients_runs(
+    keeping: findings_service.Database, client: Client, db: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, other = client.application, client_of(client.application, client="other")
+    other.register("web")
+    finish_ago(app, 91, finished(client, None), finished(client, None), finished(other, None))
+    finished(client, None)
+    finished(other, None)
+    maintained(keeping)
+    maintained(keeping)
+    assert [totals(each)[0] for each in (client, other)] == [3, 1]
+    assert [each for each in caplog.messages if "'default'" in each and "--yes" in each] != []
+    assert prune(db, "--yes") == [2, 0]
+    finish_ago(app, 91, finished(client, None))
+    finished(client, None)
+    maintained(keeping)
+    assert totals(client)[0] == 2
+
+
+def test_the_refusal_to_remove_half_is_logged_once_a_day(
+    keeping: findings_service.Database,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    finish_ago(client.application, 91, finished(client, None), finished(client, None))
+    finished(client, None)
+    monkeypatch.setattr(commits, "FORGETTING", 0)
+    maintained(keeping)
+    assert len(caplog.messages) == 1
+    monkeypatch.setattr(commits, "WARNED_FOR", 0)
+    maintained(keeping)
+    assert len(caplog.messages) > 2
+
+
+TIMESTAMP, MONOTONIC = findings_service.timestamp, time.monotonic
+
+
+def test_nothing_is_removed_for_an_hour_after_the_clock_jumped_ahead(
+    keeping: findings_service.Database,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    finish_ago(client.application, 89, finished(client, "topic"))
+    running = finished(client, None), finished(client, None), client.start()
+    maintenance = commits.maintenance_steps(keeping)
+    next(maintenance)
+    for days, hours, left in ((2, 0, 4), (2, 0.9, 4), (2, 1.1, 3)):
+        monkeypatch.setattr(findings_service, "timestamp", lambda ago=0.0, by=days: TIMESTAMP(ago - by * 86_400))
+        monkeypatch.setattr(findings_service.time, "monotonic", lambda by=hours: MONOTONIC() + by * 3600)
+        for _ in range(9):
+            next(maintenance)
+        assert totals(client)[0] == left
+    assert [each for each in caplog.messages if "jumped" in each] == caplog.messages[:1]
+    assert client.read(f"runs/{running[-1]}")["status"] == "failed"
 
 
 def test_forgetting_holds_nobody_up(serve: Callable[..., Server]) -> None:
@@ -514,7 +604,7 @@ def test_what_another_process_deletes_leaves_the_log_of_a_service(serve: Callabl
     server = serve(program=program_with(MAINTENANCE_PAUSE=0.2))
     run = server.start_run()
     server.request("POST", f"{API}/runs/{run}/tasks", {"tasks": [secret_report(random.Random(3))]})
-    server.request("PATCH", f"{API}/runs/{run}", {"status": "completed"})
+    server.request("PATCH", f"{API}/runs/{run}", {"status": "failed"})
     time.sleep(0.01)
     assert command("prune", "--finished-before", "0s", "--db", str(server.db)).returncode == 0
     await_(lambda: not found_in_files(server.db), 5)

@@ -757,6 +757,16 @@ def test_one_process_delivers_and_another_takes_over_once_its_lease_is_over_or_o
         assert receiver.events == fed(client)
 
 
+def test_an_attempt_that_was_put_off_while_the_clock_was_ahead_is_due(
+    client: Client, receiver: Receiver, hook: Hook, deliver: Deliver
+) -> None:
+    client.start("web")
+    for ahead, events in ((23 * 3600, 0), (25 * 3600, 1)):
+        store(client, "UPDATE webhooks SET next_attempt_at = ?", findings_service.timestamp(ago=-ahead))
+        deliver()
+        assert len(receiver.received) == events
+
+
 def test_who_has_lost_the_lease_delivers_no_more(
     client: Client, receiver: Receiver, hook: Hook, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ class Write(Struct, eq=False):
 
 MAINTENANCE_PAUSE = 2.0  # seconds between two turns of it
 FORGETTING = 600.0  # seconds between two searches for runs that are too old
+WARNED_FOR = 86_400.0  # seconds between two warnings that a client's runs are not forgotten
 SLICE_PAUSE = 0.05  # seconds between two steps of failing or forgetting runs, for the requests
 
 
@@ -70,6 +71,18 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
         import findings_features.deletion as deletion
     old: Iterator[object] | None = None  # the search for old runs that is under way
     next_search = 0.0
+    warned: dict[str, float] = {}  # clients, each with the time of its next warning
+
+    def refuse(client_id: str) -> None:
+        if time.monotonic() >= warned.get(client_id, 0.0):
+            warned[client_id] = time.monotonic() + WARNED_FOR
+            heart.log.warning(
+                "FINDINGS_KEEP would remove more than half of the finished runs of client %r, so none are removed. If"
+                " the system clock is right, run: findings-service prune --finished-before %.0fs --yes",
+                client_id,
+                settings.keep,
+            )
+
     while True:
         again = time.monotonic() + MAINTENANCE_PAUSE
         try:
@@ -79,8 +92,10 @@ def maintenance_steps(database: heart.Database) -> Iterator[float]:
                 for _ in heart.idle_slices(database, settings.run_timeout, patience):
                     yield SLICE_PAUSE
             database.run_maintenance()
-            if settings.keep and is_ours and time.monotonic() >= next_search:
-                old = old or deletion.prune_slices(database, heart.timestamp(ago=settings.keep), patience)
+            if not database.trusts_clock():
+                old = None
+            elif settings.keep and is_ours and time.monotonic() >= next_search:
+                old = old or deletion.prune_slices(database, heart.timestamp(ago=settings.keep), patience, refuse)
             while old and time.monotonic() < again:
                 if next(old, None) is None:
                     old, next_search = None, time.monotonic() + FORGETTING

@@ -51,12 +51,15 @@ def take_lease(connection: heart.Connection, holder: str) -> bool:
 
 
 def select_waiting(connection: heart.Connection, now: str) -> list[tuple[hooks.Hook, int]]:
-    """Return the hooks of all clients that may have something delivered now, each with its client's last entry."""
+    """Return the hooks of all clients that may have something delivered now, each with its client's last entry.
+
+    An attempt later than the longest pause was noted while the clock was ahead, and is due.
+    """
     rows = connection.execute(
         f"""SELECT {hooks.HOOK_COLUMNS}, (
                 SELECT MAX(seq) FROM history WHERE history.client_id = webhooks.client_id) AS newest
-            FROM webhooks WHERE state = 'on' AND (next_attempt_at IS NULL OR next_attempt_at <= ?)""",
-        (now,),
+            FROM webhooks WHERE state = 'on' AND (next_attempt_at IS NULL OR next_attempt_at NOT BETWEEN ? AND ?)""",
+        (now, heart.timestamp(ago=-RETRY_PAUSES[-1])),
     )
     return [(hooks.Hook.of(row), newest or 0) for *row, newest in rows]
 
