@@ -440,15 +440,19 @@ class InternalError(ServiceError):
     """A bug: its traceback is in the log and nowhere else."""
 
 
+NO_MEMORY = "there is not enough memory"
+
+
 def storage_error(error: sqlite3.Error) -> ServiceError | None:
     """Return what a caller is told of an error of the database, or None when it is a bug of ours.
 
     https://www.sqlite.org/rescode.html: the low byte is the primary result code.
     """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return Busy()
     causes = {
+        sqlite3.SQLITE_NOMEM: NO_MEMORY,
         sqlite3.SQLITE_FULL: "the disk is full",
         sqlite3.SQLITE_IOERR: "reading or writing failed, or the disk or a quota is full",
         sqlite3.SQLITE_READONLY: "it is read-only",
@@ -5402,6 +5406,8 @@ def known_error(error: BaseException) -> ServiceError | None:
         return error
     if isinstance(error, DatabaseUnusable):
         return StorageFull(str(error))
+    if isinstance(error, MemoryError):  # which Python's sqlite3 raises for SQLITE_NOMEM
+        return StorageFull(NO_MEMORY)
     return storage_error(error) if isinstance(error, sqlite3.Error) else None
 
 

@@ -3705,6 +3705,25 @@ def test_an_answer_is_kept_for_a_day_and_then_dropped_in_passing(app: flask.Flas
     assert kept_answers(app) == 1
 
 
+def test_an_answer_of_a_clock_that_was_ahead_is_kept_for_a_day_from_now(
+    app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = post(client, "runs", {"projectType": "web"}).json["id"]
+    age_answers(app, -24 * 3600 * 700)
+    post(client, "project-types", {"name": "new"}, "other")
+    set_clock(monkeypatch, hours=23)
+    assert post(client, "runs", {"projectType": "web"}).json["id"] == first
+    set_clock(monkeypatch, hours=25)
+    assert post(client, "runs", {"projectType": "web"}).json["id"] != first
+
+
+def sqlite_error(code: int) -> sqlite3.OperationalError:
+    """Return an error of SQLite's."""
+    error = sqlite3.OperationalError("it failed")
+    error.sqlite_errorcode = code
+    return error
+
+
 def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
     app: flask.Flask, client: Client, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -3720,6 +3739,25 @@ def test_an_answer_and_its_data_are_stored_together_or_not_at_all(
         assert (totals(client), kept_answers(app)) == ([1, 0, 1], 0)
     assert post(client, f"runs/{run}/tasks", task()).status_code == 201
     assert faults_of(database_of(app).settings.db) == []
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    cases(
+        locking=(sqlite_error(sqlite3.SQLITE_PROTOCOL), "busy"),
+        memory=(sqlite_error(sqlite3.SQLITE_NOMEM), "storage_full"),
+        python=(MemoryError(), "storage_full"),
+    ),
+)
+def test_a_lack_of_memory_or_locks_is_503(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
+) -> None:
+    def failing(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(*what_commits(), failing)
+    assert_problem(client.post(f"{API}/runs/{run}/tasks", json=task()), 503, code)
 
 
 def test_a_submission_is_answered_again_whatever_became_of_its_run_and_schema(client: Client, run: str) -> None:
