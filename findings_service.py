@@ -1178,7 +1178,7 @@ class Registry(Struct):
     Operations are found by method and path, forms of bodies and answers by media type, engines by a URL's scheme, steps
     to a newer schema by the version that each leads to, what watches a service by the setting that asks for it, and
     what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
-    Companions are what runs in a process that serves, as long as that.
+    Companions are what runs in a process that serves, as long as that. `refresh` updates what depends on this Python.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -1666,6 +1666,8 @@ def fill(connection: Connection, steps: Iterable[Migration]) -> None:
     for step in steps:
         if step.fill:
             step.fill(connection)
+    for client_id in select_clients(connection):  # an ETag from before the migration must not match
+        raise_stamp(connection, client_id)
     connection.write_counts()
     if not connection.execute("SELECT 1 FROM epochs").fetchone():
         begin_epoch(connection)
@@ -3580,8 +3582,10 @@ def folded(text: str) -> str:
     """
     if text.isascii():
         return text.lower()
-    plain = unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
-    return unicodedata.normalize("NFC", "".join(itertools.filterfalse(unicodedata.combining, plain)))
+    # Without its marks first: sorting a run of them takes quadratic time.
+    bare = "".join(itertools.filterfalse(unicodedata.combining, text.casefold()))
+    plain = itertools.filterfalse(unicodedata.combining, unicodedata.normalize("NFD", bare))
+    return unicodedata.normalize("NFC", "".join(plain))
 
 
 def words_of(
@@ -6177,6 +6181,8 @@ def open_once(service: Service) -> None:
     try:
         with service.database.transaction() as connection:
             insert_client(connection, "default")  # a file that may not be written is told of now
+        if not load_part(MIGRATIONS) and REGISTRY.refresh:
+            REGISTRY.refresh(service.database)
         for _ in idle_slices(service.database, service.settings.run_timeout):
             pass
         service.database.run_maintenance()

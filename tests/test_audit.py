@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import timeit
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,9 +13,20 @@ import flask
 import pytest
 
 import findings_service
-from findings_features import audit
+from findings_features import audit, migrations
 from tests.engines import ON_POSTGRES, look_into
-from tests.support import API, Server, cases, damage_index, database_of, invoke, reader_of, task
+from tests.support import (
+    API,
+    Client,
+    Server,
+    cases,
+    client_with,
+    damage_index,
+    database_of,
+    invoke,
+    reader_of,
+    task,
+)
 
 UNCHECKED = "SET session_replication_role = replica" if ON_POSTGRES else "PRAGMA ignore_check_constraints = ON"
 LAST = "(SELECT MAX(seq) FROM tasks)"
@@ -128,3 +141,34 @@ def test_check_reads_a_database_that_is_being_written(server: Server) -> None:
         writes = [pool.submit(server.request, "POST", path, batch) for _ in range(40)]
         assert [invoke("check", "--db", str(server.db)).exit_code for _ in range(5)] == [0] * 5
     assert {write.result().status_code for write in writes} == {201}
+
+
+def test_words_of_another_version_of_unicode_are_no_fault_and_are_folded_again(
+    client: Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db, newer = database_of(client.application).settings.db, "Ko\N{COMBINING SNAKE BELOW}\N{KANNADA SIGN NUKTA}N"
+    client.add(run, title="Plain")
+    with monkeypatch.context() as old:  # version 3.2 knows neither mark
+        old.setattr(findings_service, "unicodedata", unicodedata.ucd_3_2_0)
+        old.setattr(migrations, "unicodedata", unicodedata.ucd_3_2_0)
+        migrations.refold(database_of(client.application))
+        client.add(run, title=newer)
+    done = invoke("check", "--db", str(db))
+    assert (done.exit_code, "not ASCII are not checked" in done.stderr) == (0, True)
+    tag = client.get(f"{API}/tasks?q=kon").headers["ETag"]
+    client = client_with(findings_service.create_app(db=str(db)), client.key)
+    assert client.get(f"{API}/tasks?q=kon", headers={"If-None-Match": tag}).json["total"] == 1
+    database_of(client.application).close()
+    done = invoke("check", "--db", str(db))
+    assert (done.exit_code, "not ASCII" in done.stderr) == (0, False)
+
+
+def test_words_are_folded_in_linear_time() -> None:
+    marks = "".join(sorted(map(chr, range(0x300, 0x34F)), key=unicodedata.combining, reverse=True))
+
+    def took(text: str) -> float:
+        """Return the least of some times that it takes to fold a text."""
+        times = timeit.repeat(partial(findings_service.folded, text), number=1, repeat=5)
+        return min(times)
+
+    assert took(marks * 200) < 30 * took("\N{COMBINING ACUTE ACCENT}" * len(marks) * 20)

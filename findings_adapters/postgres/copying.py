@@ -24,6 +24,7 @@ from msgspec import Struct
 
 import findings_features.audit as audit
 import findings_features.backup as backup
+import findings_features.migrations as migrations
 import findings_service as heart
 
 Row = Sequence[Any]
@@ -281,6 +282,8 @@ def copy_tables(source: Place, target: Target, tables: Sequence[Table], shifts: 
         for table in tables:
             target.fill(table, moved(read[table.name].seen(source.rows(table)), table, shifts))
             bar.update(1)
+        for (version,) in source.read("SELECT unicode_version FROM folding"):
+            migrations.note_folding(target.within, version)
         target.finish()
         for table in tables:
             stored = Tally()

@@ -27,6 +27,7 @@ WORDS = (
         r"= ANY (ARRAY(SELECT \1 FROM json_array_elements_text(CAST(? AS json))))",
     ),
     (r"\binstr\(([^(),]+), ([^(),]+)\)", r"strpos(\1, \2)"),
+    (r"\bGLOB '\*(\[[^']+\])\*'", r"~ '\1'"),
 )
 
 # The one row that says which version the schema has. SQLite keeps that in the head of its file.
