@@ -185,6 +185,24 @@ def test_what_is_copied_goes_on(lived: tuple[Path, str], url: str, tmp_path: Pat
             copy(url, tmp_path / "back.db")
 
 
+def test_new_events_come_after_the_place_of_a_webhook(small: Path, url: str, tmp_path: Path) -> None:
+    back, twin = tmp_path / "back.db", tmp_path / "twin.db"
+    with opened(small) as app:
+        client = client_of(app)
+        run = client.start(targetUrl=SITE)
+        assert post(client, "webhooks", {"url": "https://hooks.invalid/"}).status_code == 201
+        client.remove(f"runs/{run}")
+    for source, there in ((small, url), (url, back), (back, twin)):
+        copy(source, there)
+        with opened(there) as app:
+            run = client_with(app, client.key).start(targetUrl=SITE)
+            with database_of(app).reading() as connection:
+                (place,) = connection.execute("SELECT MAX(history_seq) FROM webhooks").fetchone()
+                (newest,) = connection.execute("SELECT MAX(seq) FROM history").fetchone()
+            client_with(app, client.key).remove(f"runs/{run}")
+        assert newest > place
+
+
 # Seqs
 
 

@@ -85,8 +85,11 @@ class ServerTarget(ServerPlace, copying.Target):
         """Make the indexes, and let numbering go on behind the last row."""
         super().finish()
         self.connection.run(f"ANALYZE {self.names}")
-        for statement in dialect.numbering(self.statements):
-            self.connection.run(statement)
+        for table in dialect.tables_of(each for each in self.statements if " AS IDENTITY" in each):
+            used = copying.USED_NUMBERS if table == "history" else table
+            self.connection.run(
+                f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), NULLIF(MAX(seq), 0)) FROM {used}"
+            )
 
     def keep(self) -> None:
         """Commit."""

@@ -126,6 +126,8 @@ class Target(Place):
         """Make it durable, and let others see it."""
 
 
+# Numbers of the history that are not given again: a webhook's place may be after the last entry that is left.
+USED_NUMBERS = "(SELECT seq FROM history UNION ALL SELECT history_seq FROM webhooks) AS used"
 CACHE = 128 * 1024  # KiB for a file that is filled
 
 
@@ -151,6 +153,10 @@ class FileTarget(Target):
     def finish(self) -> None:
         """Make the indexes, and read all of it from the file from now on."""
         super().finish()
+        self.connection.execute("DELETE FROM sqlite_sequence WHERE name = 'history'")
+        self.connection.execute(
+            f"INSERT INTO sqlite_sequence SELECT 'history', COALESCE(MAX(seq), 0) FROM {USED_NUMBERS}"
+        )
         self.connection.execute("COMMIT")
         self.close()
         self.connection = self._connect()

@@ -95,12 +95,6 @@ def tables_of(statements: Iterable[str]) -> list[str]:
     return [table[1] for each in statements if (table := TABLE.match(each))]
 
 
-def numbering(statements: Iterable[str]) -> list[str]:
-    """Return what has tables numbered on behind their last rows, where those came with their numbers."""
-    tables = tables_of(each for each in statements if " AS IDENTITY" in each)
-    return [f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), MAX(seq)) FROM {table}" for table in tables]
-
-
 # Steps that SQLite needs a new table for, and PostgreSQL does not.
 STEPS = {
     10: """ALTER TABLE api_keys ADD COLUMN for_users INTEGER NOT NULL DEFAULT 0 CHECK (for_users IN (0, 1));
