@@ -50,8 +50,8 @@ class GroupQuery(heart.TaskFilters, kw_only=True):
 NAMES = {
     "rule": ('tasks rule:"', r'(.*)"( branches)?'),
     "tag": ('tasks tag:"', r'(.*)"( branches)?'),
-    "projectType": ("tasks type:", r"(\S+)( branches)?"),
-    "targetUrl": ("tasks target:", r"(\S*)( branches)?"),
+    "projectType": ("tasks type:", r"([^ ]+)( branches)?"),
+    "targetUrl": ("tasks target:", r"([^ ]*)( branches)?"),
 }
 
 

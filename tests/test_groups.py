@@ -110,6 +110,21 @@ def test_a_location_counts_without_its_line_and_column(client: Client, run: str)
     assert {group["value"]: group["total"] for group in groups} == Counter(PLACES.values())
 
 
+@pytest.mark.usefixtures("run")
+def test_groups_and_filters_find_values_with_unicode_white_space(client: Client) -> None:
+    for space in "\u00a0\u3000\u2028\u0085":
+        mark = "a" if space == "\u0085" else f"{space}a{space}b branches"  # U+0085 is a control character
+        values = {"targetUrl": f"https://h/{space}b", **dict.fromkeys(("rule", "tag", "location", "assignee"), mark)}
+        for branch in (None, mark):
+            run = client.start(targetUrl=values["targetUrl"], branch=branch)
+            added = client.add(run, rule=mark, tags=[mark, "other"], location=mark)
+            client.triage(added, "open", assignee=mark)
+        for by, value in values.items():
+            groups = client.read("groups", by=by)["groups"]
+            assert [group["total"] for group in groups if group["value"] == value] == [2], (by, value)
+            assert client.read("tasks", **{by: value})["total"] == 2, (by, value)
+
+
 def test_groups_follow_what_happens(client: Client, run: str) -> None:
     def told(by: str, **query: Any) -> list[tuple[Any, ...]]:
         groups = client.read("groups", by=by, **query)["groups"]
