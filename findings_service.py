@@ -111,6 +111,9 @@ log = logging.getLogger("findings_service")
 # Configuration
 # ---------------------------------------------------------------------------
 
+PATH_CHARACTERS = "!$&'()*+,-./:;=@_~"  # that a path may hold unescaped, besides letters and digits (RFC 3986)
+# What a query string may hold as it is; other bytes, which clients should have escaped, are.
+PRINTABLE_IN_URL = f"{PATH_CHARACTERS}%?"
 SIZES = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}  # bytes
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -183,10 +186,14 @@ def parse_key(text: str) -> str:
 
 
 def parse_base_url(text: str) -> str:
-    """Return a URL that links may begin with, without a slash at its end. :raises ValueError: for what is none."""
-    if text and not regex.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text):
+    """Return a URL that links may begin with, its path percent-encoded and without a slash at its end.
+
+    :raises ValueError: if `text` is not such a URL.
+    """
+    match = regex.fullmatch(r"(https?://[^\s/?#]+)((/[^\s?#]*)?)", text)
+    if text and not match:
         raise ValueError(f"{text!r} is no URL such as https://tools.example/findings")
-    return text.rstrip("/")
+    return match[1] + quote(match[2].rstrip("/"), PRINTABLE_IN_URL) if match else ""
 
 
 def parse_keep(text: str) -> float:
@@ -5097,8 +5104,8 @@ def path_of(environ: Mapping[str, Any]) -> str:
 
 
 def prefix_of(environ: Mapping[str, Any]) -> str:
-    """Return the prefix that the service is mounted under."""
-    return decoded(environ.get("SCRIPT_NAME", "")).rstrip("/")
+    """Return the prefix that the service is mounted under, percent-encoded."""
+    return quote(environ.get("SCRIPT_NAME", "").rstrip("/"), PATH_CHARACTERS, "latin-1")
 
 
 # ---------------------------------------------------------------------------
@@ -5735,8 +5742,8 @@ class Call:
 
     @property
     def path(self) -> str:
-        """The path of the request, with the prefix that the service is mounted under."""
-        return prefix_of(self.environ) + path_of(self.environ)
+        """The path of the request, with the prefix that the service is mounted under, percent-encoded."""
+        return prefix_of(self.environ) + quote(path_of(self.environ), PATH_CHARACTERS)
 
     @property
     def address(self) -> str:
@@ -5744,7 +5751,7 @@ class Call:
         base_url = self.service.settings.base_url
         if not base_url:
             return self.path
-        own = path_of(self.environ).split("/")[-self.operation.path.count("/") :]
+        own = self.path.split("/")[-self.operation.path.count("/") :]
         return "/".join([urlsplit(base_url).path, *own])
 
 
@@ -5761,8 +5768,6 @@ def response_of(given: Answer) -> flask.Response:
 # ---------------------------------------------------------------------------
 
 
-# What a query string may hold as it is (RFC 3986); other bytes, which clients should have escaped, are.
-PRINTABLE_IN_URL = "!$%&'()*+,-./:;=?@_~"
 LIST_TIME = 0.5  # seconds of the processor that a list may have: three times what counting a million tasks takes
 
 

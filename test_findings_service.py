@@ -3137,6 +3137,9 @@ LINKS = cases(
     base_url=("https://tools.example/x", "", "", "/x"),
     base_url_with_a_slash=("http://tools.example:8080/x/", "", "", "/x"),
     base_url_of_a_blueprint=("https://tools.example", "/inner", "/tools", ""),
+    blueprint_not_ascii=("", "/测试 a", "", "/%E6%B5%8B%E8%AF%95%20a"),
+    mounted_not_ascii=("", "", '/é 5%"', "/%C3%A9%205%25%22"),
+    base_url_not_ascii=("https://bücher.example/ü%20测", "", "", "/%C3%BC%20%E6%B5%8B"),
 )
 
 
@@ -3150,7 +3153,7 @@ def test_links_begin_with_the_base_url_or_where_the_service_is_mounted(
     app.register_blueprint(blueprint, url_prefix=prefix or None)
     app.extensions["findings"] = blueprint.service
     within = app.wsgi_app
-    app.wsgi_app = lambda environ, start: within(environ | {"SCRIPT_NAME": mount}, start)
+    app.wsgi_app = lambda environ, start: within(environ | {"SCRIPT_NAME": mount.encode().decode("latin-1")}, start)
     guest = app.test_client()
     guest.environ_base["HTTP_AUTHORIZATION"] = f"Bearer {make_key(app)}"
     made, started = fill(guest, f"{prefix}{API}")
@@ -3159,8 +3162,10 @@ def test_links_begin_with_the_base_url_or_where_the_service_is_mounted(
     link = guest.get(f"{prefix}{API}/tasks?limit=2").json["next"]
     assert link.startswith(f"{start}{API}/tasks?")
     assert len(guest.get(f"{prefix}{link.removeprefix(start)}").json["tasks"]) == 1
-    if base_url:
-        assert guest.get(f"{prefix}{API}/openapi.json").json["servers"] == [{"url": base_url.rstrip("/")}]
+    exported = guest.get(f"{prefix}{API}/tasks?limit=1", headers={"Accept": "text/csv"})
+    assert exported.headers["Link"].startswith(f"<{start}{API}/tasks?limit=1&")
+    server = guest.get(f"{prefix}{API}/openapi.json").json["servers"][0]["url"]
+    assert server.endswith(start) if base_url else server.isascii()
     blueprint.service.database.close()
 
 

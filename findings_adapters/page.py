@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import flask
 
@@ -51,7 +52,7 @@ def answer(body: bytes, tag: str, media_type: str, call: heart.Call) -> heart.An
     environ = dict(call.environ)
     asked = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
     if call.route == "/" and not asked.endswith("/"):
-        return heart.Answer(308, {"Location": f"{asked.rpartition('/')[2]}/"})
+        return heart.Answer(308, {"Location": f"{quote(asked.rpartition('/')[2], encoding='latin-1')}/"})
     response = flask.Response(body, mimetype=media_type, headers={"Cache-Control": "no-cache", **HEADERS})
     response.set_etag(tag)
     response.make_conditional(environ)

@@ -103,6 +103,10 @@ def test_an_application_that_embeds_the_service_has_the_page_if_it_asks(app: fla
 
 def test_a_prefix_without_its_slash_leads_to_the_page(app: flask.Flask) -> None:
     mounted = app.test_client().get("", environ_overrides={"SCRIPT_NAME": "/a/b", "PATH_INFO": ""})
+    escaped = app.test_client().get(
+        "", environ_overrides={"SCRIPT_NAME": "/a/é b".encode().decode("latin-1"), "PATH_INFO": ""}
+    )
+    assert escaped.headers["Location"] == "%C3%A9%20b/"
     assert (mounted.status_code, mounted.headers["Location"]) == (308, "b/")
 
 
