@@ -110,11 +110,18 @@ class Document:
 
     def __init__(self, folder: Path | None) -> None:
         """Begin one. :raises Busy: when there are as many as there may be."""
+        self._folder = folder
+        self.open()
+
+    def open(self) -> None:
+        """Open the file, unless it is open: an attempt that failed has closed it. :raises Busy: see `__init__`."""
+        if self._is_open:
+            return
         if not DOCUMENTS.acquire(blocking=False):
             raise heart.Busy(f"{MOST_DOCUMENTS} long lists are on their way")
         self.size = 0
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` closes it
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - `close` closes it
         except OSError as error:
             DOCUMENTS.release()
             raise heart.StorageFull(str(error.strerror)) from None
@@ -194,6 +201,7 @@ def walk_tasks(
 def export_tasks(call: heart.Call, form: ListFormat, document: Document) -> heart.Answer:
     """Answer a list of tasks in another form: all of it, or an error."""
     headers = {"Content-Type": form.media_type}
+    document.open()
     try:
         with call.database.apart(long=True) as connection:
             for piece in form.write(walk_tasks(call, connection, headers, whole=form.whole)):

@@ -118,6 +118,19 @@ def test_a_list_in_another_form_is_of_one_moment(listed: Client, run: str, monke
     assert next(written) == 5
 
 
+def test_a_list_whose_connection_is_lost_is_written_again(listed: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, lost = exports.Document.write, iter([False, True])
+
+    def write_or_lose(document: exports.Document, piece: bytes) -> None:
+        write(document, piece)
+        if next(lost, False):
+            raise findings_service.TryAgain
+
+    monkeypatch.setattr(exports.Document, "write", write_or_lose)
+    assert exported(listed).data.split() == [b"T%02d" % n for n in reversed(range(25))]
+    assert next(lost, None) is None
+
+
 @pytest.mark.usefixtures("lines")
 @pytest.mark.parametrize("sort", ["-createdAt", "createdAt", "severity"])
 def test_a_walk_has_every_task_once_where_two_servers_clocks_differ(

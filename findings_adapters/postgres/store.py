@@ -402,7 +402,9 @@ class PostgresConnection(heart.Connection):
 
 
 OLDEST = 150000  # PostgreSQL 15
-RECONNECTING = 5.0  # seconds for which the pool tries to connect again, before it waits for the next request
+# Seconds for which the pool tries to connect, and a request waits for that where no connection is in use: then the
+# server is down. They are fewer than `HEALTH_TIME`.
+RECONNECTING = 1.5
 IDLE = 300.0  # seconds after which a connection that nobody needed is closed
 LIFETIME = 3600.0  # seconds; a new connection finds a server that was added behind a name, and gives memory back
 LOCKS = heart.APPLICATION_ID  # the first number of our advisory locks; the second is of the schema
@@ -437,6 +439,7 @@ class PostgresDatabase(heart.Database):
         self._pid = 0  # of the process that the pool is of
         self._reached = False  # whether it ever was
         self._opening = threading.Lock()  # for these three
+        self._in_use: set[Link] = set()
         self._commits = itertools.count(1)
         self.engine = "PostgreSQL", ""  # its version is known behind the first connection
         self._maintenance: Link | None = None  # the connection that has the lock of the maintenance, if any has
@@ -535,14 +538,17 @@ class PostgresDatabase(heart.Database):
             # A synchronous standby was not waited for (https://www.postgresql.org/docs/15/warm-standby.html).
             raise NobodyKnows
 
-    def _take(self, pool: ConnectionPool[Link]) -> Link:
+    def _take(self, pool: ConnectionPool[Link], end: float = 0) -> Link:
         """Return a connection that is there. :raises heart.Busy: when none is in time."""
-        end = time.monotonic() + self.settings.busy_timeout
+        end = end or time.monotonic() + self.settings.busy_timeout
         try:
-            while not (link := pool.getconn(end - time.monotonic())).is_there():
+            while not (link := pool.getconn(min(RECONNECTING, end - time.monotonic()))).is_there():
                 pool.putconn(link)
         except PoolTimeout:
+            if self._in_use and time.monotonic() < end:
+                return self._take(pool, end)
             raise heart.Busy(UNREACHED) from None
+        self._in_use.add(link)
         return link
 
     def _give(self, pool: ConnectionPool[Link], link: Link) -> None:
@@ -551,6 +557,7 @@ class PostgresDatabase(heart.Database):
         if link.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             with suppress(psycopg.Error):
                 link.rollback()
+        self._in_use.discard(link)
         pool.putconn(link)
 
     # Reading
