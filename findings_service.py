@@ -1473,8 +1473,8 @@ class Database(ABC):
     def snapshot(self) -> AbstractContextManager[Connection]:
         """Give a connection to a reader whose statements must all see the same moment."""
 
-    def apart(self, *, long: bool = False) -> AbstractContextManager[Connection]:  # noqa: ARG002 - or very long
-        """Give the connection of a `snapshot` to a reader who takes long, in a way in which nobody waits for him."""
+    def apart(self, lane: str = "read") -> AbstractContextManager[Connection]:  # noqa: ARG002 - or export, webhook
+        """Open a separate `snapshot` for a slow read. Only readers of the same lane may wait for it."""
         return self.snapshot()
 
     @abstractmethod
@@ -1875,7 +1875,7 @@ class SQLiteDatabase(Database):
     def __init__(self, settings: Settings) -> None:
         self.checkpointer = Checkpointer(settings.db)
         self._reading, self._writing = threading.RLock(), threading.RLock()  # who needs both takes them in this order
-        self._apart, self._long = threading.Lock(), threading.Lock()  # of who has a connection of his own
+        self._lanes = {lane: threading.Lock() for lane in ("read", "export", "webhook")}
         self._reader: SQLiteConnection | None = None
         self._writer: SQLiteConnection | None = None  # is there whenever the reader is
         self._is_writing = False  # whether a transaction, or a checkpoint, of this process is in progress
@@ -1932,12 +1932,12 @@ class SQLiteDatabase(Database):
                     connection.execute("ROLLBACK")
 
     @contextmanager
-    def apart(self, *, long: bool = False) -> Iterator[SQLiteConnection]:
-        """Give a connection of his own to a reader who takes long, one after the other, and to a `long` one beside."""
+    def apart(self, lane: str = "read") -> Iterator[SQLiteConnection]:
+        """Open a separate connection for a slow read: one at a time in each lane."""
         with self.reading():
             pass  # so that it is neither the first nor the last to be opened: that one makes files, or folds the WAL in
         with (
-            self._long if long else self._apart,
+            self._lanes[lane],
             closing(open_database(self.settings, read_only=True, create=False)) as connection,
         ):
             self._require_file()

@@ -203,7 +203,7 @@ def export_tasks(call: heart.Call, form: ListFormat, document: Document) -> hear
     headers = {"Content-Type": form.media_type}
     document.open()
     try:
-        with call.database.apart(long=True) as connection:
+        with call.database.apart("export") as connection:
             for piece in form.write(walk_tasks(call, connection, headers, whole=form.whole)):
                 document.write(piece)
     except BaseException:

@@ -28,7 +28,7 @@ import pytest
 from standardwebhooks import Webhook
 
 import findings_service
-from findings_adapters.webhooks import delivery, sending
+from findings_adapters.webhooks import delivery, messages, sending
 from tests.support import (
     API,
     HERE,
@@ -548,6 +548,40 @@ def test_slack_gets_a_text_for_each_type_of_event_without_mentions_or_links_of_t
     assert texts[-1].splitlines()[1] == f"• low {escaped}"
     assert all("web" in text and "None" not in text and text[0] != " " for text in texts)
     assert all("<!" not in text and "<@" not in text and text.count("<") <= 2 for text in texts)
+
+
+def test_slack_tells_a_run_that_failed_from_one_that_did_not_pass(
+    client: Client, receiver: Receiver, deliver: Deliver
+) -> None:
+    register(client, receiver.url, ["run.finished"], format="slack")
+    for severity, status in (("low", "completed"), ("high", "completed"), ("low", "failed")):
+        run = client.start("web", targetUrl=f"https://a.example/{severity}/{status}")
+        client.add(run, severity=severity)
+        client.finish(run, status)
+    deliver()
+    begun = [each.json["text"].partition(":")[0] for each in receiver.received]
+    assert begun == ["A run passed", "A run did not pass", "A run failed"]
+
+
+def test_hooks_share_the_verdict_on_a_run_and_no_slow_read_waits_for_it(
+    client: Client, receiver: Receiver, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    select, answered = messages.select_verdict, list[bool]()
+
+    def select_during_a_slow_read(*given: Any) -> Any:
+        reader = threading.Thread(target=client.read, args=("overview",), daemon=True)
+        reader.start()
+        reader.join(30)
+        answered.append(not reader.is_alive())
+        return select(*given)
+
+    monkeypatch.setattr(messages, "select_verdict", select_during_a_slow_read)
+    for number in range(20):
+        register(client, f"{receiver.url}/{number}", ["run.finished"])
+    client.finish(client.start("web"))
+    deliver()
+    assert len(receiver.accepted) == 20
+    assert answered == [True]
 
 
 # When

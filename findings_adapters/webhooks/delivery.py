@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
-from typing import Self
+from functools import lru_cache, partial
+from typing import Any, Self
 
 import findings_service as heart
 from findings_adapters.webhooks import hooks, messages, sending
@@ -31,6 +31,7 @@ STORE_AGAIN = 1.0  # seconds until it is tried again to store what became of an 
 # Seconds behind each failed attempt but the last.
 RETRY_PAUSES = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 86_400.0)
 GONE = 410
+VERDICTS = 16  # on finished runs that are kept for other hooks
 
 
 # The store
@@ -92,22 +93,6 @@ def note_failure(connection: heart.Connection, hook: hooks.Hook, seq: int, outco
         heart.log.warning("webhook %s of client %s is off: %s", hook_id, client_id, outcome.error)
 
 
-# What is next
-
-
-def verdict_on(
-    database: heart.Database, hook: hooks.Hook, told: messages.ToldEvent, base_url: str
-) -> messages.ToldEvent | None:
-    """Return an event with all that it tells; None where a hook does not want it, or its run is gone."""
-    if told.type == "run.finished":
-        try:
-            with database.apart() as connection:
-                messages.add_verdict(connection, hook.key[0], told, base_url)
-        except heart.Missing:
-            return None
-    return told if messages.reaches(told, hook.shown.min_severity) else None
-
-
 # Delivering
 
 
@@ -121,6 +106,8 @@ class Deliverer:
         # Where each hook stood, and the entry up to which it wanted nothing then.
         self._looked_at: dict[hooks.HookKey, tuple[int, int]] = {}
         self._under_way: dict[hooks.HookKey, Future[None]] = {}
+        self._judging = threading.Lock()
+        self._verdict = lru_cache(VERDICTS)(self._select_verdict)
         self._threads = ThreadPoolExecutor(THREADS, "findings-webhook")
         self._stopping, self._ended = threading.Event(), False
         self._looking = threading.Thread(target=self._work, name="findings-webhooks", daemon=True)
@@ -236,10 +223,29 @@ class Deliverer:
                 page = select_events(connection, hook.key[0], behind, 1, hook.wanted)
                 events = [*page.events]
             for event in events:
-                if told := verdict_on(self._database, hook, messages.told_event(event, base_url), base_url):
+                told = messages.told_event(event, base_url)
+                if self._add_verdict(hook.key[0], told) and messages.reaches(told, hook.shown.min_severity):
                     return int(event.id.rpartition("-")[2]), told
             behind, goes_on = page.end, page.goes_on
         return behind, None
+
+    def _add_verdict(self, client_id: str, told: messages.ToldEvent) -> bool:
+        """Add the verdict on a finished run, which all hooks share. Return whether the run is still there."""
+        if told.type != "run.finished" or not told.run:
+            return True
+        with self._judging:
+            with self._database.reading() as connection:
+                key = (client_id, told.run.id, heart.select_stamp(connection, client_id))
+            try:
+                told.gate, told.new_findings = self._verdict(*key)
+            except heart.Missing:
+                return False
+        return True
+
+    def _select_verdict(self, client_id: str, run_id: str, _revision: int) -> Any:
+        """Return the verdict on a finished run at a revision of the client."""
+        with self._database.apart("webhook") as connection:
+            return messages.select_verdict(connection, client_id, run_id, self._service.settings.base_url)
 
     def _pass_over(self, hook: hooks.Hook, end: int) -> None:
         """Remember that a hook wants nothing up to an entry, and store that where the way there was long."""

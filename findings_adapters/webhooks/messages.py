@@ -41,16 +41,17 @@ def told_event(event: Event, base_url: str) -> ToldEvent:
     return ToldEvent(**msgspec.structs.asdict(event), link=link)
 
 
-def add_verdict(connection: heart.Connection, client_id: str, told: ToldEvent, base_url: str) -> None:
-    """Add what a run means that has finished: its gate, and the worst of what is new in it.
+def select_verdict(
+    connection: heart.Connection, client_id: str, run_id: str, base_url: str
+) -> tuple[gate.Gate, list[LinkedFinding]]:
+    """Return the gate of a finished run, and the worst of its new findings.
 
-    :raises Missing: when it was deleted meanwhile.
+    :raises Missing: if the run was deleted meanwhile.
     """
-    run = heart.select_run_key(connection, client_id, told.run.id if told.run else "")
+    run = heart.select_run_key(connection, client_id, run_id)
     baseline = gate.find_latest_on_main_line(connection, client_id, run)
-    told.gate = gate.select_gate(connection, client_id, run, gate.GateQuery())
     new = gate.select_offenders(connection, client_id, run, baseline.seq if baseline else 0, "info")[:WORST]
-    told.new_findings = [
+    return gate.select_gate(connection, client_id, run, gate.GateQuery()), [
         LinkedFinding(**msgspec.structs.asdict(each), link=page_link(base_url, "findings", each.id)) for each in new
     ]
 
@@ -106,7 +107,7 @@ def slack_text(told: ToldEvent) -> str:
     run: Any = told.run
     if not told.gate:
         return f"{linked('A run', told.link)} has started: {where(run)}"
-    verdict = "passed" if told.gate.pass_ else "failed"
+    verdict = "passed" if told.gate.pass_ else "failed" if run.status == "failed" else "did not pass"
     lines = [f"{linked(f'A run {verdict}', told.link)}: {where(run)}. {escaped(told.gate.reason)}"]
     lines += [f"• {each.severity} {linked(each.title, each.link)}" for each in told.new_findings or ()]
     return "\n".join(lines)
