@@ -6,16 +6,13 @@ memory, however long it is and however slowly its client takes it. Adapters add 
 
 from __future__ import annotations
 
-import csv
-import itertools
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -234,17 +231,23 @@ TASK_COLUMNS = (
 
 def write_csv(listed: Iterator[ListedTask]) -> Iterator[bytes]:
     """Write tasks as CSV, a line each below the header, for people: what a spreadsheet would run is made harmless."""
-    lines: Any = SimpleNamespace(write=str.encode)  # gives back what is written, as the writer does then
-    writer = csv.writer(lines, lineterminator="\r\n")
     names = {field.name: field.encode_name for field in msgspec.structs.fields(heart.TaskHead)}
-    header: Sequence[Any] = [names[name] for name in TASK_COLUMNS]
-    rows = ([cell(value_of(item.task, name)) for name in TASK_COLUMNS] for item in listed)
-    yield from map(writer.writerow, itertools.chain([header], rows))
+    yield line_of(names[name] for name in TASK_COLUMNS)
+    for item in listed:
+        yield line_of(cell(value_of(item.task, name)) for name in TASK_COLUMNS)
+
+
+def line_of(cells: Iterable[str]) -> bytes:
+    """Return a line of CSV."""
+    return f"{','.join(cells)}\r\n".encode()
 
 
 # What a spreadsheet would run, or what begins such a cell, also in East Asian width and behind what may be dropped on
-# the way there: white space, quotes, and signs that show nothing.
-FORMULA = regex.compile(r"[\s\p{QMark}\p{C}\p{DI}\u2800]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
+# the way there: white space, quotes, and signs that show nothing. A cell begins at the start of a value, and behind
+# each separator in it, because a spreadsheet may be set to another one, and then takes no quotes for those of a cell.
+# It is searched from right to left, so that a long run of separators takes no quadratic time.
+FORMULA = regex.compile(r"(?r)(?:^|[;,\t\r\n])[\s\p{QMark}\p{C}\p{DI}\u2800;,]*[\t\r=+@\uff0d\uff1d\uff0b\uff20-]")
+CELL_START = regex.compile(r"(?<=[;,\t\r\n])(?=.)", regex.DOTALL)
 
 
 def value_of(task: heart.TaskHead, name: str) -> Any:
@@ -252,9 +255,14 @@ def value_of(task: heart.TaskHead, name: str) -> Any:
     return ", ".join(heart.tags_in(task.tags)) if name == "tags" else getattr(task, name)
 
 
-def cell(value: str | int | None) -> str | int | None:
-    """Return a value as a cell that no spreadsheet runs."""
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+def cell(value: str | int | None) -> str:
+    """Return a value as a cell that no spreadsheet runs. Text is quoted; null is an empty cell."""
+    if not value:
+        return ""
+    if isinstance(value, int):
+        return str(value)
+    harmless = FORMULA.sub(lambda match: ("" if match.start() else "'") + CELL_START.sub("'", match[0]), value)
+    return '"' + harmless.replace('"', '""') + '"'
 
 
 CSV = "text/csv"

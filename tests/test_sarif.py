@@ -30,6 +30,7 @@ import hypothesis
 import jsonschema
 import msgspec
 import pytest
+import regex
 from hypothesis import strategies as st
 
 import findings_service as heart
@@ -766,7 +767,7 @@ def test_a_list_as_csv_is_a_table_by_rfc_4180(client: Client, run: str) -> None:
     stored = client.add(run, title=title)
     client.triage(stored, "resolved", reason="fixed", assignee="=Ada")
     text = export(client, "text/csv").decode()
-    assert text.startswith(f"{COLUMNS}\r\n{stored},")
+    assert text.startswith(f'{COLUMNS}\r\n"{stored}",,')  # null is empty, and text is quoted
     assert text.endswith("\r\n")
     assert '"says ""no"", twice\r\nand é"' in text
     (row,) = csv.DictReader(io.StringIO(text, newline=""))
@@ -780,10 +781,23 @@ DANGEROUS = (
 )
 
 
-def test_what_a_spreadsheet_would_run_is_made_harmless(client: Client, run: str) -> None:
-    client.submit(run, *(task(title=text, externalId=text) for text in DANGEROUS))
-    rows = csv.DictReader(io.StringIO(export(client, "text/csv", sort="createdAt").decode(), newline=""))
-    assert [(row["title"], row["externalId"]) for row in rows] == [(f"'{text}", f"'{text}") for text in DANGEROUS]
+SEPARATED = tuple(f"a{separator}{text}" for separator in ";,\t\r\n" for text in DANGEROUS)
+HARMLESS = ("a; b", "a - b", "a,b-c", "x@y, z", "a\tb", "a;")
+RUN = regex.compile(r"[\s\"“»\p{C}\p{DI}\u2800]*[=+@＝＠-]")  # without the apostrophe
+
+
+def test_what_a_spreadsheet_would_run_is_made_harmless_whatever_its_separator(client: Client, run: str) -> None:
+    texts = (*DANGEROUS, *SEPARATED, *HARMLESS)
+    client.submit(run, *(task(title=text, externalId=f"{n}{text}") for n, text in enumerate(texts)))
+    text = export(client, "text/csv", sort="createdAt").decode()
+    titles = [row["title"] for row in csv.DictReader(io.StringIO(text, newline=""))]
+    assert [title[0] == "'" for title in titles] == [each in DANGEROUS for each in texts]
+    assert [title.replace("'", "") for title in titles] == [each.replace("'", "") for each in texts]
+    assert titles[-len(HARMLESS) :] == [*HARMLESS]
+    for separator in ",;\t":
+        for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
+            rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting)
+            assert not [each for row in rows for each in row if RUN.match(each)]
 
 
 # Lines from a checkout
