@@ -123,15 +123,18 @@ def test_who_is_signed_in_is_in_the_history_by_name_and_can_be_nobody_else(proxi
     assert through.users(stored) == [None, *[user] * 5]
 
 
-def test_who_is_not_signed_in_is_led_to_where_that_is_done_unless_a_scanner_has_a_key_of_its_own(
-    proxied: Proxying,
-) -> None:
+def test_who_is_not_signed_in_is_led_to_where_that_is_done(proxied: Proxying) -> None:
     through = proxied("by-oauth2")
     assert through.ask("GET", "/") == (302, "/oauth2/start?rd=/")
     assert through.ask("GET", f"{API}/me") == (401, None)
     assert through.ask("GET", "/oauth2/auth", **BY_COOKIE) == (202, None)
     for played in ({}, {"Findings-User": "boss@shop.example"}):  # signed in without an address
         assert through.ask("GET", f"{API}/me", Cookie="user=", **played) == (401, None)
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+def test_an_api_key_gets_through_to_the_service_and_names_no_user(proxied: Proxying, way: str) -> None:
+    through = proxied(way)
     own = {"Authorization": f"Bearer {through.service.key}"}
     status, told = through.ask("GET", f"{API}/me", **own)
     assert (status, told["key"], told["user"]) == (200, "first", None)
