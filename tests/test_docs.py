@@ -393,6 +393,13 @@ def test_every_name_on_the_map_is_in_the_code() -> None:
         assert any((HERE / folder / name).exists() for folder in folders), name
 
 
+def test_what_root_installs_can_be_read_by_the_services_user_whatever_the_umask() -> None:
+    text = page_named("docs/operations.md")
+    lines = re.findall(r"(?m)^(?:\$ )?(.*sudo \S*(?:pip install|python3 -m venv) .*)", text)
+    assert len(lines) == 5
+    assert [line for line in lines if not line.startswith("(umask 022 && ")] == []
+
+
 def test_every_promise_names_the_test_behind_it() -> None:
     named = {name for row in table_rows("docs/operations.md") for name in re.findall(r"`(test_\w+)`", row)}
     assert len(named) > 20
