@@ -297,6 +297,33 @@ def test_what_the_client_for_python_forgives_is_forgiven(local: Agent) -> None:
     assert stored["successCriteria"] == [{"description": "It is mended.", "automatable": False}]
 
 
+LEFT_OUT = dict.fromkeys(("externalId", "rule", "evidence", "status"), "") | {"location": "null", "tags": "null"}
+AS_JSON = {
+    "evidence": '[{"label": "a", "content": "x"}]',
+    "remediation": '{"instruction": "do"}',
+    "successCriteria": ['{"description": "done"}'],
+    "tags": '["a", "b"]',
+}
+
+
+def test_arrays_and_objects_are_read_from_json_and_what_is_empty_is_left_out(agent: Agent) -> None:
+    agent.ask("register_project_type", name="json", label="", extensionSchema='{"required": ["a"]}')
+    run = agent.ask("start_run", projectType="json", targetUrl="", branch="null", metadata='{"m": 1}')
+    assert (run["branch"], run["targetUrl"], run["metadata"]) == (None, None, {"m": 1})
+    sent = {"title": "T", "severity": "low", "extensions": '{"a": 1}'}
+    for findings in (json.dumps([sent | AS_JSON]), [json.dumps(sent | AS_JSON)], json.dumps(sent | AS_JSON)):
+        (stored,) = agent.ask("submit_findings", runId=run["id"], findings=findings)["tasks"]
+        told = agent.ask("read_finding", taskId=stored["id"])
+        assert (told["tags"], told["extensions"], told["evidence"][0]["content"]) == (["a", "b"], {"a": 1}, "x")
+        assert (told["remediation"][0]["instruction"], told["successCriteria"][0]["description"]) == ("do", "done")
+    agent.ask("submit_findings", runId=run["id"], findings=[sent | LEFT_OUT, sent | {"evidence": '{"status": 500}'}])
+    listed = agent.ask("list_findings", projectType='["json"]', status="", branch="null", q="", view="full")["tasks"]
+    assert [each["rule"] for each in listed] == [None] * 5
+    assert [[item["content"] for item in each["evidence"]] for each in listed[:2]] == [['{"status": 500}'], []]
+    for findings in ("", "null", "[1", '{"a": 1}'):
+        assert agent.call("submit_findings", runId=run["id"], findings=findings).is_error
+
+
 def test_findings_that_would_double_are_warned_of(local: Agent) -> None:
     run = local.start_run()
     assert local.ask("submit_findings", runId=run, findings=[task(externalId="a")])["warnings"] == []
@@ -552,6 +579,27 @@ def test_the_user_of_a_caller_is_passed_on(doors: Doors, remote: Agent) -> None:
     for headers, said in (({}, "This key is for users"), ({"Findings_User": "anna"}, "under just this name")):
         with doors.connected(key, **headers) as agent, pytest.raises(MCPError, match=said):
             agent.tools()
+
+
+def test_what_another_site_asks_for_is_refused_as_it_is_by_the_service(doors: Doors, remote: Agent) -> None:
+    key, run = doors.key("full", "--for-users", "--expires", "1d"), remote.start_run()
+    finding = remote.add(run)
+    writes: dict[str, dict[str, Any]] = {
+        "triage_finding": {"taskId": finding, "status": "resolved"},
+        "submit_findings": {"runId": run, "findings": []},
+        "finish_run": {"runId": run, "status": "completed"},
+        "start_run": {"projectType": "web"},
+        "register_project_type": {"name": "evil"},
+    }
+    assert {*writes} == {name for name, tool in mcp_server.TOOLS.items() if not tool.reads}
+    with doors.connected(key, **{"Findings-User": "anna", "Sec-Fetch-Site": "cross-site"}) as anna:
+        for name, arguments in writes.items():
+            refused = anna.call(name, **arguments)
+            assert refused.is_error
+            assert "Sec-Fetch-Site" in refused.content[0].text
+        assert anna.ask("read_finding", taskId=finding)["status"] == "open"
+    with doors.connected(key, **{"Findings-User": "anna", "Sec-Fetch-Site": "same-origin"}) as anna:
+        anna.ask("triage_finding", taskId=finding, status="resolved")
 
 
 def test_keys_are_in_no_log(doors: Doors) -> None:

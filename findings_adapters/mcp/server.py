@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -75,7 +75,10 @@ def request_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bytes | N
 
     :raises Refused: when they make no request.
     """
-    rest = {name: value for name, value in arguments.items() if value is not None}
+    schema = input_schema(tool.name)
+    rest = {name: value for name, value in read_members(arguments, schema).items() if value is not None}
+    if arguments.get("assignee") == "" and not tool.reads:  # nobody
+        rest["assignee"] = ""
     path = tool.path.format(**{each: take_id(rest, in_camel_case(each)) for each in tool.ids})
     if tool.reads:
         return f"{path}?{query_of(tool, rest)}".removesuffix("?"), None, ""
@@ -83,6 +86,41 @@ def request_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bytes | N
     if tool.model is heart.TaskBatch:
         rest["tasks"] = findings_of(rest)
     return path, json_of(rest), same
+
+
+LEFT_OUT = ("", "null")  # what clients send for an argument that they have no value for
+
+
+def read_members(given: Mapping[str, Any], schema: Json) -> Json:
+    """Return arguments, or the members of an object in them, without those that were left out."""
+    known, required = schema["properties"], schema.get("required", ())
+    return {
+        name: read_value(value, known.get(ARGUMENTS.get(name, name), {}))
+        for name, value in given.items()
+        if value not in LEFT_OUT
+        or name not in known
+        or (name in required and "items" not in known[name])
+        or (name, value) == ("content", "null")
+    }
+
+
+def read_value(value: Any, schema: Json) -> Any:
+    """Return a value, read from JSON where a client sent an array or object as a string.
+
+    A text alone is good for some arrays: one stays text if its JSON has no member of theirs.
+    """
+    is_array, item = schema.get("type") == "array", schema.get("items", schema)
+    members = {*item.get("properties", ())}
+    if isinstance(value, str) and (is_array or schema.get("type") == "object"):
+        with suppress(ValueError, RecursionError):
+            read = json.loads(value)
+            if isinstance(read, list):
+                value = read if is_array else value
+            elif isinstance(read, dict) and (members & {*read} or not (members or is_array)):
+                value = read
+    if isinstance(value, list) and is_array:
+        return [read_value(each, item) for each in value]
+    return read_members(value, item) if isinstance(value, dict) and members else value
 
 
 def findings_of(rest: Json) -> Any:
@@ -232,7 +270,8 @@ HINTS = {
     "run_finished": "Start another run with start_run.",
     "project_type_exists": "Use the project type as it is, or register yours under another name.",
     "idempotency_conflict": "This idempotencyKey was used with other arguments: use another one.",
-    "forbidden": "The key that this connection has is of too low a level; only who issues keys can mend that.",
+    "forbidden": "The key that this connection has is of too low a level, or another site's page sent this; only who"
+    " issues keys can mend the former.",
     "body_too_large": "Submit fewer findings at once, or shorter ones.",
     "414": "An argument is too long.",
     "extension_check_timeout": "Submit fewer findings at once.",
@@ -481,7 +520,9 @@ def get_prompt(service: Service, params: types.GetPromptRequestParams) -> types.
     arguments = params.arguments or {}
     if not arguments.get("project_type") or arguments.keys() - {each.name for each in REVIEW.arguments or ()}:
         raise MCPError(types.INVALID_PARAMS, "review needs a project_type, and takes a target_url and a branch")
-    brief = written_brief(service, as_sent(**{name: value or None for name, value in arguments.items()}))
+    brief = written_brief(
+        service, as_sent(**{name: value for name, value in arguments.items() if value not in LEFT_OUT})
+    )
     content = types.TextContent(type="text", text=REVIEW_TEXT.format(brief=brief))
     return types.GetPromptResult(
         description=REVIEW.description, messages=[types.PromptMessage(role="user", content=content)]
@@ -736,8 +777,8 @@ def key_of(request: Request) -> str:
 
 
 def user_of(request: Request) -> dict[str, str]:
-    """Return the headers that say which user a request is from, as they came: the service judges them."""
-    names = ("Findings-User", "Findings_User")
+    """Return the headers that say which user and site a request is from, as they came: the service judges them."""
+    names = ("Findings-User", "Findings_User", "Sec-Fetch-Site")
     return {name: ",".join(request.headers.getlist(name)) for name in names if name in request.headers}
 
 
