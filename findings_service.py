@@ -1186,6 +1186,7 @@ class Registry(Struct):
     to a newer schema by the version that each leads to, what watches a service by the setting that asks for it, and
     what answers requests for files that go to browsers, without a key, by path: "/", or one below PAGE_FOLDER.
     Companions are what runs in a process that serves, as long as that. `refresh` updates what depends on this Python.
+    `log_form` formats a message for standard error.
     """
 
     operations: dict[tuple[str, str], Operation] = {}
@@ -1200,6 +1201,7 @@ class Registry(Struct):
     baseline: Callable[[Connection, str, RunKey], RunKey | None] | None = None
     fast_validator: Callable[[Any, int], Callable[[Any, int], bool]] | None = None
     serve: Callable[[Settings, str, int, int], None] | None = None
+    log_form: Callable[[str], str] = str
     observers: dict[str, Callable[[Service], object]] = {}
     companions: list[Callable[[Service], AbstractContextManager[object]]] = []
 
@@ -6340,11 +6342,11 @@ STDERR = 2
 
 
 def write_unlocked(text: str) -> bool:
-    """Write a line to standard error, and return whether all of it went out.
+    """Write a message to standard error in the form of the log, and return whether all of it went out.
 
     `sys.stderr` has a lock, and a process cannot end while a thread that waits for a reader holds it.
     """
-    rest = f"{text}\n".encode(errors="backslashreplace")
+    rest = f"{REGISTRY.log_form(text)}\n".encode(errors="backslashreplace")
     try:
         while rest:
             rest = rest[os.write(STDERR, rest) :]
@@ -6592,7 +6594,6 @@ def serve_with_threads(settings: Settings, host: str, port: int, workers: int) -
 
 
 FIRST_KEY = """
-
 This is the first API key, of client "default" and level "full". It is shown this once:
 
     export FINDINGS_KEY={key}
@@ -6619,8 +6620,8 @@ def greet(service: Service, warning: str, url: str) -> None:
     select.select([], [STDERR], [])
     is_heard = getattr(sys.stderr, "stream", sys.stderr) is not None
     key = first_key(service) if is_heard else None
-    words = f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}"
-    if not write_unlocked(words + (FIRST_KEY.format(key=key, url=url) if key else "")) and key:
+    write_unlocked(f"{warning}Findings Task Service {__version__} on {url}, data in {service.database.location}")
+    if key and not write_unlocked(FIRST_KEY.format(key=key, url=url)):
         with service.database.transaction("default") as connection:
             delete_key(connection, key)
 

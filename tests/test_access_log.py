@@ -12,7 +12,7 @@ from collections.abc import Callable
 import flask
 import pytest
 
-from tests.support import API, TIME, Server, client_of, task, users_of
+from tests.support import API, KEY, TIME, Server, await_, client_of, task, users_of
 
 LOGGED_FIELDS = ["time", "method", "route", "status", "ms", "bytes", "client", "key", "user", "runId"]
 
@@ -35,7 +35,7 @@ def use_for_a_log(server: Server) -> str:
 def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Server]) -> None:
     server = serve(FINDINGS_LOG="json")
     run = use_for_a_log(server)
-    lines = [json.loads(line) for line in server.heard().splitlines() if line.startswith("{")][-8:]
+    lines = [json.loads(line) for line in server.heard().splitlines()][-8:]
     assert all(list(line) == LOGGED_FIELDS for line in lines)
     named = ("method", "route", "status", "client", "key", "runId")
     assert [tuple(line[name] for name in named) for line in lines] == [
@@ -50,6 +50,19 @@ def test_the_access_log_has_a_json_line_for_each_request(serve: Callable[..., Se
     ]
     assert all(TIME.fullmatch(line["time"]) and line["ms"] > 0 and line["bytes"] > 0 for line in lines)
     assert not any(word in str(lines) for word in ("secret", "forged", server.key))
+
+
+@pytest.mark.sqlite
+def test_what_the_service_says_of_itself_is_json_where_the_log_is(serve: Callable[..., Server]) -> None:
+    server = serve("--host", "0.0.0.0", FINDINGS_LOG="json")
+    server.db.rename(server.db.with_name("moved.db"))
+    assert server.request("GET", f"{API}/tasks").status_code == 503
+    await_(lambda: "every request is refused" in server.heard())
+    lines = [json.loads(line) for line in server.heard().splitlines()]
+    said = [line["message"] for line in lines if "message" in line]
+    assert [message.partition(" ")[0] for message in said] == ["Warning:", "This", repr(str(server.db))]
+    assert [KEY.findall(message) for message in said] == [[], [server.key], []]
+    assert all(TIME.fullmatch(line["time"]) for line in lines)
 
 
 def test_the_access_log_has_a_text_line_for_each_request_and_is_off_by_default(serve: Callable[..., Server]) -> None:

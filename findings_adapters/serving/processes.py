@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import json
 import logging
 import os
 import queue
@@ -63,6 +64,21 @@ class LineWriter(logging.Handler):
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
                 heart.write_unlocked(f"{dropped} lines of the access log were dropped: nobody read them in time")
+
+
+def as_json(text: str) -> str:
+    """Return a message as a line of the log in JSON. A line of the access log already is one."""
+    if text.startswith('{"time":'):
+        return text
+    return json.dumps({"time": heart.timestamp(), "message": text.strip()}, separators=(",", ":"))
+
+
+class JSONLines(logging.Formatter):
+    """Formats what no handler takes, such as messages of libraries."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as a line."""
+        return as_json(super().format(record))
 
 
 def announce(host: str, port: int, greeting: Callable[[], object], ended: threading.Event) -> None:
@@ -274,6 +290,9 @@ def serve(settings: heart.Settings, host: str, port: int, workers: int) -> None:
     """
     if settings.keep and (absent := heart.load_part("findings_features/deletion.py")):
         raise heart.ConfigurationError(f"FINDINGS_KEEP needs {absent}, which is not there")
+    if settings.log == "json" and logging.lastResort:
+        heart.REGISTRY.log_form = as_json
+        logging.lastResort.setFormatter(JSONLines())
     os.environ.pop(METRICS_FOLDER, None)  # which another start had
     with ExitStack() as held:
         if settings.metrics and workers > 1:  # a new one, because figures begin at zero with each start
