@@ -24,7 +24,6 @@ from findings_adapters.marks import fit_text, foreign_marks
 from findings_adapters.sarif.reading import (
     DESCRIPTION,
     LABEL_LENGTH,
-    NUL,
     OURS,
     RULE_TEXT,
     SNIPPET,
@@ -37,6 +36,7 @@ from findings_adapters.sarif.reading import (
     identity_of,
     is_absolute,
     whole,
+    without_nul,
 )
 from findings_adapters.sarif.writing import LEVELS
 
@@ -634,8 +634,7 @@ def document_of(text: bytes) -> Any:
     """Return what a file holds: JSON, a list of what its lines hold, or XML; None where it is none of these."""
     if text.lstrip().startswith(b"<"):
         return xml_of(text)
-    if b"\\u0000" in text:  # which is refused in a task
-        text = NUL.sub(rb"\1\\ufffd", text)
+    text = without_nul(text)  # which is refused in a task
     for told in (text, LONE_SURROGATE.sub(rb"\\ufffd", text)):
         for decode in (msgspec.json.decode, msgspec.json.Decoder().decode_lines):
             with contextlib.suppress(*heart.NOT_JSON):

@@ -286,6 +286,11 @@ def text_of(*texts: Text | None) -> str:
     return ""
 
 
+def stripped(name: str | None) -> str:
+    """Return a name or address as it is stored with each finding, "" for none."""
+    return (name or "")[:PATH_LENGTH].strip()
+
+
 def whole(number: float | None, least: int = 0) -> int | None:
     """Return a place in an array or, from 1, a line: -1 is none."""
     return int(number) if number is not None and least <= number < 2**31 else None
@@ -295,11 +300,13 @@ def whole(number: float | None, least: int = 0) -> int | None:
 # Reading a document within bounds
 # ---------------------------------------------------------------------------
 
-MOST_OBJECTS = 4_000_000  # in a document, so that what is only counted stays within 100 MB
+MOST_OBJECTS = 3_000_000  # in a document: counting them takes 0.3 s in one step, and 100 MB
 SMALL_PIECE = 64 * heart.KIB  # one is looked through for all that is wrong with it
 REFUSAL = re.compile(r"(?P<detail>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")  # dict entries are `[...]`: which one, msgspec does not say
-NO_ROOM = "from here on the findings are too large, each with what its rule says; send them in parts"
+IN_PARTS = "send it in parts"
+NO_ROOM = f"from here on the findings are too large for the document, each with what its rule says; {IN_PARTS}"
+NO_TIME = heart.Problem(f"took too long to read; {IN_PARTS}", "")
 
 Read = TypeVar("Read")
 
@@ -324,7 +331,7 @@ def require_readable(text: bytes) -> None:
 def require_few_objects(text: bytes) -> None:
     """Check that a body has no more objects than can be looked through. :raises ValidationFailed: when it has."""
     if text.count(b"{") > MOST_OBJECTS and heart.JSON_STRING.sub(b"", text).count(b"{") > MOST_OBJECTS:
-        raise heart.ValidationFailed([heart.Problem(f"has over {MOST_OBJECTS:,} objects; send it in parts", "")])
+        raise heart.ValidationFailed([heart.Problem(f"has over {MOST_OBJECTS:,} objects; {IN_PARTS}", "")])
 
 
 def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Problem:
@@ -337,13 +344,18 @@ def quick_problem(refusal: msgspec.ValidationError, pointer: str) -> heart.Probl
     return heart.Problem(heart.truncate(match["detail"]), heart.json_pointer(steps, pointer))
 
 
-RESULT_SIZE = 128  # bytes of the body limit for each result that may come
+# Items of all arrays of a document: some, and one more for each so many bytes. A result takes 1 KB of memory.
+MOST_ITEMS = 50_000
+ITEM_SIZE = 128
 LARGE_PIECE = heart.KIB * heart.KIB  # one may have too many values to be read at once
 MOST_PROBLEMS = 10_000
-# What all findings of a document may weigh, as a multiple of the body limit: rules are said once in it, and stored
-# with each finding. What each finding has of its own weighs more, for it is held in memory.
-WEIGHT = 16
+# Bytes that all findings of a document may weigh: some for any document, and a multiple of its size. Rules stand in it
+# once and are stored with each finding: 20,000 results of CodeQL, of 600 bytes each, may have 16 KiB of help. What a
+# finding has of its own weighs more, because it is held in memory.
+LEAST_ROOM = 16 * LARGE_PIECE
+WEIGHT = 32
 OWN_WEIGHT = 4
+TIME_SIZE = 2 * LARGE_PIECE  # bytes that may take the time of one request; those of scanners take a sixth of it
 
 
 class Identities(Counter[str]):
@@ -358,11 +370,13 @@ class Identities(Counter[str]):
 class Reading:
     """A document that is being read: what it has come to, what is wrong with it, and how much more there may be."""
 
-    def __init__(self, settings: heart.Settings) -> None:
+    def __init__(self, size: int, seconds: float = math.inf) -> None:
         self.parsed = heart.Parsed()
         self.problems = self.parsed.problems
-        self.most_items = max(1, settings.max_sarif // RESULT_SIZE)
-        self.room = WEIGHT * settings.max_sarif
+        self.items_left = MOST_ITEMS + size // ITEM_SIZE
+        self.room = LEAST_ROOM + WEIGHT * size
+        # Of this thread, so that a document is not refused because others use the processor.
+        self.end = time.thread_time() + seconds
         self.identities = Identities()
 
     @property
@@ -383,14 +397,17 @@ class Reading:
         except msgspec.ValidationError as refusal:
             self.problems.append(quick_problem(refusal, pointer))
             return []
-        if count > self.most_items:
-            self.refuse(f"must have at most {self.most_items:,} items, and has {count:,}", pointer)
+        self.items_left -= count
+        if self.items_left < 0:
+            self.refuse(f"has {count:,} items, too many for a document of this size; {IN_PARTS}", pointer)
             return []
         items: list[Raw] = heart.decoder(list[Raw]).decode(raw)
         return items
 
     def read(self, model: type[Read], raw: Raw, pointer: str) -> Read | None:
-        """Return a part of the document, None where it is not there, or is refused."""
+        """Return a part of the document, None where it is not there, or is refused. :raises OutOfTime: in the end."""
+        if time.thread_time() > self.end:
+            raise heart.OutOfTime
         if not is_given(raw):
             return None
         try:
@@ -460,6 +477,7 @@ class Items(typing.Generic[Read]):
 # ---------------------------------------------------------------------------
 
 CHAIN = 32  # bases that stand on each other
+ROOTS = 100  # absolute bases that a path is compared with
 ROOT = "%SRCROOT%"  # the base that is taken before others where a path is below several
 DRIVE = re.compile(r"/?([A-Za-z]:(?:/.*)?)", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # of two letters or more: one is a drive
@@ -503,7 +521,8 @@ class Paths:
         above = sorted(self.bases, key=lambda name: (name == ROOT, len(self.bases[name][0])), reverse=True)
         likeliest = [*(self.bases[name][0] for name in above), *called_from]
         # They only tell where it was, and the root of all files does not.
-        self.roots = [f"{path.rstrip('/')}/" for path in likeliest if is_absolute(path) and path.strip("/")]
+        absolute = dict.fromkeys(f"{path.rstrip('/')}/" for path in likeliest if is_absolute(path) and path.strip("/"))
+        self.roots = [*absolute][:ROOTS]
 
     def path(self, location: ArtifactLocation) -> str:
         """Return the path of a file, "" where nothing tells it; its place in the run's list may tell it (3.4.5)."""
@@ -515,26 +534,32 @@ class Paths:
         path = path_of_uri(location.uri)
         if is_absolute(path):
             return next((path[len(root) :] for root in self.roots if path.startswith(root)), path)
-        name = location.uri_base_id or ""
+        path = posixpath.join(self._base(location.uri_base_id or ""), path)
+        return posixpath.normpath(path) if path else ""
+
+    def _base(self, name: str) -> str:
+        """Return the path of a base on those above it, without an absolute one."""
+        path = ""
         for _ in range(min(CHAIN, len(self.bases))):  # so that a ring of bases ends
             above, name = self.bases.get(name, ("", ""))
-            if is_absolute(above):
+            if is_absolute(above) or len(path) > PATH_LENGTH:
                 break
             path = posixpath.join(above, path)
-        return posixpath.normpath(path) if path else ""
+        return path
 
 
 # ---------------------------------------------------------------------------
 # Rules
 # ---------------------------------------------------------------------------
 
+SCORE_LENGTH = 40  # characters of a security-severity
 SCORES = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.0, "low"))  # security-severity, from or over which
 
 
 def scored(properties: Properties | None) -> int | None:
     """Return the severity that a property bag's security-severity means, as the rank that is stored."""
     try:
-        score = float((properties and properties.security_severity) or 0)
+        score = float(str((properties and properties.security_severity) or 0)[:SCORE_LENGTH])
     except ValueError:
         return None
     if not 0 < score < math.inf:
@@ -543,8 +568,9 @@ def scored(properties: Properties | None) -> int | None:
 
 
 def tags_of(properties: Properties | None) -> list[str]:
-    """Return the tags of a property bag."""
-    return [tag for tag in (properties.tags if properties else None) or () if tag]
+    """Return the first tags of a property bag."""
+    tags = (properties.tags if properties else None) or ()
+    return [tag[: TAG_LENGTH + 1] for tag in itertools.islice(tags, MOST_TAGS) if tag]
 
 
 class KnownRule(Struct):
@@ -574,7 +600,13 @@ class RuleList(Items[Rule]):
         return {name: rule for rule in reversed([*self]) for name in (rule.id, rule.guid) if name}
 
 
+def is_below(rule_id: str, parent: str) -> bool:
+    """Tell whether a rule id is another one, or below it in a hierarchy."""
+    return rule_id.startswith(parent) and rule_id[len(parent) : len(parent) + 1] in ("", "/")
+
+
 RULE_TEXT = 16 * heart.KIB  # bytes; what a rule says is stored with each of its findings
+MOST_EXTENSIONS = 1000  # of a tool
 PARENTS = 16  # of a hierarchical rule id (3.27.5), CA1000/1 being below CA1000
 
 
@@ -583,10 +615,14 @@ class Rules:
 
     def __init__(self, reading: Reading, tool: Tool, taxonomies: Items[Component], pointer: str) -> None:
         parts = [(tool.driver, f"{pointer}/driver")]
+        if len(tool.extensions or ()) > MOST_EXTENSIONS:
+            reading.refuse(f"must have at most {MOST_EXTENSIONS:,} items", f"{pointer}/extensions")
+            tool.extensions = None
         parts += [(part, f"{pointer}/extensions/{place}") for place, part in enumerate(tool.extensions or ())]
         self.lists = [RuleList(reading, part or Component(), at) for part, at in parts]
         self.taxonomies = taxonomies
         self.names = {rules.name for rules in self.lists}
+        self.parts = {name: rules for rules in reversed(self.lists) for name in (rules.name, rules.guid) if name}
         self.overrides: dict[int, Level] = {}  # by the identity of a rule
 
     def override(self, invocations: Iterable[Invocation]) -> None:
@@ -603,11 +639,11 @@ class Rules:
             index = index if whole(reference.index) is None else reference.index
         rules, rule = self._find(rule_id, index, reference or Reference())
         if rule is None:
-            return KnownRule((rule_id or "").strip(), messages=(self.lists[0].strings,))
-        help_text = cut_bytes(text_of(rule.help) or (rule.help_uri or "").strip(), RULE_TEXT)
+            return KnownRule(stripped(rule_id), messages=(self.lists[0].strings,))
+        help_text = cut_bytes(text_of(rule.help) or stripped(rule.help_uri), RULE_TEXT)
         return KnownRule(
-            (rule_id or rule.id or "").strip(),
-            text_of(rule.short_description, rule.full_description) or (rule.name or "").strip(),
+            stripped(rule_id or rule.id),
+            text_of(rule.short_description, rule.full_description) or stripped(rule.name),
             cut_bytes(text_of(rule.full_description), RULE_TEXT),
             heart.to_json_text([heart.StoredStep(1, help_text)]) if help_text else None,
             scored(rule.properties),
@@ -617,30 +653,42 @@ class Rules:
         )
 
     def taxa(self, references: Iterable[Reference | None]) -> Iterator[str]:
-        """Give the taxa that are referred to, each with its taxonomy's name: CWE-79."""
-        for reference in filter(None, references):
+        """Give the first taxa that are referred to, each with its taxonomy's name: CWE-79."""
+        for reference in filter(None, itertools.islice(references, MOST_TAGS)):
             part = reference.tool_component or ComponentReference()
             name = part.name or self._taxonomy(part)
             if reference.id and name and name not in self.names:  # which would be another rule
-                yield reference.id if reference.id.startswith(name) else f"{name}-{reference.id}"
+                tag = reference.id if reference.id.startswith(name) else f"{name[:TAG_LENGTH]}-{reference.id}"
+                yield tag[: TAG_LENGTH + 1]
 
     def _taxonomy(self, reference: ComponentReference) -> str | None:
         """Return the name of a taxonomy that is meant by its guid or place."""
         if reference.guid:
-            return next((item.name for item in self.taxonomies if item.guid == reference.guid), None)
+            return self.taxonomies_by_guid.get(reference.guid)
         return (self.taxonomies.at(reference.index) or Component()).name
+
+    @cached_property
+    def taxonomies_by_guid(self) -> dict[str, str | None]:
+        """The names of taxonomies by their guids: the first one of each."""
+        return {item.guid: item.name for item in reversed([*self.taxonomies]) if item.guid}
+
+    @cached_property
+    def named(self) -> dict[str, tuple[RuleList, Rule]]:
+        """The rules of all parts by their ids and guids: the first one of each."""
+        return {name: (rules, rule) for rules in reversed(self.lists) for name, rule in rules.named.items()}
 
     def _find(self, rule_id: str | None, index: float | None, reference: Reference) -> tuple[RuleList, Rule | None]:
         """Return a rule (3.52.3), if it is there, and whose it is: the part's that is named, or else any other's."""
         first = self._part(reference.tool_component or ComponentReference()) or self.lists[0]
         there = first.at(index)
-        if there and (rule_id is None or there.id is None or f"{rule_id}/".startswith(f"{there.id}/")):
+        if there and (rule_id is None or there.id is None or is_below(rule_id, there.id)):
             return first, there
         parents = itertools.accumulate(range(PARENTS), lambda name, _: name.rpartition("/")[0], initial=rule_id or "")
         for name in filter(None, itertools.chain([reference.guid], parents)):
-            for rules in (first, *self.lists):
-                if rule := rules.named.get(name):
-                    return rules, rule
+            if rule := first.named.get(name):
+                return first, rule
+            if name in self.named:
+                return self.named[name]
         return first, None
 
     def _part(self, reference: ComponentReference) -> RuleList | None:
@@ -648,10 +696,7 @@ class Rules:
         place = whole(reference.index)
         if place is not None and place + 1 < len(self.lists):
             return self.lists[place + 1]
-        for rules in self.lists:
-            if (reference.guid and rules.guid == reference.guid) or (reference.name and rules.name == reference.name):
-                return rules
-        return None
+        return self.parts.get(reference.guid or "") or self.parts.get(reference.name or "")
 
 
 # ---------------------------------------------------------------------------
@@ -660,6 +705,7 @@ class Rules:
 
 # What Semgrep says in place of a fingerprint to those who are not logged in: the same of every result.
 NO_FINGERPRINTS = ("requires login",)
+MOST_MARKS = 1000  # fingerprints of a result that are looked at
 
 
 LABEL_LENGTH = 500
@@ -695,7 +741,7 @@ class Place(Struct, gc=False):
 
 def marks_of(fingerprints: Mapping[str, str | None] | None) -> list[tuple[str, str]]:
     """Return fingerprints in the order of their names, without those that are none."""
-    given = (fingerprints or {}).items()
+    given = itertools.islice((fingerprints or {}).items(), MOST_MARKS)
     return sorted((name, value) for name, value in given if value and value not in NO_FINGERPRINTS)
 
 
@@ -708,7 +754,7 @@ def identity_of(result: Result, tool: str, rule_id: str, place: Place) -> str:
     if marks := marks_of(result.fingerprints):
         known_by: tuple[Any, ...] = ("fingerprints", marks)
     elif result.correlation_guid:
-        known_by = ("correlationGuid", result.correlation_guid.lower())
+        known_by = ("correlationGuid", result.correlation_guid[:PATH_LENGTH].lower())
     elif marks := marks_of(result.partial_fingerprints):
         known_by = ("partialFingerprints", where, marks)
     else:
@@ -755,7 +801,7 @@ class RunReading:
         self.run: Run = heart.decoder(Run).decode(raw)
         told = len(reading.problems)
         tool = reading.read(Tool, self.run.tool, f"{pointer}/tool") or Tool()
-        self.tool_name = ((tool.driver and tool.driver.name) or "").strip()
+        self.tool_name = stripped(tool.driver.name if tool.driver else None)
         if not self.tool_name and len(reading.problems) == told:
             missing = "tool/driver/name" if tool.driver else "tool/driver" if is_given(self.run.tool) else "tool"
             reading.refuse(NO_TOOL, f"{pointer}/{missing}")
@@ -874,22 +920,35 @@ class RunReading:
         return msgspec.json.encode({name: value for name, value in known.items() if value}).decode()
 
 
-NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")  # bandit writes one for '\x00'
+def without_nul(text: bytes) -> bytes:
+    """Return JSON with U+FFFD in place of each escaped NUL, as bandit writes them.
+
+    0xFF, which is not in any UTF-8, stands for half an escaped backslash meanwhile. A regular expression would hold
+    Python's lock for seconds.
+    """
+    if b"\\u0000" not in text:
+        return text
+    return text.replace(rb"\\", b"\xff\xff").replace(rb"\u0000", rb"\ufffd").replace(b"\xff\xff", rb"\\")
 
 
 def parse(text: bytes, settings: heart.Settings) -> heart.Parsed:
     """Read a SARIF document as the findings that it tells of, and note what is wrong with it.
 
-    :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it has too many objects.
+    Its time is in proportion to its size, as a stop of the service waits for it.
+
+    :raises MalformedJSON: when it is no JSON. :raises ValidationFailed: when it has too many objects or odd numbers.
     """
     text = text.removeprefix(codecs.BOM_UTF8)
     require_readable(text)
     require_few_objects(text)
-    if b"\\u0000" in text:  # which tells a NUL, unless its backslash is escaped
-        text = NUL.sub(rb"\1\\ufffd", text)
-    reading = Reading(settings)
-    read_log(reading, text)
-    reading.parsed.complete = not reading.is_over
+    heart.require_plain_numbers(text)
+    reading = Reading(len(text), settings.schema_timeout * (1 + len(text) / TIME_SIZE))
+    try:
+        read_log(reading, without_nul(text))
+        reading.parsed.complete = not reading.is_over
+    except heart.OutOfTime:
+        reading.parsed.complete = False
+        reading.problems.append(NO_TIME)
     return reading.parsed
 
 
@@ -921,41 +980,54 @@ def read_log(reading: Reading, text: bytes) -> None:
 # What a project type admits
 # ---------------------------------------------------------------------------
 
+FULL_LOTS = 8  # that may take all the time of a batch
+
 
 def judge(schema: str, parsed: heart.Parsed, settings: heart.Settings) -> None:
-    """Hold the extensions against a project type's schema, and leave out the members that it does not admit.
+    """Check the extensions against a project type's schema, and leave out the members that it does not admit.
 
-    What this service wrote itself is judged whole. Each lot has the time that a batch has.
+    Extensions that this service wrote itself are checked whole. Each lot has the time that a batch has, many
+    together less: a stop of the service waits for this.
 
     :raises ExtensionCheckTimeout: when that was not enough.
     """
     if parsed.problems:
         return
-    end = 0.0
-    for place in range(len(parsed.reports)):
-        if place % settings.max_batch == 0:
-            end = time.monotonic() + settings.schema_timeout
-        parsed.problems += judge_one(schema, parsed, place, end)
+    lots = [
+        range(len(parsed.reports))[start:][: settings.max_batch]
+        for start in range(0, len(parsed.reports), settings.max_batch)
+    ]
+    with heart.TimeLimit(settings.schema_timeout * (FULL_LOTS + len(lots) / FULL_LOTS)):
+        for lot in lots:
+            judge_lot(schema, parsed, lot, settings.schema_timeout)
 
 
-def judge_one(schema: str, parsed: heart.Parsed, place: int, end: float) -> list[heart.Problem]:
-    """Return what is wrong with extensions: whole, then without what is refused, and at last with nothing in them."""
-    text, pointer = parsed.extensions[place]
-
-    def problems_of(extensions: str | None) -> list[heart.Problem]:
-        return heart.check_extensions(schema, [(extensions, pointer)], end - time.monotonic())
-
-    problems = problems_of(text)
-    if not problems or pointer.endswith("/extensions"):  # they stand in the document as they are
-        return problems
-    for left in (without(text, problems, pointer), None):
-        problems = problems_of(left)
-        if not problems:
+def judge_lot(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> None:
+    """Check the extensions of reports: whole, then without what is refused, and at last with nothing in them."""
+    refused = refused_in(schema, parsed, lot, seconds)
+    for left_of in (without, lambda *_: None):
+        for place in [*refused]:
+            text, pointer = parsed.extensions[place]
+            if pointer.endswith("/extensions"):  # they stand in the document as they are
+                parsed.problems += refused.pop(place)
+                continue
+            left = left_of(text, refused[place], pointer)
             parsed.reports[place].extensions = left
-            parsed.extensions[place] = (left, pointer)
-            return []
-    details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
-    return [heart.Problem(detail, pointer) for detail in details]
+            parsed.extensions[place] = left, pointer
+        refused = refused_in(schema, parsed, refused, seconds)
+    for place, problems in refused.items():
+        details = (heart.truncate(f"the project type's schema asks for more: {each.detail}") for each in problems)
+        parsed.problems += [heart.Problem(detail, parsed.extensions[place][1]) for detail in details]
+
+
+def refused_in(schema: str, parsed: heart.Parsed, lot: Iterable[int], seconds: float) -> dict[int, list[heart.Problem]]:
+    """Return what is wrong with the extensions of several reports, by their places. A large schema is compiled once."""
+    places = {heart.task_of(heart.Problem("", parsed.extensions[place][1])): place for place in lot}
+    refused: dict[int, list[heart.Problem]] = {}
+    extensions = [parsed.extensions[place] for place in places.values()]
+    for problem in heart.check_extensions(schema, extensions, seconds) if extensions else ():
+        refused.setdefault(places[heart.task_of(problem)], []).append(problem)
+    return refused
 
 
 def without(extensions: str | None, problems: Iterable[heart.Problem], pointer: str) -> str | None:
@@ -1053,7 +1125,7 @@ def with_source(document: bytes, folder: Path) -> bytes:
                     location["uri"] = uri
                     location.pop("uriBaseId", None)  # an absolute path stood for itself
         bare = Raw(json.dumps({name: run[name] for name in run if name != "results"}).encode())
-        path_of = RunReading(Reading(heart.Settings()), bare, "").path_of
+        path_of = RunReading(Reading(len(document)), bare, "").path_of
         for place in objects_at(run, *files):
             checkout.add_snippet(place, path_of)
     return json.dumps(log, ensure_ascii=False).encode(errors="surrogatepass")
