@@ -864,6 +864,28 @@ def test_nothing_outside_of_a_checkout_is_read(tmp_path: Path) -> None:
     assert snippets_of(document) == [None] * len(uris)
 
 
+def test_nothing_of_git_and_nothing_that_it_ignores_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkout(tmp_path / "repo", new="new\n", secret="a secret\n", forced="forced\n")
+    for path in ("keys/key", "vendor/.git/config", ".GIT/config", "sub/a.py"):
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_text("line\n")
+    (folder / ".gitignore").write_text("secret.py\nforced.py\n/keys\n")
+    for words in (["init", "-q"], ["add", "-f", "forced.py", "sub"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    (folder / "link.py").symlink_to(folder / ".git" / "config")
+    (folder / "keys.py").symlink_to(folder / "keys" / "key")
+    (folder / "linked").symlink_to(folder / ".git")
+    ours = (".git/config", "./.git/config", "sub/../.git/config", "vendor/.git/config", ".GIT/config", ".git/HEAD")
+    linked, ignored = ("link.py", "linked/config"), ("secret.py", "keys/key", "./keys/key", "keys.py")
+    uris = (*ours, *linked, *ignored, "new.py", "forced.py", "sub/a.py")
+    document = bytes_of(log_with(*(result(locations=[at(uri, 1)]) for uri in uris)))
+    assert snippets_of(sarif.with_source(document, folder)) == [None] * 12 + ["new", "forced", "line"]
+    assert snippets_of(sarif.with_source(document, folder / "sub"))[-3:] == [None] * 3
+    monkeypatch.setenv("PATH", str(tmp_path))
+    without = ["a secret", "line", "line", "line", "new", "forced", "line"]
+    assert snippets_of(sarif.with_source(document, folder)) == [None] * 8 + without
+
+
 STAYING = log_with({"locations": 7}, 5, properties={"x": [1.0, 10**30, "é\0"]}) | {"more": None}
 
 

@@ -7,8 +7,10 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import posixpath
 import re
+import subprocess
 import time
 import typing
 from collections import Counter
@@ -1061,13 +1063,53 @@ def objects_at(part: Any, *path: str) -> Iterator[dict[str, Any]]:
         yield part
 
 
+# Git without what a repository's own configuration could run: a folder of a report's author may look like one.
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit", "-c", "safe.directory=*")
+LISTS = (("--cached", "--recurse-submodules"), ("--others", "--exclude-standard"))
+
+
+def files_of_git(folder: Path) -> set[str] | None:
+    """Return the paths below a folder that git does not ignore, None without git or a repository.
+
+    Where git fails for another reason, no path: what it ignores is not known then.
+    """
+    # Without a hook's own variables, and with messages in English.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
+    files = set[str]()
+    for options in LISTS:
+        try:
+            done = subprocess.run([*GIT, "ls-files", "-z", *options], cwd=folder, env=env, capture_output=True)  # noqa: S603
+        except OSError:
+            return None
+        if done.returncode:
+            return None if b"not a git repository" in done.stderr else set()
+        files.update(os.fsdecode(done.stdout).split("\0"))
+    return files
+
+
 class Checkout:
-    """A folder with the code that a document is about. Nothing outside of it is read, links in it included."""
+    """A folder with the code that a document is about.
+
+    Nothing outside of it is read, nothing of `.git`, which may hold a key, and nothing that git ignores. Links count as
+    what they lead to.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.roots = {f"{root.as_posix().rstrip('/')}/" for root in (folder.absolute(), self.folder)}
         self.lines_of = lru_cache(SOURCES)(self._read)
+
+    @cached_property
+    def _files(self) -> set[str] | None:
+        return files_of_git(self.folder)
+
+    def _may_show(self, file: Path) -> bool:
+        """Tell whether lines of a file, by its resolved path, may be stored with findings."""
+        if not file.is_relative_to(self.folder) or ".git" in map(str.casefold, file.relative_to(self.folder).parts):
+            return False
+        if not file.is_file() or file.stat().st_size > SOURCE_FILE:
+            return False
+        return self._files is None or file.relative_to(self.folder).as_posix() in self._files
 
     def relative(self, uri: Any) -> str:
         """Return the URI of an absolute path below the folder relative to it, "" for anything else."""
@@ -1099,7 +1141,7 @@ class Checkout:
     def _read(self, path: str) -> Sequence[str]:
         try:
             file = (self.folder / path).resolve()
-            if not file.is_relative_to(self.folder) or not file.is_file() or file.stat().st_size > SOURCE_FILE:
+            if not self._may_show(file):
                 return ()
             text = file.read_bytes().decode("utf-8-sig", errors="replace")
         except (OSError, ValueError, RuntimeError):  # it may be gone, a name no file can have, or a ring of links
@@ -1126,6 +1168,7 @@ def with_source(document: bytes, folder: Path) -> bytes:
                     location.pop("uriBaseId", None)  # an absolute path stood for itself
         bare = Raw(json.dumps({name: run[name] for name in run if name != "results"}).encode())
         path_of = RunReading(Reading(len(document)), bare, "").path_of
-        for place in objects_at(run, *files):
+        # Those of one file together, so that it is read once.
+        for place in sorted(objects_at(run, *files), key=lambda place: str(place.get("artifactLocation"))):
             checkout.add_snippet(place, path_of)
     return json.dumps(log, ensure_ascii=False).encode(errors="surrogatepass")
